@@ -10,7 +10,8 @@ from gevent import monkey
 
 # What a start makes stays. To look for garbage among it would take a tenth of the start's time.
 gc.disable()
-# gevent asks 25 times which plugins want to hear of its patches, and would read all packages each time.
+# gevent asks 25 times which plugins want to hear of its patches, and would read all packages each
+# time.
 entry_points = metadata.entry_points
 metadata.entry_points = entry_points().select
 monkey.patch_all()
@@ -40,7 +41,9 @@ except ConfigError as error:
     sys.exit(f"error: {error}")
 
 bind = ranks.addresses(settings.server)
-if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` says what becomes of it
+if (
+    "WEB_CONCURRENCY" not in os.environ
+):  # else gunicorn takes it, and `take_charge` says what becomes of it
     workers = len(settings.server.ranks)
 worker_class = "app.serving.gunicorn.worker.Worker"
 worker_connections = 16_384  # or as many as open files allow
@@ -90,7 +93,9 @@ def pre_fork(server, worker):
 def post_fork(server, worker):
     """The worker becomes the rank of its place."""
     gc.disable()
-    worker.certificate = getattr(server, "certificate", None)  # a configuration around ours may replace hooks
+    worker.certificate = getattr(
+        server, "certificate", None
+    )  # a configuration around ours may replace hooks
     worker.client_timeout_s = settings.server.client_timeout
     worker.drain_s = settings.server.drain_duration
     worker.fast_path = settings.server.fast_path

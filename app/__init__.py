@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
-    """Builds the application for `settings`, by default for the environment's; see `app.wiring.factory`."""
+    """Builds the application for `settings`, by default for the environment's; see
+    `app.wiring.factory`.
+    """
     from app.wiring import factory
 
     return factory.create_app(settings)

@@ -1,7 +1,8 @@
-"""Command line: `python -m app [flags]` checks the settings, then becomes gunicorn with the same settings.
+"""Command line: `python -m app [flags]` checks the settings, then becomes gunicorn with the same
+settings.
 
-COMMANDS has the other commands. Exit status: 0; 1 for an invalid setting or file, or a failing server; 2 for
-a command line that cannot be parsed.
+COMMANDS has the other commands. Exit status: 0; 1 for an invalid setting or file, or a failing
+server; 2 for a command line that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from config.sources import Flags, as_environment
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BROKEN_PIPE = 1
-"""Exit status when the reader of stdout has gone; Python's own would be 120, with an error message."""
+"""Exit status when the reader of stdout has gone; Python's own would be 120, with an error message.
+"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status. Does not return when a server starts: gunicorn replaces this process."""
+    """Returns the exit status.
+
+    Does not return when a server starts: gunicorn replaces this process.
+    """
     argv = without_empty_start(argv)
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
@@ -111,8 +116,12 @@ def _record(argv: Sequence[str]) -> int:
 def _plugins(argv: Sequence[str]) -> int:
     if not {"--help", "-h"} & {*argv}:
         return int(_late("app.plugins.registry")(argv))
-    print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")  # works without pluggy, too
-    print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
+    print(
+        f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n"
+    )  # works without pluggy, too
+    print(
+        "Tell which plugins a server with these settings has, and what they can do (docs/plugins.md)."
+    )
     return 0
 
 
@@ -124,7 +133,9 @@ def _script(argv: Sequence[str]) -> int:
 
 
 def _plugged(name: str, without: object) -> Callable[..., Any]:
-    """Returns a function of the plugins' registry (imports pluggy); its result `without` plugins is given."""
+    """Returns a function of the plugins' registry (imports pluggy); its result `without` plugins is
+    given.
+    """
     found = _late("app.plugins.registry", name=name)
     return lambda settings, *given: found(settings, *given) if settings.PLUGINS else without
 
@@ -152,7 +163,8 @@ COMMANDS: Mapping[str, Command] = {
         _late(SIMULATE, COSTS, AUTOSCALERS), "say what an engine, or a fleet, would do with a load"
     ),
     "plan": Command(
-        _late("app.lab.plan.command", COSTS), "find the cheapest fleet that meets an SLO under a load"
+        _late("app.lab.plan.command", COSTS),
+        "find the cheapest fleet that meets an SLO under a load",
     ),
     "fleet": Command(
         _late("app.lab.fleet.command", TOKENIZER_OF, _plugged("plugged_policies", {})),
@@ -160,12 +172,16 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "script": Command(_script, "check and try scripted replies, or make a script of a recording"),
     "record": Command(_record, "measure a real server, or keep its exchanges (--proxy)"),
-    "drift": Command(_late("app.serving.recording.drift"), "compare a recording with a live server"),
+    "drift": Command(
+        _late("app.serving.recording.drift"), "compare a recording with a live server"
+    ),
     "calibrate": Command(
         _late("app.lab.fidelity.calibrate"), "fit a profile to what was recorded of a real server"
     ),
     "dataset": Command(_late(DATASET, TOKENIZER_OF), "make a dataset of recorded conversations"),
-    "generate": Command(_late("app.llm.command"), "let a real model write a reply, or chat with it"),
+    "generate": Command(
+        _late("app.llm.command"), "let a real model write a reply, or chat with it"
+    ),
     "plugins": Command(_plugins, "tell which plugins there are, their hooks and settings"),
     "completion": Command(_completion, "print what makes bash, zsh or fish complete these words"),
 }

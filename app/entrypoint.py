@@ -20,11 +20,18 @@ MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
 
 def words_of(argv: Sequence[str]) -> list[str] | None:
-    """Returns the arguments of `app.cli`; None for a program to run as it is, and without arguments."""
+    """Returns the arguments of `app.cli`; None for a program to run as it is, and without
+    arguments.
+    """
     words = without_empty_start(argv)
     if words[:1] == ["vllm"]:
         words = without_empty_start(words[1:]) or ["--help"]
-    elif len(words) > 2 and words[0].startswith("python") and words[1] == "-m" and words[2] in MODULES:
+    elif (
+        len(words) > 2
+        and words[0].startswith("python")
+        and words[1] == "-m"
+        and words[2] in MODULES
+    ):
         words = words[3:]
     elif not words or (words[0] not in COMMANDS and shutil.which(words[0])):
         return None

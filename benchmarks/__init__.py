@@ -1,1 +1,4 @@
-"""Every figure that is claimed, one command each: `python -m benchmarks.NAME` (docs/benchmarks.md)."""
+"""Every figure that is claimed, one command each:
+
+`python -m benchmarks.NAME` (docs/benchmarks.md).
+"""

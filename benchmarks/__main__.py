@@ -1,4 +1,7 @@
-"""All benchmarks one after the other, with short rounds: `python -m benchmarks` takes about four minutes."""
+"""All benchmarks one after the other, with short rounds:
+
+`python -m benchmarks` takes about four minutes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ from benchmarks.options import add_c_tools
 def main(argv: Sequence[str]) -> int:
     """Exit status."""
     flags = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    flags.add_argument("--rounds", type=int, default=3, help="rounds of each benchmark, medians are shown")
+    flags.add_argument(
+        "--rounds", type=int, default=3, help="rounds of each benchmark, medians are shown"
+    )
     add_c_tools(flags)
     options = flags.parse_args(argv)
     rounds = ["--rounds", str(options.rounds)]

@@ -1,8 +1,10 @@
-"""What the dtypes of the real engine keep of float32, on a public text: `python -m benchmarks.accuracy`.
+"""What the dtypes of the real engine keep of float32, on a public text: `python -m
+benchmarks.accuracy`.
 
-The text is the reference of the Python language that each Python has (`pydoc_data.topics`, PSF licence), in
-windows spread evenly over it. Prints the perplexity of each dtype, the share of places where the likeliest
-token is that of float32, and the mean difference of log probabilities. In the environment of `make engine`.
+The text is the reference of the Python language that each Python has (`pydoc_data.topics`, PSF
+licence), in windows spread evenly over it. Prints the perplexity of each dtype, the share of places
+where the likeliest token is that of float32, and the mean difference of log probabilities. In the
+environment of `make engine`.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def _texts(model: str, windows: int, tokens: int) -> list[list[int]]:
 
 
 def _told(model: str, dtype: str, texts: list[list[int]]) -> tuple[list[float], list[int]]:
-    """Returns the log probability of each token but the first, and the likeliest token at its place."""
+    """Returns the log probability of each token but the first, and the likeliest token at its
+    place.
+    """
     from app.llm.llm import LLM
     from app.llm.sampling_params import SamplingParams
 

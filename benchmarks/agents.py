@@ -1,8 +1,9 @@
-"""Agents that ask a server about the weather: user, tool call, tool result, answer, each whole and streamed.
+"""Agents that ask a server about the weather: user, tool call, tool result, answer, each whole and
+streamed.
 
-`python benchmarks/agents.py CLIENT URL MODEL TOWN...` prints what they were told, as JSON, a text for each
-loop. It needs nothing but the client, so any interpreter that has it will do. The server plays
-examples/scripts/weather.yaml, or what was recorded of it.
+`python benchmarks/agents.py CLIENT URL MODEL TOWN...` prints what they were told, as JSON, a text
+for each loop. It needs nothing but the client, so any interpreter that has it will do. The server
+plays examples/scripts/weather.yaml, or what was recorded of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def with_openai(url: str, model: str, towns: Sequence[str]) -> list[str]:
     import openai
 
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        return [_loop(client, model, town, streamed) for town in towns for streamed in (False, True)]
+        return [
+            _loop(client, model, town, streamed) for town in towns for streamed in (False, True)
+        ]
 
 
 def _loop(client: Any, model: str, town: str, streamed: bool) -> str:

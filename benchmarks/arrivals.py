@@ -13,8 +13,9 @@ MS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """When chunks are due: chunk k at TTFT + k * ITL after its request, seconds. The first `skipped` ones of
-    a stream (the role) are not counted."""
+    """When chunks are due: chunk k at TTFT + k * ITL after its request, seconds. The first
+    `skipped` ones of a stream (the role) are not counted.
+    """
 
     ttft_s: float
     itl_s: float

@@ -1,7 +1,9 @@
-"""How near an autoscaled fleet of live pods comes to its simulation: the number of pods at each look.
+"""How near an autoscaled fleet of live pods comes to its simulation: the number of pods at each
+look.
 
-Pods are servers on a profile, which start, get requests after a cold start, drain and stop. The load rises
-for half of the time, and falls again. Policy, routing and times are those of `simulate --autoscale`.
+Pods are servers on a profile, which start, get requests after a cold start, drain and stop. The
+load rises for half of the time, and falls again. Policy, routing and times are those of `simulate
+--autoscale`.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class LiveFleet:
             self._processes.wait(pod)
         begun_s = time.monotonic()
         requests = [
-            gevent.spawn_later(at_s, self._send, place) for place, at_s in enumerate(self._load.arrival_s)
+            gevent.spawn_later(at_s, self._send, place)
+            for place, at_s in enumerate(self._load.arrival_s)
         ]
         while (at_s := self.scaler.next_s) < end_s:
             gevent.sleep(max(0.0, begun_s + at_s - time.monotonic()))
@@ -79,12 +82,19 @@ class LiveFleet:
 
     def _sample(self, place: int, at_s: float) -> Sample:
         text = exchange(self._pods[place].address, "GET", "/metrics")[1].decode()
-        found = {name: re.search(rf"^vllm:{full}{{.*}} (\S+)$", text, re.M) for name, full in GAUGES.items()}
+        found = {
+            name: re.search(rf"^vllm:{full}{{.*}} (\S+)$", text, re.M)
+            for name, full in GAUGES.items()
+        }
         return {name: float(match[1]) for name, match in found.items() if match}
 
     def _send(self, place: int) -> None:
         load = self._load
-        body = {"model": "m", "prompt": [place % 900 + 100] * load.input_tokens[place], "ignore_eos": True}
+        body = {
+            "model": "m",
+            "prompt": [place % 900 + 100] * load.input_tokens[place],
+            "ignore_eos": True,
+        }
         request = msgspec.json.encode({**body, "max_tokens": load.output_tokens[place]})
         pod = self._policy.choose(None, self.scaler.ready, self._in_flight)
         self._in_flight[pod] += 1
@@ -100,7 +110,11 @@ class LiveFleet:
     def _stop_drained(self) -> None:
         for place, life in enumerate(self.scaler.lives):
             process = self._pods[place].process
-            if life.drain_s <= self.scaler.next_s and not self._in_flight[place] and process.poll() is None:
+            if (
+                life.drain_s <= self.scaler.next_s
+                and not self._in_flight[place]
+                and process.poll() is None
+            ):
                 os.killpg(process.pid, signal.SIGTERM)
 
 
@@ -133,7 +147,9 @@ def _load(options: argparse.Namespace) -> LoadTrace:
     half = options.seconds / 2
     ramp = Recipe(arrivals=RAMP, seconds=half, input_tokens=LENGTHS, output_tokens=LENGTHS)
     up = replace(ramp, rate=options.rate, ramp_from=0.5)
-    load, later = (draw_load(it, 4096) for it in (up, replace(up, rate=0.5, ramp_from=options.rate, seed=2)))
+    load, later = (
+        draw_load(it, 4096) for it in (up, replace(up, rate=0.5, ramp_from=options.rate, seed=2))
+    )
     load.arrival_s.extend(at_s + half for at_s in later.arrival_s)
     load.input_tokens.extend(later.input_tokens)
     load.output_tokens.extend(later.output_tokens)
@@ -153,14 +169,22 @@ def _plan(options: argparse.Namespace) -> SimulationPlan:
     )
 
 
-def _show(load: LoadTrace, simulated: Sequence[Life], fleet: LiveFleet, options: argparse.Namespace) -> int:
+def _show(
+    load: LoadTrace, simulated: Sequence[Life], fleet: LiveFleet, options: argparse.Namespace
+) -> int:
     looks = [
-        load.arrival_s[0] + count * options.every for count in range(1, int(options.seconds / options.every))
+        load.arrival_s[0] + count * options.every
+        for count in range(1, int(options.seconds / options.every))
     ]
     pairs = [(pods_at(simulated, at_s), pods_at(fleet.scaler.lives, at_s)) for at_s in looks]
-    rows = [(number(at_s, 0), f"{mine}", f"{live}") for at_s, (mine, live) in zip(looks, pairs, strict=True)]
+    rows = [
+        (number(at_s, 0), f"{mine}", f"{live}")
+        for at_s, (mine, live) in zip(looks, pairs, strict=True)
+    ]
     show(f"{options.policy}, {len(load)} requests", ("s", "simulated", "live"), rows)
-    same, near = (sum(abs(mine - live) <= apart for mine, live in pairs) / len(pairs) for apart in (0, 1))
+    same, near = (
+        sum(abs(mine - live) <= apart for mine, live in pairs) / len(pairs) for apart in (0, 1)
+    )
     lost = len(load) - fleet.answered
     agree = f"{share(same)} of {len(pairs)} looks, within one at {share(near)}"
     print(f"Same number of pods at {agree}; {lost} of {len(load)} requests lost.")

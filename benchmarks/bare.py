@@ -1,7 +1,7 @@
 """The reference: what gunicorn's stock gevent worker does with an application that does nothing.
 
-Constant bytes, nothing decoded; a stream paces itself with one `gevent.sleep` to each absolute deadline.
-BARE_TOKENS is the length of a stream, BARE_TTFT_S and BARE_ITL_S its rhythm in seconds.
+Constant bytes, nothing decoded; a stream paces itself with one `gevent.sleep` to each absolute
+deadline. BARE_TOKENS is the length of a stream, BARE_TTFT_S and BARE_ITL_S its rhythm in seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     if b'"stream":true' in environ["wsgi.input"].read():
         start_response("200 OK", [("Content-Type", "text/event-stream")])
         return _stream()
-    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(ANSWER)))])
+    start_response(
+        "200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(ANSWER)))]
+    )
     return [ANSWER]
 
 

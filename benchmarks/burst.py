@@ -40,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
     with ctools.compared(load, options.csrv, options.other) as servers:
         clients = ["python", "C"] if options.sseload else ["python"]
         for server in servers:
-            closed_loop.run(server.port, options.streams, WARM_UP_S, _requests(options), streams=True)
+            closed_loop.run(
+                server.port, options.streams, WARM_UP_S, _requests(options), streams=True
+            )
         rounds = interleaved(
             [(server, client) for client in clients for server in servers],
             options.rounds,
@@ -106,7 +108,12 @@ def _show(
         )
         for (server, client), row in middle.items()
     ]
-    show(f"Zero latency, {options.streams} streams of {options.tokens} tokens", COLUMNS, rows, warnings)
+    show(
+        f"Zero latency, {options.streams} streams of {options.tokens} tokens",
+        COLUMNS,
+        rows,
+        warnings,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Errors of `--profile auto` on measured cells: other models, devices and number formats.
 
-`python -m benchmarks.cells ../shared/truth/cells [--model NAME] [--each]`. A cell is a run of a real server
-at one concurrency: mean TTFT and TPOT. The load is that of InferenceMAX: 10 requests for each one in flight.
+`python -m benchmarks.cells ../shared/truth/cells [--model NAME] [--each]`. A cell is a run of a
+real server at one concurrency: mean TTFT and TPOT. The load is that of InferenceMAX: 10 requests
+for each one in flight.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def load(cell: Cell, a_place: int = REQUESTS_A_PLACE) -> LoadTrace:
     rng, trace = Random(1), LoadTrace("cell")
     for number in range(a_place * int(cell["concurrency"])):
         trace.arrival_s.append(number * APART_S)
-        for lengths, name in ((trace.input_tokens, "input_tokens"), (trace.output_tokens, "output_tokens")):
+        for lengths, name in (
+            (trace.input_tokens, "input_tokens"),
+            (trace.output_tokens, "output_tokens"),
+        ):
             longest = int(cell[name])
             lengths.append(rng.randint(int(0.8 * longest), longest))
     return trace
@@ -51,7 +55,11 @@ def load(cell: Cell, a_place: int = REQUESTS_A_PLACE) -> LoadTrace:
 def errors(folder: Path, a_place: int, cell: Cell) -> Errors:
     config = json.loads((folder / "models" / f"{cell['model']}.json").read_text())
     devices, places = int(cell["tensor_parallel"]), int(cell["concurrency"])
-    limits = {"max_num_seqs": places, "max_num_batched_tokens": 8192, "enable_prefix_caching": False}
+    limits = {
+        "max_num_seqs": places,
+        "max_num_batched_tokens": 8192,
+        "enable_prefix_caching": False,
+    }
     made_of = config, cell["device"], devices, cell["model"], cell["vllm"]
     plan = SimulationPlan(
         profile=datasheet_profile(*made_of, limits), in_flight=places, turnaround_s=TURNAROUND_S
@@ -60,7 +68,9 @@ def errors(folder: Path, a_place: int, cell: Cell) -> Errors:
     run = Simulation(trace, plan, lambda done: None).run()
     spans = list(zip(run.send_s, run.first_s, run.last_s, trace.output_tokens, strict=True))
     ttft_ms = 1000 * sum(first - send for send, first, _, _ in spans) / len(spans)
-    tpot_ms = 1000 * sum((last - first) / (tokens - 1) for _, first, last, tokens in spans) / len(spans)
+    tpot_ms = (
+        1000 * sum((last - first) / (tokens - 1) for _, first, last, tokens in spans) / len(spans)
+    )
     return tpot_ms / float(cell["tpot_ms"]) - 1, ttft_ms / float(cell["ttft_ms"]) - 1
 
 
@@ -70,7 +80,11 @@ def line(name: str, found: Sequence[Errors]) -> str:
     for errors in zip(*found, strict=True):
         sizes = sorted(map(abs, errors))
         figures += median(sizes), sizes[int(0.9 * len(sizes))], median(errors)
-    return f"| {name} | {len(found)} | " + " | ".join(f"{100 * figure:.1f}" for figure in figures) + " |"
+    return (
+        f"| {name} | {len(found)} | "
+        + " | ".join(f"{100 * figure:.1f}" for figure in figures)
+        + " |"
+    )
 
 
 def main() -> None:
@@ -78,7 +92,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="", help="only models whose name contains this")
     parser.add_argument("--each", action="store_true", help="print each cell, too")
-    parser.add_argument("--a-place", type=int, default=REQUESTS_A_PLACE, help="requests for each in flight")
+    parser.add_argument(
+        "--a-place", type=int, default=REQUESTS_A_PLACE, help="requests for each in flight"
+    )
     given = parser.parse_args()
     rows = [cell for cell in cells(given.folder) if given.model in cell["model"]]
     with ProcessPoolExecutor(2) as pool:
@@ -89,7 +105,9 @@ def main() -> None:
         groups[name].append(error)
         groups["dense" if cell["model"].startswith("llama") else "mixtures"].append(error)
         if given.each:
-            at = f"{cell['input_tokens']} / {cell['output_tokens']}, {cell['concurrency']} in flight"
+            at = (
+                f"{cell['input_tokens']} / {cell['output_tokens']}, {cell['concurrency']} in flight"
+            )
             print(f"{name}, {at}: TPOT {error[0]:+.1%}, TTFT {error[1]:+.1%}")
     print("| cells | number | TPOT median % | p90 % | bias % | TTFT median % | p90 % | bias % |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")

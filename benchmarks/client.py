@@ -28,7 +28,9 @@ class ClientHealth:
     lag_p99_ms: float
 
     def warnings(self, lag_limit_ms: float = inf) -> list[str]:
-        """Why the figures of this run may be the client's and not the server's; empty when all was well."""
+        """Why the figures of this run may be the client's and not the server's; empty when all was
+        well.
+        """
         found = []
         if self.cpu > BUSY_LIMIT:
             found.append(f"the client is the bottleneck: it used {self.cpu:.0%} of its core")
@@ -37,7 +39,9 @@ class ClientHealth:
                 f"the client itself was up to {self.lag_p99_ms:.1f} ms late (p99), seen in the errors"
             )
         if self.waited > WAITED_LIMIT:
-            found.append(f"other processes kept the client from its core for {self.waited:.0%} of the time")
+            found.append(
+                f"other processes kept the client from its core for {self.waited:.0%} of the time"
+            )
         return found
 
 

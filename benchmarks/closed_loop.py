@@ -42,13 +42,17 @@ class _Connection:
         self.sock.send(request)
 
 
-def run(port: int, count: int, duration_s: float, requests: Iterator[bytes], streams: bool) -> LoopRun:
+def run(
+    port: int, count: int, duration_s: float, requests: Iterator[bytes], streams: bool
+) -> LoopRun:
     """Keep `count` connections busy with `requests`, which do not end.
 
     RefusedError: an answer is not 200; ConnectionError: one breaks.
     """
     with opened(port, count) as sockets:
-        connections = [_Connection(sock, EventStream() if streams else WholeReply()) for sock in sockets]
+        connections = [
+            _Connection(sock, EventStream() if streams else WholeReply()) for sock in sockets
+        ]
         with watched() as watch:
             loop = _Loop(connections, requests)
             begun = time.monotonic()

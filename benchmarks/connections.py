@@ -43,7 +43,9 @@ def get(path: str) -> bytes:
 
 @contextmanager
 def opened(port: int, count: int) -> Iterator[list[socket.socket]]:
-    """`count` connections to a local server, opened one after the other before anything is measured."""
+    """`count` connections to a local server, opened one after the other before anything is
+    measured.
+    """
     _allow_files(count + 64)
     sockets: list[socket.socket] = []
     try:

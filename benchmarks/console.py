@@ -1,4 +1,7 @@
-"""What the console costs: a server without it, one at which nobody looks, and one at which somebody does."""
+"""What the console costs:
+
+a server without it, one at which nobody looks, and one at which somebody does.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +54,16 @@ def main(argv: Sequence[str]) -> int:
         stack.enter_context(kept_awake())
         streams = stack.enter_context(background())
         servers = {
-            (timing, console): stack.enter_context(ours(load, name=f"{timing}, {console}", more=more))
+            (timing, console): stack.enter_context(
+                ours(load, name=f"{timing}, {console}", more=more)
+            )
             for timing in (REQUESTS, STEPS)
             for console, more in _settings(timing, options, folder).items()
         }
         rounds = interleaved(
-            list(servers), options.rounds, lambda key: _measure(servers[key], streams, load, key[1] == SEEN)
+            list(servers),
+            options.rounds,
+            lambda key: _measure(servers[key], streams, load, key[1] == SEEN),
         )
     return _show({key: medians(seen) for key, seen in rounds.items()}, options)
 
@@ -69,7 +76,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _settings(timing: str, options: argparse.Namespace, folder: Path) -> Mapping[str, Mapping[str, str]]:
+def _settings(
+    timing: str, options: argparse.Namespace, folder: Path
+) -> Mapping[str, Mapping[str, str]]:
     more: dict[str, str] = {"SIM_ZMQ_ENDPOINT": '""'}
     if timing == STEPS:
         profile = folder / "profile.yaml"
@@ -77,13 +86,19 @@ def _settings(timing: str, options: argparse.Namespace, folder: Path) -> Mapping
         profile.write_text(
             PROFILE.format(streams=options.streams, caching="true", step_s=step_s), encoding="utf-8"
         )
-        more |= {"SIM_PROFILE": str(profile), "SIM_ENABLE_KVCACHE": "true", "SIM_KV_CACHE_SIZE": "40000"}
+        more |= {
+            "SIM_PROFILE": str(profile),
+            "SIM_ENABLE_KVCACHE": "true",
+            "SIM_KV_CACHE_SIZE": "40000",
+        }
     on = {**more, "SIM_CONSOLE": "true"}
     return {WITHOUT: more, UNSEEN: on, SEEN: on}
 
 
 def _measure(server: Server, streams: Background, load: Load, looks: bool) -> Cost:
-    """Streams that all begin within the time between two tokens, so that nearly all of the time all run."""
+    """Streams that all begin within the time between two tokens, so that nearly all of the time all
+    run.
+    """
     plan = StreamPlan(server.port, load.streams, load.tokens, load.itl_s, load.length_s)
     with looking(server.port) if looks else _nobody() as page, used_by(server.worker) as use:
         run = streams.play(plan).result()
@@ -141,7 +156,9 @@ def _show(middle: Mapping[tuple[str, str], Cost], options: argparse.Namespace) -
             )
         )
     title = f"The console, {options.streams:,} streams, a token every {options.itl:g} ms"
-    too_much = [f"looking takes {most:.1%} of a core, and may take {LIMIT:.0%}"] if most > LIMIT else []
+    too_much = (
+        [f"looking takes {most:.1%} of a core, and may take {LIMIT:.0%}"] if most > LIMIT else []
+    )
     show(title, COLUMNS, rows, too_much)
     return 1 if too_much else 0
 

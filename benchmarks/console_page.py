@@ -1,4 +1,5 @@
-"""The console's page in Chromium: its latencies beside a client's, and what it takes while nothing moves.
+"""The console's page in Chromium: its latencies beside a client's, and what it takes while nothing
+moves.
 
 Machines are late, too: how late, a bare server with the constant load tells, in the same run. Needs
 Playwright and Chromium (make browser; CHROMIUM names another program).
@@ -34,14 +35,27 @@ DRAWN = {"SIM_TIME_TO_FIRST_TOKEN_STD_DEV": "90ms", "SIM_INTER_TOKEN_LATENCY_STD
 LOADS = {"constant": {}, "drawn": DRAWN, "saturated": {**DRAWN, "SIM_MAX_NUM_SEQS": "8"}}
 SHARES = (0.5, 0.9, 0.99)
 MOST_OFF, MOST_OFF_MS = 0.01, 0.5
-"""Greatest difference from the client's figure: one of both must hold, or the machine is as late."""
+"""Greatest difference from the client's figure:
+
+one of both must hold, or the machine is as late.
+"""
 MOST_IDLE = 0.02
 """Greatest share of a core that a page takes on which nothing moves."""
 DRAWING = 15
-"""Niceness of Chromium, which has the client's core and must not delay it; servers have another core."""
+"""Niceness of Chromium, which has the client's core and must not delay it; servers have another
+core.
+"""
 CALM_S, IDLE_S = 40.0, 20.0
 """Seconds until a page stands still, and in which its CPU time is measured."""
-COLUMNS = ("load", "latency", "figure", "client (ms)", "page (ms)", "difference", "bare server's lateness")
+COLUMNS = (
+    "load",
+    "latency",
+    "figure",
+    "client (ms)",
+    "page (ms)",
+    "difference",
+    "bare server's lateness",
+)
 Row = tuple[str, str, str, float, float]
 
 
@@ -84,7 +98,9 @@ def _chromium() -> Iterator[Page]:
 def _measure(
     name: str, server: Server, streams: Background, page: Page, options: argparse.Namespace
 ) -> list[Row]:
-    """Plays the load beside the page; returns the client's and the page's figures after it has drained."""
+    """Plays the load beside the page; returns the client's and the page's figures after it has
+    drained.
+    """
     page.goto(f"http://{HOST}:{server.port}/console")
     _wait(page, "model !== null")
     latencies = _played(server, streams, options)
@@ -99,9 +115,13 @@ def _measure(
     ]
 
 
-def _played(server: Server, streams: Background, options: argparse.Namespace) -> dict[str, list[float]]:
+def _played(
+    server: Server, streams: Background, options: argparse.Namespace
+) -> dict[str, list[float]]:
     """Plays the load, and returns the client's latencies."""
-    plan = StreamPlan(server.port, LOAD.streams, LOAD.tokens, options.seconds, LOAD.length_s * LOAD.streams)
+    plan = StreamPlan(
+        server.port, LOAD.streams, LOAD.tokens, options.seconds, LOAD.length_s * LOAD.streams
+    )
     run = streams.play(plan).result()
     if run.unfinished:
         raise RuntimeError(f"{run.unfinished} streams of {server.name} did not finish")
@@ -135,7 +155,9 @@ def _latencies(arrivals: Sequence[Arrivals], role_chunks: int) -> dict[str, list
     """TTFT and gaps in milliseconds, ascending; first chunks may have a role, and no token."""
     chunks = [it.chunks_ns[role_chunks:] for it in arrivals]
     ttft = [(its[0] - it.requested_ns) * MS for it, its in zip(arrivals, chunks, strict=True)]
-    gaps = [(late - early) * MS for its in chunks for early, late in zip(its, its[1:], strict=False)]
+    gaps = [
+        (late - early) * MS for its in chunks for early, late in zip(its, its[1:], strict=False)
+    ]
     return {"ttft": sorted(ttft), "itl": sorted(gaps)}
 
 
@@ -175,7 +197,8 @@ def _show(rows: Sequence[Row], late: Mapping[tuple[str, str, str], float], idle:
     wrong = [
         f"{load}: {latency} {figure} is {page:g} ms on the page, {client:.1f} ms for the client"
         for load, latency, figure, client, page in rows
-        if abs(page - client) > max(MOST_OFF * client, MOST_OFF_MS, late.get((load, latency, figure), 0.0))
+        if abs(page - client)
+        > max(MOST_OFF * client, MOST_OFF_MS, late.get((load, latency, figure), 0.0))
     ]
     if idle > MOST_IDLE:
         wrong.append(f"the idle page takes {idle:.1%} of a core, and may take {MOST_IDLE:.0%}")

@@ -1,4 +1,7 @@
-"""Who runs where: the server on one core, the client on another, so that neither takes the other's time."""
+"""Who runs where:
+
+the server on one core, the client on another, so that neither takes the other's time.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Two tools in C that may lie beside the repository: a load client (sseload) and a pacing server (csrv).
+"""Two tools in C that may lie beside the repository: a load client (sseload) and a pacing server
+(csrv).
 
-sseload takes the kernel's time stamps, so its own lateness is not charged to the server; csrv is the
-limit of what one thread can do on the machine.
+sseload takes the kernel's time stamps, so its own lateness is not charged to the server; csrv is
+the limit of what one thread can do on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def csrv(program: Path, load: Load) -> Iterator[Server]:
 
 @contextmanager
 def compared(load: Load, csrv_program: Path | None, other: Path | None) -> Iterator[list[Server]]:
-    """The bare application, Understudy and, when they are given, an `other` checkout and the C server."""
+    """The bare application, Understudy and, when they are given, an `other` checkout and the C
+    server.
+    """
     with ExitStack() as stack:
         servers = [stack.enter_context(server) for server in (bare(load), *both(load, other))]
         if csrv_program:
@@ -83,11 +86,15 @@ def _sseload(
         str(role_chunks),
     ]
     extra = ["-k", "-x", ',"ignore_eos":true']
-    printed = subprocess.run([*command, *flags, *extra], check=True, capture_output=True, timeout=120).stdout
+    printed = subprocess.run(
+        [*command, *flags, *extra], check=True, capture_output=True, timeout=120
+    ).stdout
     seen: dict[str, Any] = json.loads(printed)
     return seen
 
 
 def _health(seen: dict[str, Any]) -> ClientHealth:
     lag = seen["client_lag_ms"] or {}
-    return ClientHealth(cpu=seen["client_cpu"] / seen["elapsed"], waited=0.0, lag_p99_ms=lag.get("p99", 0.0))
+    return ClientHealth(
+        cpu=seen["client_cpu"] / seen["elapsed"], waited=0.0, lag_p99_ms=lag.get("p99", 0.0)
+    )

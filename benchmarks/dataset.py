@@ -1,4 +1,6 @@
-"""How long lookups in a dataset keep the event loop from its other work, in its thread and beside it."""
+"""How long lookups in a dataset keep the event loop from its other work, in its thread and beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from benchmarks.rounds import interleaved
 TABLE = "llmd"
 TICK_S = 0.001
 SHORTEST, LONGEST = 10, 400
-NOTHING, INLINE, BESIDE, MEMORY = "no lookups", "in the event loop", "in threads beside it", "copy in memory"
+NOTHING, INLINE, BESIDE, MEMORY = (
+    "no lookups",
+    "in the event loop",
+    "in threads beside it",
+    "copy in memory",
+)
 COLUMNS = (
     "where lookups run", "file", "lookups/s", "lookup p50 ms", "lookup p99 ms",
     "stall p99 ms", "stall max ms", "ratio",
@@ -98,7 +105,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("dataset", __doc__)
     flags.add_argument("--rows", type=int, default=100_000, help="rows of the file")
     flags.add_argument("--clients", type=int, default=32, help="greenlets that look up")
-    flags.add_argument("--every", type=float, default=50, help="milliseconds between two lookups of each")
+    flags.add_argument(
+        "--every", type=float, default=50, help="milliseconds between two lookups of each"
+    )
     flags.add_argument("--seconds", type=float, default=2.0, help="length of a round")
     return flags.parse_args(argv)
 
@@ -152,7 +161,11 @@ def _tick(end_s: float, stalls_ms: list[float]) -> None:
 
 
 def _look_up(
-    dataset: Dataset, options: argparse.Namespace, end_s: float, lookups_ms: list[float], client: int
+    dataset: Dataset,
+    options: argparse.Namespace,
+    end_s: float,
+    lookups_ms: list[float],
+    client: int,
 ) -> None:
     rng, pause_s = Random(client), options.every / 1e3
     gevent.sleep(rng.random() * pause_s)

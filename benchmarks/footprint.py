@@ -22,7 +22,8 @@ from benchmarks.streams import StreamPlan
 SETTLE_S = 0.3
 SPREAD_S = 1.0
 LOAD = Load(ttft_s=0.05, itl_s=0.1, tokens=30, streams=4000)
-"""Streams long enough that all of them are open together, slow enough that nobody is short of time."""
+"""Streams long enough that all of them are open together, slow enough that nobody is short of time.
+"""
 COLUMNS = (
     "server", "start-up s", "ratio", "arbiter RSS MiB", "worker RSS MiB", "both PSS MiB", "ratio",
     "worker RSS with streams MiB", "KiB/stream",

@@ -1,7 +1,7 @@
 """What a chunk of a stream costs over gRPC, against a chunk of the same server over HTTP.
 
-Needs requirements-grpc.txt. The client of gRPC is a few lines that count frames: grpcio's takes several times
-as much for a message as the server does, and would be what is measured.
+Needs requirements-grpc.txt. The client of gRPC is a few lines that count frames: grpcio's takes
+several times as much for a message as the server does, and would be what is measured.
 """
 
 from __future__ import annotations
@@ -86,7 +86,13 @@ def _compare(server: Server, streams: int, load: Load, options: argparse.Namespa
         worst = max(worst, float(ratio.rstrip("x")))
         asked = "HTTP, chat" if way == HTTP else "gRPC, Generate"
         rows.append(
-            [asked, f"{way or streams:,}", number(middle.chunks_per_s, 0), number(middle.cpu_us, 1), ratio]
+            [
+                asked,
+                f"{way or streams:,}",
+                number(middle.chunks_per_s, 0),
+                number(middle.cpu_us, 1),
+                ratio,
+            ]
         )
     show(f"{streams:,} streams of {load.tokens} tokens", COLUMNS, rows, [])
     return worst
@@ -111,7 +117,12 @@ class Calls:
         params = engine.SamplingParams(max_tokens=plan.tokens, ignore_eos=True)
         request = engine.GenerateRequest(text="Hello!", stream=True, sampling_params=params)
         self._request = framed(request.SerializeToString())
-        names = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE}/Generate", ":authority": HOST}
+        names = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": f"/{SERVICE}/Generate",
+            ":authority": HOST,
+        }
         fields = {**names, "content-type": "application/grpc", "te": "trailers"}
         protocol = H2Connection(H2Configuration(client_side=True))
         self._headers = protocol.encoder.encode([(*field, True) for field in fields.items()])

@@ -1,4 +1,5 @@
-"""How long GET /health takes beside a crowd of clients, and without it: rows of `benchmarks.stalls`.
+"""How long GET /health takes beside a crowd of clients, and without it: rows of
+`benchmarks.stalls`.
 
 Each round starts a server, and measures it without the crowd first, then beside it.
 """

@@ -1,9 +1,11 @@
-"""How long GET /health takes beside a stream of hostile templates and rules: a row of `benchmarks.stalls`.
+"""How long GET /health takes beside a stream of hostile templates and rules: a row of
+`benchmarks.stalls`.
 
-One server is measured in rounds, each without the clients first, then beside them. The clients send one
-request after another:
+One server is measured in rounds, each without the clients first, then beside them. The clients send
+one request after another:
 
-* rules to be compiled: templates that are deep, long or fold to long constants, and unrolled regexes
+* rules to be compiled: templates that are deep, long or fold to long constants, and unrolled
+  regexes
 * chats that bring their own template, which loops or allocates
 * chats that thousands of slow rules are compared with, and whose rule works through long texts
 """
@@ -58,7 +60,12 @@ CHAT_TEMPLATES = (
 
 def _request(method: str, path: str, body: object, *headers: str) -> bytes:
     data = json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}", "Content-Type: application/json", *headers]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {HOST}",
+        "Content-Type: application/json",
+        *headers,
+    ]
     return "\r\n".join(lines).encode() + b"\r\nContent-Length: %d\r\n\r\n" % len(data) + data
 
 
@@ -84,11 +91,19 @@ def template_requests() -> Iterator[bytes]:
 
 def matching_requests() -> Iterator[bytes]:
     """Chats that slow rules are compared with, and that are answered by a template with much work."""
-    for scope, text in (("slow", "a" * 3_000 + "!"), ("slow", "a" * 250_000), ("work", '"' * 60_000)):
+    for scope, text in (
+        ("slow", "a" * 3_000 + "!"),
+        ("slow", "a" * 250_000),
+        ("work", '"' * 60_000),
+    ):
         yield _request("POST", PATH, _chat(text), f"X-Understudy-Scope: {scope}")
 
 
-STREAMS: Sequence[Callable[[], Iterator[bytes]]] = (rule_requests, template_requests, matching_requests)
+STREAMS: Sequence[Callable[[], Iterator[bytes]]] = (
+    rule_requests,
+    template_requests,
+    matching_requests,
+)
 """What each hostile client sends, again and again."""
 
 
@@ -113,7 +128,8 @@ def _set_rules(server: Server) -> None:
 def _round(server: Server) -> health.HealthRound:
     quiet_ms = health.probed(server.port, QUIET_S)
     clients = [
-        multiprocessing.Process(target=_send, args=(server.port, stream), daemon=True) for stream in STREAMS
+        multiprocessing.Process(target=_send, args=(server.port, stream), daemon=True)
+        for stream in STREAMS
     ]
     for client in clients:
         client.start()
@@ -127,7 +143,9 @@ def _round(server: Server) -> health.HealthRound:
 
 
 def _send(port: int, stream: Callable[[], Iterator[bytes]]) -> None:
-    """Sends the requests of a hostile client, each when the one before is answered, until it is killed."""
+    """Sends the requests of a hostile client, each when the one before is answered, until it is
+    killed.
+    """
     os.nice(5)  # one core is the server's and that of the client that is measured
     requests = [*stream()]
     for data in cycle(requests):

@@ -1,4 +1,7 @@
-"""What crowds of HTTP/2 send in `benchmarks.stalls`: costly header blocks, and frames that are small."""
+"""What crowds of HTTP/2 send in `benchmarks.stalls`:
+
+costly header blocks, and frames that are small.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,16 @@ def http2_crowds() -> Mapping[str, bytes]:
     opened = HeadersFrame(1, short, flags=("END_HEADERS",))
     return {
         "60 send Huffman-coded headers": _sent(
-            HeadersFrame(2 * at + 1, long, flags=("END_HEADERS", "END_STREAM")) for at in range(BLOCKS)
+            HeadersFrame(2 * at + 1, long, flags=("END_HEADERS", "END_STREAM"))
+            for at in range(BLOCKS)
         ),
         "60 send PING": _sent([PingFrame(0, bytes(8))] * SMALL),
         "60 send SETTINGS": _sent([SettingsFrame(0)] * SMALL),
         "60 send WINDOW_UPDATE": _sent([WindowUpdateFrame(0, 1)] * SMALL),
         "60 send empty DATA": _sent([opened] + [DataFrame(1)] * SMALL),
         "60 make calls": _sent(
-            HeadersFrame(2 * at + 1, short, flags=("END_HEADERS", "END_STREAM")) for at in range(SMALL)
+            HeadersFrame(2 * at + 1, short, flags=("END_HEADERS", "END_STREAM"))
+            for at in range(SMALL)
         ),
         "60 open and reset streams": _sent(
             frame

@@ -1,6 +1,8 @@
-"""What the index of a checkout does in a second of CPU time: a process of its own, started in that checkout.
+"""What the index of a checkout does in a second of CPU time: a process of its own, started in that
+checkout.
 
-`python .../benchmarks/kv_checkout.py MEASURE TOKENS BLOCKS PODS` prints the rate of one of `MEASURES`.
+`python .../benchmarks/kv_checkout.py MEASURE TOKENS BLOCKS PODS` prints the rate of one of
+`MEASURES`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ SHAPES = {
     "16 x 1 block": (16, 1),
 }
 """Events a message, and blocks an event."""
-NEW_KEYS, SHARED_KEYS = "request keys, no prompt as any before", "request keys, 7/8 of the prompt as before"
+NEW_KEYS, SHARED_KEYS = (
+    "request keys, no prompt as any before",
+    "request keys, 7/8 of the prompt as before",
+)
 SAME_KEYS, SCORES = "request keys, the same prompt again", "scores of a prompt"
 INGEST = "events from a socket, %s a message"
 MEASURES = (NEW_KEYS, SHARED_KEYS, SAME_KEYS, SCORES, *(INGEST % shape for shape in SHAPES))
@@ -47,7 +52,9 @@ def per_s(call: Callable[[], object], least_s: float = 0.3) -> float:
     return calls / (time.process_time() - began)
 
 
-def key_calls(block_keys: Callable[[Ids], object], prompt: Ids) -> Mapping[str, Callable[[], object]]:
+def key_calls(
+    block_keys: Callable[[Ids], object], prompt: Ids
+) -> Mapping[str, Callable[[], object]]:
     """What makes the keys of a prompt, by measure: one of its tokens is another each time."""
     numbers = count()
 
@@ -81,7 +88,9 @@ def _measure(measure: str, tokens: int, blocks: int, pods: int) -> float:
     prompt = fleet.tokens(tokens // BLOCK)
     if measure == SCORES:
         for pod in range(pods):
-            index.ingest(IndexedEngine(f"pod{pod}", MODEL, 0), PodBatch(1.0, 0, [fleet.event(prompt)]))
+            index.ingest(
+                IndexedEngine(f"pod{pod}", MODEL, 0), PodBatch(1.0, 0, [fleet.event(prompt)])
+            )
         return per_s(lambda: index.score(MODEL, prompt))
     return per_s(key_calls(lambda ids: index.block_keys(MODEL, ids), prompt)[measure])
 

@@ -71,7 +71,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("kv_hashing", __doc__, rounds=15)
     flags.add_argument("--tokens", type=int, default=100_000, help="tokens of the prompt")
     flags.add_argument("--block-size", type=int, default=16, help="tokens of a block")
-    flags.add_argument("--vocabulary", type=int, default=128_000, help="token ids are below, all as likely")
+    flags.add_argument(
+        "--vocabulary", type=int, default=128_000, help="token ids are below, all as likely"
+    )
     return flags.parse_args(argv)
 
 
@@ -111,7 +113,9 @@ def _show(seen: dict[str, list[Round]], options: argparse.Namespace) -> None:
         )
         for how, each in middle.items()
     ]
-    title = f"Block hashes of {options.tokens:,} tokens, {ALGORITHM}, blocks of {options.block_size}"
+    title = (
+        f"Block hashes of {options.tokens:,} tokens, {ALGORITHM}, blocks of {options.block_size}"
+    )
     show(title, COLUMNS, rows)
 
 

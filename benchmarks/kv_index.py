@@ -1,7 +1,8 @@
-"""What the index of KV blocks costs, against a dict of sets per block with keys by cbor2 and SHA-256.
+"""What the index of KV blocks costs, against a dict of sets per block with keys by cbor2 and
+SHA-256.
 
-Rates are per second of CPU time, so for one core, and those of the best round: neighbours on the machine only
-ever take away. Events come over a TCP socket from another process.
+Rates are per second of CPU time, so for one core, and those of the best round: neighbours on the
+machine only ever take away. Events come over a TCP socket from another process.
 """
 
 from __future__ import annotations
@@ -65,8 +66,12 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("kv_index", __doc__, rounds=5)
     flags.add_argument("--pods", type=int, default=100, help="pods that hold prompts")
-    flags.add_argument("--tokens", type=int, default=8192, help="tokens of the prompt that is scored")
-    flags.add_argument("--blocks", type=int, default=100_000, help="blocks that are published in a round")
+    flags.add_argument(
+        "--tokens", type=int, default=8192, help="tokens of the prompt that is scored"
+    )
+    flags.add_argument(
+        "--blocks", type=int, default=100_000, help="blocks that are published in a round"
+    )
     add_other(flags)
     return flags.parse_args(argv)
 
@@ -95,7 +100,9 @@ def _show_keys(options: argparse.Namespace) -> None:
     packed = key_calls(lambda ids: index.block_keys(MODEL, ids), array("I", prompt))
     asked |= {measure + PACKED: call for measure, call in packed.items()}
     rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
-    _show_rates(f"Request keys of a prompt of {options.tokens:,} tokens", "prompts/s", rounds, NAIVE)
+    _show_rates(
+        f"Request keys of a prompt of {options.tokens:,} tokens", "prompts/s", rounds, NAIVE
+    )
 
 
 def _show_scores(options: argparse.Namespace) -> None:
@@ -117,7 +124,9 @@ def _show_scores(options: argparse.Namespace) -> None:
         KEYS: lambda: index.score(MODEL, keys=keys),
     }
     rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
-    title = f"Scores of a prompt of {options.tokens:,} tokens over {options.pods} pods that share it"
+    title = (
+        f"Scores of a prompt of {options.tokens:,} tokens over {options.pods} pods that share it"
+    )
     _show_rates(title, "requests/s", rounds, NAIVE)
 
 
@@ -132,7 +141,9 @@ def _show_ingest(options: argparse.Namespace) -> None:
         _show_rates(f"From the socket into the index, {title} a message", "blocks/s", rounds, NAIVE)
 
 
-def _show_rates(title: str, unit: str, rounds: Mapping[str, Sequence[Rate]], reference: str) -> None:
+def _show_rates(
+    title: str, unit: str, rounds: Mapping[str, Sequence[Rate]], reference: str
+) -> None:
     best = {how: max(seen, key=lambda rate: rate.per_s).per_s for how, seen in rounds.items()}
     rows = [(how, number(per_s, 0), ratio(per_s, best[reference])) for how, per_s in best.items()]
     show(title, ("how", unit, "ratio"), rows)
@@ -147,7 +158,9 @@ def _show_memory(options: argparse.Namespace) -> None:
     }
     rows = []
     for name, (pods, blocks, shared) in cases.items():
-        ours, naive = (_bytes_per_pair(make, pods, blocks, shared) for make in (_filled_index, _filled_naive))
+        ours, naive = (
+            _bytes_per_pair(make, pods, blocks, shared) for make in (_filled_index, _filled_naive)
+        )
         bound = _bound_per_pair(pods, blocks, shared)
         rows.append((name, number(ours, 0), number(bound, 0), number(naive, 0), ratio(ours, naive)))
     columns = ("who holds the blocks", "index", "reckoned by cost-aware", NAIVE, "ratio")
@@ -158,7 +171,9 @@ def _ingest(index: Index, pod: str, event: BlockStored) -> None:
     index.ingest(IndexedEngine(pod, MODEL, 0), PodBatch(1.0, 0, [event]))
 
 
-def _filled(pods: int, blocks: int, shared: bool, tell: Callable[[str, BlockStored], object]) -> None:
+def _filled(
+    pods: int, blocks: int, shared: bool, tell: Callable[[str, BlockStored], object]
+) -> None:
     fleet = Fleet()
     prompt = fleet.tokens(blocks)
     for pod in range(pods):
@@ -178,7 +193,9 @@ def _filled_naive(pods: int, blocks: int, shared: bool) -> object:
     return naive
 
 
-def _bytes_per_pair(make: Callable[[int, int, bool], object], pods: int, blocks: int, shared: bool) -> float:
+def _bytes_per_pair(
+    make: Callable[[int, int, bool], object], pods: int, blocks: int, shared: bool
+) -> float:
     tracemalloc.start()
     held = make(pods, blocks, shared)
     gc.collect()
@@ -201,7 +218,9 @@ def _show_tables(options: argparse.Namespace) -> None:
     }
     rng = Random(1)
     keys = [rng.getrandbits(64) for _ in range(options.blocks)]
-    rounds = interleaved(tables, options.rounds, lambda name: Rate(_puts_per_s(tables[name](), keys)))
+    rounds = interleaved(
+        tables, options.rounds, lambda name: Rate(_puts_per_s(tables[name](), keys))
+    )
     title = "The table of blocks: a new block, then looking it up"
     _show_rates(title, "blocks/s", rounds, "cachetools.LRUCache")
 

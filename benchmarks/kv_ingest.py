@@ -1,4 +1,6 @@
-"""Events of KV blocks on their way from a TCP socket, behind which is another process, into an index."""
+"""Events of KV blocks on their way from a TCP socket, behind which is another process, into an
+index.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def blocks_per_s(receive: Receive, blocks: int, events: int, event_blocks: int, 
 
 
 def publish(messages: int, events: int, blocks: int, pods: int) -> None:
-    """Publish that many messages to the first subscriber, all at once; its endpoint is printed before."""
+    """Publish that many messages to the first subscriber, all at once; its endpoint is printed
+    before.
+    """
     fleet, encode = Fleet(), msgspec.msgpack.encode
     payloads = [
         encode(EventBatch(1.0, [fleet.event(fleet.tokens(blocks)) for _ in range(events)], 0))
@@ -84,7 +88,9 @@ def _work(pool: Pool) -> bool:
 
 
 def _applied(pool: Pool) -> int:
-    return sum(position.sequence + 1 for position in pool.positions() if position.sequence is not None)
+    return sum(
+        position.sequence + 1 for position in pool.positions() if position.sequence is not None
+    )
 
 
 def into_naive(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages: int) -> float:

@@ -46,7 +46,9 @@ class Naive:
         return scores
 
     def store(self, pod: str, event: BlockStored) -> None:
-        for engine, key in zip(event.block_hashes, self.keys(event.token_ids, self.root), strict=True):
+        for engine, key in zip(
+            event.block_hashes, self.keys(event.token_ids, self.root), strict=True
+        ):
             self.blocks.setdefault((MODEL, key), set()).add((pod, "gpu"))
             self.engine[MODEL, engine] = key  # type: ignore[index]
 

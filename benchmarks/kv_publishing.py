@@ -1,5 +1,6 @@
-"""What publishing KV events costs a request: a cache that tells nobody, one with a subscriber, one whose
-subscriber does not read."""
+"""What publishing KV events costs a request: a cache that tells nobody, one with a subscriber, one
+whose subscriber does not read.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +41,18 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("kv_publishing", __doc__, rounds=25)
     flags.add_argument("--connections", type=int, default=32)
     flags.add_argument("--seconds", type=float, default=1.0, help="length of a round")
-    flags.add_argument("--prompt", type=int, default=512, help="tokens of a prompt, none of them cached")
+    flags.add_argument(
+        "--prompt", type=int, default=512, help="tokens of a prompt, none of them cached"
+    )
     flags.add_argument("--tokens", type=int, default=32, help="tokens of a reply")
     return flags.parse_args(argv)
 
 
 def _prompts(tokens: int, reply: int) -> Iterator[bytes]:
-    """Completions of prompts that have nothing in common: every block is stored, and soon evicted."""
+    """Completions of prompts that have nothing in common:
+
+    every block is stored, and soon evicted.
+    """
     for at in count():
         ids = [(at * 7 + k * k) % VOCABULARY + 1 for k in range(tokens - 2)]
         prompt = [at // VOCABULARY + 1, at % VOCABULARY + 1, *ids]
@@ -59,7 +65,11 @@ def _cached(name: str) -> Iterator[Server]:
     """A server with a cache; a subscriber that reads, or does not, when it publishes."""
     port = free_port()
     endpoint = "" if name == SILENT else f"tcp://{HOST}:{port}"
-    settings = {"SIM_ENABLE_KVCACHE": "1", "SIM_ZMQ_ENDPOINT": endpoint, "SIM_KV_CACHE_SIZE": "8192"}
+    settings = {
+        "SIM_ENABLE_KVCACHE": "1",
+        "SIM_ZMQ_ENDPOINT": endpoint,
+        "SIM_KV_CACHE_SIZE": "8192",
+    }
     with _subscribed(port, reads=name == READ), ours(Load(), name=name, more=settings) as server:
         yield server
 

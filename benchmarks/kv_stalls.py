@@ -1,7 +1,8 @@
-"""How late a greenlet is that ticks every 5 ms while the index of KV blocks works on what is hostile or huge.
+"""How late a greenlet is that ticks every 5 ms while the index of KV blocks works on what is
+hostile or huge.
 
-Everything is as in a worker of the server: one thread, gevent, the index with its sockets and greenlets. Each
-scenario also checks that the answer is right in the end.
+Everything is as in a worker of the server: one thread, gevent, the index with its sockets and
+greenlets. Each scenario also checks that the answer is right in the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
-from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    KVEvent,
+)
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.metrics import IndexMetrics
@@ -66,7 +73,10 @@ class Lateness:
 
 
 def lateness(work: Callable[[], object], tick_s: float = TICK_S) -> Lateness:
-    """Tick while `work` is done by this and other greenlets. In a process that gevent has patched."""
+    """Tick while `work` is done by this and other greenlets.
+
+    In a process that gevent has patched.
+    """
     late: list[tuple[float, float]] = []
 
     def tick() -> None:
@@ -257,7 +267,10 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 def stall(scenario: Scenario) -> Lateness:
-    """How late a tick is while an index goes through a scenario. RuntimeError for a wrong answer."""
+    """How late a tick is while an index goes through a scenario.
+
+    RuntimeError for a wrong answer.
+    """
     with fleet() as pods:
         work = scenario(pods)
         gc.collect()

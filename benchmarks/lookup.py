@@ -1,8 +1,9 @@
 """Prompt lookup of the real engine: `python -m benchmarks.lookup`.
 
-One sequence at a time, with drafts and without, in turns: replies that repeat their prompt (a code edit, an
-extraction, an agent's log) and ordinary ones. Of each: tokens a second, the best round; the median ratio
-of the rounds, by time and by time of the CPU; the share of right drafts. In the environment of `make engine`.
+One sequence at a time, with drafts and without, in turns: replies that repeat their prompt (a code
+edit, an extraction, an agent's log) and ordinary ones. Of each: tokens a second, the best round;
+the median ratio of the rounds, by time and by time of the CPU; the share of right drafts. In the
+environment of `make engine`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ ROWS = "\n".join(
         ("Ida", "Graz", 35),
     )
 )
-JSON_ROW = '{"name": "Ann", "city": "Oslo", "age": 31}\n{"name": "Bob", "city": "Rome", "age": 42}\n'
+JSON_ROW = (
+    '{"name": "Ann", "city": "Oslo", "age": 31}\n{"name": "Bob", "city": "Rome", "age": 42}\n'
+)
 STEP = "Thought: I need the next file.\nAction: read_file\nInput: src/part_%d.py\nObservation: 10 lines.\n"
 TEXTS = {
     "code edit": f"# Before:\n{CODE}\n{AFTER}# Sizes are in metres.\n{CODE}\n# Before:\n{CODE}\n{AFTER}",
@@ -44,7 +47,12 @@ TEXTS = {
     "essay": "The three main reasons why people moved to cities in the nineteenth century were",
     "letter": "Dear Ms Miller,\nthank you for your letter about the garden. I",
 }
-LOOKUP = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
+LOOKUP = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_max": 5,
+    "prompt_lookup_min": 2,
+}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -53,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("pacing", __doc__)
-    flags.add_argument("--streams", type=counts, default=[100, 1000, 2500], help="numbers, with commas")
+    flags.add_argument(
+        "--streams", type=counts, default=[100, 1000, 2500], help="numbers, with commas"
+    )
     flags.add_argument("--tokens", type=int, default=100, help="length of a stream")
     flags.add_argument("--itl", type=float, default=20, help="milliseconds between tokens")
     flags.add_argument("--ttft", type=float, default=50, help="milliseconds until the first token")
@@ -65,7 +67,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _compare(servers: Sequence[Server], streams: int, load: Load, options: argparse.Namespace) -> None:
+def _compare(
+    servers: Sequence[Server], streams: int, load: Load, options: argparse.Namespace
+) -> None:
     spread_s = options.spread if options.spread is not None else (2.0 if streams >= 2000 else 1.0)
     watch: dict[str, Callable[[StreamPlan, Rhythm], Observation]] = {"python": observe}
     if options.sseload:
@@ -102,7 +106,9 @@ def _show(title: str, rounds: Rounds, warnings: Sequence[str]) -> None:
     show(title, COLUMNS, rows, warnings)
 
 
-def _row(name: str, client: str, figures: Pace, cost: Cost, costs: dict[tuple[str, str], float]) -> list[str]:
+def _row(
+    name: str, client: str, figures: Pace, cost: Cost, costs: dict[tuple[str, str], float]
+) -> list[str]:
     bare_us, c_us = costs[BARE, client], costs.get((ctools.CSRV, client), float("nan"))
     errors = [
         figures.ttft_p50_ms, figures.ttft_p99_ms, figures.chunk_p50_ms, figures.chunk_p99_ms,

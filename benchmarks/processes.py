@@ -1,4 +1,7 @@
-"""What a process has used: CPU time, time without a core, memory. From Linux's /proc, no sampling."""
+"""What a process has used:
+
+CPU time, time without a core, memory. From Linux's /proc, no sampling.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ WAITED_LIMIT = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Seconds of CPU, and seconds in which a thread could have run but another process had the core."""
+    """Seconds of CPU, and seconds in which a thread could have run but another process had the
+    core.
+    """
 
     cpu_s: float
     waited_s: float
@@ -29,19 +34,30 @@ class Usage:
 
 
 def collect_as_a_worker() -> None:
-    """Have garbage collected here as in a worker of the server: what is there now is looked at no more."""
+    """Have garbage collected here as in a worker of the server:
+
+    what is there now is looked at no more.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
 
 
 def usage(pid: int) -> Usage:
-    """All threads that live now. Without schedstat in the kernel: ticks of 10 ms, and no waiting time."""
+    """All threads that live now.
+
+    Without schedstat in the kernel: ticks of 10 ms, and no waiting time.
+    """
     try:
-        stats = [(task / "schedstat").read_text().split() for task in (PROC / str(pid) / "task").iterdir()]
+        stats = [
+            (task / "schedstat").read_text().split()
+            for task in (PROC / str(pid) / "task").iterdir()
+        ]
     except FileNotFoundError:
         return Usage(_ticks(pid) / os.sysconf("SC_CLK_TCK"), 0.0)
-    return Usage(sum(int(stat[0]) for stat in stats) / 1e9, sum(int(stat[1]) for stat in stats) / 1e9)
+    return Usage(
+        sum(int(stat[0]) for stat in stats) / 1e9, sum(int(stat[1]) for stat in stats) / 1e9
+    )
 
 
 def _ticks(pid: int) -> int:

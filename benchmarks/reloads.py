@@ -1,4 +1,5 @@
-"""Requests that are lost while servers reload, are replaced and end under clients with kept connections.
+"""Requests that are lost while servers reload, are replaced and end under clients with kept
+connections.
 
     python -m benchmarks.reloads                                  # all clients and cases, 1,000 requests each
     python -m benchmarks.reloads --clients aiohttp --cases HUP --requests 200
@@ -10,8 +11,8 @@ The cases, each repeated until the clients have sent all requests:
 * USR2+TERM: a second server on the same port, then SIGTERM to the first one;
 * TERM+nginx, TERM+haproxy: two servers behind a proxy are ended and started again in turns.
 
-The Python clients run with .venv-clients (`make clients`) where that exists. Exit status 1 when a request was
-lost.
+The Python clients run with .venv-clients (`make clients`) where that exists. Exit status 1 when a
+request was lost.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ backend servers
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the requests of one case. `signals`: how often a server reloaded, or was replaced."""
+    """What became of the requests of one case.
+
+    `signals`: how often a server reloaded, or was replaced.
+    """
 
     library: str
     case: str
@@ -121,7 +125,9 @@ class Server:
 
     def start(self) -> None:
         """Returns when the server is ready. TimeoutError when it is not in time."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("SIM_")
+        }
         environment |= {**SETTINGS, "SIM_PORT": str(self.port)}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -141,14 +147,17 @@ class Server:
         wait_until(lambda: workers_of(self._process.pid).isdisjoint(before))
 
     def replace(self) -> None:
-        """Starts a second server with SIGUSR2, and ends the first with SIGTERM when the second has a worker.
+        """Starts a second server with SIGUSR2, and ends the first with SIGTERM when the second has
+        a worker.
 
         Its worker still loads the application then, and connections wait in the backlog.
         """
         old = self._process.pid
         known = self._arbiters()
         self._process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: len(self._arbiters() - known) == 1 and bool(workers_of(self._newest(known))))
+        wait_until(
+            lambda: len(self._arbiters() - known) == 1 and bool(workers_of(self._newest(known)))
+        )
         new = self._newest(known)
         promoted_count = self._promoted_count()
         os.kill(old, signal.SIGTERM)
@@ -203,7 +212,9 @@ def is_ready(port: int) -> bool:
 def servers_up(port: int) -> int:
     """Asks HAProxy how many servers it sends requests to."""
     _, rows = fetch(port, "/haproxy;csv")
-    return sum(row.split(",")[1] in ("first", "second") and ",UP," in row for row in rows.splitlines())
+    return sum(
+        row.split(",")[1] in ("first", "second") and ",UP," in row for row in rows.splitlines()
+    )
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:
@@ -226,7 +237,9 @@ def wait_until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
 
 
 @contextmanager
-def client(library: str, url: str, connections: int, requests: int) -> Iterator[subprocess.Popen[str]]:
+def client(
+    library: str, url: str, connections: int, requests: int
+) -> Iterator[subprocess.Popen[str]]:
     python = str(CLIENTS_PYTHON) if CLIENTS_PYTHON.exists() else sys.executable
     if library == "node":
         command = ["node", str(KEEPALIVE / "client.mjs")]
@@ -253,7 +266,11 @@ def proxy(case: str, folder: Path, first: Server, second: Server) -> Iterator[in
     program = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin")
     if program is None:
         raise FileNotFoundError(name)
-    command = [program, "-c", str(file), "-e", "stderr"] if name == "nginx" else [program, "-f", str(file)]
+    command = (
+        [program, "-c", str(file), "-e", "stderr"]
+        if name == "nginx"
+        else [program, "-f", str(file)]
+    )
     with (folder / "proxy.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -275,7 +292,9 @@ def run_case(library: str, case: str, connections: int, requests: int, root: Pat
             servers.append(Server(root, free_port(), folder / "second.log"))
             stack.callback(servers[1].end)
             port = stack.enter_context(proxy(case, folder, *servers))
-        running = stack.enter_context(client(library, f"http://{HOST}:{port}", connections, requests))
+        running = stack.enter_context(
+            client(library, f"http://{HOST}:{port}", connections, requests)
+        )
         signals = 0
         time.sleep(BETWEEN_SIGNALS_S)
         while running.poll() is None:
@@ -299,12 +318,20 @@ def run_case(library: str, case: str, connections: int, requests: int, root: Pat
 def main(argv: Sequence[str]) -> int:
     """Exit status."""
     flags = argparse.ArgumentParser(prog="python -m benchmarks.reloads", description=__doc__)
-    flags.add_argument("--clients", default=",".join(LIBRARIES), help="libraries, of " + ", ".join(LIBRARIES))
+    flags.add_argument(
+        "--clients", default=",".join(LIBRARIES), help="libraries, of " + ", ".join(LIBRARIES)
+    )
     cases = SIGNALED + PROXIED
     flags.add_argument("--cases", default=",".join(cases), help="cases, of " + ", ".join(cases))
-    flags.add_argument("--requests", type=int, default=1000, help="requests of each client and case")
-    flags.add_argument("--connections", type=int, default=16, help="clients that ask at the same time")
-    flags.add_argument("--root", type=Path, default=ROOT, help="the checkout whose server is measured")
+    flags.add_argument(
+        "--requests", type=int, default=1000, help="requests of each client and case"
+    )
+    flags.add_argument(
+        "--connections", type=int, default=16, help="clients that ask at the same time"
+    )
+    flags.add_argument(
+        "--root", type=Path, default=ROOT, help="the checkout whose server is measured"
+    )
     options = flags.parse_args(argv)
     outcomes = []
     for case in options.cases.split(","):

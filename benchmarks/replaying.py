@@ -1,10 +1,11 @@
 """How near a replay comes to its recording: every byte, and the moment of every chunk.
 
-Agents (user, tool call, tool result, answer) ask one instance of the server through the real proxy: loops of
-this process with long answers, and those of real clients against the README's script (benchmarks/agents.py).
-Another instance answers the same requests from the recording. A chunk is late or early by its distance from
-its request, less the recorded distance. What the machine withheld of the server's core meanwhile is told
-apart (benchmarks/withheld.py): no server can send anything then.
+Agents (user, tool call, tool result, answer) ask one instance of the server through the real proxy:
+loops of this process with long answers, and those of real clients against the README's script
+(benchmarks/agents.py). Another instance answers the same requests from the recording. A chunk is
+late or early by its distance from its request, less the recorded distance. What the machine
+withheld of the server's core meanwhile is told apart (benchmarks/withheld.py): no server can send
+anything then.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from app.serving.recording.exchange import Exchange, RecordedAnswer, RecordedChunk, bytes_of, read_exchange
+from app.serving.recording.exchange import (
+    Exchange,
+    RecordedAnswer,
+    RecordedChunk,
+    bytes_of,
+    read_exchange,
+)
 from benchmarks import agents, cores, servers, stamps
 from benchmarks.client import watched
 from benchmarks.connections import HOST, PATH, RECEIVE, opened
@@ -48,7 +55,10 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 1 when a byte was wrong, or a chunk too far from its moment for reasons of our own."""
+    """Exit status:
+
+    1 when a byte was wrong, or a chunk too far from its moment for reasons of our own.
+    """
     options = _options(argv)
     cores.pin_client()
     show_machine()
@@ -74,11 +84,18 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         default=20,
         help="that are recorded, of two requests each; real agents go half of them, twice",
     )
-    add("--together", type=counts, default=[1, 40], help="requests that run at the same time, with commas")
+    add(
+        "--together",
+        type=counts,
+        default=[1, 40],
+        help="requests that run at the same time, with commas",
+    )
     add(
         "--clients",
         type=Path,
-        default=Path(os.environ.get("CLIENTS_PYTHON", servers.ROOT / ".venv-clients" / "bin" / "python")),
+        default=Path(
+            os.environ.get("CLIENTS_PYTHON", servers.ROOT / ".venv-clients" / "bin" / "python")
+        ),
         metavar="PYTHON",
         help="an interpreter that has pydantic-ai [what make clients made]",
     )
@@ -128,8 +145,19 @@ def _measured(file: Path, together: int, warnings: list[str]) -> Figures:
 
 @contextmanager
 def _proxy(port: int, file: Path) -> Iterator[int]:
-    words = ("record", "--proxy", "--target", f"http://{HOST}:{port}", "--out", str(file), "--port", "0")
-    process = subprocess.Popen([*servers.MODULE, *words], cwd=servers.ROOT, stdout=subprocess.PIPE, text=True)
+    words = (
+        "record",
+        "--proxy",
+        "--target",
+        f"http://{HOST}:{port}",
+        "--out",
+        str(file),
+        "--port",
+        "0",
+    )
+    process = subprocess.Popen(
+        [*servers.MODULE, *words], cwd=servers.ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield int(process.stdout.readline().split()[0].rpartition(":")[2])
@@ -169,7 +197,9 @@ class Replayed:
     pieces: list[tuple[int, bytes]] = field(default_factory=list)
 
     def errors_ms(self) -> list[float]:
-        """How far each chunk came from its recorded distance to the request; empty when a byte is wrong."""
+        """How far each chunk came from its recorded distance to the request; empty when a byte is
+        wrong.
+        """
         received = b"".join(piece for _, piece in self.pieces)
         ends = list(accumulate(len(piece) for _, piece in self.pieces))
         errors, wanted = [], [bytes_of(chunk.data) for chunk in self.recorded.chunks]
@@ -179,12 +209,16 @@ class Replayed:
             if start < 0 or len(received[at:start].strip(b"0123456789abcdef\r\n")):
                 return []
             at = start + len(content)
-            arrived_ns = next(ns for (ns, _), end in zip(self.pieces, ends, strict=True) if end >= at)
+            arrived_ns = next(
+                ns for (ns, _), end in zip(self.pieces, ends, strict=True) if end >= at
+            )
             errors.append((arrived_ns - self.sent_ns) / 1e6 - chunk.at_s * 1e3)
         return errors if received[at:].strip(b"\r\n") in (b"", b"0") else []
 
     def own_ms(self, error_ms: float, chunk: RecordedChunk, lost: Withheld) -> float:
-        """A chunk's error without what the machine withheld when the request came and when it was due."""
+        """A chunk's error without what the machine withheld when the request came and when it was
+        due.
+        """
         if error_ms <= 0:
             return -error_ms
         late_ns, due_ns = round(error_ms * 1e6), self.sent_ns + round(chunk.at_s * 1e9)
@@ -233,9 +267,10 @@ def _receive(ready: selectors.BaseSelector, wait_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one round: answers, which share of them had every byte, chunks, and how far these came from their
-    moments, milliseconds early or late; `within`: which share of them at most `LIMIT_MS`; `own_max_ms`: the
-    worst without what the machine withheld."""
+    """Of one round: answers, which share of them had every byte, chunks, and how far these came
+    from their moments, milliseconds early or late; `within`: which share of them at most
+    `LIMIT_MS`; `own_max_ms`: the worst without what the machine withheld.
+    """
 
     answers: float
     equal: float
@@ -261,7 +296,9 @@ def _figures(replayed: Sequence[Replayed], lost: Withheld) -> Figures:
         max(
             one.own_ms(error, chunk, lost)
             for one, each in zip(replayed, found, strict=True)
-            for error, chunk in zip(each, one.recorded.chunks, strict=False)  # without errors: wrong bytes
+            for error, chunk in zip(
+                each, one.recorded.chunks, strict=False
+            )  # without errors: wrong bytes
         ),
     )
 
@@ -280,7 +317,12 @@ def _row(who: str, together: int, rounds: Sequence[Figures]) -> list[str]:
     middle = medians(rounds)
     return [
         *(who, str(together), number(middle.answers, 0), share(min(one.equal for one in rounds))),
-        *(number(middle.chunks, 0), number(middle.p50_ms), number(middle.p99_ms), number(middle.max_ms)),
+        *(
+            number(middle.chunks, 0),
+            number(middle.p50_ms),
+            number(middle.p99_ms),
+            number(middle.max_ms),
+        ),
         *(number(middle.within * 100, 1, " %"), number(max(one.max_ms for one in rounds))),
         number(max(one.own_max_ms for one in rounds)),
     ]

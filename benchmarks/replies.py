@@ -1,4 +1,5 @@
-"""What comes back over a connection, told apart as fast as Python can: events of a stream, or one whole body.
+"""What comes back over a connection, told apart as fast as Python can: events of a stream, or one
+whole body.
 
 `feed` takes what one `recv` has given. Bytes of several recvs may be cut anywhere.
 """
@@ -10,7 +11,10 @@ EVENT = b"data: {"
 LAST_CHUNK = b"\n0\r\n\r\n"
 """An event's line end, then the chunk of length zero that ends a chunked body (RFC 9112, 7.1)."""
 KEEP = max(len(EVENT) - 1, len(LAST_CHUNK))
-"""Bytes to remember: what begins in one recv and ends in the next is found, and nothing is found twice."""
+"""Bytes to remember:
+
+what begins in one recv and ends in the next is found, and nothing is found twice.
+"""
 OK = b"HTTP/1.1 200"
 
 
@@ -41,7 +45,10 @@ class EventStream:
 
 
 class WholeReply:
-    """One answer with a Content-Length. One object per connection, `restart` before each request."""
+    """One answer with a Content-Length.
+
+    One object per connection, `restart` before each request.
+    """
 
     __slots__ = ("_length", "_received", "done")
 

@@ -25,7 +25,9 @@ def medians(rounds: Sequence[Figures]) -> Figures:
     if not rounds:
         raise ValueError("no rounds")
     kind = type(rounds[0])
-    return kind(**{name: statistics.median(getattr(each, name) for each in rounds) for name in _names(kind)})
+    return kind(
+        **{name: statistics.median(getattr(each, name) for each in rounds) for name in _names(kind)}
+    )
 
 
 def _names(kind: type[DataclassInstance]) -> list[str]:

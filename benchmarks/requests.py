@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
     show_machine()
     load = Load(streams=options.connections)
     with ExitStack() as stack:
-        servers = [stack.enter_context(server) for server in (bare(load), *both(load, options.other))]
+        servers = [
+            stack.enter_context(server) for server in (bare(load), *both(load, options.other))
+        ]
         for kind in options.kinds:
             title = f"Short replies, {kind.replace('-', ', ')} prompt, {options.connections} connections"
             compare(title, servers, _requests(kind, options.tokens), options)
@@ -53,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _requests(kind: str, tokens: int) -> Iterator[bytes]:
-    """Requests without an end; a new prompt is eight words and a number that no request before it had."""
+    """Requests without an end; a new prompt is eight words and a number that no request before it
+    had.
+    """
     route, prompts = kind.split("-")
     new = (f"What is new about the number {n} today?" for n in count())
     texts = repeat("hi") if prompts == "known" else new
@@ -92,7 +96,9 @@ def _measure(
 ) -> Round:
     """One round; what disturbed it is added to `warnings`."""
     with used_by(server.worker) as use:
-        run = closed_loop.run(server.port, options.connections, options.seconds, requests, streams=False)
+        run = closed_loop.run(
+            server.port, options.connections, options.seconds, requests, streams=False
+        )
     warnings += run.client.warnings() + use.warnings(server.name)
     return Round(
         per_s=run.units / run.wall_s,

@@ -1,9 +1,11 @@
-"""Tokens a second of engines behind HTTP, asked in short turns: ours, vLLM for CPUs, llama.cpp, others.
+"""Tokens a second of engines behind HTTP, asked in short turns: ours, vLLM for CPUs, llama.cpp,
+others.
 
-Each speaks OpenAI's API and has the same model: `--server NAME=URL` runs already, `--start "NAME=COMMAND"` is
-started here, at this priority, with {port} for its port. Prompts of about a hundred tokens, which share most
-of them, for 64 tokens each, greedy; so many at a time. Medians of all rounds count, and how far rounds are
-apart is shown. `--beside` measures once more, beside a process that keeps one core busy.
+Each speaks OpenAI's API and has the same model: `--server NAME=URL` runs already, `--start
+"NAME=COMMAND"` is started here, at this priority, with {port} for its port. Prompts of about a
+hundred tokens, which share most of them, for 64 tokens each, greedy; so many at a time. Medians of
+all rounds count, and how far rounds are apart is shown. `--beside` measures once more, beside a
+process that keeps one core busy.
 """
 
 from __future__ import annotations
@@ -71,7 +73,11 @@ def _measure_all(servers: dict[str, str], options: argparse.Namespace, title: st
         ]
         for (together, name), rate in middle.items()
     ]
-    show(f"Tokens a second, {title}", ("sequences", "server", "median", "spread", f"{first} has"), rows)
+    show(
+        f"Tokens a second, {title}",
+        ("sequences", "server", "median", "spread", f"{first} has"),
+        rows,
+    )
 
 
 @contextmanager
@@ -106,7 +112,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--server", action="append", default=[], metavar="NAME=URL")
     flags.add_argument("--start", action="append", default=[], metavar="NAME=COMMAND")
     flags.add_argument("--beside", action="store_true", help="once more, beside a busy core")
-    flags.add_argument("--sequences", type=counts, default=[1, 4, 8, 16], help="numbers, with commas")
+    flags.add_argument(
+        "--sequences", type=counts, default=[1, 4, 8, 16], help="numbers, with commas"
+    )
     flags.add_argument("--tokens", type=int, default=64, help="length of a reply")
     return flags.parse_args(argv)
 
@@ -117,7 +125,9 @@ def _model(url: str) -> str:
 
 def _rate(url: str, model: str, together: int, round_number: int, tokens: int) -> float:
     """New tokens a second of `together` requests that come at once; prompts are new in each round."""
-    prompts = [f"{TEXT}Tell me about {topic}, {round_number}." for topic in TOPICS.split()[:together]]
+    prompts = [
+        f"{TEXT}Tell me about {topic}, {round_number}." for topic in TOPICS.split()[:together]
+    ]
     asked = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     with ThreadPoolExecutor(together) as pool:
         begun = time.perf_counter()

@@ -12,7 +12,8 @@ Figures = TypeVar("Figures")
 def interleaved(
     subjects: Iterable[Subject], rounds: int, measure: Callable[[Subject], Figures]
 ) -> dict[Subject, list[Figures]]:
-    """`rounds` measurements of each subject, taken in turns: a noisy minute then disturbs all alike.
+    """`rounds` measurements of each subject, taken in turns: a noisy minute then disturbs all
+    alike.
 
     Every second round goes backwards, so that nobody's turn is always behind the same other's.
     """

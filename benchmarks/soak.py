@@ -1,10 +1,11 @@
 """Many clients of every kind for a long time: nothing breaks, no place is lost, memory stays flat.
 
-`python -m benchmarks.soak --minutes 10 --streams 200`: streams and whole answers of all API families, with
-tools and adapters; 5 % of the requests are failed on purpose, some clients leave early, adapters are loaded
-and unloaded and settings change all the time. The minutes begin when the server is warm: after `--warm-up`
-minutes of the same. The exit status is 1 when an answer had status 500, when places or queues are not empty
-in the end, or when memory grew by more than 3 % from the first of the minutes to the last.
+`python -m benchmarks.soak --minutes 10 --streams 200`: streams and whole answers of all API
+families, with tools and adapters; 5 % of the requests are failed on purpose, some clients leave
+early, adapters are loaded and unloaded and settings change all the time. The minutes begin when the
+server is warm: after `--warm-up` minutes of the same. The exit status is 1 when an answer had
+status 500, when places or queues are not empty in the end, or when memory grew by more than 3 %
+from the first of the minutes to the last.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ CHANGES: list[dict[str, object]] = [
 ]
 TOOL = {
     "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "array", "items": {"type": "integer"}}},
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "array", "items": {"type": "integer"}},
+    },
     "required": ["city"],
 }
 
@@ -173,7 +177,9 @@ class Soak:
             self.call("GET", "/metrics")
             gevent.sleep(0.2)
             if self._rng.random() < 0.5:
-                self.call("POST", "/v1/unload_lora_adapter", {"lora_name": self._rng.choice(ADAPTERS)})
+                self.call(
+                    "POST", "/v1/unload_lora_adapter", {"lora_name": self._rng.choice(ADAPTERS)}
+                )
             if self._rng.random() < 0.02:
                 self.call("POST", "/pause?mode=keep")
                 gevent.sleep(0.1)
@@ -200,7 +206,11 @@ class Soak:
     def caches(self) -> dict[str, float]:
         """MiB in each cache that has something, by the server's own reckoning."""
         told = msgspec.json.decode(self.call("GET", "/admin/memory"), type=Memory)
-        return {name: cache.size_bytes / 2**20 for name, cache in told.caches.items() if cache.size_bytes}
+        return {
+            name: cache.size_bytes / 2**20
+            for name, cache in told.caches.items()
+            if cache.size_bytes
+        }
 
     def gauge(self, name: str) -> float:
         """One number of the metrics."""
@@ -238,7 +248,9 @@ def _report(soak: Soak, options: argparse.Namespace, warm: Mapping[str, float]) 
     first, last = _ends(soak.memory, options.minutes)
     growth = last / first - 1
     places = {name: soak.gauge(f"vllm:num_requests_{name}") for name in ("running", "waiting")}
-    print(f"requests: {sum(soak.outcomes.values())} in {options.warm_up:g} + {options.minutes:g} minutes")
+    print(
+        f"requests: {sum(soak.outcomes.values())} in {options.warm_up:g} + {options.minutes:g} minutes"
+    )
     print("statuses:", dict(sorted(soak.statuses.items())))
     print("outcomes:", dict(soak.outcomes.most_common()))
     print(f"memory MiB: {first:.1f} when warm, {last:.1f} at the end ({growth:+.1%})")

@@ -1,9 +1,9 @@
 """What everybody else notices while one client asks for something huge: nothing stops a worker.
 
-While each hostile request is under way, `GET /health` is asked for on another connection and 100 paced
-streams are watched; ten seconds later the worker's memory is compared with what it was before.
-Then `GET /health` is measured in rounds beside ordinary crowds (`benchmarks.health`), and beside hostile
-templates and rules (`benchmarks.hostile_rules`).
+While each hostile request is under way, `GET /health` is asked for on another connection and 100
+paced streams are watched; ten seconds later the worker's memory is compared with what it was
+before. Then `GET /health` is measured in rounds beside ordinary crowds (`benchmarks.health`), and
+beside hostile templates and rules (`benchmarks.hostile_rules`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,16 @@ REST_S = 10.0
 GIGABYTE = 1 << 30
 HEALTH_LIMIT_MS, CHUNK_LIMIT_MS, MEMORY_LIMIT_MIB = 250.0, 50.0, 20.0
 CROWD_HEALTH_LIMIT_MS = 100.0
-COLUMNS = ("while", "answer", "health max ms", "chunk p99 ms", "chunk max ms", "memory", "worker", "")
+COLUMNS = (
+    "while",
+    "answer",
+    "health max ms",
+    "chunk p99 ms",
+    "chunk max ms",
+    "memory",
+    "worker",
+    "",
+)
 
 Attack = Callable[[int, int], str]
 """Does its worst to the ports of a server and of its index; what came of it, in a word or two."""
@@ -154,7 +163,11 @@ def _schemas(port: int, index: int) -> str:
         while time.monotonic() < end:
             schema = {"type": "object", "properties": {f"field{count}": {"type": "string"}}}
             form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-            asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "response_format": form}
+            asked = {
+                "messages": [{"role": "user", "content": "a"}],
+                "max_tokens": 1,
+                "response_format": form,
+            }
             exchange(sock, request(PATH, json.dumps(asked).encode()))
             count += 1
     return f"{count:,} schemas"
@@ -186,7 +199,12 @@ def _batch(event: bytes, count: int) -> bytes:
 
 def _nils() -> Iterator[list[bytes]]:
     payload = (
-        b"\x93\xcb" + b"\0" * 8 + b"\xdd" + (15_000_000).to_bytes(4, "big") + b"\xc0" * 15_000_000 + b"\xc0"
+        b"\x93\xcb"
+        + b"\0" * 8
+        + b"\xdd"
+        + (15_000_000).to_bytes(4, "big")
+        + b"\xc0" * 15_000_000
+        + b"\xc0"
     )
     yield [b"kv@10.0.0.1@m", (1).to_bytes(8, "big"), payload]
 
@@ -207,13 +225,17 @@ def _chat(**fields: object) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode()
 
 
-MESSAGES = json.dumps({"messages": [{"role": "user", "content": "a"}] * 100_000, "max_tokens": 1}).encode()
+MESSAGES = json.dumps(
+    {"messages": [{"role": "user", "content": "a"}] * 100_000, "max_tokens": 1}
+).encode()
 TOOLS = _chat(
     tools=[{"type": "function", "function": {"name": f"f{k}"}} for k in range(50_000)], max_tokens=1
 )
 HUGE = {"n": 128, "logprobs": True, "top_logprobs": 20, "max_tokens": 4000, "ignore_eos": True}
 
-_CHUNKED = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+_CHUNKED = (
+    f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+)
 ONE_BYTE_CHUNKS = _CHUNKED + b"1\r\n \r\n" * 40_000 + b"0\r\n\r\n"
 LONG_HEAD = b"GET /version HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (
     HOST.encode(),
@@ -298,7 +320,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _measure_health(only: str, rounds: int) -> bool:
     """Shows how long GET /health takes beside crowds; returns whether all rows are in order."""
-    figures = {name: health.measure(crowd, rounds) for name, crowd in health.CROWDS.items() if only in name}
+    figures = {
+        name: health.measure(crowd, rounds) for name, crowd in health.CROWDS.items() if only in name
+    }
     worker_lives = True
     if only in hostile_rules.NAME:
         figures[hostile_rules.NAME], worker_lives = hostile_rules.measure(rounds)
@@ -335,7 +359,9 @@ def _watch(server: Server, index: int, attack: Attack, health_limit_ms: float) -
     time.sleep(REST_S)
     lives = server.worker in children(server.arbiter)
     grown = rss_mib(server.worker) - before if lives else float("nan")
-    return Seen(answer, health_limit_ms, health * 1e3, pace.chunk_p99_ms, pace.chunk_max_ms, grown, lives)
+    return Seen(
+        answer, health_limit_ms, health * 1e3, pace.chunk_p99_ms, pace.chunk_max_ms, grown, lives
+    )
 
 
 def _attack(attack: Attack, port: int, index: int, teller: Connection) -> None:

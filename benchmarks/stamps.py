@@ -1,4 +1,5 @@
-"""When bytes reached the machine, whether or not the client had time to look: the kernel's time stamps.
+"""When bytes reached the machine, whether or not the client had time to look: the kernel's time
+stamps.
 
 With them a client that shares its core with others does not charge its own lateness to the server.
 """
@@ -18,7 +19,9 @@ ROOM = socket.CMSG_SPACE(TIMESPEC.size)
 
 
 def ask_for(sock: socket.socket) -> None:
-    """From now on `recvmsg` tells when the last byte that it returns had arrived, if the kernel can."""
+    """From now on `recvmsg` tells when the last byte that it returns had arrived, if the kernel
+    can.
+    """
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 

@@ -1,4 +1,7 @@
-"""What it costs that sequences share steps: the same streams with latencies of their own, and in steps."""
+"""What it costs that sequences share steps:
+
+the same streams with latencies of their own, and in steps.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ engine: {{num-gpu-blocks: 40000, max-num-seqs: {streams}, enable-prefix-caching:
 cost: {{base: {step_s}}}
 front: {{out-per-stream: 40.75e-6}}
 """
-"""A step takes the same time whatever it holds; tokens leave one after another, as by the recorded vLLM."""
+"""A step takes the same time whatever it holds; tokens leave one after another, as by the recorded
+vLLM.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,9 @@ def main(argv: Sequence[str]) -> int:
             for caching in (False, True)
             for timing, more in _settings(options, caching, folder).items()
         }
-        rounds = interleaved(list(servers), options.rounds, lambda key: _measure(servers[key], load))
+        rounds = interleaved(
+            list(servers), options.rounds, lambda key: _measure(servers[key], load)
+        )
     middle = {key: medians(seen) for key, seen in rounds.items()}
     _show(middle, options)
     return 0
@@ -61,17 +68,22 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("steps", __doc__)
-    flags.add_argument("--streams", type=int, default=256, help="sequences that run at the same time")
+    flags.add_argument(
+        "--streams", type=int, default=256, help="sequences that run at the same time"
+    )
     flags.add_argument("--tokens", type=int, default=200, help="length of a stream")
     flags.add_argument("--itl", type=float, default=25, help="milliseconds of a step")
     return flags.parse_args(argv)
 
 
-def _settings(options: argparse.Namespace, caching: bool, folder: Path) -> Mapping[str, Mapping[str, str]]:
+def _settings(
+    options: argparse.Namespace, caching: bool, folder: Path
+) -> Mapping[str, Mapping[str, str]]:
     profile = folder / f"profile-{caching}.yaml"
     word = str(caching).lower()
     profile.write_text(
-        PROFILE.format(streams=options.streams, caching=word, step_s=options.itl / 1e3), encoding="utf-8"
+        PROFILE.format(streams=options.streams, caching=word, step_s=options.itl / 1e3),
+        encoding="utf-8",
     )
     cache = {"SIM_ENABLE_KVCACHE": word, "SIM_KV_CACHE_SIZE": "40000", "SIM_ZMQ_ENDPOINT": '""'}
     return {REQUESTS: cache, STEPS: {**cache, "SIM_PROFILE": str(profile)}}

@@ -62,7 +62,9 @@ class Observation:
         """What is not the server's doing, and what is not in the figures; empty when all was well."""
         # Stamped chunks keep their moments, until two that are far apart are read together.
         limit_ms = rhythm.itl_s * 1e3 / 2 if self.stamped else LAG_LIMIT_MS
-        missing = [f"{self.unfinished} streams of {server} did not finish"] if self.unfinished else []
+        missing = (
+            [f"{self.unfinished} streams of {server} did not finish"] if self.unfinished else []
+        )
         return missing + self.client.warnings(limit_ms)
 
 
@@ -97,7 +99,9 @@ class _Stream:
 
 
 class _Load:
-    def __init__(self, plan: StreamPlan, sockets: Sequence[socket.socket], lags_ns: list[int]) -> None:
+    def __init__(
+        self, plan: StreamPlan, sockets: Sequence[socket.socket], lags_ns: list[int]
+    ) -> None:
         self.stamped = True
         self.streams = [_Stream(sock) for sock in sockets]
         self.unfinished = len(self.streams)
@@ -121,7 +125,9 @@ class _Load:
                 self._receive(ready, time.time_ns())
 
     def _start_due(self, now: float) -> float:
-        """Send the requests whose moment has come; the moment of the next one, infinity after the last."""
+        """Send the requests whose moment has come; the moment of the next one, infinity after the
+        last.
+        """
         while self._started < len(self._starts):
             if (start := self._starts[self._started]) > now:
                 return start

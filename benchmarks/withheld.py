@@ -1,10 +1,11 @@
 """When the machine withheld a core: its host ran something else, and everything on the core waited.
 
-A virtual machine's core that has nothing to do goes to others and comes back milliseconds late; so the cores
-are kept busy with work that gives way to any other (`kept_awake`). What is withheld all the same is seen: a
-sentinel sleeps half a millisecond at a time on that core, at a real-time priority, so that nothing on this
-machine goes before it. When it wakes late, nobody could have run there: what is late at that moment is the
-machine's. A server that is late for its own reasons leaves the sentinel on time.
+A virtual machine's core that has nothing to do goes to others and comes back milliseconds late; so
+the cores are kept busy with work that gives way to any other (`kept_awake`). What is withheld all
+the same is seen: a sentinel sleeps half a millisecond at a time on that core, at a real-time
+priority, so that nothing on this machine goes before it. When it wakes late, nobody could have run
+there: what is late at that moment is the machine's. A server that is late for its own reasons
+leaves the sentinel on time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ WATCH, SPIN = "watch", "spin"
 
 
 class Withheld:
-    """Spans in which a core ran nothing, Unix time in nanoseconds; complete when the sentinel has ended."""
+    """Spans in which a core ran nothing, Unix time in nanoseconds; complete when the sentinel has
+    ended.
+    """
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int]] = []
@@ -46,7 +49,11 @@ class Withheld:
         return lost
 
     def warnings(self) -> list[str]:
-        return [] if self.is_known else ["what the machine withheld is not known: no real-time priority here"]
+        return (
+            []
+            if self.is_known
+            else ["what the machine withheld is not known: no real-time priority here"]
+        )
 
 
 @contextmanager
@@ -69,8 +76,9 @@ def withheld(core: int) -> Iterator[Withheld]:
 
 @contextmanager
 def kept_awake() -> Iterator[None]:
-    """Until the end of the block the server's and the client's core never run out of work; all else goes
-    before it."""
+    """Until the end of the block the server's and the client's core never run out of work; all else
+    goes before it.
+    """
     with ExitStack() as stack:
         for core in {cores.SERVER, cores.CLIENT}:
             process = stack.enter_context(_started(SPIN, core))
@@ -99,7 +107,10 @@ def _spin() -> int:
 
 
 def _watch() -> int:
-    """Until SIGTERM; then print the spans, a line each. Exit status: 1 where it may not have its priority."""
+    """Until SIGTERM; then print the spans, a line each.
+
+    Exit status: 1 where it may not have its priority.
+    """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     except PermissionError:

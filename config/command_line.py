@@ -1,4 +1,7 @@
-"""The command line of a server: every setting is a flag. No argparse: its 500 flags would slow each start."""
+"""The command line of a server:
+
+every setting is a flag. No argparse: its 500 flags would slow each start.
+"""
 
 import re
 import textwrap
@@ -54,10 +57,12 @@ class Flag(Struct, frozen=True, kw_only=True):
 def read_words(
     words: Iterable[str], flags: Iterable[Flag], shortened: bool = False, known_only: bool = False
 ) -> tuple[Given, list[str]]:
-    """Returns values by name, and words that belong to no flag. UsageError for a wrong or unknown flag.
+    """Returns values by name, and words that belong to no flag. UsageError for a wrong or unknown
+    flag.
 
-    `shortened` accepts beginnings of flags; `known_only` skips unknown flags. An empty word that is not the
-    value of a flag is ignored: manifests whose arguments come from templates pass such words.
+    `shortened` accepts beginnings of flags; `known_only` skips unknown flags. An empty word that is
+    not the value of a flag is ignored: manifests whose arguments come from templates pass such
+    words.
     """
     by_form = {form: flag for flag in flags for form in flag.forms}
     given = Given()
@@ -87,7 +92,9 @@ def read_words(
 
 
 def _split_flag(word: str) -> tuple[str, str | None]:
-    """Returns the flag with dashes for underscores, and the value in the same word; None without one."""
+    """Returns the flag with dashes for underscores, and the value in the same word; None without
+    one.
+    """
     joined = _JOINED.fullmatch(word)
     if joined is not None:
         return joined[1], joined[2]
@@ -116,7 +123,9 @@ def _values_behind(flag: Flag, waiting: deque[str], by_form: Mapping[str, Flag])
     return values
 
 
-def _value(form: str, flag: Flag, words: list[str], before: str | list[str] | None) -> str | list[str]:
+def _value(
+    form: str, flag: Flag, words: list[str], before: str | list[str] | None
+) -> str | list[str]:
     values = []
     for word in words:
         try:
@@ -144,7 +153,10 @@ def unknown_flag(form: str, forms: Iterable[str]) -> UsageError:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Flags:
-    """Parses the command line, with the flags of plugins that any source names. May raise ConfigError."""
+    """Parses the command line, with the flags of plugins that any source names.
+
+    May raise ConfigError.
+    """
     kind = kind_of(argv, environ or {})
     table = table_of(kind)
     given, others = read_words(argv, setting_flags(table))
@@ -202,7 +214,9 @@ def setting_flags(table: Table) -> Iterator[Flag]:
 def usage(table: Table) -> str:
     groups: dict[str, list[Flag]] = {}
     for row in table.rows:
-        groups.setdefault((row.section.__doc__ or "").rstrip("."), []).extend(_flags(row, with_help=True))
+        groups.setdefault((row.section.__doc__ or "").rstrip("."), []).extend(
+            _flags(row, with_help=True)
+        )
     return ABOUT + help_text({**groups, "Others": [*OTHERS]})
 
 
@@ -226,7 +240,9 @@ def _flags(row: Setting, with_help: bool = False) -> Iterator[Flag]:
     metavar = METAVARS.get(kind) or kind.removeprefix("one of ").replace(", ", "|")
     several, switch, help = kind in ("list", OBJECTS), row.kind is SWITCH, ""
     if with_help:
-        others = f" Also {', '.join(f'--{name}' for name in row.about.also)}." if row.about.also else ""
+        others = (
+            f" Also {', '.join(f'--{name}' for name in row.about.also)}." if row.about.also else ""
+        )
         help = row.help + others + (f" [{default}]" if default and not several else "")
     takes: Literal["any", "maybe", "one"] = "any" if several else "maybe" if switch else "one"
     forms = (f"--{row.name}",) if with_help else tuple(f"--{name}" for name in row.names)

@@ -1,7 +1,8 @@
 """Profiles without a recording, computed from a model's `config.json` and a device's data sheet.
 
-Real memory bandwidth and arithmetic are fixed shares of the sheet's figures. One measured model and device
-gave these shares (docs/fidelity.md, "Calibration"). `CHECKED` has the errors on other models.
+Real memory bandwidth and arithmetic are fixed shares of the sheet's figures. One measured model and
+device gave these shares (docs/fidelity.md, "Calibration"). `CHECKED` has the errors on other
+models.
 """
 
 from collections.abc import Mapping
@@ -41,8 +42,14 @@ CHECKED_KERNELS: Mapping[tuple[Format, bool], str] = {
     ("bf16", False): "dense bf16 models on H100 are within 5 % (TPOT, median of 40 runs)",
     ("fp8", False): "Llama 70B in FP8 on H100, H200 and B200 is within 4 % (TPOT) and 10 % (TTFT)",
     ("nvfp4", False): "Llama 70B in NVFP4 on B200 is within 2 % (TPOT) and 10 % (TTFT)",
-    ("mxfp4", True): "gpt-oss-120b on H100 and H200 is within 4 % (TPOT) and 6 % (TTFT), on B200 9 and 16 %",
-    ("fp8-block", True): "MiniMax-M2.5 on H200 is within 1 % (TPOT) and 5 % (TTFT), on B200 9 and 19 %",
+    (
+        "mxfp4",
+        True,
+    ): "gpt-oss-120b on H100 and H200 is within 4 % (TPOT) and 6 % (TTFT), on B200 9 and 16 %",
+    (
+        "fp8-block",
+        True,
+    ): "MiniMax-M2.5 on H200 is within 1 % (TPOT) and 5 % (TTFT), on B200 9 and 19 %",
 }
 """Format and whether the model has experts -> how far such profiles were checked (medians of
 `python -m benchmarks.cells`).
@@ -81,7 +88,9 @@ def profile_of(
     """
     for given, value in (("device", device), ("model-config", model_config_path)):
         if (name == AUTO) == (value is None):
-            rule = "must be given, too" if value is None else f"can be given with profile {AUTO} only"
+            rule = (
+                "must be given, too" if value is None else f"can be given with profile {AUTO} only"
+            )
             raise ConfigError(f"profile {name}: {given} {rule}")
     if vllm_version and name != AUTO:
         raise ConfigError(f"profile {name}: vllm-version can be given with profile {AUTO} only")
@@ -89,7 +98,9 @@ def profile_of(
         return read_profile(name)
     named, file = f"model config {model_config_path}", Path(model_config_path)
     try:
-        document = msgspec.json.decode((file / "config.json" if file.is_dir() else file).read_bytes())
+        document = msgspec.json.decode(
+            (file / "config.json" if file.is_dir() else file).read_bytes()
+        )
     except OSError as error:
         raise ConfigError(f"{named}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -113,13 +124,17 @@ def datasheet_profile(
     vllm_version: str = "",
     limits: Mapping[str, int] = {},
 ) -> Profile:
-    """Computes the profile of a model; `config` is the content of a `config.json`. May raise ConfigError.
+    """Computes the profile of a model; `config` is the content of a `config.json`. May raise
+    ConfigError.
 
-    `limits` are the fields of `EngineLimits` that differ from vLLM's defaults; the blocks follow them.
+    `limits` are the fields of `EngineLimits` that differ from vLLM's defaults; the blocks follow
+    them.
     """
     shape, device = model_shape(config, named), DEVICES.get(device_name.lower())
     if device is None:
-        rule = f"none of {', '.join(DEVICES)}; a recording of any other makes its profile (calibrate)"
+        rule = (
+            f"none of {', '.join(DEVICES)}; a recording of any other makes its profile (calibrate)"
+        )
         raise ConfigError(f"device {device_name}: {rule}")
     if devices < 1 or shape.num_attention_heads % devices:
         rule = f"it must divide the {shape.num_attention_heads} attention heads of {named}"
@@ -135,7 +150,9 @@ def datasheet_profile(
         cost, front = its.constants(engine), replace(FRONT, front=engine.front)
         stored = replace(stored, cache_bytes=its.cache_bytes)
     if version_numbers(vllm_version) > NEWEST:
-        checked += f"; vLLM {vllm_version} is taken for {NEWEST[0]}.{NEWEST[1]}, the newest that is known"
+        checked += (
+            f"; vLLM {vllm_version} is taken for {NEWEST[0]}.{NEWEST[1]}, the newest that is known"
+        )
     tokens = limits.get("max_num_batched_tokens", device.max_num_batched_tokens)
     defaults = EngineLimits(
         num_gpu_blocks=2,
@@ -162,8 +179,12 @@ def datasheet_profile(
     )
 
 
-def _kernel_sum(shape: ModelShape, stored: StorageFormat, name: str, devices: int) -> KernelSum | None:
-    """Returns the sum over kernels; None for a device without constants for the products and experts."""
+def _kernel_sum(
+    shape: ModelShape, stored: StorageFormat, name: str, devices: int
+) -> KernelSum | None:
+    """Returns the sum over kernels; None for a device without constants for the products and
+    experts.
+    """
     kernels, weights = KERNELS.get(name), stored.kernels
     if kernels is None or weights is None:
         return None
@@ -236,8 +257,12 @@ def _held(shape: ModelShape, stored: StorageFormat) -> float:
     """Returns the bytes of all weights. Of a model in MXFP4 only the experts have 4 bits."""
     shared, expert = shape.weights()
     if stored.kernels != "mxfp4" or not shape.num_experts:
-        return BF16_BYTES * shape.table_weights + stored.weight_bytes * (shared + expert * shape.num_experts)
-    padded = -(-shape.moe_intermediate_size // MXFP4_ROWS) * MXFP4_ROWS / shape.moe_intermediate_size
+        return BF16_BYTES * shape.table_weights + stored.weight_bytes * (
+            shared + expert * shape.num_experts
+        )
+    padded = (
+        -(-shape.moe_intermediate_size // MXFP4_ROWS) * MXFP4_ROWS / shape.moe_intermediate_size
+    )
     experts = stored.weight_bytes * expert * padded * shape.num_experts
     return BF16_BYTES * (shape.table_weights + shared) + experts
 
@@ -253,10 +278,16 @@ FIXED: Mapping[str, StorageFormat] = {
 
 
 def _storage(given: Quantization | None, named: str) -> StorageFormat:
-    """Returns the storage format. A group shares a scale of 2 bytes, and with AWQ and GPTQ a zero."""
+    """Returns the storage format.
+
+    A group shares a scale of 2 bytes, and with AWQ and GPTQ a zero.
+    """
     if given is None:
         return StorageFormat(BF16_BYTES, kernels="bf16")
-    method, groups = given.quant_method.lower().removesuffix("_marlin"), [*given.config_groups.values()]
+    method, groups = (
+        given.quant_method.lower().removesuffix("_marlin"),
+        [*given.config_groups.values()],
+    )
     kind, cache = f"{method} {given.quant_algo}".strip(), 1 if given.kv_cache_scheme else BF16_BYTES
     if kind in FIXED:
         its = replace(FIXED[kind], cache_bytes=cache, kind=kind)

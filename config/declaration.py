@@ -5,8 +5,8 @@ A setting is a field of a section, with its facts in the annotation:
     max_num_seqs: Annotated[Count, About(unit="sequences")] = 256
     '''Sequences that run at the same time.'''
 
-The docstring under the field is the help and the documentation of the setting; a plugin's is in `About`.
-`msgspec.Meta` has the limits that msgspec checks; a `SettingRule` has any other limit.
+The docstring under the field is the help and the documentation of the setting; a plugin's is in
+`About`. `msgspec.Meta` has the limits that msgspec checks; a `SettingRule` has any other limit.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -137,7 +137,9 @@ def deviation_of(of: str) -> SettingRule:
     """Refuses standard deviations above `MOST_DEVIATION` % of the section's field `of`."""
     text = f"must not be more than {MOST_DEVIATION} % of {of.replace('_', '-')}"
     share = MOST_DEVIATION / 100 * (1 + ROUNDING)
-    return SettingRule(text, lambda value, section: text if value > share * getattr(section, of) else "")
+    return SettingRule(
+        text, lambda value, section: text if value > share * getattr(section, of) else ""
+    )
 
 
 def not_below(other: str) -> SettingRule:
@@ -176,7 +178,10 @@ def suggestion(name: str, names: Iterable[str], prefix: str = "") -> str:
 
 
 def port_of(endpoint: str) -> int | None:
-    """Returns the port of a tcp address in vLLM's syntax; None for ipc and inproc. ValueError for another."""
+    """Returns the port of a tcp address in vLLM's syntax; None for ipc and inproc.
+
+    ValueError for another.
+    """
     scheme, _, address = endpoint.partition("://")
     if scheme not in ("tcp", "ipc", "inproc") or not address:
         raise ValueError(f"not a ZMQ address of tcp, ipc or inproc: {endpoint!r}")

@@ -44,10 +44,14 @@ def settings_page() -> str:
 def options_page() -> str:
     """Returns docs/serve.md: its text as it stands, and the tables."""
     tables = {
-        group: _table(("option", "value", "default", "here"), (_option(*each) for each in members.items()))
+        group: _table(
+            ("option", "value", "default", "here"), (_option(*each) for each in members.items())
+        )
         for group, members in GROUPS.items()
     }
-    defaults = (f"* `{name}`: {f'`{value}`' if value else 'empty'}" for name, value in DEFAULTS.items())
+    defaults = (
+        f"* `{name}`: {f'`{value}`' if value else 'empty'}" for name, value in DEFAULTS.items()
+    )
     variables = [
         (f"`{name}`", f"Setting `{row.name}`: {row.help}")
         for row in TABLE
@@ -55,7 +59,9 @@ def options_page() -> str:
         if not name.startswith("SIM_") and name not in UNREAD
     ]
     variables.append((f"`{KEEP_ALIVE}`", "Setting `keep-alive-timeout`, in seconds."))
-    unplayed = ((f"`--{name}`", facts.unplayed) for name, facts in OPTIONS.items() if facts.unplayed)
+    unplayed = (
+        (f"`--{name}`", facts.unplayed) for name, facts in OPTIONS.items() if facts.unplayed
+    )
     tables["defaults"] = "\n".join(defaults)
     tables["variables"] = _table(("variable", "here"), variables)
     tables["unplayed"] = _table(("option", "about"), unplayed)
@@ -69,7 +75,9 @@ def _filled(page: Path, tables: Mapping[str, str]) -> str:
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     columns = tuple(columns)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)
+    )
 
 
 def _names(flags: Iterable[str]) -> str:
@@ -83,15 +91,28 @@ def _setting(row: Setting) -> tuple[str, ...]:
     rules = "; ".join(filter(None, (row.limits, *(rule.text for rule in row.rules))))
     also = f" Also `{'`, `'.join(row.about.also)}`." if row.about.also else ""
     meaning = (
-        row.help + (f" The value {rules}." if rules else "") + (" Never shown." if row.about.secret else "")
+        row.help
+        + (f" The value {rules}." if rules else "")
+        + (" Never shown." if row.about.secret else "")
     )
     variables = " ".join(f"`{name}`" for name in row.env)
-    return (f"`{row.name}`", kind, shown, variables, "live" if row.about.live else "", meaning + also)
+    return (
+        f"`{row.name}`",
+        kind,
+        shown,
+        variables,
+        "live" if row.about.live else "",
+        meaning + also,
+    )
 
 
 def _option(name: str, facts: Option) -> tuple[str, ...]:
     names = " ".join(f"`{form}`" for form in names_of(name))
-    kind = "" if facts.kind == "switch" else " ".join(f"`{choice}`" for choice in facts.choices) or facts.kind
+    kind = (
+        ""
+        if facts.kind == "switch"
+        else " ".join(f"`{choice}`" for choice in facts.choices) or facts.kind
+    )
     default = "" if facts.default is msgspec.UNSET else f"`{json.dumps(facts.default)}`"
     return (names, f"{kind}{', several' if facts.many else ''}", default, effect(name))
 

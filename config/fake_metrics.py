@@ -1,6 +1,7 @@
 """Fake metrics: typed form of the setting, and updates of single keys (simulator.md 14.4).
 
-Keys are the fields of `FakeMetrics` with dashes. msgspec checks all values except functions of time.
+Keys are the fields of `FakeMetrics` with dashes. msgspec checks all values except functions of
+time.
 """
 
 import json
@@ -108,7 +109,10 @@ _TOTALS = {
 
 
 def parse(text: str | None) -> FakeMetrics | None:
-    """Parses the setting; None means real metrics. Raises FakeMetricsError with the first wrong key."""
+    """Parses the setting; None means real metrics.
+
+    Raises FakeMetricsError with the first wrong key.
+    """
     document = _document(text)
     return None if document is None else _typed(document)
 
@@ -116,9 +120,10 @@ def parse(text: str | None) -> FakeMetrics | None:
 def merged(current: str | None, update: object) -> str:
     """Returns the setting's JSON text after an update of some keys.
 
-    `update` is an object, or its JSON text. An absent or null key keeps its value; an empty list or object
-    clears it. A new list of token counts removes the old total, unless `update` has a new total. Raises
-    FakeMetricsError for a wrong update, for a wrong result, and when the metrics are real.
+    `update` is an object, or its JSON text. An absent or null key keeps its value; an empty list or
+    object clears it. A new list of token counts removes the old total, unless `update` has a new
+    total. Raises FakeMetricsError for a wrong update, for a wrong result, and when the metrics are
+    real.
     """
     before = _document(current)
     if before is None:
@@ -155,13 +160,17 @@ def _document(source: object) -> dict[str, object] | None:
 
 
 def _typed(document: Mapping[str, object]) -> FakeMetrics:
-    values = {name: _function(value) if name in _LEVELS else value for name, value in document.items()}
+    values = {
+        name: _function(value) if name in _LEVELS else value for name, value in document.items()
+    }
     adapters = values.get("loras")
     if isinstance(adapters, list):
         values["loras"] = [_object(item) for item in adapters]
     try:
         return msgspec.convert(values, FakeMetrics, strict=False)
-    except msgspec.ValidationError as error:  # such as "Expected `int` >= 0 - at `$.total-prompt-tokens`"
+    except (
+        msgspec.ValidationError
+    ) as error:  # such as "Expected `int` >= 0 - at `$.total-prompt-tokens`"
         rule, _, place = str(error).partition(" - at ")
     where = place.rpartition("$.")[2].strip("`")
     rule += _LEVEL if where.startswith(_LEVELS) else ""
@@ -179,7 +188,9 @@ def _function(value: object) -> object:
     """Splits the text of a function of time; any other value unchanged."""
     if not isinstance(value, str) or value.count(":") != 3:
         return value
-    function: dict[str, object] = dict(zip(Function.__struct_fields__, value.split(":"), strict=True))
+    function: dict[str, object] = dict(
+        zip(Function.__struct_fields__, value.split(":"), strict=True)
+    )
     with suppress(ValueError):
         function["period_s"] = parse_duration(function["period_s"])
     return function

@@ -17,7 +17,8 @@ Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 PerMinute = Annotated[float, Meta(ge=1e-6, le=1e9)]
-"""Rate per minute; the least is one in two years, as clients and headers cannot hold longer waits."""
+"""Rate per minute; the least is one in two years, as clients and headers cannot hold longer waits.
+"""
 Name = Annotated[str, Meta(max_length=64)]
 Status = Annotated[int, Meta(ge=400, le=599)]
 
@@ -113,7 +114,10 @@ ACTIONS = {str(kind.__struct_config__.tag): kind for kind in FaultRule.__subclas
 
 
 def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
-    """Parses a JSON list of rules, or one rule. ValueError has the wrong rule's number, and the reason."""
+    """Parses a JSON list of rules, or one rule.
+
+    ValueError has the wrong rule's number, and the reason.
+    """
     listed = _json(text) if text else []
     if not isinstance(listed, list | dict):
         raise ValueError("a list of rules is needed")
@@ -127,7 +131,10 @@ def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
 
 
 def parse_fault(text: str) -> FaultRule:
-    """Parses the rule of a header: a JSON object, or short ``disconnect; after=3``. May raise ValueError."""
+    """Parses the rule of a header:
+
+    a JSON object, or short ``disconnect; after=3``. May raise ValueError.
+    """
     if text.lstrip().startswith("{"):
         return read_fault_rule(_json(text))
     action, *pairs = (part.strip() for part in text.split(";"))

@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Decorates a function that returns an exit status: one line for ConfigError, `errors`, OSError, Ctrl-C.
+    """Decorates a function that returns an exit status: one line for ConfigError, `errors`,
+    OSError, Ctrl-C.
 
     A closed standard output is left to the caller.
     """
@@ -43,7 +44,10 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
             except BrokenPipeError:
                 raise
             except OSError as error:
-                print(f"error: {error.filename or 'failed'}: {error.strerror or error}", file=sys.stderr)
+                print(
+                    f"error: {error.filename or 'failed'}: {error.strerror or error}",
+                    file=sys.stderr,
+                )
             return 1
 
         return status
@@ -52,7 +56,9 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Raises UsageError for a wrong command line; reports an unknown flag, with the nearest name, first."""
+    """Raises UsageError for a wrong command line; reports an unknown flag, with the nearest name,
+    first.
+    """
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -64,7 +70,10 @@ class FlagParser(argparse.ArgumentParser):
     def parse_beside_settings(
         self, words: Sequence[str], plugins_only: bool = False
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Splits words into flags of the command and flags of settings. UsageError for other flags."""
+        """Splits words into flags of the command and flags of settings.
+
+        UsageError for other flags.
+        """
         table = table_of(kind_of(words, {}))
         others = {*Settings.__struct_fields__} - {"plugins"} if plugins_only else {""}
         names = {name for name, row in table.by_name.items() if row.group not in others}
@@ -90,11 +99,15 @@ class FlagParser(argparse.ArgumentParser):
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """Returns a type of argparse for whole numbers from `least` to `most`."""
     wanted = f"from {least} on" if most is None else f"from {least} to {most}"
-    return _bounded(int, lambda it: least <= it <= (most or math.inf), f"must be a whole number {wanted}")
+    return _bounded(
+        int, lambda it: least <= it <= (most or math.inf), f"must be a whole number {wanted}"
+    )
 
 
 def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
-    """Returns a type of argparse for numbers from `low` + 1e-6 (with `zero`, from `low`) up to `high`."""
+    """Returns a type of argparse for numbers from `low` + 1e-6 (with `zero`, from `low`) up to
+    `high`.
+    """
     wanted = f"from {low:g} to" if zero else f"above {low:g}, at most"
     rule, least = f"must be a number {wanted} {high:,.0f}", low if zero else low + 1e-6
     return _bounded(float, lambda it: least <= it <= high, rule)
@@ -111,11 +124,15 @@ def size_of(text: str) -> float:
     power = " KMGT".index((match[2] or " ").upper()) if match else 0
     size = float(match[1]) * (1024 if match[3] else 1000) ** power if match else 0
     if not 0 < size < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a size above 0, such as 163840, 50GB or 1.5GiB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a size above 0, such as 163840, 50GB or 1.5GiB"
+        )
     return size
 
 
-def _bounded(convert: Callable[[str], T], valid: Callable[[T], bool], rule: str) -> Callable[[str], T]:
+def _bounded(
+    convert: Callable[[str], T], valid: Callable[[T], bool], rule: str
+) -> Callable[[str], T]:
     def read(text: str) -> T:
         with suppress(ValueError):
             if valid(value := convert(text)):

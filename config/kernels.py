@@ -1,8 +1,9 @@
 """Cost of a model's steps on a device as a sum over kernels (docs/fidelity.md, "Kernels").
 
-Products of matrices, experts, attention and all-reduce each have a fixed time, a share of memory bandwidth
-and a share of arithmetic. They were fitted to public tables of single operators (aiconfigurator, Apache-2.0);
-what the engine adds was fitted to measured servers. No constant belongs to a model.
+Products of matrices, experts, attention and all-reduce each have a fixed time, a share of memory
+bandwidth and a share of arithmetic. They were fitted to public tables of single operators
+(aiconfigurator, Apache-2.0); what the engine adds was fitted to measured servers. No constant
+belongs to a model.
 
 Times are in seconds unless named `us`; rates in bytes or operations per second.
 """
@@ -20,7 +21,13 @@ US, NS = 1e-6, 1e-9
 TILE = 128
 """Rows and columns of a tile of a matrix product."""
 Format: TypeAlias = Literal["bf16", "fp8", "fp8-block", "nvfp4", "mxfp4"]
-BYTES: Mapping[Format, float] = {"bf16": 2, "fp8": 1, "fp8-block": 1, "nvfp4": 0.5625, "mxfp4": 0.53125}
+BYTES: Mapping[Format, float] = {
+    "bf16": 2,
+    "fp8": 1,
+    "fp8-block": 1,
+    "nvfp4": 0.5625,
+    "mxfp4": 0.53125,
+}
 """Bytes of a weight, with its share of scales; fp8-block has a scale for each 128 x 128 weights."""
 EIGHT_BITS = frozenset(("fp8", "fp8-block", "nvfp4"))
 """Formats whose activations are cast before each product."""
@@ -76,12 +83,23 @@ class Experts(Struct, frozen=True):
     prefill: float = 1.0
     """Factor of such steps."""
     routed_ns: float = 0.0
-    """For each row of 4,096 numbers in such steps: routing, gathering and summing, on every device."""
+    """For each row of 4,096 numbers in such steps:
+
+    routing, gathering and summing, on every device.
+    """
 
     def seconds(
-        self, rows: int, width: float, inner: float, chosen: tuple[int, int], weight_bytes: float, at: Rates
+        self,
+        rows: int,
+        width: float,
+        inner: float,
+        chosen: tuple[int, int],
+        weight_bytes: float,
+        at: Rates,
     ) -> float:
-        """Seconds for rows that choose uniformly; `chosen` counts all experts, and the experts of a row."""
+        """Seconds for rows that choose uniformly; `chosen` counts all experts, and the experts of a
+        row.
+        """
         experts, of_row = chosen
         needed, weights = experts * (1 - (1 - of_row / experts) ** rows), 3 * width * inner
         read = weight_bytes * needed * weights + 2 * rows * of_row * (2 * width + 3 * inner)
@@ -91,7 +109,10 @@ class Experts(Struct, frozen=True):
 
 
 class Attention(Struct, frozen=True):
-    """Attention of a layer: fixed times of decodes, of each decode, and of prefills; shares of the rates."""
+    """Attention of a layer:
+
+    fixed times of decodes, of each decode, and of prefills; shares of the rates.
+    """
 
     decode_us: float
     memory: float
@@ -103,7 +124,10 @@ class Attention(Struct, frozen=True):
 
 
 class AllReduce(Struct, frozen=True):
-    """Sum over 2, 4 or 8 devices: fixed times in us and factors of the transfer, at once or in a ring."""
+    """Sum over 2, 4 or 8 devices:
+
+    fixed times in us and factors of the transfer, at once or in a ring.
+    """
 
     once_us: tuple[float, float, float]
     ring_us: tuple[float, float, float]
@@ -147,7 +171,8 @@ class Kernels(Struct, frozen=True):
     engine: EngineOverhead | None = None
     """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
     follows_cache_scheme: bool = False
-    """Keys and values have the 8 bits of the checkpoint's scheme; before Blackwell they stay at 16."""
+    """Keys and values have the 8 bits of the checkpoint's scheme; before Blackwell they stay at 16.
+    """
 
 
 ASYNCHRONOUS = EngineOverhead(0.6e-3, 12e-6)
@@ -155,7 +180,9 @@ SYNCHRONOUS = EngineOverhead(1.2e-3, 40e-6)
 """vLLM up to 0.13, which schedules a step when the one before has ended."""
 FUSED = EngineOverhead(0.16e-3, 28e-6, 50e-3, layer_us=5.2, casts=0, slowdown=0.09)
 HOPPER = {"prefill": 1.6, "routed_ns": 120.0}
-"""Prefill with experts at measured servers, beside tables of operators, which load all experts alike."""
+"""Prefill with experts at measured servers, beside tables of operators, which load all experts
+alike.
+"""
 _RING = (7.0, 10.2, 16.3)
 
 KERNELS: Mapping[str, Kernels] = {
@@ -215,7 +242,10 @@ KERNELS: Mapping[str, Kernels] = {
     ),
     "l40s": Kernels(
         142,
-        {"bf16": Product(0, 0.789, 0.645, 2.5, 0.46, 0.01), "fp8": Product(2.2, 0.884, 0.613, 1.0, 0.37, 0)},
+        {
+            "bf16": Product(0, 0.789, 0.645, 2.5, 0.46, 0.01),
+            "fp8": Product(2.2, 0.884, 0.613, 1.0, 0.37, 0),
+        },
         {},
         Attention(9.6, 0.91, 0, 0.021, 0.42, 15),
         # Over PCIe, where neither way is faster than the other.
@@ -305,7 +335,9 @@ class KernelSum(Struct, frozen=True):
         shape, its = self.shape, self.kernels.experts[self.weights]
         width, inner = shape.hidden_size, shape.moe_intermediate_size / self.devices
         chosen = shape.num_experts, shape.num_experts_per_tok
-        seconds = its.seconds(tokens, width, inner, chosen, BYTES[self.weights], self._at(self.weights))
+        seconds = its.seconds(
+            tokens, width, inner, chosen, BYTES[self.weights], self._at(self.weights)
+        )
         share = min(1.0, max(0.0, (tokens - 128) / 384))
         seconds *= 1 + (its.prefill - 1) * share
         seconds += its.routed_ns * NS * tokens * width / 4096 * share
@@ -316,7 +348,9 @@ class KernelSum(Struct, frozen=True):
         device, flops = self.device, self.device.flops_8bit or self.device.flops
         if kind in ("bf16", "mxfp4"):  # mxfp4 is unpacked before it is computed with
             flops = device.flops
-        return Rates(device.bandwidth, flops * (2 if kind == "nvfp4" else 1), self.kernels.multiprocessors)
+        return Rates(
+            device.bandwidth, flops * (2 if kind == "nvfp4" else 1), self.kernels.multiprocessors
+        )
 
 
 def norm(one: float, other: float, p: float) -> float:

@@ -16,7 +16,14 @@ SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 """Words of a switch, in addition to msgspec's: true, false, 1 and 0."""
 MOST = sys.float_info.max
 
-NANOSECONDS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+NANOSECONDS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
 LONGEST = 2**63 - 1  # nanoseconds, about 292 years: the range of Go's durations
 RULE = "must be a duration such as 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h), or whole milliseconds"
 _PART = r"(\d+(?:\.\d*)?|\.\d+)(ns|us|ms|s|m|h)"
@@ -36,14 +43,20 @@ def parse_duration(value: object) -> float:
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ValueError(RULE)
-    total = sum(Decimal(number) * NANOSECONDS[unit] for number, unit in re.findall(_PART, match[2], re.ASCII))
+    total = sum(
+        Decimal(number) * NANOSECONDS[unit]
+        for number, unit in re.findall(_PART, match[2], re.ASCII)
+    )
     if total > LONGEST:
         raise ValueError("must be a duration of at most 292 years")
     return round(-total if match[1] == "-" else total) / NANOSECONDS["s"]
 
 
 def format_duration(seconds: float) -> str:
-    """Formats seconds as Go does, to nanoseconds: ``250ms``, ``1.5s``, ``1m30s``, ``100µs``, ``0s``."""
+    """Formats seconds as Go does, to nanoseconds:
+
+    ``250ms``, ``1.5s``, ``1m30s``, ``100µs``, ``0s``.
+    """
     nanoseconds = round(seconds * NANOSECONDS["s"])
     sign, rest = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
     if rest == 0:
@@ -67,7 +80,10 @@ class Kind(Struct, frozen=True):
     """Completes the sentence "the value ..." for a value of another kind."""
     type: Any
     prepare: Callable[[object], object] = lambda raw: raw
-    """Converts a text, or a value of YAML or JSON, to msgspec's input. Raises ValueError with the rule."""
+    """Converts a text, or a value of YAML or JSON, to msgspec's input.
+
+    Raises ValueError with the rule.
+    """
 
     def read(self, raw: object) -> object:
         """Converts `raw` to a value. ValueError has the rule."""
@@ -155,7 +171,9 @@ def _list(raw: object) -> object:
 
 
 def _objects(raw: object) -> object:
-    """Converts a list or JSON array of texts and objects, one JSON object, or items separated by commas."""
+    """Converts a list or JSON array of texts and objects, one JSON object, or items separated by
+    commas.
+    """
     found = [raw] if isinstance(raw, str) and raw.lstrip().startswith("{") else _list(raw)
     items = found if isinstance(found, list | tuple) else [found]
     return [_json(item) if isinstance(item, dict) else item for item in items]

@@ -1,4 +1,5 @@
-"""Loads settings from command line, environment, YAML file and defaults, the strongest source first.
+"""Loads settings from command line, environment, YAML file and defaults, the strongest source
+first.
 
 To keep other starts fast, argparse is imported only for flags, and yaml only for a file.
 """
@@ -27,7 +28,9 @@ REAL_DEFAULTS: Mapping[str, object] = {
 
 
 def load(
-    argv: Sequence[str] | None = (), environ: Mapping[str, str] = os.environ, warn: Warn = LOG.warning
+    argv: Sequence[str] | None = (),
+    environ: Mapping[str, str] = os.environ,
+    warn: Warn = LOG.warning,
 ) -> Settings:
     """Loads the settings of this process; `argv` has no program name. May raise ConfigError."""
     flags = Flags()

@@ -1,7 +1,8 @@
-"""Blocks of the KV cache: the memory that vLLM's profiling run leaves (docs/fidelity.md, "KV blocks").
+"""Blocks of the KV cache: the memory that vLLM's profiling run leaves (docs/fidelity.md, "KV
+blocks").
 
-The run computes a step of `max-num-batched-tokens`, then samples for `max-num-seqs` sequences. The larger of
-both peaks is kept free, beside the weights and what is allocated outside PyTorch.
+The run computes a step of `max-num-batched-tokens`, then samples for `max-num-seqs` sequences. The
+larger of both peaks is kept free, beside the weights and what is allocated outside PyTorch.
 """
 
 import re
@@ -43,7 +44,9 @@ def version_numbers(vllm_version: str) -> list[int]:
         return NEWEST
     found = re.fullmatch(r"v?(\d{1,4})\.(\d{1,4})(?:[.a-z+-][\w.+-]*)?", vllm_version)
     if found is None:
-        raise ConfigError(f"vllm-version {vllm_version!r}: must be a version of vLLM, such as 0.15.1")
+        raise ConfigError(
+            f"vllm-version {vllm_version!r}: must be a version of vLLM, such as 0.15.1"
+        )
     return [int(number) for number in found.groups()]
 
 
@@ -55,7 +58,9 @@ def memory_use(vllm_version: str) -> MemoryUse:
 
 
 def token_bytes(shape: ModelShape, devices: int, cache_bytes: float) -> float:
-    """Returns the bytes of a token in the blocks of a device; layers with a window share those of others."""
+    """Returns the bytes of a token in the blocks of a device; layers with a window share those of
+    others.
+    """
     layers = max(1, round(shape.num_hidden_layers * (1 - shape.sliding_share)))
     return cache_bytes * shape.cached_numbers(devices) * layers
 
@@ -63,12 +68,15 @@ def token_bytes(shape: ModelShape, devices: int, cache_bytes: float) -> float:
 def reserved(shape: ModelShape, devices: int, limits: EngineLimits, use: MemoryUse) -> float:
     """Returns the bytes of each device that are neither for weights nor for the cache.
 
-    They hold the larger peak of the profiling run (a layer or the sampler), and memory outside of that run.
+    They hold the larger peak of the profiling run (a layer or the sampler), and memory outside of
+    that run.
     """
     width, tokens = shape.hidden_size, limits.max_num_batched_tokens
     inner = shape.matrices * shape.intermediate_size / devices
     if shape.num_experts:
-        inner = shape.num_experts_per_tok * (shape.matrices * shape.moe_intermediate_size / devices + width)
+        inner = shape.num_experts_per_tok * (
+            shape.matrices * shape.moe_intermediate_size / devices + width
+        )
     layer = BF16_BYTES * tokens * (inner + 4 * width)
     sampler = use.logit_bytes * limits.max_num_seqs * shape.vocab_size + BF16_BYTES * tokens * width
     return max(layer, sampler) + (use.outside_gib[devices > 1] + use.graphs_gib) * GIB

@@ -111,7 +111,9 @@ def _imported(named: PluginSettings) -> Iterator[Plugin]:
         if known is plugin:
             yield plugin
         elif known.hooks is not plugin.hooks:
-            raise ConfigError(f"plugin {plugin.name}: two have this name, {known.origin} and {plugin.origin}")
+            raise ConfigError(
+                f"plugin {plugin.name}: two have this name, {known.origin} and {plugin.origin}"
+            )
 
 
 def _has_plugins(folder: str) -> bool:
@@ -145,10 +147,14 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
         called = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in called if "importlib" not in frame.filename]
         place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
-        raise ConfigError(f"plugin {name} ({origin}): cannot be imported: {_told(error)}{place}") from None
+        raise ConfigError(
+            f"plugin {name} ({origin}): cannot be imported: {_told(error)}{place}"
+        ) from None
     name = str(getattr(hooks, "NAME", name.replace("_", "-").lower()))
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes")
+        raise ConfigError(
+            f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes"
+        )
     settings, api = getattr(hooks, "Settings", None), getattr(hooks, "API", None)
     plugin = Plugin(name, str(getattr(hooks, "VERSION", version)), origin, hooks, settings)
     if api != API:

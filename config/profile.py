@@ -1,7 +1,7 @@
 """Profiles: costs of a model on a device, and limits of the measured engine.
 
-A profile is a YAML file, shipped (`config/profiles`) or written by the user. `timing: steps` simulates the
-engine of the profile (docs/fidelity.md).
+A profile is a YAML file, shipped (`config/profiles`) or written by the user. `timing: steps`
+simulates the engine of the profile (docs/fidelity.md).
 """
 
 from pathlib import Path
@@ -50,17 +50,24 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     expert_weights: Seconds = 0.0
     """Reading all experts once."""
     expert_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of experts that a token needs. A step reads the experts of all its tokens, chosen uniformly."""
+    """Share of experts that a token needs.
+
+    A step reads the experts of all its tokens, chosen uniformly.
+    """
     per_token: Seconds = 0.0
     """Computing one row of the matrix products."""
     p: Annotated[float, Meta(ge=1, le=100)] = 6.0
-    """Exponent of the norm that combines reading and computing; higher values are closer to the maximum."""
+    """Exponent of the norm that combines reading and computing; higher values are closer to the
+    maximum.
+    """
     tile: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Weight of the missing rows of an unfinished tile of 128 rows."""
     spill: Seconds = 0.0
     """For each pair of rows: large steps cost more per row, as rows leave a CPU's caches."""
     products: Points = ()
-    """Cost of all that depends on the tokens of a step alone, in place of `weights` to `spill`; ascending."""
+    """Cost of all that depends on the tokens of a step alone, in place of `weights` to `spill`;
+    ascending.
+    """
     products_scale: Annotated[float, Meta(gt=0, le=100)] = 1.0
     """Factor of `products`."""
     outputs: Points = ()
@@ -101,15 +108,22 @@ class FrontCosts(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkno
     """Delivery of one stream's token in a step."""
 
 
-class SpeculationRates(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class SpeculationRates(
+    Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True
+):
     """Speculative decoding: each step has one draft for each rate."""
 
-    acceptance: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(min_length=1, max_length=64)]
+    acceptance: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(min_length=1, max_length=64)
+    ]
     """Chance that a draft is right if all earlier drafts were right, by position."""
 
 
 class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """Profile of an engine. `source`, `model`, `device`, `checked` and `errors` are for readers only."""
+    """Profile of an engine.
+
+    `source`, `model`, `device`, `checked` and `errors` are for readers only.
+    """
 
     source: str
     model: str
@@ -132,7 +146,9 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
     def settings(self) -> dict[str, object]:
         """Returns setting name -> value for the limits of the engine."""
         limits = msgspec.to_builtins(self.engine)
-        return {SETTINGS.get(name, name): value for name, value in limits.items() if value is not None}
+        return {
+            SETTINGS.get(name, name): value for name, value in limits.items() if value is not None
+        }
 
 
 def read_profile(name_or_path: str) -> Profile:

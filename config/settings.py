@@ -1,7 +1,7 @@
 """All settings of the server, composed of sections, and the table with the facts of each setting.
 
-Flag and YAML key are a field's name with dashes; the environment variable is ``SIM_`` and the name in
-capitals. Durations are in seconds.
+Flag and YAML key are a field's name with dashes; the environment variable is ``SIM_`` and the name
+in capitals. Durations are in seconds.
 """
 
 import json
@@ -29,8 +29,20 @@ from config.sections.engine import (
 )
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
-from config.sections.reply import DatasetSettings, ReplaySettings, ReplySettings, ScriptSettings, ToolSettings
-from config.sections.server import AccessSettings, Plugin, PluginSettings, ServerSettings, TlsSettings
+from config.sections.reply import (
+    DatasetSettings,
+    ReplaySettings,
+    ReplySettings,
+    ScriptSettings,
+    ToolSettings,
+)
+from config.sections.server import (
+    AccessSettings,
+    Plugin,
+    PluginSettings,
+    ServerSettings,
+    TlsSettings,
+)
 
 MASK = "***"
 
@@ -79,7 +91,9 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
         for name, value in values.items():
             row = self.table.by_name[name]
             sections.setdefault(row.group, {})[row.attribute] = value
-        changes = {group: replace(getattr(self, group), **found) for group, found in sections.items()}
+        changes = {
+            group: replace(getattr(self, group), **found) for group, found in sections.items()
+        }
         return replace(self, **changes)
 
 
@@ -126,7 +140,10 @@ class Setting(Struct, frozen=True, kw_only=True):
         return getattr(getattr(settings, self.group), self.attribute)
 
     def shown(self, value: Any, masked: bool = True) -> object:
-        """Returns `value` for logs: durations as text, lists as lists, secrets as ``***`` unless empty."""
+        """Returns `value` for logs:
+
+        durations as text, lists as lists, secrets as ``***`` unless empty.
+        """
         if self.about.secret and masked and value:
             return MASK
         if self.kind.name == DURATION:
@@ -141,7 +158,9 @@ class Table:
 
     def __init__(self, kind: type[Settings]) -> None:
         self.sections: dict[str, type[Section]] = {field.name: field.type for field in fields(kind)}
-        self.rows = tuple(row for group, section in self.sections.items() for row in rows(group, section))
+        self.rows = tuple(
+            row for group, section in self.sections.items() for row in rows(group, section)
+        )
         self.by_name = {name: row for row in self.rows for name in row.names}
         """Any name of a setting -> row."""
 
@@ -153,7 +172,10 @@ def table_of(kind: type[Settings]) -> Table:
 
 
 def rows(group: str, section: type[Section]) -> tuple[Setting, ...]:
-    """Returns the rows of a section, in the order of fields. Names in a plugin's section have its prefix."""
+    """Returns the rows of a section, in the order of fields.
+
+    Names in a plugin's section have its prefix.
+    """
     prefix = "" if group in Settings.__struct_fields__ else f"{group}_"
     return tuple(_row(group, section, field, prefix) for field in fields(section))
 
@@ -208,7 +230,9 @@ def _taken_apart(annotation: Any) -> tuple[object, list[object], bool]:
         plain, inner, optional = _taken_apart(annotated)
         return plain, [*inner, *extras], optional
     if origin in (Union, UnionType):
-        plain, extras, _ = _taken_apart(next(part for part in get_args(annotation) if part is not type(None)))
+        plain, extras, _ = _taken_apart(
+            next(part for part in get_args(annotation) if part is not type(None))
+        )
         return plain, extras, True
     return annotation, [], False
 

@@ -13,14 +13,19 @@ UNKNOWN_PARTS: Mapping[str, str] = {
     "vision_config": "an encoder of images",
     "audio_config": "an encoder of audio",
     "linear_num_key_heads": "linear attention",
-    **dict.fromkeys(("mamba_d_state", "mamba_expand", "ssm_state_size", "state_size"), "state-space layers"),
+    **dict.fromkeys(
+        ("mamba_d_state", "mamba_expand", "ssm_state_size", "state_size"), "state-space layers"
+    ),
 }
 """Field of a `config.json` -> part of the model whose cost is not known."""
 KNOWN_LAYERS = frozenset(("full_attention", "sliding_attention"))
 
 
 class Device(Struct, frozen=True):
-    """An accelerator. Operations are per second and dense; sheets often have twice as many, with sparsity."""
+    """An accelerator.
+
+    Operations are per second and dense; sheets often have twice as many, with sparsity.
+    """
 
     name: str
     bandwidth: float
@@ -32,11 +37,17 @@ class Device(Struct, frozen=True):
     memory: float
     """Bytes for a process: the sheet's memory, less the share of driver and error correction."""
     link: float
-    """Bytes per second to the server's other devices, in one direction: half of the sheet's figure."""
+    """Bytes per second to the server's other devices, in one direction:
+
+    half of the sheet's figure.
+    """
     sheet: str
     max_num_batched_tokens: int
     max_num_seqs: int
-    """vLLM's defaults for a server on this device: those of large ones from 70 GiB on, but for A100."""
+    """vLLM's defaults for a server on this device:
+
+    those of large ones from 70 GiB on, but for A100.
+    """
 
 
 GIB, TERA = 1 << 30, 1e12
@@ -63,7 +74,14 @@ _SHEETS = {
 }
 DEVICES: Mapping[str, Device] = {
     key: Device(
-        name, read * TERA, bf16 * TERA, fp8 and fp8 * TERA, size * GIB, link * TERA, _SHEETS[key], *step
+        name,
+        read * TERA,
+        bf16 * TERA,
+        fp8 and fp8 * TERA,
+        size * GIB,
+        link * TERA,
+        _SHEETS[key],
+        *step,
     )
     for key, (name, read, bf16, fp8, size, link, step) in _FIGURES.items()
 }
@@ -72,14 +90,27 @@ DEVICES: Mapping[str, Device] = {
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
 
 _OF_THREE = (
-    *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3"),
+    *(
+        "Llama",
+        "Mistral",
+        "Mixtral",
+        "Qwen2",
+        "Qwen2Moe",
+        "Qwen3",
+        "Qwen3Moe",
+        "Gemma",
+        "Gemma2",
+        "Gemma3",
+    ),
     *("GptOss", "Granite", "GraniteMoe", "MiniMaxM2", "Olmo2", "Olmoe", "Phi3", "SmolLM3"),
 )
 _OF_TWO = ("GPTNeoX", "Phi", "Starcoder2")
 MATRICES: Mapping[str, int] = {
     f"{name}ForCausalLM": count for count, names in ((3, _OF_THREE), (2, _OF_TWO)) for name in names
 }
-"""Architecture -> matrices of a layer's feed-forward network, beside attention over keys and values."""
+"""Architecture -> matrices of a layer's feed-forward network, beside attention over keys and
+values.
+"""
 
 
 class _Scheme(Struct):
@@ -129,11 +160,16 @@ class ModelShape(Struct, kw_only=True):
     quantization_config: Quantization | None = None
 
     def __post_init__(self) -> None:
-        """Fills in absent fields. Raises ValueError, with the rule, for fields that contradict others."""
+        """Fills in absent fields.
+
+        Raises ValueError, with the rule, for fields that contradict others.
+        """
         heads = self.num_attention_heads
         if not self.head_dim and self.hidden_size % heads:
             rule = "must be a multiple of num_attention_heads"
-            raise ValueError(f"hidden_size ({self.hidden_size}) {rule} ({heads}), or head_dim be given")
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) {rule} ({heads}), or head_dim be given"
+            )
         if self.num_key_value_heads > heads:
             rule = "must not be more than num_attention_heads"
             raise ValueError(f"num_key_value_heads ({self.num_key_value_heads}) {rule}")
@@ -142,7 +178,9 @@ class ModelShape(Struct, kw_only=True):
         self.num_experts = self.num_experts or self.num_local_experts
         self.moe_intermediate_size = self.moe_intermediate_size or self.intermediate_size
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok ({self.num_experts_per_tok}) is more than the experts")
+            raise ValueError(
+                f"num_experts_per_tok ({self.num_experts_per_tok}) is more than the experts"
+            )
 
     def cached_numbers(self, devices: int) -> int:
         """Keys and values of a token in a layer, on one of `devices`; too few heads are replicated."""
@@ -176,11 +214,16 @@ class ModelShape(Struct, kw_only=True):
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
     def weights(self) -> tuple[int, int]:
-        """Returns two counts over all layers: weights that every token needs, and weights of one expert."""
+        """Returns two counts over all layers:
+
+        weights that every token needs, and weights of one expert.
+        """
         matrices, width, layers = self.matrices, self.hidden_size, self.num_hidden_layers
         sparse = self.sparse_layers
         projected = self.num_attention_heads * self.head_dim
-        attention = width * (projected + 2 * self.num_key_value_heads * self.head_dim) + projected * width
+        attention = (
+            width * (projected + 2 * self.num_key_value_heads * self.head_dim) + projected * width
+        )
         beside = width * self.num_experts + matrices * width * self.shared_expert_intermediate_size
         shared = layers * attention + (layers - sparse) * matrices * width * self.intermediate_size
         expert = sparse * matrices * width * self.moe_intermediate_size
@@ -194,12 +237,20 @@ def model_shape(document: object, named: str = "model config") -> ModelShape:
         document = {field: value for field, value in document.items() if value is not None}
         given = document.get("architectures")
         name = given[0] if isinstance(given, list) and given else None
-        _check_parts(document, f"{named}: {{}}: {name} has {{}}, and the cost of its kernels is not known")
-    if isinstance(name, str) and name not in MATRICES:  # before other fields: their names may differ
+        _check_parts(
+            document, f"{named}: {{}}: {name} has {{}}, and the cost of its kernels is not known"
+        )
+    if (
+        isinstance(name, str) and name not in MATRICES
+    ):  # before other fields: their names may differ
         same = next((known for known in MATRICES if known.lower() == name.lower()), None)
         kinds = ", ".join(known.removesuffix("ForCausalLM") for known in MATRICES)
-        hint = f"; did you mean {same}?" if same else f"; known are {kinds}, each of them ForCausalLM"
-        raise ConfigError(f"{named}: architectures: {name} is none that a data sheet can tell of{hint}")
+        hint = (
+            f"; did you mean {same}?" if same else f"; known are {kinds}, each of them ForCausalLM"
+        )
+        raise ConfigError(
+            f"{named}: architectures: {name} is none that a data sheet can tell of{hint}"
+        )
     try:
         return msgspec.convert(document, ModelShape)
     except msgspec.ValidationError as error:

@@ -1,4 +1,7 @@
-"""Sources of values: command line, environment and file; and conversion of a command line to variables."""
+"""Sources of values:
+
+command line, environment and file; and conversion of a command line to variables.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +17,10 @@ PREFIX = "SIM_"
 CONFIG = "SIM_CONFIG"
 DEFAULT = "default"
 EMPTY = '""'
-"""Text of a variable with an empty value. Empty variables count as not set, as platforms inject them."""
+"""Text of a variable with an empty value.
+
+Empty variables count as not set, as platforms inject them.
+"""
 
 IGNORED_SWITCHES = frozenset(
     ("enforce-eager", "add-dir-header", "alsologtostderr", "logtostderr", "one-output")
@@ -49,10 +55,19 @@ RETIRED = {
     "tool-call-room": "below 96 tokens a call that is only allowed is not begun",
     "worker-connections": "16,384 connections are served, or as many as open files allow",
 }
-"""Removed setting of version 0.1 -> present behavior. Accepted, with a warning, until version 0.3."""
+"""Removed setting of version 0.1 -> present behavior.
+
+Accepted, with a warning, until version 0.3.
+"""
 IGNORED = IGNORED_SWITCHES.union(
     RETIRED,
-    ("mm-processor-kwargs", "ec-transfer-config", "zmq-max-connect-attempts", "vmodule", "stderrthreshold"),
+    (
+        "mm-processor-kwargs",
+        "ec-transfer-config",
+        "zmq-max-connect-attempts",
+        "vmodule",
+        "stderrthreshold",
+    ),
     ("log-backtrace-at", "log-dir", "log-file", "log-file-max-size"),
 )
 """Retired settings, and flags of vLLM, simulators and klog, that are accepted and ignored."""
@@ -107,7 +122,8 @@ class Sources:
                 self.document[name] = value
 
     def of(self, row: Setting) -> tuple[object, str] | None:
-        """Returns raw value and name of the strongest source with the setting; None without a source.
+        """Returns raw value and name of the strongest source with the setting; None without a
+        source.
 
         ConfigError if one source has different values under two names.
         """
@@ -115,7 +131,9 @@ class Sources:
         variables = [name for name in row.env if name not in flags.unread]
         texts = ((_text(self.environ, name), f"environment variable {name}") for name in variables)
         found: list[tuple[object, str]]
-        found = [(flags.values[n], f"flag --{flags.names.get(n, n)}") for n in names if n in flags.values]
+        found = [
+            (flags.values[n], f"flag --{flags.names.get(n, n)}") for n in names if n in flags.values
+        ]
         found = found or [(text, source) for text, source in texts if text is not None]
         found = found or [
             (document[name], self.file if name == row.name else f"{self.file}, {name}")
@@ -134,13 +152,17 @@ class Sources:
         return found[0]
 
     def strays(self, table: Table) -> Iterator[str]:
-        """Yields warnings for variables of retired settings, and for unknown variables with our prefix."""
+        """Yields warnings for variables of retired settings, and for unknown variables with our
+        prefix.
+        """
         retired = {variable(name): name for name in RETIRED}
         for name in retired:
             if self.environ.get(name):
                 yield ignored(retired[name], f"environment variable {name}")
         known = {name for row in table.rows for name in row.env} | {CONFIG} | retired.keys()
-        if unknown := sorted(name for name in self.environ if name.startswith(PREFIX) and name not in known):
+        if unknown := sorted(
+            name for name in self.environ if name.startswith(PREFIX) and name not in known
+        ):
             yield f"not a setting, ignored: environment variable {', '.join(unknown)}"
 
 
@@ -156,7 +178,9 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
     They have the values of the command line, and every existing relative path in its absolute form.
     """
     path = flags.config if flags.config is not None else _text(environ, CONFIG)
-    variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
+    variables = (
+        {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
+    )
     for row in settings.table.rows:
         value = row.value(settings)
         moved = value
@@ -164,7 +188,11 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
             moved = os.path.abspath(value)
         elif row.about.path and value is not None:
             moved = _absolute(row.name, value)
-        if moved != value or row.name in flags.fallbacks or any(name in flags.values for name in row.names):
+        if (
+            moved != value
+            or row.name in flags.fallbacks
+            or any(name in flags.values for name in row.names)
+        ):
             variables[row.env[0]] = row.write(moved) or EMPTY
             variables |= {name: "" for name in map(variable, row.about.also) if name in environ}
     return variables
@@ -176,9 +204,14 @@ def _text(environ: Mapping[str, str], name: str) -> str | None:
 
 
 def _absolute(setting: str, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """Makes existing paths absolute: a path, or a list of paths, each with an optional name (`name=path`)."""
+    """Makes existing paths absolute:
+
+    a path, or a list of paths, each with an optional name (`name=path`).
+    """
     if isinstance(value, str):
-        return os.path.abspath(value) if not os.path.isabs(value) and os.path.exists(value) else value
+        return (
+            os.path.abspath(value) if not os.path.isabs(value) and os.path.exists(value) else value
+        )
     if setting == "plugin":  # a module unless it ends in .py, even if a folder has the same name
         return tuple(str(_absolute("", item)) if item.endswith(".py") else item for item in value)
     items = (item.rpartition("=") for item in value)

@@ -1,4 +1,6 @@
-"""Rules between settings, checked in a fixed order, at the start and at each change of a running server."""
+"""Rules between settings, checked in a fixed order, at the start and at each change of a running
+server.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,7 +14,9 @@ FIRST = (
     *("prefill-overhead", "prefill-time-per-token", "prefill-time-std-dev"),
     *("time-factor-under-load", "max-model-len", "max-num-seqs", "max-waiting-queue-length"),
 )
-"""First settings to check, in the order of the reference simulator, so that users get the same error."""
+"""First settings to check, in the order of the reference simulator, so that users get the same
+error.
+"""
 
 
 def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
@@ -32,7 +36,10 @@ def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
     if at.replay.target and not at.replay.replay:
         yield "target", "must be given together with replay"
     if at.kvindex.kv_index_bind and ranks > 1:
-        yield "kv-index-bind", "must be empty when this server plays several ranks: they cannot share a port"
+        yield (
+            "kv-index-bind",
+            "must be empty when this server plays several ranks: they cannot share a port",
+        )
     if at.kvindex.role == "indexer" and ranks > 1:
         yield "role", "has no ranks: data-parallel-size must be 1"
     if at.steps.shared:
@@ -41,7 +48,9 @@ def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
     if server.port + ranks > 65536:
         yield "port", room
     grpc_port = server.grpc_port
-    if grpc_port is not None and (grpc_port + ranks > 65536 or abs(grpc_port - server.port) < ranks):
+    if grpc_port is not None and (
+        grpc_port + ranks > 65536 or abs(grpc_port - server.port) < ranks
+    ):
         yield "grpc-port", f"{room}, none of which is one of port's"
     if server.uds is not None:
         yield from _socket_flaws(server)
@@ -56,7 +65,10 @@ def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
 def _socket_flaws(server: ServerSettings) -> Iterator[tuple[str, str]]:
     """Yields what contradicts a Unix socket."""
     if len(server.ranks) > 1:
-        yield "uds", "must be empty when this server plays several ranks: each has a port of its own"
+        yield (
+            "uds",
+            "must be empty when this server plays several ranks: each has a port of its own",
+        )
     if server.grpc_port is not None:
         yield "grpc-port", "must be empty where uds is set: no TCP port is opened"
 
@@ -82,7 +94,10 @@ SIMULATED_ONLY = (
     *("render-url", "force-dummy-tokenizer", "role", "fake-metrics"),
     *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),
 )
-"""Settings of the simulated engine only; a real engine (`engine: llm`) accepts only their defaults."""
+"""Settings of the simulated engine only; a real engine (`engine:
+
+llm`) accepts only their defaults.
+"""
 
 
 def _real_engine_flaws(at: Settings) -> Iterator[tuple[str, str]]:
@@ -121,10 +136,16 @@ def read(row: Setting, raw: object, source: str) -> object:
 
 
 def check(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Raises ConfigError for the first conflict between values; `sources` has setting name -> source."""
+    """Raises ConfigError for the first conflict between values; `sources` has setting name ->
+    source.
+    """
     for row in in_order(settings.table):
         value = row.value(settings)
-        flaws = (rule.flaw(value, getattr(settings, row.group)) for rule in row.rules if value is not None)
+        flaws = (
+            rule.flaw(value, getattr(settings, row.group))
+            for rule in row.rules
+            if value is not None
+        )
         if flaw := next(filter(None, flaws), ""):
             raise wrong(row, row.write(value), sources.get(row.name, "default"), flaw)
     for name, rule in _disagreements(settings):
@@ -134,7 +155,9 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
 
 def wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
     """Returns the error for a wrong value, in one line: setting, value, source and rule."""
-    return ConfigError(f"setting {row.name}: {MASK if row.about.secret else shown(value)} ({source}) {rule}")
+    return ConfigError(
+        f"setting {row.name}: {MASK if row.about.secret else shown(value)} ({source}) {rule}"
+    )
 
 
 class LiveSettings:
@@ -148,12 +171,18 @@ class LiveSettings:
         self._subscribers: list[Callable[[Settings], None]] = []
 
     def subscribe(self, subscriber: Callable[[Settings], None]) -> None:
-        """Calls `subscriber` with all settings, now and after every change. It must not raise or block."""
+        """Calls `subscriber` with all settings, now and after every change.
+
+        It must not raise or block.
+        """
         self._subscribers.append(subscriber)
         subscriber(self.current)
 
     def change(self, values: Mapping[str, object]) -> Settings:
-        """Sets settings by name, with values as in YAML. Changes nothing on the ConfigError of `changed`."""
+        """Sets settings by name, with values as in YAML.
+
+        Changes nothing on the ConfigError of `changed`.
+        """
         self.current = self.changed(values)
         for subscriber in self._subscribers:
             subscriber(self.current)
@@ -166,7 +195,9 @@ class LiveSettings:
         for name, raw in values.items():
             row = table.by_name.get(name)
             if row is None:
-                raise ConfigError(f"unknown setting {name!r}{suggestion(name, names=table.by_name)}")
+                raise ConfigError(
+                    f"unknown setting {name!r}{suggestion(name, names=table.by_name)}"
+                )
             if not row.about.live:
                 raise ConfigError(f"setting {name}: cannot change while the server runs")
             found[name] = read(row, raw, "change")

@@ -20,7 +20,9 @@ class _Loader(yaml.SafeLoader):
     merged = 0
     """Number of keys in all mappings so far, merged keys included."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
         seen: set[str] = set()
         for key, _ in node.value:
             if str(key.value) in seen:

@@ -4,8 +4,9 @@
     $ python -m scripts.code_habits --list    # print each place as FILE:LINE HABIT
     $ python -m scripts.code_habits --lower   # lower the budgets to the present counts
 
-Budgets are absolute counts, so code that is added has to be free of the habits. They are lowered, and never
-raised, until each is at most the `GOALS` of the project, which are counts per 1,000 lines of code.
+Budgets are absolute counts, so code that is added has to be free of the habits. They are lowered,
+and never raised, until each is at most the `GOALS` of the project, which are counts per 1,000 lines
+of code.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ def is_disguised_conditional(node: ast.AST) -> bool:
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
         first = node.values[0]
         return isinstance(first, ast.BoolOp) and isinstance(first.op, ast.And)
-    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Tuple | ast.List | ast.Dict)
+    return isinstance(node, ast.Subscript) and isinstance(
+        node.value, ast.Tuple | ast.List | ast.Dict
+    )
 
 
 def bound_name(node: ast.AST) -> str | None:
@@ -201,7 +204,9 @@ def check(folder: str, budget: dict[str, int]) -> list[str]:
         rate = counts[habit] * 1000 / max(code_lines, 1)
         print(f"{folder}: {counts[habit]} of {habit} ({rate:.1f} per 1,000 lines; goal {goal})")
         if counts[habit] > budget[habit]:
-            excesses.append(f"{folder}: {counts[habit]} of {habit}, above the budget of {budget[habit]}")
+            excesses.append(
+                f"{folder}: {counts[habit]} of {habit}, above the budget of {budget[habit]}"
+            )
     return excesses
 
 
@@ -211,9 +216,13 @@ def lowered(budget: dict[str, int], counts: Counter[str]) -> dict[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--list", action="store_true", help="print each place")
-    parser.add_argument("--lower", action="store_true", help="lower the budgets to the present counts")
+    parser.add_argument(
+        "--lower", action="store_true", help="lower the budgets to the present counts"
+    )
     options = parser.parse_args()
     if options.list:
         for folder in FOLDERS:
@@ -221,7 +230,9 @@ def main() -> int:
         return 0
     budgets: dict[str, dict[str, int]] = json.loads(BUDGETS_FILE.read_text("utf-8"))
     if options.lower:
-        new_budgets = {folder: lowered(budgets.get(folder, {}), counts_of(folder)[0]) for folder in FOLDERS}
+        new_budgets = {
+            folder: lowered(budgets.get(folder, {}), counts_of(folder)[0]) for folder in FOLDERS
+        }
         BUDGETS_FILE.write_text(json.dumps(new_budgets, indent=2) + "\n", "utf-8")
         return 0
     excesses = []

@@ -1,11 +1,13 @@
-"""Derive facts from recorded exchanges with a real vLLM: what every answer looks like, not what it says.
+"""Derive facts from recorded exchanges with a real vLLM: what every answer looks like, not what it
+says.
 
     python -m scripts.derive_facts RECORDING.jsonl > tests/conformance/facts.json
 
-A recording has one exchange per line: name, method, path, request, request_headers, status, headers, body.
-The facts keep the request and, of the answer, the status, the media type and the body's description: the
-keys in their order, the kind of each value, and the value itself where it is a word of the protocol or
-counts tokens of the prompt. Messages, generated texts, ids and times are left out.
+A recording has one exchange per line: name, method, path, request, request_headers, status,
+headers, body. The facts keep the request and, of the answer, the status, the media type and the
+body's description: the keys in their order, the kind of each value, and the value itself where it
+is a word of the protocol or counts tokens of the prompt. Messages, generated texts, ids and times
+are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ Exchange = Mapping[str, Any]
 
 WORDS = frozenset(
     (
-        *("object", "type", "role", "code", "param", "detail", "owned_by", "parent", "status", "success"),
+        *(
+            "object",
+            "type",
+            "role",
+            "code",
+            "param",
+            "detail",
+            "owned_by",
+            "parent",
+            "status",
+            "success",
+        ),
         *("model", "max_model_len", "server_load", "version"),
     )
 )
@@ -47,7 +60,11 @@ def facts(exchange: Exchange) -> dict[str, Any]:
     known = {name: exchange[name] for name in KEPT}
     if "allow" in headers:
         known["allow"] = headers["allow"]
-    return {**known, "media_type": media_type, "body": _described_body(media_type, exchange["body"])}
+    return {
+        **known,
+        "media_type": media_type,
+        "body": _described_body(media_type, exchange["body"]),
+    }
 
 
 def _described_body(media_type: str, body: str) -> Any:
@@ -67,8 +84,8 @@ def _described_event(event: str) -> Any:
 def describe(value: Any, key: str = "", *, in_stream: bool = False) -> Any:
     """`value` as kinds; `key` is the name under which it was found.
 
-    A list is described by its items, runs of the same description told once. In a stream the place of a
-    choice is left open, for the choices of one step come in any number.
+    A list is described by its items, runs of the same description told once. In a stream the place
+    of a choice is left open, for the choices of one step come in any number.
     """
     if key == "stop_reason":
         return "anything"
@@ -92,7 +109,9 @@ def describe(value: Any, key: str = "", *, in_stream: bool = False) -> Any:
 
 
 def _counts_tokens(key: str, value: Any) -> bool:
-    if key == "tokens":  # a reply's log probabilities list its tokens by their texts under this name
+    if (
+        key == "tokens"
+    ):  # a reply's log probabilities list its tokens by their texts under this name
         return isinstance(value, list) and all(isinstance(item, int) for item in value)
     return key in TOKEN_COUNTS and value is not None
 

@@ -1,4 +1,5 @@
-"""A hook of mkdocs (mkdocs.yml): what GitHub reads otherwise than mkdocs, links to other files first of all.
+"""A hook of mkdocs (mkdocs.yml): what GitHub reads otherwise than mkdocs, links to other files
+first of all.
 
 On GitHub `[a script](../examples/scripts/dinner.yaml)` leads to the file. The site has no such file: there
 the link leads to the repository, if REPO_URL names it, or becomes the path as text. In the code of a table
@@ -28,5 +29,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **others: object) ->
             return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})"
         return text if Path(path).name in text else f"{text} (`{path}`)"
 
-    markdown = ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown)
+    markdown = ROW.sub(
+        lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown
+    )
     return OUTSIDE.sub(rewrite, markdown)

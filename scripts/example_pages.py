@@ -1,4 +1,5 @@
-"""Gives the example pages of the documents the console's present scripts and styles; their recordings stay.
+"""Gives the example pages of the documents the console's present scripts and styles; their
+recordings stay.
 
 python -m scripts.example_pages
 """

@@ -3,8 +3,8 @@
     pip install -r requirements-fit.txt
     python scripts/fit_device.py l40s
 
-The tables are those of aiconfigurator (Apache-2.0) for vLLM: products, experts, attention and all-reduce.
-Four fifths of the shapes are fitted; the errors printed are those of the others.
+The tables are those of aiconfigurator (Apache-2.0) for vLLM: products, experts, attention and
+all-reduce. Four fifths of the shapes are fitted; the errors printed are those of the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from config.kernels import BYTES, KERNELS, Experts, Format, Product, Rates
 from config.shapes import DEVICES
 
-FOLDERS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "a100": "a100_sxm", "l40s": "l40s"}
+FOLDERS = {
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "a100": "a100_sxm",
+    "l40s": "l40s",
+}
 PROCESSORS = {"h100": 132, "h200": 132, "b200": 148, "a100": 108, "l40s": 142}
 PRODUCTS: Mapping[str, Format] = {
     "bfloat16": "bf16",
@@ -35,7 +41,11 @@ PRODUCTS: Mapping[str, Format] = {
     "fp8_block": "fp8-block",
     "nvfp4": "nvfp4",
 }
-EXPERTS: Mapping[str, Format] = {"bfloat16": "bf16", "fp8_block": "fp8-block", "w4a16_mxfp4": "mxfp4"}
+EXPERTS: Mapping[str, Format] = {
+    "bfloat16": "bf16",
+    "fp8_block": "fp8-block",
+    "w4a16_mxfp4": "mxfp4",
+}
 MOST_ROWS, LEAST_WIDTH = 8192, 1024
 SAMPLE = 2500
 """Rows of a table that are fitted, drawn with a seed."""
@@ -55,7 +65,9 @@ class Fit(Struct, frozen=True):
         return f"{', '.join(f'{it:.3g}' for it in self.constants)}  # {self.error:.1%}, p90 {self.p90:.1%}"
 
 
-def fit(model: Model, start: Sequence[float], rows: Sequence[Row], shape: Callable[[Row], object]) -> Fit:
+def fit(
+    model: Model, start: Sequence[float], rows: Sequence[Row], shape: Callable[[Row], object]
+) -> Fit:
     """Fits positive constants to latencies, on logarithms; a fifth of the shapes is kept back."""
     rng = Random(1)
     shapes = sorted({repr(shape(row)) for row in rows})
@@ -105,7 +117,9 @@ def products(tables: Tables) -> Iterator[tuple[str, Fit]]:
         own = [
             row
             for row in rows
-            if row["gemm_dtype"] == name and row["m"] <= MOST_ROWS and min(row["n"], row["k"]) >= LEAST_WIDTH
+            if row["gemm_dtype"] == name
+            and row["m"] <= MOST_ROWS
+            and min(row["n"], row["k"]) >= LEAST_WIDTH
         ]
         at, size = tables.at(kind), BYTES[kind]
 
@@ -123,18 +137,30 @@ def experts(tables: Tables) -> Iterator[tuple[str, Fit]]:
         own = [
             row
             for row in rows
-            if row["moe_dtype"] == name and row["moe_ep_size"] == 1 and row["distribution"] == "balanced"
+            if row["moe_dtype"] == name
+            and row["moe_ep_size"] == 1
+            and row["distribution"] == "balanced"
         ]
         at, size = tables.at(kind), BYTES[kind]
 
         def model(x: Sequence[float], row: Row, at: Rates = at, size: float = size) -> float:
-            inner, chosen = row["inter_size"] / row["moe_tp_size"], (row["num_experts"], row["topk"])
-            return Experts(*x).seconds(row["num_tokens"], row["hidden_size"], inner, chosen, size, at)
+            inner, chosen = (
+                row["inter_size"] / row["moe_tp_size"],
+                (row["num_experts"], row["topk"]),
+            )
+            return Experts(*x).seconds(
+                row["num_tokens"], row["hidden_size"], inner, chosen, size, at
+            )
 
         if own:
             yield (
                 kind,
-                fit(model, (30.0, 0.8, 0.4, 1.5, 1.0), own, lambda row: (row["hidden_size"], chosen(row))),
+                fit(
+                    model,
+                    (30.0, 0.8, 0.4, 1.5, 1.0),
+                    own,
+                    lambda row: (row["hidden_size"], chosen(row)),
+                ),
             )
 
 
@@ -143,12 +169,19 @@ def chosen(row: Row) -> tuple[int, int, float]:
 
 
 def decodes(tables: Tables) -> Fit:
-    """Attention of decodes with 16-bit keys: fixed time, share of bandwidth, time of each sequence."""
+    """Attention of decodes with 16-bit keys:
+
+    fixed time, share of bandwidth, time of each sequence.
+    """
 
     def model(x: Sequence[float], row: Row) -> float:
         fixed_us, memory, sequence_us = x
-        read = 4 * row["num_key_value_heads"] * row["head_dim"] * row["batch_size"] * (row["step"] + 1)
-        return (fixed_us + sequence_us * row["batch_size"]) * US + read / (tables.sheet.bandwidth * memory)
+        read = (
+            4 * row["num_key_value_heads"] * row["head_dim"] * row["batch_size"] * (row["step"] + 1)
+        )
+        return (fixed_us + sequence_us * row["batch_size"]) * US + read / (
+            tables.sheet.bandwidth * memory
+        )
 
     rows = [
         row
@@ -156,7 +189,9 @@ def decodes(tables: Tables) -> Fit:
         if row["kv_cache_dtype"] == "bfloat16" and row["head_dim"] == 128 and not row["window_size"]
         if row["num_heads"] >= row["num_key_value_heads"] and row["batch_size"] <= 512
     ]
-    return fit(model, (10.0, 0.8, 0.05), rows, lambda row: (row["num_heads"], row["num_key_value_heads"]))
+    return fit(
+        model, (10.0, 0.8, 0.05), rows, lambda row: (row["num_heads"], row["num_key_value_heads"])
+    )
 
 
 def prefills(tables: Tables) -> Fit:
@@ -164,7 +199,9 @@ def prefills(tables: Tables) -> Fit:
 
     def model(x: Sequence[float], row: Row) -> float:
         pairs = row["batch_size"] * row["isl"] * (row["isl"] + 1) / 2
-        return x[0] * US + 4 * row["num_heads"] * row["head_dim"] * pairs / (tables.sheet.flops * x[1])
+        return x[0] * US + 4 * row["num_heads"] * row["head_dim"] * pairs / (
+            tables.sheet.flops * x[1]
+        )
 
     rows = [
         row
@@ -194,7 +231,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("device", choices=FOLDERS)
-    parser.add_argument("--tables", type=Path, help="the folder of the tables [that of the package]")
+    parser.add_argument(
+        "--tables", type=Path, help="the folder of the tables [that of the package]"
+    )
     given = parser.parse_args()
     if any(find_spec(name) is None for name in ("aiconfigurator_core", "pyarrow", "scipy")):
         sys.exit("error: packages are missing: pip install -r requirements-fit.txt")

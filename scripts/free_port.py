@@ -1,7 +1,7 @@
 """Checks that a server can listen, before `make` installs packages for minutes.
 
-python scripts/free_port.py HOST TARGET: for `make TARGET`, which listens on HOST (or SIM_HOST) and on
-SIM_PORT. Prints one line and exits with status 1 when the port is in use. Needs no packages.
+python scripts/free_port.py HOST TARGET: for `make TARGET`, which listens on HOST (or SIM_HOST) and
+on SIM_PORT. Prints one line and exits with status 1 when the port is in use. Needs no packages.
 """
 
 import errno

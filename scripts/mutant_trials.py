@@ -1,7 +1,8 @@
 """What the tests of a room make of a mutant: first those that ran its line, in the end all of them.
 
-Which tests ran which line is seen once for every room, by coverage, before the first mutant. It decides only
-what is tried first, so that most mutants are killed within seconds: what those let pass, all others judge.
+Which tests ran which line is seen once for every room, by coverage, before the first mutant. It
+decides only what is tried first, so that most mutants are killed within seconds: what those let
+pass, all others judge.
 
 All of it happens in a copy of the project in a temporary folder; the working tree is only read.
 """
@@ -31,8 +32,11 @@ ENGINE = (
     "tests/surface/test_lifecycle.py",
     "tests/remote",
 )
-"""What steps say off line, and replies; an engine's life in a server, and in a process of its own."""
-WIRE = tuple(f"tests/conformance/wire/test_{name}.py" for name in ("wire", "responses", "tool_calls"))
+"""What steps say off line, and replies; an engine's life in a server, and in a process of its own.
+"""
+WIRE = tuple(
+    f"tests/conformance/wire/test_{name}.py" for name in ("wire", "responses", "tool_calls")
+)
 """What real servers answer to bodies of all kinds."""
 POOLED = ("tests/pooling/test_routes.py",)
 """What requests of the pooling routes are."""
@@ -55,15 +59,24 @@ ROOMS = {
 
 What fields of `protocol` mean only an answer tells.
 """
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".node-*", ".hypothesis", ".*_cache", "__pycache__")
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv*", ".node-*", ".hypothesis", ".*_cache", "__pycache__"
+)
 FAST, SLOW = ("-m", "not wire"), ("-m", "wire")
 """Options of pytest: which tests of a room run first, and which only when those are content."""
 FAILED, NO_TESTS, TOO_SLOW = 1, 5, -1
-"""Exit statuses of pytest: a test has failed, it has selected none. The last stands for tests cut short."""
+"""Exit statuses of pytest:
+
+a test has failed, it has selected none. The last stands for tests cut short.
+"""
 MOST_NEAREST = 300
-"""Of the tests that ran a line, those that ran the fewest others. Thousands would take long to find."""
+"""Of the tests that ran a line, those that ran the fewest others.
+
+Thousands would take long to find.
+"""
 PATIENCE, LEAST_LIMIT_S = 4, 30.0
-"""The tests of a mutant may take so many times as long as without it, and at least so many seconds."""
+"""The tests of a mutant may take so many times as long as without it, and at least so many seconds.
+"""
 MEMORY_BYTES = 16 << 30
 NO_MORE: Mapping[str, str] = MappingProxyType({})
 UNCOMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -93,7 +106,10 @@ class Lines:
                 self._breadth.update(lines[line])
 
     def nearest(self, file: Path, line: int) -> list[str]:
-        """The tests that say most of a line. It may be within a statement: then that of its first line."""
+        """The tests that say most of a line.
+
+        It may be within a statement: then that of its first line.
+        """
         lines = self._tests.get(str(file), {})
         first = max((each for each in lines if each <= line and lines[each]), default=0)
         tests = lines.get(first, set())
@@ -148,21 +164,26 @@ class Copy:
             file.write_text(original)
 
     def _nearest_fail(self, room: str, file: Path, line: int) -> bool:
-        """Only a test that fails says something here: some may have been found by a name that is gone."""
+        """Only a test that fails says something here:
+
+        some may have been found by a name that is gone.
+        """
         tests = self._lines[room].nearest(file, line)
         named = self.folder.parent / "nearest"
         named.write_text("\n".join(tests))
         return (
-            bool(tests) and self._run((*FAST, f"@{named}"), self._limits[room, FAST], UNCOMPILED)[0] == FAILED
+            bool(tests)
+            and self._run((*FAST, f"@{named}"), self._limits[room, FAST], UNCOMPILED)[0] == FAILED
         )
 
     def _run(
         self, options: Sequence[str], limit_s: float, environ: Mapping[str, str] = NO_MORE
     ) -> tuple[int, str]:
-        """The exit status of pytest and the end of its output; TOO_SLOW when it took longer than `limit_s`.
+        """The exit status of pytest and the end of its output; TOO_SLOW when it took longer than
+        `limit_s`.
 
-        Hypothesis tries the same on every mutant, is patient, and looks for no simpler example than the first
-        that fails.
+        Hypothesis tries the same on every mutant, is patient, and looks for no simpler example than
+        the first that fails.
         """
         plain = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
         process = subprocess.Popen(
@@ -201,7 +222,9 @@ def _nearest_first(folder: Path, room: str, path: str) -> list[str]:
         file.relative_to(folder).as_posix()
         for tests in ROOMS[room][1:]
         for file in (
-            [folder / tests] if tests.endswith(".py") else sorted((folder / tests).rglob("test_*.py"))
+            [folder / tests]
+            if tests.endswith(".py")
+            else sorted((folder / tests).rglob("test_*.py"))
         )
     ]
     words = _words(path.partition(room)[2])

@@ -1,10 +1,12 @@
-"""Small changes to the code that some test should notice: `make mutants N=80 SEED=1 ROOMS="kvcache schema"`.
+"""Small changes to the code that some test should notice: `make mutants N=80 SEED=1 ROOMS="kvcache
+schema"`.
 
-Each mutant flips one comparison, condition, sign, boolean or number of a room, and runs that room's tests:
-first those that start no process, then the others (scripts/mutant_trials.py). It is killed when a test fails.
-Tests that take far too long kill it as well, but are counted apart: on a busy machine they may say nothing.
-What survived, or took too long, is printed with its diff, for somebody to decide whether a test is missing or
-the change means nothing. The same seed draws the same mutants of the same code, evenly from the rooms.
+Each mutant flips one comparison, condition, sign, boolean or number of a room, and runs that room's
+tests: first those that start no process, then the others (scripts/mutant_trials.py). It is killed
+when a test fails. Tests that take far too long kill it as well, but are counted apart: on a busy
+machine they may say nothing. What survived, or took too long, is printed with its diff, for
+somebody to decide whether a test is missing or the change means nothing. The same seed draws the
+same mutants of the same code, evenly from the rooms.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ class Mutant:
         return f"{self.path}:{self.line} {self.operator.removeprefix('core/')}"
 
     def code(self, original: str) -> str | None:
-        """The changed file. None when that is no Python, as a condition with := and `not` before it."""
+        """The changed file.
+
+        None when that is no Python, as a condition with := and `not` before it.
+        """
         mutated: str | None = mutate_code(original, get_operator(self.operator)(), self.occurrence)
         try:
             compile(mutated or "", self.path, "exec")
@@ -70,24 +75,29 @@ def mutants_of(room: str) -> Iterator[Mutant]:
         nodes = list(ast_nodes(get_ast(path.read_text())))
         for name in names:
             operator = get_operator(name)()
-            places = [(node, start) for node in nodes for start, _ in operator.mutation_positions(node)]
+            places = [
+                (node, start) for node in nodes for start, _ in operator.mutation_positions(node)
+            ]
             for occurrence, (node, (line, _)) in enumerate(places):
                 if not (_is_declared(node) or _is_size(node) or _is_unseen(node)):
                     yield Mutant(room, path.relative_to(ROOT).as_posix(), line, name, occurrence)
 
 
 def _is_declared(node: object) -> bool:
-    """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's business.
+    """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's
+    business.
 
-    So is what is imported for it alone. The stars of parameters and arguments multiply nothing, and zip's
-    strict=True asserts what is so anyway.
+    So is what is imported for it alone. The stars of parameters and arguments multiply nothing, and
+    zip's strict=True asserts what is so anyway.
     """
     if getattr(node, "type", "") == "operator" and node.parent.type in STARRED:  # type: ignore[attr-defined]
         return True
     if getattr(node, "type", "") == "if_stmt" and "TYPE_CHECKING" in node.children[1].get_code():  # type: ignore[attr-defined]
         return True
     while (parent := getattr(node, "parent", None)) is not None:
-        if parent.type == "decorator" or (parent.type == "classdef" and node is not parent.children[-1]):
+        if parent.type == "decorator" or (
+            parent.type == "classdef" and node is not parent.children[-1]
+        ):
             return True
         if parent.type == "argument" and parent.get_code().lstrip().startswith("strict="):
             return True
@@ -96,10 +106,11 @@ def _is_declared(node: object) -> bool:
 
 
 def _is_size(node: object) -> bool:
-    """Whether it is the number of a constant like `SLICE = 12_000`, or of one like `KEPT_BYTES = 1 << 20`
-    or `MOST = 2**24`, alone or beside others.
+    """Whether it is the number of a constant like `SLICE = 12_000`, or of one like `KEPT_BYTES = 1
+    << 20` or `MOST = 2**24`, alone or beside others.
 
-    One more or less of those, or twice as much, changes no answer. Limits of the protocol are smaller.
+    One more or less of those, or twice as much, changes no answer. Limits of the protocol are
+    smaller.
     """
     if getattr(node, "type", "") != "number":
         return False
@@ -107,7 +118,9 @@ def _is_size(node: object) -> bool:
     statement = whole.parent.parent if whole.parent.type == "testlist_star_expr" else whole.parent
     if statement.type != "expr_stmt" or statement.parent.parent.type != "file_input":
         return False
-    return whole is not node or (whole.value.replace("_", "").isdigit() and int(whole.value) >= SIZE)
+    return whole is not node or (
+        whole.value.replace("_", "").isdigit() and int(whole.value) >= SIZE
+    )
 
 
 def _is_unseen(node: object) -> bool:
@@ -165,11 +178,17 @@ def share(verdicts: Sequence[Verdict]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=__doc__.splitlines()[0])
-    parser.add_argument("--python", type=Path, required=True, help="the interpreter that runs the tests")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.mutants", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--python", type=Path, required=True, help="the interpreter that runs the tests"
+    )
     parser.add_argument("-n", type=int, default=80, help="how many mutants (default: 80)")
     parser.add_argument("--seed", type=int, default=1, help="which ones (default: 1)")
-    parser.add_argument("--rooms", nargs="*", choices=ROOMS, default=[], help="of these rooms (default: all)")
+    parser.add_argument(
+        "--rooms", nargs="*", choices=ROOMS, default=[], help="of these rooms (default: all)"
+    )
     options = parser.parse_args(argv)
     rooms = options.rooms or list(ROOMS)
     mutants = sample(rooms, options.n, options.seed)

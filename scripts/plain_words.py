@@ -23,7 +23,10 @@ MOST_WORDS = 30
 """Longest sentence, in words."""
 
 OPENING = re.compile(r"(Who|Whom|Whose|What|Those|That|So|As|It|They|Such|Where|Whether)\b")
-"""Openings of a docstring that name no subject. A verb in the third person or the searched noun opens it."""
+"""Openings of a docstring that name no subject.
+
+A verb in the third person or the searched noun opens it.
+"""
 SHAPES = {
     "people": re.compile(r"\b(some|no|any|every)body(?:'s)?\b", re.I),
     "speech": re.compile(r"\b(tell|tells|told|say|says|said|hear|hears|heard)\b", re.I),
@@ -76,12 +79,17 @@ def finds(file: Path) -> Iterator[Find]:
 def main(arguments: list[str]) -> int:
     """Exit status 1 above the budget."""
     found = [
-        find for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py")) for find in finds(file)
+        find
+        for folder in FOLDERS
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for find in finds(file)
     ]
     if "--list" in arguments:
         for find in found:
             print(f"{find.file}:{find.line} {find.rule}: {find.text}")
-    rules = ", ".join(f"{rule} {count}" for rule, count in Counter(find.rule for find in found).most_common())
+    rules = ", ".join(
+        f"{rule} {count}" for rule, count in Counter(find.rule for find in found).most_common()
+    )
     print(f"{len(found)} finds, at most {BUDGET}: {rules}")
     return len(found) > BUDGET
 

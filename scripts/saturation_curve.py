@@ -1,8 +1,10 @@
-"""Draw docs/saturation.png: the saturation curve of Qwen3-14B on one H100, simulated beside recorded.
+"""Draw docs/saturation.png: the saturation curve of Qwen3-14B on one H100, simulated beside
+recorded.
 
     python scripts/saturation_curve.py [PICTURE.png]
 
-Takes a minute; needs matplotlib. The recorded points are figures of the runs of which docs/fidelity.md tells.
+Takes a minute; needs matplotlib. The recorded points are figures of the runs of which
+docs/fidelity.md tells.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from app.lab.fidelity.pictures import draw_curves  # noqa: E402
-from app.lab.fidelity.simulation import SimulationPlan, cores, each, longest_tokens, simulate, worker_pool  # noqa: E402
+from app.lab.fidelity.simulation import (  # noqa: E402
+    SimulationPlan,
+    cores,
+    each,
+    longest_tokens,
+    simulate,
+    worker_pool,
+)
 from app.lab.fidelity.summary import LATENCIES, Point, RunSummary, summarize  # noqa: E402
 from app.lab.load.loads import Between, Lognormal, Recipe, draw_load  # noqa: E402
 from app.lab.load.report import BLUE, RED, picture_file, progress_of  # noqa: E402
@@ -36,7 +45,10 @@ def simulated(rate: float) -> RunSummary:
     """The recorded client and lengths at another rate."""
     profile = read_profile(DEFAULT_PROFILE)
     recipe = Recipe(
-        input_tokens=Lognormal(986.0, 0.0156), output_tokens=Between(128, 128), rate=rate, seconds=600.0
+        input_tokens=Lognormal(986.0, 0.0156),
+        output_tokens=Between(128, 128),
+        rate=rate,
+        seconds=600.0,
     )
     load = draw_load(recipe, longest_tokens(profile.engine))
     plan = SimulationPlan(profile=profile, in_flight=256, turnaround_s=60e-6)

@@ -1,12 +1,13 @@
-"""Prints what users and plugins can see of a server, as JSON: the surface that a restructuring must keep.
+"""Prints what users and plugins can see of a server, as JSON: the surface that a restructuring must
+keep.
 
     $ python -m scripts.surface           # print the surface of this checkout
     $ python -m scripts.surface --write   # store it in tests/surface/surface.json
 
-The surface is the settings, the commands, and, for each configuration in `CONFIGURATIONS`, the routes, the
-middleware from the outermost to the innermost, the names of the random streams (renaming one changes every
-seeded reply) and the metric families. A test compares the stored surface with that of the checkout, so that
-each change of the surface is a line of a diff.
+The surface is the settings, the commands, and, for each configuration in `CONFIGURATIONS`, the
+routes, the middleware from the outermost to the innermost, the names of the random streams
+(renaming one changes every seeded reply) and the metric families. A test compares the stored
+surface with that of the checkout, so that each change of the surface is a line of a diff.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def surface() -> dict[str, object]:
 
 
 def settings() -> dict[str, str]:
-    """Returns default, environment variables and other flags of each setting as a text, by its name."""
+    """Returns default, environment variables and other flags of each setting as a text, by its
+    name.
+    """
     texts = {}
     for name, setting in sorted(BY_NAME.items()):
         other_flags = [f"--{other}" for other in setting.about.also]
@@ -126,8 +129,12 @@ def as_text(value: dict[str, object]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"store the surface in {SURFACE_FILE.name}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--write", action="store_true", help=f"store the surface in {SURFACE_FILE.name}"
+    )
     text = as_text(surface())
     if parser.parse_args().write:
         SURFACE_FILE.write_text(text, "utf-8")

@@ -6,8 +6,8 @@
     $ python scripts/trace_request.py --tool     # a chat that must call a tool, under Flask
     $ python scripts/trace_request.py --summary  # only the figures, of all three and of the KV index
 
-A *change of file* is a call that is made in another file than the call before it; a *room* is a folder of
-a system of `app`.
+A *change of file* is a call that is made in another file than the call before it; a *room* is a
+folder of a system of `app`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,15 @@ from config.loader import load  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'
 TOOL = (
-    b'{"type":"function","function":{"name":"f","parameters":{"type":"object","additionalProperties":false}}}'
+    b'{"type":"function","function":{"name":"f",'
+    b'"parameters":{"type":"object","additionalProperties":false}}}'
 )
-TOOL_BODY = BODY.replace(b"3", b"300")[:-1] + b',"seed":1,"tool_choice":"required","tools":[' + TOOL + b"]}"
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+TOOL_BODY = (
+    BODY.replace(b"3", b"300")[:-1] + b',"seed":1,"tool_choice":"required","tools":[' + TOOL + b"]}"
+)
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
 REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 WARM_UP, CLIENTS = 600, 12
 REQUESTS = 9
@@ -82,7 +87,12 @@ def fast(app: Understudy, turns: FairTurns | None = None) -> Callable[[], None]:
     log = ServerLogger(Config())
     log.access_log.setLevel(logging.CRITICAL)
     path = FastPath(
-        app, log, turns or FairTurns(), {}, 60.0, lambda *request: sys.exit("left to the general way")
+        app,
+        log,
+        turns or FairTurns(),
+        {},
+        60.0,
+        lambda *request: sys.exit("left to the general way"),
     )
     listener = gevent.socket.socketpair()
     client, server = listener
@@ -144,14 +154,18 @@ def figures(calls: list[Call]) -> str:
 
 
 def index_ways() -> dict[str, list[Call]]:
-    """The calls of one KV event of a block, from the queue into the table, and of a score of that block."""
+    """The calls of one KV event of a block, from the queue into the table, and of a score of that
+    block.
+    """
     index = Index(MemoryBackend())
     pool = Pool(index, PoolSettings(shards=1), clock=lambda: 0.0)
     tokens, encode = list(range(index.block_size)), encoder("map")
 
     def publish(number: int) -> None:
         event = BlockStored([number + 1], number or None, tokens, index.block_size, None)
-        pool.put(PublishedMessage("pod", "m", number, encode(EventBatch(float(number), [event], 0))))
+        pool.put(
+            PublishedMessage("pod", "m", number, encode(EventBatch(float(number), [event], 0)))
+        )
 
     for number in range(WARM_UP):
         publish(number)
@@ -183,10 +197,14 @@ WAYS = {
 
 def main() -> int:
     """Exit status."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     options.add_argument("--general", action="store_true", help="under Flask")
     options.add_argument("--profile", action="store_true", help="in the steps of an engine")
-    options.add_argument("--tool", action="store_true", help="a chat that must call a tool, under Flask")
+    options.add_argument(
+        "--tool", action="store_true", help="a chat that must call a tool, under Flask"
+    )
     options.add_argument(
         "--summary", action="store_true", help="only the figures, of all ways and of the KV index"
     )
@@ -204,7 +222,10 @@ def main() -> int:
 
 
 def calls_of(way: str, has_profile: bool) -> list[Call]:
-    """The calls of one request on a warm server: the median of several, as clocks and replies differ."""
+    """The calls of one request on a warm server:
+
+    the median of several, as clocks and replies differ.
+    """
     profile = ("--profile", PROFILE) if has_profile else ()
     app = create_app(load(("--seed", "7", *profile), {}))
     body = TOOL_BODY if way == "tool" else BODY
@@ -215,7 +236,9 @@ def calls_of(way: str, has_profile: bool) -> list[Call]:
         for _ in range(WARM_UP // CLIENTS):
             serve()
 
-    gevent.joinall([gevent.spawn(warm_up, each) for each in clients])  # what is made once is made now
+    gevent.joinall(
+        [gevent.spawn(warm_up, each) for each in clients]
+    )  # what is made once is made now
     serve = clients[0]
     return sorted([traced(serve) for _ in range(REQUESTS)], key=len)[REQUESTS // 2]
 

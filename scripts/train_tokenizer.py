@@ -2,8 +2,9 @@
 
     python scripts/train_tokenizer.py [--output app/text/data]
 
-Writes `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. The same sources always give the
-same bytes. The vocabulary holds all 256 byte symbols, so that any Unicode text survives encode and decode.
+Writes `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. The same sources always
+give the same bytes. The vocabulary holds all 256 byte symbols, so that any Unicode text survives
+encode and decode.
 """
 
 import argparse
@@ -48,16 +49,21 @@ def sentences() -> Iterator[str]:
 
 
 def inflections(word: str) -> list[str]:
-    """Return `word` with the common English endings, spelled roughly right (a vocabulary, not a grammar)."""
+    """Return `word` with the common English endings, spelled roughly right (a vocabulary, not a
+    grammar).
+    """
     stem = word[:-1] if word.endswith("e") else word
     plural = f"{word[:-1]}ies" if word.endswith("y") and word[-2:-1] not in "aeiou" else f"{word}s"
     return [plural, f"{stem}ed", f"{stem}ing"]
 
 
 def composed_lines(words: list[str], count: int = 12_000) -> Iterator[str]:
-    """Yield lines of random words, earlier words more often, in the shapes of prose, code and numbers."""
+    """Yield lines of random words, earlier words more often, in the shapes of prose, code and
+    numbers.
+    """
     dice = random.Random(20240229)
-    # Zipf: the word list is ordered by how common a word is, and natural text falls off like 1 / rank.
+    # Zipf: the word list is ordered by how common a word is, and natural text falls off like 1 /
+    # rank.
     weights = [1.0 / (rank + 20) for rank in range(len(words))]
     for line in range(count):
         chosen = dice.choices(words, weights, k=dice.randint(5, 14))
@@ -70,7 +76,10 @@ def composed_lines(words: list[str], count: int = 12_000) -> Iterator[str]:
 
 
 def corpus() -> Iterator[str]:
-    """Yield the whole training text: sentences weigh most, then every listed word, then composed lines."""
+    """Yield the whole training text:
+
+    sentences weigh most, then every listed word, then composed lines.
+    """
     words = (DATA / "words.txt").read_text(encoding="utf-8").split()
     for sentence in sentences():
         yield from [sentence] * 8
@@ -80,7 +89,10 @@ def corpus() -> Iterator[str]:
 
 
 def train() -> Tokenizer:
-    """Return the trained tokenizer: no normaliser, GPT-2's splitting rule, byte-level symbols both ways."""
+    """Return the trained tokenizer:
+
+    no normaliser, GPT-2's splitting rule, byte-level symbols both ways.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -105,7 +117,9 @@ def main() -> None:
     compact = json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(compact + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     print(f"{tokenizer.get_vocab_size()} entries, {len(compact.encode()) // 1024} KiB in {folder}")
 

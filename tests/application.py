@@ -1,4 +1,7 @@
-"""Applications for tests: whole ones by their flags, small ones with routes of their own and middleware."""
+"""Applications for tests:
+
+whole ones by their flags, small ones with routes of their own and middleware.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class NoEngine:
 def application(
     routes: Iterable[Route], *middleware: Middleware, live: LiveSettings | None = None
 ) -> Understudy:
-    """Serves `routes`; the first of `middleware` is the outermost. They follow `live`, if it is given."""
+    """Serves `routes`; the first of `middleware` is the outermost.
+
+    They follow `live`, if it is given.
+    """
     stack = MiddlewareStack(middleware)
     if live is not None:
         for one in middleware:

@@ -1,4 +1,7 @@
-"""Fixtures and options of all rooms (README.md). A test in a folder named `wire` may start processes."""
+"""Fixtures and options of all rooms (README.md).
+
+A test in a folder named `wire` may start processes.
+"""
 
 import gc
 import os
@@ -14,9 +17,15 @@ from tests.needs import GROUPS, NEEDS, skipped_line, unmet
 from tests.running_server import GENERAL_WAY, RunningServer, running_server
 
 WIRE = "wire"
-"""Name of the folders, and of the marker, of tests that may start a process: a server, a command."""
+"""Name of the folders, and of the marker, of tests that may start a process:
+
+a server, a command.
+"""
 FOLDERS = frozenset((WIRE, "servers"))
-"""`servers` is a matrix of other servers and proxies, with a target of its own: make test-servers."""
+"""`servers` is a matrix of other servers and proxies, with a target of its own:
+
+make test-servers.
+"""
 EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
 """Audit events of the interpreter for a process that starts (PEP 578)."""
 FONTS = "fc-list"
@@ -24,7 +33,10 @@ FONTS = "fc-list"
 
 
 def is_wire(item: pytest.Item) -> bool:
-    """Returns whether a test may start processes: by its folder, or as it needs a thing that is one."""
+    """Returns whether a test may start processes:
+
+    by its folder, or as it needs a thing that is one.
+    """
     return bool(FOLDERS.intersection(PurePath(item.path).parts)) or any(
         item.get_closest_marker(need.marker) for need in NEEDS
     )
@@ -37,11 +49,14 @@ class ProcessGuard:
 
     def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
         if self.refuses and event in EVENTS and arguments[:1] != (FONTS,):
-            pytest.fail(f"a test outside the folders named wire starts a process: {event} {arguments[:2]}")
+            pytest.fail(
+                f"a test outside the folders named wire starts a process: {event} {arguments[:2]}"
+            )
 
 
 GUARD = pytest.StashKey[ProcessGuard]()
-# Hypothesis limits each example to 200 ms, which a busy machine exceeds, unless the variable CI is set.
+# Hypothesis limits each example to 200 ms, which a busy machine exceeds, unless the variable CI is
+# set.
 settings.register_profile(
     "default",
     settings.get_profile("default"),
@@ -55,14 +70,19 @@ settings.register_profile(
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    """A server with its defaults: the embedded tokenizer, no latency. Shared, so leave it as it was."""
+    """A server with its defaults:
+
+    the embedded tokenizer, no latency. Shared, so leave it as it was.
+    """
     with running_server() as running:
         yield running
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--general-way", action="store_true", help="servers do without the fast path, as under other workers"
+        "--general-way",
+        action="store_true",
+        help="servers do without the fast path, as under other workers",
     )
     parser.addoption(
         "--demand",
@@ -78,12 +98,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if missing:
         raise pytest.UsageError(f"--demand: missing is {missing}")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell starts background jobs with SIGINT ignored. Processes that tests start would inherit
-        # that, and tests could not interrupt them.
+        # A shell starts background jobs with SIGINT ignored. Processes that tests start would
+        # inherit that, and tests could not interrupt them.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
-    config.addinivalue_line("markers", "wire: may start processes, most often a server; by its folder")
+    config.addinivalue_line(
+        "markers", "wire: may start processes, most often a server; by its folder"
+    )
     for need in NEEDS:
         config.addinivalue_line("markers", f"{need.marker}: needs {need.reason}")
     for group in GROUPS:

@@ -1,4 +1,6 @@
-"""The objects of deploy/helm, made by helm where that is installed, else by the few words that it uses."""
+"""The objects of deploy/helm, made by helm where that is installed, else by the few words that it
+uses.
+"""
 
 import hashlib
 import re
@@ -23,12 +25,17 @@ def objects() -> list[dict[str, Any]]:
         command = [helm, "template", RELEASE, str(CHART)]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     else:
-        text = "\n---\n".join(rendered(file.read_text()) for file in sorted(CHART.glob("templates/*.yaml")))
+        text = "\n---\n".join(
+            rendered(file.read_text()) for file in sorted(CHART.glob("templates/*.yaml"))
+        )
     return [each for each in yaml.safe_load_all(text) if each]
 
 
 def rendered(template: str, values: Mapping[str, Any] | None = None) -> str:
-    """A template with `values`, or with those of the chart. ValueError for a function that is not known."""
+    """A template with `values`, or with those of the chart.
+
+    ValueError for a function that is not known.
+    """
     chosen = yaml.safe_load((CHART / "values.yaml").read_text()) if values is None else values
     known = {"Values": chosen, "Release": {"Name": RELEASE}}
 
@@ -40,7 +47,9 @@ def rendered(template: str, values: Mapping[str, Any] | None = None) -> str:
 
 
 def _filled(text: str, known: Mapping[str, Any]) -> str:
-    return TAG.sub(lambda found: ("" if found[2] else found[1]) + _expression(found[3], known), text)
+    return TAG.sub(
+        lambda found: ("" if found[2] else found[1]) + _expression(found[3], known), text
+    )
 
 
 def _expression(text: str, known: Mapping[str, Any]) -> str:

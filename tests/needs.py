@@ -1,7 +1,7 @@
 """What some tests need besides Python and requirements-dev.txt.
 
-Each thing is a marker: `pytest -m redis`. Without it the tests that need it are skipped, or the run is
-refused with `--demand GROUP`. Each group of things is a marker, too: `pytest -m tools`.
+Each thing is a marker: `pytest -m redis`. Without it the tests that need it are skipped, or the run
+is refused with `--demand GROUP`. Each group of things is a marker, too: `pytest -m tools`.
 """
 
 import json
@@ -16,11 +16,16 @@ from config.declaration import missing
 from tests.running_server import ROOT
 
 RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "golden"))
-"""What a real vLLM was seen to answer; not part of the repository. VLLM_RECORDING names another folder."""
+"""What a real vLLM was seen to answer; not part of the repository.
+
+VLLM_RECORDING names another folder.
+"""
 CLIENTS_PYTHON = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
 """An interpreter that has litellm, instructor, langchain and others; `make clients` makes it."""
 NODE_CLIENTS = Path(os.environ.get("NODE_CLIENTS", ROOT / ".node-clients"))
-"""A folder that has the npm packages of tests/conformance/node; `make clients` makes it where npm is."""
+"""A folder that has the npm packages of tests/conformance/node; `make clients` makes it where npm
+is.
+"""
 NODE = shutil.which("node")
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 PROMETHEUS = shutil.which("prometheus")
@@ -39,8 +44,12 @@ REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 IS_RECORDED = (RECORDING / "vllm-0.32").is_dir()
-NPM_PACKAGES = json.loads((ROOT / "tests/conformance/node/package.json").read_text())["dependencies"]
-HAS_NODE = NODE is not None and all((NODE_CLIENTS / "node_modules" / name).is_dir() for name in NPM_PACKAGES)
+NPM_PACKAGES = json.loads((ROOT / "tests/conformance/node/package.json").read_text())[
+    "dependencies"
+]
+HAS_NODE = NODE is not None and all(
+    (NODE_CLIENTS / "node_modules" / name).is_dir() for name in NPM_PACKAGES
+)
 HAS_ENGINE = not missing("engine") and None not in map(find_spec, ("gguf", "transformers"))
 BROWSERS = [*PLAYWRIGHT_BROWSERS.glob("chromium*"), *filter(None, [CHROMIUM])]
 HAS_BROWSER = find_spec("playwright") is not None and bool(BROWSERS)
@@ -50,9 +59,9 @@ HAS_BROWSER = find_spec("playwright") is not None and bool(BROWSERS)
 class Need:
     """A thing that the tests marked with `marker` need. `remedy` says how to get it.
 
-    `group`: `tools` are run by `make test-tools`, `servers` by `make test-servers`, `models` by `make
-    test-engine`, `recordings` by `make test-shared`; `packages` are in requirements-dev.txt; nothing in CI
-    has what is in `others`.
+    `group`: `tools` are run by `make test-tools`, `servers` by `make test-servers`, `models` by
+    `make test-engine`, `recordings` by `make test-shared`; `packages` are in requirements-dev.txt;
+    nothing in CI has what is in `others`.
     """
 
     marker: str
@@ -78,10 +87,21 @@ NEEDS = (
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
     Need("curl", "the command curl", "apt-get install curl", shutil.which("curl") is not None),
-    Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
+    Need(
+        "openssl",
+        "the command openssl",
+        "apt-get install openssl",
+        shutil.which("openssl") is not None,
+    ),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
     Need("node", "node, openai-js, the AI SDK and others", "Node.js 20 and make clients", HAS_NODE),
-    Need("engine", "torch and transformers", "make engine, then make test-engine", HAS_ENGINE, "models"),
+    Need(
+        "engine",
+        "torch and transformers",
+        "make engine, then make test-engine",
+        HAS_ENGINE,
+        "models",
+    ),
     Need(
         "grpc",
         "the packages of gRPC",
@@ -91,7 +111,9 @@ NEEDS = (
     ),
     Need("browser", "Playwright and Chromium", "make browser", HAS_BROWSER),
     Need("uwsgi", "uWSGI", "make servers", (SERVERS_BIN / "uwsgi").exists(), "servers"),
-    Need("waitress", "waitress", "make servers", (SERVERS_BIN / "waitress-serve").exists(), "servers"),
+    Need(
+        "waitress", "waitress", "make servers", (SERVERS_BIN / "waitress-serve").exists(), "servers"
+    ),
     Need(
         "mod_wsgi",
         "Apache with mod_wsgi",
@@ -102,7 +124,13 @@ NEEDS = (
     Need("apache", "Apache", "apt-get install apache2", APACHE is not None, "servers"),
     Need("nginx", "nginx", "apt-get install nginx-light", NGINX is not None, "servers"),
     Need("haproxy", "HAProxy", "apt-get install haproxy", HAPROXY is not None, "servers"),
-    Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None, "others"),
+    Need(
+        "aiperf",
+        "aiperf",
+        "AIPERF=program, see tests/conformance/README.md",
+        AIPERF is not None,
+        "others",
+    ),
 )
 
 
@@ -115,7 +143,9 @@ def unmet(groups: Iterable[str]) -> str:
 
 
 def skipped_line(skipped: Iterable[Iterable[str]]) -> str:
-    """One line about skipped tests, each given as its markers; empty when none was skipped for a need."""
+    """One line about skipped tests, each given as its markers; empty when none was skipped for a
+    need.
+    """
     markers = [set(names) for names in skipped]
     counts = [(sum(need.marker in names for names in markers), need) for need in NEEDS]
     parts = [f"{count} for want of {need.thing} ({need.remedy})" for count, need in counts if count]

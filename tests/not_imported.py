@@ -39,7 +39,9 @@ def skipped_without(marker: str) -> MakeModule:
     """The hook `pytest_pycollect_makemodule` of a folder whose modules import what `marker` names."""
     [need] = [need for need in NEEDS if need.marker == marker]
 
-    def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    def pytest_pycollect_makemodule(
+        module_path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
         if need.is_here:
             return None
         return NotImported.from_parent(parent, path=module_path, marker=marker)

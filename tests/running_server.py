@@ -23,7 +23,10 @@ GENERAL_WAY = "UNDERSTUDY_TESTS_GENERAL_WAY"
 """Set by --general-way, for servers of every kind."""
 SERVER_PORTS = range(16_000, 32_000)
 PORTS_A_WORKER = 2_000
-"""How many of these each process of pytest-xdist has to itself: a port is free until a server is there."""
+"""How many of these each process of pytest-xdist has to itself:
+
+a port is free until a server is there.
+"""
 START_LIMIT_S = 40.0
 STOP_LIMIT_S = 20.0
 
@@ -65,9 +68,21 @@ def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterato
 
 @contextmanager
 def running_image(*words: str, env: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
-    """What the container's entry point makes of `words`, such as vLLM's command line. As `running_server`."""
+    """What the container's entry point makes of `words`, such as vLLM's command line.
+
+    As `running_server`.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "app.entrypoint", *words, "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "app.entrypoint",
+        *words,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with running_command(command, port, env or {}) as server:
         yield server
 
@@ -76,7 +91,8 @@ def running_image(*words: str, env: Mapping[str, str] | None = None) -> Iterator
 def running_gunicorn(
     *arguments: str, env: Mapping[str, str] | None = None, ports: int = 1
 ) -> Iterator[RunningServer]:
-    """`gunicorn wsgi:app` with `arguments`; settings are SIM_ variables in `env`. As `running_server`.
+    """`gunicorn wsgi:app` with `arguments`; settings are SIM_ variables in `env`. As
+    `running_server`.
 
     Its port is the first of `ports` that are free.
     """
@@ -90,8 +106,8 @@ def running_gunicorn(
 def free_port(ports: int = 1) -> int:
     """The first of so many neighbouring TCP ports that nobody listens on now.
 
-    It lies below the ports that the kernel gives to clients (32768 and above on Linux): one of those may be
-    taken by a connection of these very tests before the server is there.
+    It lies below the ports that the kernel gives to clients (32768 and above on Linux): one of
+    those may be taken by a connection of these very tests before the server is there.
     """
     while True:
         first = secrets.choice(_own_ports())
@@ -110,8 +126,13 @@ def _own_ports() -> range:
 
 
 @contextmanager
-def running_command(command: Sequence[str], port: int, env: Mapping[str, str]) -> Iterator[RunningServer]:
-    """A server that `command` starts in the root folder, and that listens on `port`. As `running_server`."""
+def running_command(
+    command: Sequence[str], port: int, env: Mapping[str, str]
+) -> Iterator[RunningServer]:
+    """A server that `command` starts in the root folder, and that listens on `port`.
+
+    As `running_server`.
+    """
     general = {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
@@ -132,7 +153,9 @@ def running_command(command: Sequence[str], port: int, env: Mapping[str, str]) -
                 if process.poll() is None:
                     server.stop()
             if process.poll() is None:
-                raise RuntimeError(f"the server runs {STOP_LIMIT_S:g} s after SIGTERM:\n{server.log()}")
+                raise RuntimeError(
+                    f"the server runs {STOP_LIMIT_S:g} s after SIGTERM:\n{server.log()}"
+                )
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -141,9 +164,13 @@ def running_command(command: Sequence[str], port: int, env: Mapping[str, str]) -
 
 @contextmanager
 def ending(
-    process: subprocess.Popen[bytes], is_healthy: Callable[[], bool], patience_s: float = START_LIMIT_S
+    process: subprocess.Popen[bytes],
+    is_healthy: Callable[[], bool],
+    patience_s: float = START_LIMIT_S,
 ) -> Iterator[None]:
-    """Waits until `process`, a session of its own, is healthy; it has to end by SIGTERM with status 0."""
+    """Waits until `process`, a session of its own, is healthy; it has to end by SIGTERM with status
+    0.
+    """
     try:
         deadline = time.monotonic() + patience_s
         while not is_healthy():
@@ -162,9 +189,13 @@ def _wait_until_healthy(server: RunningServer) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while not _is_healthy(server.port):
         if server.process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {server.process.returncode}:\n{server.log()}")
+            raise RuntimeError(
+                f"the server ended with status {server.process.returncode}:\n{server.log()}"
+            )
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the server is not healthy after {START_LIMIT_S:g} s:\n{server.log()}")
+            raise RuntimeError(
+                f"the server is not healthy after {START_LIMIT_S:g} s:\n{server.log()}"
+            )
         time.sleep(0.02)
 
 

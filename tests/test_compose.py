@@ -52,14 +52,21 @@ def test_no_two_services_publish_a_port_and_the_table_of_the_documents_has_them_
     ends = [list(map(int, ports.split("-"))) for ports in published.values()]
     ports = [port for end in ends for port in range(end[0], end[-1] + 1)]
     assert len({*ports}) == len(ports)
-    compose = (ROOT / "docs" / "deployment.md").read_text().partition("## Compose")[2].partition("\n## ")[0]
+    compose = (
+        (ROOT / "docs" / "deployment.md")
+        .read_text()
+        .partition("## Compose")[2]
+        .partition("\n## ")[0]
+    )
     assert dict(re.findall(r"(?m)^\| `([\w-]+)` \| ([\d-]+) \|", compose)) == published
 
 
 def test_prometheus_scrapes_every_server_and_has_rules() -> None:
     config = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
-    targets = {target.partition(":")[0] for group in job["static_configs"] for target in group["targets"]}
+    targets = {
+        target.partition(":")[0] for group in job["static_configs"] for target in group["targets"]
+    }
     assert targets == set(OURS)
     (group,) = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())["groups"]
     assert all(rule["expr"] and rule["annotations"]["summary"] for rule in group["rules"])
@@ -67,10 +74,13 @@ def test_prometheus_scrapes_every_server_and_has_rules() -> None:
 
 def test_the_indexer_tells_its_three_pods_apart() -> None:
     """Each publishes with the settings of its service, over sockets of this process."""
-    pods = [load((), SERVICES[name]["environment"]) for name in ("cached-1", "cached-2", "cached-3")]
+    pods = [
+        load((), SERVICES[name]["environment"]) for name in ("cached-1", "cached-2", "cached-3")
+    ]
     model, at = pods[0].model.model, load((), SERVICES["indexer"]["environment"])
     index = index_of(
-        replace(at, kvindex=replace(at.kvindex, kv_index_bind="tcp://127.0.0.1:*")), default_tokenizer()
+        replace(at, kvindex=replace(at.kvindex, kv_index_bind="tcp://127.0.0.1:*")),
+        default_tokenizer(),
     )
     index.open()
     senders = []
@@ -80,7 +90,9 @@ def test_the_indexer_tells_its_three_pods_apart() -> None:
         sender.open()
         senders.append(sender)
         tokens = [number] * 16
-        while not index.index.score(model, tokens):  # what is sent before the connection is there is lost
+        while not index.index.score(
+            model, tokens
+        ):  # what is sent before the connection is there is lost
             sender.put([AllBlocksCleared(), BlockStored([1], None, tokens, 16, None)])
             sender.turn()
             gevent.sleep(0.01)

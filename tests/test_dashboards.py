@@ -11,7 +11,9 @@ from tests.running_server import ROOT
 
 MONITORING = ROOT / "monitoring"
 GRAFANA = MONITORING / "grafana"
-DASHBOARDS = {file.stem: json.loads(file.read_text()) for file in (GRAFANA / "dashboards").glob("*.json")}
+DASHBOARDS = {
+    file.stem: json.loads(file.read_text()) for file in (GRAFANA / "dashboards").glob("*.json")
+}
 QUERIES = [
     pytest.param(target["expr"], id=f"{name}-{panel['title']}-{target['refId']}")
     for name, dashboard in DASHBOARDS.items()
@@ -22,8 +24,12 @@ QUERIES = [
 
 def test_what_grafana_is_given_fits_together() -> None:
     provisioning = GRAFANA / "provisioning"
-    [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    [provider] = yaml.safe_load((provisioning / "dashboards" / "files.yml").read_text())["providers"]
+    [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())[
+        "datasources"
+    ]
+    [provider] = yaml.safe_load((provisioning / "dashboards" / "files.yml").read_text())[
+        "providers"
+    ]
     service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]
     mounted = {entry.split(":")[1]: entry.split(":")[0] for entry in service["volumes"]}
     assert (ROOT / mounted["/etc/grafana/provisioning"]).is_dir()
@@ -35,9 +41,9 @@ def test_what_grafana_is_given_fits_together() -> None:
         assert dashboard["uid"] == name
         assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {source["uid"]}
         places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
-        assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(
-            places
-        )
+        assert len(set(places)) == len(places) and len(
+            {panel["id"] for panel in dashboard["panels"]}
+        ) == len(places)
 
 
 def test_no_panel_asks_for_the_name_of_a_job() -> None:

@@ -1,4 +1,7 @@
-"""The manifests of deploy/kubernetes, and those of the chart: as Kubernetes reads them, careful, and true."""
+"""The manifests of deploy/kubernetes, and those of the chart:
+
+as Kubernetes reads them, careful, and true.
+"""
 
 import re
 import warnings
@@ -18,7 +21,9 @@ VARIABLES = {f"SIM_{name.upper().replace('-', '_')}" for name in BY_NAME}
 FOLDER = ROOT / "deploy" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 FILES = [FOLDER / name for name in KUSTOMIZATION["resources"]]
-OBJECTS: list[dict[str, Any]] = [each for file in FILES for each in yaml.safe_load_all(file.read_text())]
+OBJECTS: list[dict[str, Any]] = [
+    each for file in FILES for each in yaml.safe_load_all(file.read_text())
+]
 OBJECTS += helm_chart.objects()
 DEPLOYMENTS = {each["metadata"]["name"]: each for each in OBJECTS if each["kind"] == "Deployment"}
 SERVICES = {each["metadata"]["name"]: each for each in OBJECTS if each["kind"] == "Service"}
@@ -39,7 +44,9 @@ def ports(name: str) -> dict[str, int]:
     return {port["name"]: port["containerPort"] for port in container(name)["ports"]}
 
 
-@pytest.mark.parametrize("described", OBJECTS, ids=lambda it: f"{it['kind']}-{it['metadata']['name']}")
+@pytest.mark.parametrize(
+    "described", OBJECTS, ids=lambda it: f"{it['kind']}-{it['metadata']['name']}"
+)
 def test_it_fits_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
     check_schema(described)
 
@@ -50,7 +57,9 @@ def check_schema(described: dict[str, Any]) -> None:
         import kubernetes_validate
     kubernetes_validate.validate(described, kubernetes_validate.latest_version(), strict=True)
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(described | {"spek": {}}, kubernetes_validate.latest_version(), True)
+        kubernetes_validate.validate(
+            described | {"spek": {}}, kubernetes_validate.latest_version(), True
+        )
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
@@ -115,8 +124,13 @@ def test_the_autoscaler_is_the_policy_that_the_comment_simulates() -> None:
     ways = zip(("scaleUp", "scaleDown"), (policy.up, policy.down), windows, strict=True)
     for name, rates, window_s in ways:
         behavior = spec["behavior"][name]
-        assert behavior["stabilizationWindowSeconds"] == window_s and behavior["selectPolicy"] == "Max"
-        given = [(it["value"], it["type"] == "Percent", it["periodSeconds"]) for it in behavior["policies"]]
+        assert (
+            behavior["stabilizationWindowSeconds"] == window_s and behavior["selectPolicy"] == "Max"
+        )
+        given = [
+            (it["value"], it["type"] == "Percent", it["periodSeconds"])
+            for it in behavior["policies"]
+        ]
         assert given == list(rates)
     given = {each["name"]: each.get("value") for each in container("understudy-autoscaled")["env"]}
     assert given["SIM_STARTUP_DURATION"] == found[2]

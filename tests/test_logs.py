@@ -69,7 +69,9 @@ def test_a_text_line_has_time_level_request_and_logger(capsys: Capture) -> None:
 def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) -> None:
     configure(log_format="json")
     log = logging.getLogger(name)
-    Context().run(log.info, "outside")  # other tests have left their requests in the context of this one
+    Context().run(
+        log.info, "outside"
+    )  # other tests have left their requests in the context of this one
     in_request("req-2", lambda: log.info("inside", extra={"tokens": 7}))
     outside, inside = lines(capsys.readouterr().err)
     assert (outside["request_id"], inside["request_id"]) == ("-", "req-2")
@@ -127,7 +129,9 @@ def test_a_text_access_line_takes_the_id_of_the_running_request_and_no_path_forg
     """The id where another server has made no context."""
     server = configure(access_log=True)
     in_request("req-4", lambda: access(server))
-    assert capsys.readouterr().out.endswith("[req-4] gunicorn.access: GET /v1/models 200 42 bytes 1.500 s\n")
+    assert capsys.readouterr().out.endswith(
+        "[req-4] gunicorn.access: GET /v1/models 200 42 bytes 1.500 s\n"
+    )
     access(server, "/\nfake line\x1b[31m")
     written = capsys.readouterr().out
     assert written.count("\n") == 1 and "\x1b" not in written

@@ -1,4 +1,7 @@
-"""The command `understudy`, or `python -m vllm_understudy`: runs `python -m app` of this installation."""
+"""The command `understudy`, or `python -m vllm_understudy`:
+
+runs `python -m app` of this installation.
+"""
 
 from __future__ import annotations
 

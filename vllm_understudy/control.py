@@ -1,4 +1,7 @@
-"""Controls a running server from a test: its settings, its faults, and the verdict on its clients."""
+"""Controls a running server from a test:
+
+its settings, its faults, and the verdict on its clients.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ class ControlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Reactions of clients to errors and faults: the report of `GET /admin/verdict` (docs/faults.md)."""
+    """Reactions of clients to errors and faults:
+
+    the report of `GET /admin/verdict` (docs/faults.md).
+    """
 
     clean: bool
     clients: dict[str, dict[str, Json]]
@@ -40,11 +46,16 @@ class Verdict:
             found = counted.get("findings")
             for finding in found if isinstance(found, list) else ():
                 if isinstance(finding, dict):
-                    told.append(f"{client}: {finding['kind']} ({finding['count']}): {finding['what']}")
+                    told.append(
+                        f"{client}: {finding['kind']} ({finding['count']}): {finding['what']}"
+                    )
         return told
 
     def count(self, of: str) -> int:
-        """Sums a counter over all clients: `requests`, a status (`503`), or a fault by name or action."""
+        """Sums a counter over all clients:
+
+        `requests`, a status (`503`), or a fault by name or action.
+        """
         return sum(_counted(counted, of) for counted in self.clients.values())
 
     def __str__(self) -> str:
@@ -77,7 +88,9 @@ class Reply:
 class Server:
     """A running server. Tests that share one call `reset` between them."""
 
-    def __init__(self, port: int, log_file: Path, admin_key: str | None = None, tls: bool = False) -> None:
+    def __init__(
+        self, port: int, log_file: Path, admin_key: str | None = None, tls: bool = False
+    ) -> None:
         self.port = port
         self.log_file = log_file
         self._admin_key = admin_key
@@ -106,7 +119,10 @@ class Server:
         return self.ask("GET", "/admin/config")
 
     def configure(self, **live: Json) -> None:
-        """Changes live settings, `_` for `-` in names. ControlError for other settings and wrong values."""
+        """Changes live settings, `_` for `-` in names.
+
+        ControlError for other settings and wrong values.
+        """
         changed = {name.replace("_", "-"): value for name, value in live.items()}
         now = self.settings
         self.ask("POST", "/admin/config?ranks=all", changed)
@@ -132,14 +148,23 @@ class Server:
         report = self.ask("GET", f"/admin/verdict?over={str(over).lower()}")
         clients = report["clients"]
         told = clients.items() if isinstance(clients, dict) else ()
-        return Verdict(report["clean"] is True, {name: of for name, of in told if isinstance(of, dict)})
+        return Verdict(
+            report["clean"] is True, {name: of for name, of in told if isinstance(of, dict)}
+        )
 
     def reply(
-        self, when: Rule | None = None, *, then: Rule | str, name: str = "", scope: str | None = None
+        self,
+        when: Rule | None = None,
+        *,
+        then: Rule | str,
+        name: str = "",
+        scope: str | None = None,
     ) -> Reply:
-        """Sets a rule of a script (docs/scripts.md), tried behind earlier ones and before those of files.
+        """Sets a rule of a script (docs/scripts.md), tried behind earlier ones and before those of
+        files.
 
-        With a `scope` it is for requests with this header X-Understudy-Scope. ControlError for a wrong rule.
+        With a `scope` it is for requests with this header X-Understudy-Scope. ControlError for a
+        wrong rule.
         """
         rule: dict[str, Json] = {"name": name, "when": dict(when or {})}
         rule["then"] = then if isinstance(then, str) else dict(then)
@@ -152,7 +177,9 @@ class Server:
     def requests(
         self, route: str | None = None, contains: str | None = None, scope: str | None = None
     ) -> list[JournalEntry]:
-        """Fetches the requests of this path, with this text in the body, of this scope; the oldest first."""
+        """Fetches the requests of this path, with this text in the body, of this scope; the oldest
+        first.
+        """
         given = {"ranks": "all", "route": route, "contains": contains, "scope": scope}
         query = urlencode({name: value for name, value in given.items() if value is not None})
         ranks = self.ask("GET", f"/admin/journal?{query}").values()
@@ -194,7 +221,9 @@ class Server:
         if self._has_scripts:
             self.ask("DELETE", "/admin/script")
 
-    def ask(self, method: str, path: str, body: Mapping[str, Json] | None = None) -> dict[str, Json]:
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Json] | None = None
+    ) -> dict[str, Json]:
         """Sends a request with the admin key; returns the JSON object of the response, or {}.
 
         Raises ControlError for a status of 400 or more, and when the server does not answer.
@@ -209,7 +238,9 @@ class Server:
             answer = connection.getresponse()
             text = answer.read().decode()
         except (OSError, HTTPException) as error:
-            raise ControlError(f"{method} {path}: {error!r}; the server's log:\n{self.log()}") from error
+            raise ControlError(
+                f"{method} {path}: {error!r}; the server's log:\n{self.log()}"
+            ) from error
         finally:
             connection.close()
         if answer.status >= 400:

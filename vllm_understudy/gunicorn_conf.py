@@ -1,4 +1,7 @@
-"""`gunicorn -c python:vllm_understudy.gunicorn_conf vllm_understudy.wsgi:app`: our gunicorn.conf.py."""
+"""`gunicorn -c python:vllm_understudy.gunicorn_conf vllm_understudy.wsgi:app`:
+
+our gunicorn.conf.py.
+"""
 
 import runpy
 import sys

@@ -38,7 +38,9 @@ Entries = Sequence[JournalEntry]
 
 
 def report(times: int | None, wanted: Mapping[str, str], fitting: Entries, every: Entries) -> str:
-    """Returns the message for other than `times` requests; a line per entry has why it does not fit."""
+    """Returns the message for other than `times` requests; a line per entry has why it does not
+    fit.
+    """
     asked = "".join(f", {name} {value!r}" for name, value in wanted.items())
     count = "at least one request" if times is None else f"{times} request{'s' * (times != 1)}"
     lines = [*_lines(wanted, fitting, every)]

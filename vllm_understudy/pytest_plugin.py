@@ -1,7 +1,7 @@
 """The fixture `understudy`: a server for a test (docs/testing.md).
 
-Tests share one server, as a start takes longer than most tests. The server is reset before and after each
-test. The marker `understudy` gives a test a separate server.
+Tests share one server, as a start takes longer than most tests. The server is reset before and
+after each test. The marker `understudy` gives a test a separate server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ MARKER = "understudy"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"{MARKER}(**settings): a server of its own, with these settings")
+    config.addinivalue_line(
+        "markers", f"{MARKER}(**settings): a server of its own, with these settings"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +36,9 @@ def understudy_server(understudy_settings: dict[str, Json]) -> Iterator[Server]:
 
 
 @pytest.fixture
-def understudy(request: pytest.FixtureRequest, understudy_settings: dict[str, Json]) -> Iterator[Server]:
+def understudy(
+    request: pytest.FixtureRequest, understudy_settings: dict[str, Json]
+) -> Iterator[Server]:
     """A server without faults and without known clients."""
     if marker := request.node.get_closest_marker(MARKER):
         with running_server(*marker.args, **{**understudy_settings, **marker.kwargs}) as server:

@@ -32,9 +32,10 @@ STOP_LIMIT_S = 5.0
 def running_server(*words: str, **settings: Json) -> Iterator[Server]:
     """Runs a server for the length of the block.
 
-    `settings` have the names of docs/configuration.md, `_` for `-`: `max_num_seqs=8`, `fault_rules=[...]`.
-    `words` come first on the command line: `"serve", "Qwen/Qwen3-8B"` plays `vllm serve`.
-    The server ignores SIM_... variables. RuntimeError, with the log, when the server does not start.
+    `settings` have the names of docs/configuration.md, `_` for `-`: `max_num_seqs=8`,
+    `fault_rules=[...]`. `words` come first on the command line: `"serve", "Qwen/Qwen3-8B"` plays
+    `vllm serve`. The server ignores SIM_... variables. RuntimeError, with the log, when the server
+    does not start.
     """
     ranks = settings.get("data_parallel_size")
     port = free_port(ranks if isinstance(ranks, int) else 1)
@@ -87,16 +88,22 @@ def free_port(ports: int = 1) -> int:
 
 
 def _variables() -> dict[str, str]:
-    return tree.environment({name: text for name, text in os.environ.items() if not name.startswith("SIM_")})
+    return tree.environment(
+        {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
+    )
 
 
 def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while not server.is_healthy():
         if process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {process.returncode}:\n{server.log()}")
+            raise RuntimeError(
+                f"the server ended with status {process.returncode}:\n{server.log()}"
+            )
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the server is not healthy after {START_LIMIT_S:g} s:\n{server.log()}")
+            raise RuntimeError(
+                f"the server is not healthy after {START_LIMIT_S:g} s:\n{server.log()}"
+            )
         time.sleep(0.02)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 def usable_cores() -> int:
     """Returns the cores that affinity and cgroups leave to this process."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, int(min(cores, cgroup_cores())))
 
 
@@ -20,7 +22,9 @@ def waited_s() -> float:
     return 0.0
 
 
-def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+def cgroup_cores(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> float:
     """Returns the quota of this process's cgroups, versions 1 and 2, in cores; inf without one."""
     quotas = [inf]
     with suppress(OSError):

@@ -1,7 +1,7 @@
 """Export of ended spans to the collector: OTLP over HTTP, in batches, from a native thread.
 
-OpenTelemetry's batch processor is unused: gevent turns its thread into a greenlet, which would encode in the
-hub and delay every stream.
+OpenTelemetry's batch processor is unused: gevent turns its thread into a greenlet, which would
+encode in the hub and delay every stream.
 """
 
 import logging
@@ -40,7 +40,8 @@ SOON = 512
 LIMIT_BYTES = 32 * 2**20
 """Most memory of waiting spans, in bytes: about 10,000 spans; further ones are lost."""
 SPAN_BYTES, ATTRIBUTE_BYTES = 3072, 96
-"""Memory of an ended span without its attributes, and of an attribute without its value, in bytes."""
+"""Memory of an ended span without its attributes, and of an attribute without its value, in bytes.
+"""
 FLUSH_S = 2.0
 """Longest wait for the last spans at exit, in seconds."""
 QUIET_S = 60.0
@@ -48,10 +49,12 @@ QUIET_S = 60.0
 
 
 def tracing_to(settings: TracingSettings) -> "tuple[SpanSender, Callable[[], Tracer]]":
-    """Makes the queue of ended spans for the collector; slow to make, idle without spans. Call it at start.
+    """Makes the queue of ended spans for the collector; slow to make, idle without spans. Call it
+    at start.
 
-    The function makes a tracer with the queue: call it in the worker, whose exit flushes the queue. Headers,
-    timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
+    The function makes a tracer with the queue: call it in the worker, whose exit flushes the queue.
+    Headers, timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_
+    variables.
     """
     sender = SpanSender(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint))
     logging.getLogger(trace_exporter.__name__).filters = [sender.note]
@@ -71,8 +74,8 @@ def tracing_to(settings: TracingSettings) -> "tuple[SpanSender, Callable[[], Tra
 class SpanSender(SpanProcessor):
     """Queues ended spans for `exporter`. A slow or missing collector only costs spans.
 
-    One greenlet at a time empties the queue, through a native thread, and ends with it. Spans beyond
-    `limit_bytes` are lost. `now` returns monotonic seconds.
+    One greenlet at a time empties the queue, through a native thread, and ends with it. Spans
+    beyond `limit_bytes` are lost. `now` returns monotonic seconds.
     """
 
     def __init__(self, exporter: SpanExporter, now: Callable[[], float] = time.monotonic) -> None:
@@ -109,7 +112,10 @@ class SpanSender(SpanProcessor):
             self._hurry.set()
 
     def note(self, record: logging.LogRecord) -> bool:
-        """Keeps what the exporter logs, as a filter: locks of handlers belong to the hub's thread."""
+        """Keeps what the exporter logs, as a filter:
+
+        locks of handlers belong to the hub's thread.
+        """
         self._reason = self._reason or record.getMessage()
         return False
 
@@ -139,7 +145,9 @@ class SpanSender(SpanProcessor):
                     batch = [span for span, _ in islice(self._ended, BATCH)]
                     try:
                         self._pool.apply(self._export, (batch,))
-                    except RuntimeError:  # at exit some Pythons cannot start threads, such as 3.12.1
+                    except (
+                        RuntimeError
+                    ):  # at exit some Pythons cannot start threads, such as 3.12.1
                         if not self._ending:
                             raise
                         self._export(batch)
@@ -172,4 +180,9 @@ def span_bytes(span: ReadableSpan) -> int:
     values += [value for event in span.events for value in (event.attributes or {}).values()]
     state = span.context.trace_state if span.context is not None else {}
     inherited = sum(getsizeof(text) for item in state.items() for text in item)
-    return SPAN_BYTES + ATTRIBUTE_BYTES * (len(values) + len(state)) + sum(map(getsizeof, values)) + inherited
+    return (
+        SPAN_BYTES
+        + ATTRIBUTE_BYTES * (len(values) + len(state))
+        + sum(map(getsizeof, values))
+        + inherited
+    )

@@ -1,4 +1,7 @@
-"""The console: its assembly, its feed of frames, its routes below /admin; imported only when enabled."""
+"""The console:
+
+its assembly, its feed of frames, its routes below /admin; imported only when enabled.
+"""
 
 import logging
 import time
@@ -49,10 +52,19 @@ OURS = ("/admin", "/console")
 """Path prefixes that the console does not show."""
 ROOT = "/admin/console"
 SHOWN_TOKENS, SHOWN_CHARACTERS, SHOWN_SETTING, SHOWN_ITEMS = 4096, 20_000, 1000, 20
-"""Most prompt tokens and characters of a text, characters of a setting, and items in it, that are shown."""
+"""Most prompt tokens and characters of a text, characters of a setting, and items in it, that are
+shown.
+"""
 SETTINGS = (
     *("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "seed", "logprobs", "n"),
-    *("prompt_logprobs", "priority", "cache_salt", "cache_hit_threshold", "thinking_budget", "constraint"),
+    *(
+        "prompt_logprobs",
+        "priority",
+        "cache_salt",
+        "cache_hit_threshold",
+        "thinking_budget",
+        "constraint",
+    ),
     *("tool_calls", "sampling"),
 )
 """Request fields that a client has set; the others are the server's own."""
@@ -81,7 +93,9 @@ class ClientQueue(StreamingBody):
 
     __slots__ = ("_connection", "_leave", "_queue", "_taken_s", "lost")
 
-    def __init__(self, leave: "Callable[[ClientQueue], None]", connection: Connection | None) -> None:
+    def __init__(
+        self, leave: "Callable[[ClientQueue], None]", connection: Connection | None
+    ) -> None:
         super().__init__()
         self._leave, self._connection = leave, connection
         self._queue: Queue[bytes] = Queue(MOST_WAITING)
@@ -90,7 +104,10 @@ class ClientQueue(StreamingBody):
         """The client needs a picture before another frame."""
 
     def put(self, data: bytes) -> None:
-        """Queues an event; without room the whole queue is dropped. Cuts off a browser that does not read."""
+        """Queues an event; without room the whole queue is dropped.
+
+        Cuts off a browser that does not read.
+        """
         self.lost = self._queue.full()
         if not self.lost:
             self._queue.put_nowait(data)
@@ -127,7 +144,10 @@ class Feed:
     """Frames for all open pages, encoded once; runs the observer while any client queue is open."""
 
     def __init__(
-        self, observer: Observer, server: Callable[[], Mapping[str, object]], every_s: float = EVERY_S
+        self,
+        observer: Observer,
+        server: Callable[[], Mapping[str, object]],
+        every_s: float = EVERY_S,
     ) -> None:
         """`server` returns the server's part of a picture."""
         self._observer, self._server, self._every_s = observer, server, every_s
@@ -141,7 +161,10 @@ class Feed:
         return len(self._boxes)
 
     def open(self, connection: Connection | None = None) -> ClientQueue:
-        """Returns the queue of one more browser. Raises ApiError with status 503 above `MOST_CONSOLES`."""
+        """Returns the queue of one more browser.
+
+        Raises ApiError with status 503 above `MOST_CONSOLES`.
+        """
         if len(self._boxes) >= MOST_CONSOLES:
             raise unavailable(f"There are {MOST_CONSOLES} consoles already; close one of them.")
         box = ClientQueue(self._leave, connection)
@@ -175,7 +198,11 @@ class Feed:
     def _send(self) -> None:
         data = event_of("frame", self._observer.frame())
         told, picture = data.partition(b",")[2], b""
-        if told == self._sent and self._skipped < MOST_SKIPPED and not any(box.lost for box in self._boxes):
+        if (
+            told == self._sent
+            and self._skipped < MOST_SKIPPED
+            and not any(box.lost for box in self._boxes)
+        ):
             self._skipped += 1
             return
         self._sent, self._skipped = told, 0
@@ -188,7 +215,8 @@ class Feed:
 class Console(Middleware):
     """One rank's console: the engine's observer, and the routes.
 
-    As middleware, shows each choice of a request as a bar, and requests refused before their first choice.
+    As middleware, shows each choice of a request as a bar, and requests refused before their first
+    choice.
     """
 
     def __init__(
@@ -263,7 +291,8 @@ class Console(Middleware):
             Route(methods=("DELETE",), path=f"{ROOT}/load", handle=self._end_load),
         ]
         known = {
-            route.path: route for route in lifecycle_routes(self._lifecycle, True, self._live.current.dump)
+            route.path: route
+            for route in lifecycle_routes(self._lifecycle, True, self._live.current.dump)
         }
         actions = [post(f"{ROOT}{path}", known[path].handle) for path in ACTIONS]
         app.add_routes("console_admin", [*own, *actions])
@@ -295,7 +324,9 @@ class Console(Middleware):
 
     def _stream(self, context: RequestContext) -> Response:
         """Server-sent events: a picture, then four frames a second."""
-        return Response(self._feed.open(context.connection), 200, {"Cache-Control": "no-store"}, EVENT_STREAM)
+        return Response(
+            self._feed.open(context.connection), 200, {"Cache-Control": "no-store"}, EVENT_STREAM
+        )
 
     def _figures(self, context: RequestContext) -> Response:
         """The figures of this rank; with `?ranks=all`, of each rank."""
@@ -304,7 +335,9 @@ class Console(Middleware):
     def _request(self, context: RequestContext) -> Response:
         """Prompt, settings, tokens and blocks of the choice with this number."""
         number = context.params["number"]
-        bar = self.observer.bars.of(int(number)) if number.isdecimal() and len(number) < 16 else None
+        bar = (
+            self.observer.bars.of(int(number)) if number.isdecimal() and len(number) < 16 else None
+        )
         if bar is None:
             raise not_found(f"No request {number[:20]} is known any more.")
         why = self.observer.explain_choice(bar, bar.sequence)
@@ -318,7 +351,9 @@ class Console(Middleware):
         return json_response(report)
 
     def _knobs(self, context: RequestContext) -> Response:
-        """The settings that may change, as POST /admin/config takes them, and all others that differ."""
+        """The settings that may change, as POST /admin/config takes them, and all others that
+        differ.
+        """
         knobs = (knob_of(row, self._live) for row in self._live.current.table.rows)
         return json_response([it for it in knobs if it["live"] or it["value"] != it["default"]])
 
@@ -330,7 +365,10 @@ class Console(Middleware):
         return json_response(self._generator.summary())
 
     def _compare(self, context: RequestContext) -> Response:
-        """Compares two runs by their figures: rows, and one sentence on which run is better, and why."""
+        """Compares two runs by their figures:
+
+        rows, and one sentence on which run is better, and why.
+        """
         a, b = json_body(self._body.read(context), tuple[RunFigures, RunFigures])
         try:
             return json_response(compare(a, b))
@@ -358,7 +396,9 @@ def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
     """Returns what the page does not know of a choice; long texts are cut."""
     request, sequence = bar.request, bar.sequence
     usual = {field.name: field.default for field in fields(EngineRequest)}
-    settings = {name: value for name in SETTINGS if (value := getattr(request, name)) != usual[name]}
+    settings = {
+        name: value for name in SETTINGS if (value := getattr(request, name)) != usual[name]
+    }
     if not request.limited:
         del settings["max_tokens"]
     prompt = tokenizer.decode(list(request.prompt_ids[:SHOWN_TOKENS]), skip_special_tokens=False)
@@ -377,7 +417,8 @@ def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
 def shown(value: object) -> object:
     """Returns numbers unchanged, other values as text of at most `SHOWN_SETTING` characters.
 
-    Only the beginning of a long value is read, and of a struct the fields that are not the defaults.
+    Only the beginning of a long value is read, and of a struct the fields that are not the
+    defaults.
     """
     if value is None or isinstance(value, (bool, int, float)):
         return value

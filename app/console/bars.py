@@ -1,11 +1,12 @@
 """The page's data: frames of changes, the bars of all choices, and the map of KV blocks.
 
-The page gets a whole picture once, then a frame of changes four times a second. Both are JSON; frequent rows
-have positions instead of names. Times are milliseconds of the server's clock since the picture's `began`.
+The page gets a whole picture once, then a frame of changes four times a second. Both are JSON;
+frequent rows have positions instead of names. Times are milliseconds of the server's clock since
+the picture's `began`.
 
-A bar is one choice of one request, named by its number: its phase, its progress, its end. Observers report
-the requests that arrive while a page is open; earlier ones are found in the engine. Each frame reads the
-progress from the sequences, so that a token costs nothing.
+A bar is one choice of one request, named by its number: its phase, its progress, its end. Observers
+report the requests that arrive while a page is open; earlier ones are found in the engine. Each
+frame reads the progress from the sequences, so that a token costs nothing.
 """
 
 import re
@@ -37,11 +38,15 @@ NewBar = tuple[int, str, int, int, int, float, str | None, str, int]
 PhaseRow = tuple[int, int, float, int]
 """Number, phase, its start, preemptions."""
 EndRow = tuple[int, str, float, int, int, float | None, float | None, float | None]
-"""Number, finish reason, end, tokens, cached tokens; times of the first schedule, first and last token."""
+"""Number, finish reason, end, tokens, cached tokens; times of the first schedule, first and last
+token.
+"""
 StepRow = tuple[float, float, int, int, int] | tuple[float, float, int, int, int, int]
 """Start, duration, prefill tokens, decode tokens, sequences; in a simulated fleet also the pod."""
 PodRow = tuple[int, int, float, float, str]
-"""Running and waiting requests, used share of the KV cache, cached share of prompt tokens so far, state."""
+"""Running and waiting requests, used share of the KV cache, cached share of prompt tokens so far,
+state.
+"""
 MarkRow = tuple[float, str, str]
 """Time, kind (`setting`, `fault`, `pause`, `load`, `scale`), what began."""
 EventRow = tuple[str, int, int, int, str, str]
@@ -113,7 +118,8 @@ def event_of(kind: str, item: Frame | Picture) -> bytes:
 
 
 OVER_BYTES, BAR_BYTES, TOKEN_BYTES = 32 << 20, 2048, 60
-"""Memory for ended requests whose details the page can get; estimates for a bar, and for one token."""
+"""Memory for ended requests whose details the page can get; estimates for a bar, and for one token.
+"""
 MOST_PAST, PAST_S = 1000, 300.0
 """Most ended requests that a new page gets, and their greatest age in seconds."""
 MOST_CHARACTERS = 128
@@ -237,7 +243,10 @@ class RequestBars:
             max_tokens=0, limited=False, arrival_s=context.arrival_s,
         )  # fmt: skip
         bar = self._begun(request, origin)
-        self._end(bar, (bar.number, reason[:MOST_CHARACTERS], self._ms(self._now()), 0, 0, None, None, None))
+        self._end(
+            bar,
+            (bar.number, reason[:MOST_CHARACTERS], self._ms(self._now()), 0, 0, None, None, None),
+        )
 
     def _begun(self, request: EngineRequest, origin: Origin) -> Bar:
         origin.choices += 1
@@ -249,12 +258,16 @@ class RequestBars:
     def _finish(self, bar: Bar, outcome: SequenceOutcome) -> None:
         self._live.pop(id(bar.request), None)
         moments = (outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s)
-        running, first, last = (None if moment_s is None else self._ms(moment_s) for moment_s in moments)
+        running, first, last = (
+            None if moment_s is None else self._ms(moment_s) for moment_s in moments
+        )
         bar.outcome, bar.tokens = outcome, outcome.tokens
         end_ms, cached = self._ms(outcome.ended_s), outcome.cached_tokens
         if self._open and first is None and outcome.reason == "abort":
             self._left_ms.append(end_ms - self._ms(bar.request.arrival_s))
-        self._end(bar, (bar.number, outcome.reason, end_ms, outcome.tokens, cached, running, first, last))
+        self._end(
+            bar, (bar.number, outcome.reason, end_ms, outcome.tokens, cached, running, first, last)
+        )
 
     def _end(self, bar: Bar, end: EndRow) -> None:
         bar.end = end
@@ -311,7 +324,8 @@ class RequestBars:
         frame.phases.append((number, bar.phase, bar.since_ms, bar.preemptions))
 
     def picture(self, frame: Frame) -> float:
-        """Writes into `frame` all live bars as the last frame left them, and the recently ended ones.
+        """Writes into `frame` all live bars as the last frame left them, and the recently ended
+        ones.
 
         Returns the moment, in milliseconds, from which on no ended bar is missing.
         """
@@ -345,7 +359,9 @@ class RequestBars:
         return over or next((bar for bar in self._live.values() if bar.number == number), None)
 
     def named(self, request_id: str) -> list[Bar]:
-        """Returns the known bars of a request, by the id of its answer (`cmpl-x`) or by its own (`x`)."""
+        """Returns the known bars of a request, by the id of its answer (`cmpl-x`) or by its own
+        (`x`).
+        """
         # A completion has the number of its prompt behind the id.
         is_own = re.compile(rf"([a-z]+[-_])?{re.escape(request_id)}(-\d+)?").fullmatch
         bars = [*self._over.values(), *self._live.values()]
@@ -428,7 +444,9 @@ class BlockMap(BlockObserver):
         self._dirty.update(new)
 
     def forget(self, bar: int) -> None:
-        """Forgets the blocks of a bar that ended or lost them; marks stay until another bar gets a block."""
+        """Forgets the blocks of a bar that ended or lost them; marks stay until another bar gets a
+        block.
+        """
         self._own.pop(bar, None)
 
     def changes(self, frame: Frame) -> None:

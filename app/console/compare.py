@@ -10,7 +10,9 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 NOTABLE = 0.05
-"""Least relative difference that decides, and least difference of cached shares that explains others."""
+"""Least relative difference that decides, and least difference of cached shares that explains
+others.
+"""
 LONGER, LONGER_MS = 1.25, 5.0
 """Least ratio and difference of two mean times that explain other figures."""
 P99_REQUESTS = 100
@@ -30,7 +32,8 @@ class Comparison(Struct, frozen=True):
     """Name of the better run; None if neither is better in all."""
     sentence: str
     rows: list[tuple[str, str, str, str, str]]
-    """Figure, value of each run, difference, and for the second run `better`, `worse` or nothing."""
+    """Figure, value of each run, difference, and for the second run `better`, `worse` or nothing.
+    """
 
 
 class Measure(NamedTuple):
@@ -41,7 +44,9 @@ class Measure(NamedTuple):
     """1 where less is better, -1 where more is."""
 
     def gain(self, first: float | None, second: float | None) -> float:
-        """Returns the logarithm of `first` / `second`, 0 unless the difference counts; above 0 is better."""
+        """Returns the logarithm of `first` / `second`, 0 unless the difference counts; above 0 is
+        better.
+        """
         if first is None or second is None or abs(first - second) < self.least:
             return 0.0
         gain = self.sign * math.log((first + self.least) / (second + self.least))
@@ -51,7 +56,11 @@ class Measure(NamedTuple):
         if first is None or second is None or self.text(first) == self.text(second):
             return ""
         if self.text is _share or not first:
-            return f"{100 * (second - first):+.1f} points" if self.text is _share else f"+{self.text(second)}"
+            return (
+                f"{100 * (second - first):+.1f} points"
+                if self.text is _share
+                else f"+{self.text(second)}"
+            )
         return f"{100 * (second / first - 1):+,.0f} %"
 
 
@@ -64,7 +73,12 @@ def _share(value: float) -> str:
 
 
 TIMES, PARTS = ("TTFT", "ITL", "E2E"), ("p50", "p90", "p99")
-FAILED, CACHED, QUEUE, PREFILL = "failed", "prompt tokens cached", "mean wait in the queue", "mean prefill"
+FAILED, CACHED, QUEUE, PREFILL = (
+    "failed",
+    "prompt tokens cached",
+    "mean wait in the queue",
+    "mean prefill",
+)
 LOAD = REQUESTS, PROMPTS = "requests", "prompt tokens"
 GPU_HOURS, OUTPUT = "GPU-hours", "output tokens/s"
 MEASURES: Mapping[str, Measure] = {
@@ -74,7 +88,10 @@ MEASURES: Mapping[str, Measure] = {
     **{GPU_HOURS: Measure("{:,.2f}".format, 0.001)},
     **{name: Measure("{:,.0f}".format) for name in LOAD},
 }
-"""Rows of the comparison, in this order. `mean prefill` is from the end of the queue to the first token."""
+"""Rows of the comparison, in this order.
+
+`mean prefill` is from the end of the queue to the first token.
+"""
 REASONS = {
     CACHED: "{} of its prompt tokens were found in a cache instead of {}",
     QUEUE: "its requests waited {} in the queue on average instead of {}",
@@ -83,7 +100,10 @@ REASONS = {
 
 
 def compare(a: RunFigures, b: RunFigures) -> Comparison:
-    """Compares `b` with `a`. Raises ValueError, in one line, for a run without a request that ended."""
+    """Compares `b` with `a`.
+
+    Raises ValueError, in one line, for a run without a request that ended.
+    """
     for its in (a, b):
         if "E2E p50" not in its.figures:
             raise ValueError(f"{its.name} has no request that ended: there is nothing to compare")
@@ -100,7 +120,9 @@ def compare(a: RunFigures, b: RunFigures) -> Comparison:
 def _verdict(a: RunFigures, b: RunFigures) -> tuple[str | None, str]:
     """Returns the name of the better run, or None, and the sentence."""
     tail = "p99" if min(its.figures.get(REQUESTS, 0.0) for its in (a, b)) >= P99_REQUESTS else "p90"
-    gains = {name: its.gain(a.figures.get(name), b.figures.get(name)) for name, its in MEASURES.items()}
+    gains = {
+        name: its.gain(a.figures.get(name), b.figures.get(name)) for name, its in MEASURES.items()
+    }
     differ = " and ".join(name for name in LOAD if gains[name])
     names = [*(f"{time} {part}" for part in (tail, "p50") for time in TIMES), FAILED]
     names += [] if differ else [GPU_HOURS, OUTPUT]  # a greater load has more of both
@@ -114,9 +136,15 @@ def _verdict(a: RunFigures, b: RunFigures) -> tuple[str | None, str]:
     by, other, is_cost = _against(head, winner, loser), "", gains[cost] * gains[head] < 0
     if is_cost and 2 * abs(gains[cost]) > abs(gains[head]):
         other = _against(cost, loser, winner)
-        return None, f"Neither is better in all: {winner.name} has {by}, {loser.name} has {other}{loads}."
+        return (
+            None,
+            f"Neither is better in all: {winner.name} has {by}, {loser.name} has {other}{loads}.",
+        )
     trade_off = f"; but {_against(cost, winner, loser)}" if is_cost else ""
-    return winner.name, f"{winner.name} is better: {by}{_reason(head, winner, loser)}{trade_off}{loads}."
+    return (
+        winner.name,
+        f"{winner.name} is better: {by}{_reason(head, winner, loser)}{trade_off}{loads}.",
+    )
 
 
 def _leading(gains: Mapping[str, float]) -> str:
@@ -143,4 +171,6 @@ def _reason(head: str, winner: RunFigures, loser: RunFigures) -> str:
             reasons.append(REASONS[name].format(*map(MEASURES[name].text, (its, other))))
     if head in (FAILED, GPU_HOURS):
         return ""
-    return f", because {' and '.join(reasons[:2])}" if reasons else "; these figures do not show why"
+    return (
+        f", because {' and '.join(reasons[:2])}" if reasons else "; these figures do not show why"
+    )

@@ -26,7 +26,9 @@ LONGEST_S = 3600.0
 
 
 class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """Poisson arrivals at `rate` a second; with `groups`, a group's prompts begin with `shared` tokens."""
+    """Poisson arrivals at `rate` a second; with `groups`, a group's prompts begin with `shared`
+    tokens.
+    """
 
     rate: Annotated[float, Meta(gt=0, le=500)] = 5.0
     seconds: Annotated[float, Meta(gt=0, le=600)] = 30.0
@@ -46,9 +48,13 @@ class LoadCounts(Struct):
 
 
 class Generator:
-    """Sends the requests of one plan at a time to this server; `server` has the settings of this rank."""
+    """Sends the requests of one plan at a time to this server; `server` has the settings of this
+    rank.
+    """
 
-    def __init__(self, live: LiveSettings, server: ServerSettings, tokenizer: Tokenizer, rng: Random) -> None:
+    def __init__(
+        self, live: LiveSettings, server: ServerSettings, tokenizer: Tokenizer, rng: Random
+    ) -> None:
         self._live, self._tokenizer, self._rng = live, tokenizer, rng
         self._address = f"{LOOPBACK.get(server.host, server.host)}:{server.port}"
         self._plan: LoadPlan | None = None
@@ -64,8 +70,14 @@ class Generator:
             (settings.model.task != "generate", "asks for completions, which this server has not"),
             (settings.tls.enabled, "does not speak TLS"),
             (settings.server.uds, "sends over TCP, and this server listens at a Unix socket"),
-            (plan.prompt_tokens + plan.output_tokens > most, f"sends at most max-model-len tokens, {most}"),
-            (plan.groups and plan.shared >= plan.prompt_tokens, "needs prompts longer than what they share"),
+            (
+                plan.prompt_tokens + plan.output_tokens > most,
+                f"sends at most max-model-len tokens, {most}",
+            ),
+            (
+                plan.groups and plan.shared >= plan.prompt_tokens,
+                "needs prompts longer than what they share",
+            ),
         ):
             if refused:
                 raise bad_request(f"The load generator {reason}.")
@@ -107,7 +119,10 @@ class Generator:
         counts.active = False
 
     def _ask(self, prompt: Sequence[int], tokens: int, counts: LoadCounts) -> None:
-        """Greenlet: sends one request, whose answer comes whole: token times are not measured here."""
+        """Greenlet:
+
+        sends one request, whose answer comes whole: token times are not measured here.
+        """
         settings = self._live.current
         body = {"model": settings.model.served_names[0], "prompt": prompt, "max_tokens": tokens}
         key = settings.access.api_key[:1]

@@ -12,7 +12,17 @@ from msgspec import Struct
 from app.base.clock.pause import Pace
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.base.metrics.recorder import Figures, LatencyTally
-from app.console.bars import FIGURES, Bar, BlockMap, EventRow, Frame, Picture, RequestBars, StepRow, in_ms
+from app.console.bars import (
+    FIGURES,
+    Bar,
+    BlockMap,
+    EventRow,
+    Frame,
+    Picture,
+    RequestBars,
+    StepRow,
+    in_ms,
+)
 from app.engine.core.batch import Phase
 from app.engine.core.delays import DelayLog, Step
 from app.engine.core.engine import Engine
@@ -40,14 +50,19 @@ MOST_CHOICES = 32
 MOST_PAST_STEPS = 6000
 """Most steps of a picture: as many as the page keeps."""
 MOST_STEPS, MOST_CHUNKS, MOST_EVENTS, MOST_MARKS, MOST_MARK = 400, 2000, 100, 200, 128
-"""Most steps, numbers in `chunks`, and KV events of a frame; most marks in all, and characters of one."""
+"""Most steps, numbers in `chunks`, and KV events of a frame; most marks in all, and characters of
+one.
+"""
 
 
 def row_of(event: KVEvent, sequence: int) -> EventRow:
     """Returns an event of the message numbered `sequence`."""
     if not isinstance(event, BlockStored | BlockRemoved):
         return "cleared", sequence, 0, 0, "", ""
-    hashes = [f"{it % (1 << 64):016x}" if isinstance(it, int) else it.hex() for it in event.block_hashes[:1]]
+    hashes = [
+        f"{it % (1 << 64):016x}" if isinstance(it, int) else it.hex()
+        for it in event.block_hashes[:1]
+    ]
     first, blocks = "".join(hashes)[:16], len(event.block_hashes)
     if isinstance(event, BlockRemoved):
         return "removed", sequence, blocks, 0, first, ""
@@ -55,7 +70,9 @@ def row_of(event: KVEvent, sequence: int) -> EventRow:
 
 
 class Observer:
-    """Everything that the pages are told of an engine; receives its steps and events while a page is open."""
+    """Everything that the pages are told of an engine; receives its steps and events while a page
+    is open.
+    """
 
     def __init__(
         self,
@@ -129,7 +146,10 @@ class Observer:
                 yield from (number, in_ms(step.end_s - self._began_s))
 
     def explain(self, request_id: str) -> RequestReport | None:
-        """Explains why a request took as long as it did; None if it is not known any more. May pause."""
+        """Explains why a request took as long as it did; None if it is not known any more.
+
+        May pause.
+        """
         bars = self.bars.named(request_id)[:MOST_CHOICES]
         if not bars:
             return None
@@ -155,13 +175,17 @@ class Observer:
         return None if outcome is None else explain(bar.request, outcome, self.delays)
 
     def _tell_steps(self, frame: Frame, figures: Figures, last: Figures | None) -> None:
-        """Writes the steps into `frame`; without shared steps, one that sums up all computed tokens."""
+        """Writes the steps into `frame`; without shared steps, one that sums up all computed
+        tokens.
+        """
         begin_ms, self._last_ms = self._last_ms, frame.at
         if self.executor is not None:
             new = self.delays.recent(self._steps_told)[-MOST_STEPS:]
             self._steps_told = self.delays.steps_made
             frame.steps = [self._row_of(step) for step in new]
-            frame.chunks = [number for step in new for number in self._chunks_of(step)][:MOST_CHUNKS]
+            frame.chunks = [number for step in new for number in self._chunks_of(step)][
+                :MOST_CHUNKS
+            ]
         elif last is not None:
             prompts = int(figures.prompt - figures.cached - last.prompt + last.cached)
             decodes = int(figures.generated - last.generated)
@@ -215,7 +239,11 @@ class Observer:
         lora = self._lora
         adapters = None if lora is None else {name: lora.running(name) for name in lora} or None
         return Frame(
-            at=at_ms, state=self.state, figures=self._numbers(figures), adapters=adapters, load=self.load()
+            at=at_ms,
+            state=self.state,
+            figures=self._numbers(figures),
+            adapters=adapters,
+            load=self.load(),
         )
 
     def picture(self, server: Mapping[str, object]) -> Picture:
@@ -241,7 +269,10 @@ class Observer:
         )
 
     def _past_steps(self) -> list[StepRow]:
-        """Returns the last steps that were in a frame or ended before the page was opened. May pause."""
+        """Returns the last steps that were in a frame or ended before the page was opened.
+
+        May pause.
+        """
         if self.executor is None:
             return []
         untold = self.delays.steps_made - self._steps_told
@@ -264,7 +295,10 @@ class Observer:
 
 
 def pairs_of(counts: Mapping[int, int]) -> list[int]:
-    """Returns values and their counts, flat. Values have four digits at most, so that pairs stay few."""
+    """Returns values and their counts, flat.
+
+    Values have four digits at most, so that pairs stay few.
+    """
     rounded = Counter[int]()
     for value, count in counts.items():
         digits = max(0, len(str(value)) - 4)

@@ -1,4 +1,7 @@
-"""The console page: files of the folder `page` as routes, or one file with a recording, for offline use."""
+"""The console page:
+
+files of the folder `page` as routes, or one file with a recording, for offline use.
+"""
 
 import base64
 import hashlib
@@ -51,7 +54,9 @@ def routes() -> list[Route]:
         return served(files["index.html"], context)
 
     def file(context: RequestContext) -> Response:
-        """A script or a style of the page; `report.html` is a page without a recording yet, for *Save*."""
+        """A script or a style of the page; `report.html` is a page without a recording yet, for
+        *Save*.
+        """
         if context.params["file"] == "report.html":
             return Response(page_with(()).encode(), 200, HEADERS, TYPES[".html"])
         path = files.get(context.params["file"])
@@ -73,7 +78,9 @@ def served(path: Path, context: RequestContext) -> Response:
 
 
 _encode = Encoder().encode
-LINKS = re.compile(r'<(?:script defer src|link rel="stylesheet" href)="console/[^>]*>(?:</script>)?\n')
+LINKS = re.compile(
+    r'<(?:script defer src|link rel="stylesheet" href)="console/[^>]*>(?:</script>)?\n'
+)
 
 
 def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
@@ -81,7 +88,9 @@ def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
     return page_with((picture, *frames))
 
 
-def comparison_of(comparison: Comparison, runs: Mapping[str, tuple[Picture, Iterable[Frame]]]) -> str:
+def comparison_of(
+    comparison: Comparison, runs: Mapping[str, tuple[Picture, Iterable[Frame]]]
+) -> str:
     """Returns HTML with the recordings of two runs, by name."""
     lines = {name: [picture, *frames] for name, (picture, frames) in runs.items()}
     counts = [(name, len(its)) for name, its in lines.items()]
@@ -89,17 +98,24 @@ def comparison_of(comparison: Comparison, runs: Mapping[str, tuple[Picture, Iter
 
 
 def page_with(items: Iterable[object]) -> str:
-    """Returns the page with a recording of these lines. Its policy allows its scripts and styles by hash."""
+    """Returns the page with a recording of these lines.
+
+    Its policy allows its scripts and styles by hash.
+    """
     html = (FOLDER / "index.html").read_text("utf-8")
     styles, scripts = (
-        "\n".join((FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS)
+        "\n".join((FOLDER / name).read_text("utf-8") for name in names)
+        for names in (STYLES, SCRIPTS)
     )
     policy = (
         f"default-src 'none'; script-src '{_hash(scripts)}'; style-src '{_hash(styles)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{styles}</style>\n'
-    # Escaping "<", which JSON has only within strings, keeps the recording from closing its element.
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{styles}</style>\n'
+    )
+    # Escaping "<", which JSON has only within strings, keeps the recording from closing its
+    # element.
     lines = (_encode(item).decode().replace("<", "\\u003c") for item in items)
     recording = '<script type="application/json" id="recording">' + "\n".join(lines) + "</script>\n"
     html = LINKS.sub("", html).replace("</title>\n", f"</title>\n{head}")

@@ -1,9 +1,9 @@
 """The contract between the core and its extensions, and the list of built-in extensions.
 
-An extension is a package of `app.extensions` whose `EXTENSION` is a subclass of `Extension`. The package
-imports little: it is imported by every server, to ask whether the settings enable it. What an enabled
-extension needs beyond that is imported by its methods. All hooks are called once, while the application is
-built, so no request passes through this module.
+An extension is a package of `app.extensions` whose `EXTENSION` is a subclass of `Extension`. The
+package imports little: it is imported by every server, to ask whether the settings enable it. What
+an enabled extension needs beyond that is imported by its methods. All hooks are called once, while
+the application is built, so no request passes through this module.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Extension:
 def enabled_extensions(settings: Settings) -> list[type[Extension]]:
     """Returns the built-in extensions that are present and enabled, in the order of `BUILT_IN`.
 
-    A package whose folder was deleted is left out. So is, with a warning, an extension that requires it.
+    A package whose folder was deleted is left out. So is, with a warning, an extension that
+    requires it.
     """
     present = {name for name in BUILT_IN if find_spec(f"{PACKAGE}.{name}") is not None}
     enabled = []

@@ -44,9 +44,9 @@ def rank_of(path: str) -> int | None:
 class LoRARegistry:
     """Loaded adapters by name, in order of loading.
 
-    Numbers start at 1, and a replacement keeps its number. `max-cpu-loras` does not limit the registry: it
-    bounds copies in memory (`AdapterMemory`). Above `most` adapters the first loaded one is dropped, as from
-    a cache.
+    Numbers start at 1, and a replacement keeps its number. `max-cpu-loras` does not limit the
+    registry: it bounds copies in memory (`AdapterMemory`). Above `most` adapters the first loaded
+    one is dropped, as from a cache.
     """
 
     def __init__(self, adapters: Iterable[Adapter] = (), at_runtime: int = MOST_AT_RUNTIME) -> None:
@@ -70,7 +70,8 @@ class LoRARegistry:
         return len(self._adapters)
 
     def load(self, name: str, path: str, in_place: bool = False) -> None:
-        """Adds an adapter; with `in_place` it may replace one of that name and keeps its place in the order.
+        """Adds an adapter; with `in_place` it may replace one of that name and keeps its place in
+        the order.
 
         AdapterError without `in_place` for a loaded name, and for a long name and path.
         """
@@ -78,15 +79,22 @@ class LoRARegistry:
         if before is not None and not in_place:
             raise AdapterError(f"The adapter {name!r} is loaded already.")
         if len(name) + len(path) > LONGEST_NAME:
-            raise AdapterError(f"Name and path of an adapter have at most {LONGEST_NAME} characters.")
-        self._adapters[name] = Adapter(name, path, before.id if before is not None else next(self._ids))
+            raise AdapterError(
+                f"Name and path of an adapter have at most {LONGEST_NAME} characters."
+            )
+        self._adapters[name] = Adapter(
+            name, path, before.id if before is not None else next(self._ids)
+        )
         if self.memory is not None:
             self.memory.load(name)
         if len(self._adapters) > self.most:
             self.unload(next(iter(self._adapters)))
 
     def unload(self, name: str) -> None:
-        """Removes an adapter; its running requests continue. AdapterNotFound for an unknown name."""
+        """Removes an adapter; its running requests continue.
+
+        AdapterNotFound for an unknown name.
+        """
         if self._adapters.pop(name, None) is None:
             raise AdapterNotFound(f"No adapter {name!r} is loaded.")
         if self.memory is not None:
@@ -100,12 +108,17 @@ class LoraModule(Struct):
 
 
 def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
-    """Returns the adapters of `lora-modules`. ConfigError for a malformed item or another base model."""
+    """Returns the adapters of `lora-modules`.
+
+    ConfigError for a malformed item or another base model.
+    """
     modules = [_module(item) for item in lora.lora_modules]
     for module in modules:
         if module.base_model_name not in ("", model.model, *model.served_names):
             other = module.base_model_name
-            raise ConfigError(f"setting lora-modules: {module.name!r} is for another model, {other!r}")
+            raise ConfigError(
+                f"setting lora-modules: {module.name!r} is for another model, {other!r}"
+            )
         if module.name in model.served_names:
             raise ConfigError(f"setting lora-modules: {module.name!r} is a name of the base model")
     return LoRARegistry([Adapter(module.name, module.path or module.name) for module in modules])
@@ -119,7 +132,9 @@ def _module(item: str) -> LoraModule:
         try:
             module = msgspec.json.decode(item, type=LoraModule)
         except msgspec.DecodeError as error:
-            message = f"setting lora-modules: {item!r} is no adapter, neither name=path nor a JSON object"
+            message = (
+                f"setting lora-modules: {item!r} is no adapter, neither name=path nor a JSON object"
+            )
             raise ConfigError(f"{message}: {error}") from None
     if not module.name:
         raise ConfigError(f"setting lora-modules: {item!r} has no name")
@@ -129,8 +144,8 @@ def _module(item: str) -> LoraModule:
 class AdapterMemory:
     """Keeps the latest used adapters: `most_cpu` in CPU memory and `most_gpu` of these on the GPU.
 
-    An adapter is loaded when the registry gets it, and again when a request needs it after eviction. A
-    running adapter is evicted only when all adapters are running.
+    An adapter is loaded when the registry gets it, and again when a request needs it after
+    eviction. A running adapter is evicted only when all adapters are running.
     """
 
     def __init__(self, registry: LoRARegistry, most_gpu: int, most_cpu: int) -> None:
@@ -174,7 +189,10 @@ class AdapterMemory:
                 del self._levels[self._oldest(list(self._levels))]
         if level != "gpu":
             self.activations += 1
-            while len(on_gpu := [it for it, at in self._levels.items() if at == "gpu"]) >= self.most_gpu:
+            while (
+                len(on_gpu := [it for it, at in self._levels.items() if at == "gpu"])
+                >= self.most_gpu
+            ):
                 self._levels[self._oldest(on_gpu)] = "cpu"
         self._levels[name] = "gpu"
 
@@ -203,12 +221,19 @@ class LoraResidency:
         levels = dict(memory)
         self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}
         counter("num_cpu_loaded_lora_adapters").value = len(levels)
-        counter("num_gpu_loaded_lora_adapters").value = sum(level == "gpu" for level in levels.values())
+        counter("num_gpu_loaded_lora_adapters").value = sum(
+            level == "gpu" for level in levels.values()
+        )
         for transition, times in (("load", memory.loads), ("activate", memory.activations)):
             histogram("lora_adapter_load_seconds", transition=transition).counts[0] = times
         help = "1 for an adapter in memory."
         loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, "gauge")
         for name, level in levels.items():
-            labels = {"adapter_name": name, "level": level, "pinned": "false", "rank": str(self._ranks[name])}
+            labels = {
+                "adapter_name": name,
+                "level": level,
+                "pinned": "false",
+                "rank": str(self._ranks[name]),
+            }
             loaded.labels(**self._server, **labels).value = 1
         return loaded.render() + self._families.render()

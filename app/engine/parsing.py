@@ -1,7 +1,8 @@
 """Readers of a computing model's text: thoughts, calls in Hermes or Llama form, and plain text.
 
-A reader is a function of the whole text so far, and of whether it has ended. It returns only what is certain:
-more text adds to the last piece or behind it, and never changes what was returned before.
+A reader is a function of the whole text so far, and of whether it has ended. It returns only what
+is certain: more text adds to the last piece or behind it, and never changes what was returned
+before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Read = Callable[[str, bool], list[Piece]]
 
 
 class TextReader:
-    """Splits a streamed text into parts, equal however the text was cut, as `read` gets all of the text."""
+    """Splits a streamed text into parts, equal however the text was cut, as `read` gets all of the
+    text.
+    """
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -87,7 +90,8 @@ def end_of_value(text: str, start: int) -> int | None:
 
 
 def call_pieces(text: str, number: int) -> tuple[list[Piece], int | None]:
-    """Returns the pieces of call `number`, its name first, and the end of its object; None while it is open.
+    """Returns the pieces of call `number`, its name first, and the end of its object; None while it
+    is open.
 
     A closed object without a name or without arguments is no call, and has no pieces.
     """
@@ -125,7 +129,10 @@ CALL_END: Final = "</tool_call>"
 
 
 def hermes(text: str, ended: bool) -> list[Piece]:
-    """Reads calls in Hermes form. A malformed call stays text; text behind a call is dropped, as in vLLM."""
+    """Reads calls in Hermes form.
+
+    A malformed call stays text; text behind a call is dropped, as in vLLM.
+    """
     pieces: list[Piece] = []
     calls, rest = 0, text
     while True:
@@ -151,8 +158,8 @@ BETWEEN: Final = " \t\r\n,;[]"
 def listed(text: str, ended: bool, forced: bool = False) -> list[Piece]:
     """Reads calls as bare JSON objects. A text that does not begin like a call is all text.
 
-    `forced`: the text is a list of calls, however it begins. A call cut off before its name appears in whole
-    answers only.
+    `forced`: the text is a list of calls, however it begins. A call cut off before its name appears
+    in whole answers only.
     """
     pieces: list[Piece] = []
     calls, rest = 0, text
@@ -181,8 +188,8 @@ THOUGHT: Final = Part("reasoning")
 def thoughts(text: str, ended: bool, then: Read = plain, begun: bool = True) -> list[Piece]:
     """Reads thoughts; `then` reads the text behind them.
 
-    Some templates write the opening tag themselves, so thoughts need not begin with it, unless `begun` is
-    False.
+    Some templates write the opening tag themselves, so thoughts need not begin with it, unless
+    `begun` is False.
     """
     inner = text.lstrip()
     if inner.startswith(THINK_BEGIN):
@@ -197,7 +204,9 @@ def thoughts(text: str, ended: bool, then: Read = plain, begun: bool = True) -> 
 
 
 def readers(tool_call_parser: str) -> Callable[[EngineRequest], TextReader | None]:
-    """Returns a function that makes a request's reader; `tool_call_parser` is `llama3_json`, else Hermes."""
+    """Returns a function that makes a request's reader; `tool_call_parser` is `llama3_json`, else
+    Hermes.
+    """
     chosen = listed if tool_call_parser == "llama3_json" else hermes
 
     def reader_of(request: EngineRequest) -> TextReader | None:

@@ -1,14 +1,15 @@
 """The simulated pooling model: vectors of texts; class probabilities and scores from their tokens.
 
-Vectors have length 1. Texts with the same words and characters have near vectors, other texts distant ones.
+Vectors have length 1. Texts with the same words and characters have near vectors, other texts
+distant ones.
 
-Each word, and each three characters of a word, is a feature with a weight. A hash gives each feature one
-place and a sign in every block of the vector. The cosine of two texts is the share of weight that they have
-in common, but for hash collisions of about 1 / sqrt(dimensions). Sums are of whole numbers, and roots and
-quotients follow IEEE 754: a text has the same vector on every machine.
+Each word, and each three characters of a word, is a feature with a weight. A hash gives each
+feature one place and a sign in every block of the vector. The cosine of two texts is the share of
+weight that they have in common, but for hash collisions of about 1 / sqrt(dimensions). Sums are of
+whole numbers, and roots and quotients follow IEEE 754: a text has the same vector on every machine.
 
-A shorter vector is the beginning of a longer one, before scaling to its length. As each block is as long as
-all before it, the shortest vectors contain all features too.
+A shorter vector is the beginning of a longer one, before scaling to its length. As each block is as
+long as all before it, the shortest vectors contain all features too.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ Pace = Callable[[], None]
 
 
 def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> array[float]:
-    """Returns the vector of `text`, 1 to 2**18 numbers, of length 1 if `unit`. Calls `pace` between parts."""
+    """Returns the vector of `text`, 1 to 2**18 numbers, of length 1 if `unit`.
+
+    Calls `pace` between parts.
+    """
     blocks, whole = [(0, FIRST_BLOCK)], FIRST_BLOCK
     while whole < dimensions:
         blocks.append((whole, whole))
@@ -103,8 +107,8 @@ LOGIT_RANGE = 8.0
 class PoolingModel:
     """Makes vectors of `dimensions` numbers, and probabilities of `classes` classes.
 
-    `activation` is a request's `use_activation`. None means the model's default, true: vectors of length 1,
-    and probabilities instead of logits.
+    `activation` is a request's `use_activation`. None means the model's default, true: vectors of
+    length 1, and probabilities instead of logits.
     """
 
     dimensions: int
@@ -112,9 +116,13 @@ class PoolingModel:
     tokenizer: Tokenizer
     pace: Pace
 
-    def vector(self, text: str, activation: bool | None, dimensions: int | None = None) -> array[float]:
+    def vector(
+        self, text: str, activation: bool | None, dimensions: int | None = None
+    ) -> array[float]:
         """Returns the vector of a text. `dimensions`: else the model's own."""
-        return embedding(text, dimensions or self.dimensions, self.pace, unit=activation is not False)
+        return embedding(
+            text, dimensions or self.dimensions, self.pace, unit=activation is not False
+        )
 
     def classify(self, ids: Sequence[int], activation: bool | None) -> list[float]:
         """Returns each class's probability, or its logit in [-4, 4) without activation.
@@ -132,8 +140,13 @@ class PoolingModel:
         whole = math.fsum(weights)
         return [weight / whole for weight in weights]
 
-    def pool(self, task: str, ids: Sequence[int], activation: bool | None) -> Iterator[array[float]]:
-        """Yields the output of `task`, one of `TASKS`: one row for the text, or one for each token."""
+    def pool(
+        self, task: str, ids: Sequence[int], activation: bool | None
+    ) -> Iterator[array[float]]:
+        """Yields the output of `task`, one of `TASKS`:
+
+        one row for the text, or one for each token.
+        """
         of_each, tokenizer = task.startswith("token"), self.tokenizer
         if task.endswith("embed"):
             for text in tokenizer.token_texts(ids) if of_each else [tokenizer.decode(ids)]:
@@ -155,10 +168,15 @@ class Bag:
 
 
 def logit(query: Bag, document: Bag) -> float:
-    """Match of two texts before a cross-encoder's activation: the cosine of their counts, from -4 to 4."""
+    """Match of two texts before a cross-encoder's activation:
+
+    the cosine of their counts, from -4 to 4.
+    """
     few, many = sorted((query.counts, document.counts), key=len)
     shared = sum(count * many[token] for token, count in few.items())
-    return LOGIT_RANGE * (min(1.0, shared / (query.length * document.length)) - 0.5 if shared else -0.5)
+    return LOGIT_RANGE * (
+        min(1.0, shared / (query.length * document.length)) - 0.5 if shared else -0.5
+    )
 
 
 def sigmoid(logit: float) -> float:
@@ -186,7 +204,8 @@ def packing(dtype: str, endianness: str, pace: Pace) -> Pack:
 
 
 def small_floats(numbers: array[float], exponent_bits: int, mantissa_bits: int) -> list[int]:
-    """Codes of the nearest floating point numbers of these bits and a sign; ties go to the even one.
+    """Codes of the nearest floating point numbers of these bits and a sign; ties go to the even
+    one.
 
     For finite 32-bit numbers within the range of the format, which has fewer bits of mantissa.
     """

@@ -1,10 +1,10 @@
 """The index's storage: its interface, its operations, and the holders of blocks as bits.
 
-A *request key* names a block's content, the same on every pod. An *engine key* is one engine's name for a
-block. Scores look blocks up by request keys; engines remove blocks by engine keys.
+A *request key* names a block's content, the same on every pod. An *engine key* is one engine's name
+for a block. Scores look blocks up by request keys; engines remove blocks by engine keys.
 
-A mask is a set of holders as one integer, for fast set operations. The copies of a block are its masks, tier
-by tier; functions of copies return new ones and change none.
+A mask is a set of holders as one integer, for fast set operations. The copies of a block are its
+masks, tier by tier; functions of copies return new ones and change none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class IndexedEngine(Struct, frozen=True, gc=False):
 
 
 class EngineGroup(Struct, frozen=True, gc=False):
-    """A KV cache group of an engine. Blocks of groups that are not `scored` do not count in scores."""
+    """A KV cache group of an engine.
+
+    Blocks of groups that are not `scored` do not count in scores.
+    """
 
     source: IndexedEngine
     group: int
@@ -46,8 +49,8 @@ class TooManyHolders(Exception):
 class Holders:
     """Assigns a bit to every holder, and keeps the bits of each pod, model and adapter.
 
-    Free bits are assigned again, so that the length of masks follows the size of the fleet. `most` limits the
-    number of holders at once.
+    Free bits are assigned again, so that the length of masks follows the size of the fleet. `most`
+    limits the number of holders at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -76,7 +79,10 @@ class Holders:
         return self._holders[number] if number < len(self._holders) else None
 
     def number(self, source: IndexedEngine, group: int, scored: bool | None = None) -> int:
-        """Returns the bit of a group, assigned now if needed. TooManyHolders when no bit is free."""
+        """Returns the bit of a group, assigned now if needed.
+
+        TooManyHolders when no bit is free.
+        """
         known = self._groups.get(source, {}).get(group)
         if known is None:
             number = self._free[0] if self._free else len(self._holders)
@@ -86,7 +92,9 @@ class Holders:
                 heapq.heappop(self._free)
             else:
                 self._holders.append(None)
-            self._place(number, EngineGroup(source, group, group == 0 if scored is None else scored))
+            self._place(
+                number, EngineGroup(source, group, group == 0 if scored is None else scored)
+            )
             return number
         holder = self._holders[known]
         if holder is not None and scored is not None and holder.scored != scored:
@@ -133,7 +141,9 @@ class Holders:
         self._adapters[adapter] = self._adapters.get(adapter, 0) | 1 << number
 
     def mask(self, model: str, pods: Collection[str] = ()) -> int:
-        """Returns the scored holders of a model, else of an adapter of this name; with `pods`, only these."""
+        """Returns the scored holders of a model, else of an adapter of this name; with `pods`, only
+        these.
+        """
         serving = self._models.get(model) or self._adapters.get(model, 0) & self._scored
         if not pods:
             return serving
@@ -146,7 +156,9 @@ class Holders:
     def of(self, mask: int) -> list[tuple[int, EngineGroup]]:
         """Returns bits and holders of a mask, lowest bit first."""
         holders = self._holders
-        return [(number, holder) for number in bits(mask) if (holder := holders[number]) is not None]
+        return [
+            (number, holder) for number in bits(mask) if (holder := holders[number]) is not None
+        ]
 
     def _place(self, number: int, holder: EngineGroup) -> None:
         source = holder.source
@@ -193,7 +205,9 @@ def with_holder(copies: Copies, tier: int, bit: int) -> Copies:
 
 
 def without_holder(copies: Copies, tier: int | None, bit: int) -> Copies:
-    """Returns the copies without a holder, in one tier or all; the same object if the holder is absent."""
+    """Returns the copies without a holder, in one tier or all; the same object if the holder is
+    absent.
+    """
     if not any(mask & bit for mask in (copies if tier is None else copies[tier : tier + 1])):
         return copies
     left = [mask & ~bit if tier in (None, at) else mask for at, mask in enumerate(copies)]
@@ -211,14 +225,15 @@ def anywhere(copies: Iterable[int]) -> int:
 
 GPU, CPU = "gpu", "cpu"
 MOST_TIERS, MOST_HOLDERS = 16, 65_536
-"""Most storage tiers, and most KV cache groups of all engines at once; each group is a bit of every mask."""
+"""Most storage tiers, and most KV cache groups of all engines at once; each group is a bit of every
+mask.
+"""
 
 Owned: TypeAlias = int | tuple[int, ...]
 """Request keys of the index blocks that an engine's block overlaps, in order.
 
-A single number where both blocks are the same. A tuple ends in `UNALIGNED` where the engine's block ends
-inside an index block.
-"""
+A single number where both blocks are the same. A tuple ends in `UNALIGNED` where the engine's block
+ends inside an index block. """
 
 UNALIGNED = 0
 """End mark of an `Owned` tuple; no block has this request key."""
@@ -242,8 +257,8 @@ class BlockOperation(Struct, gc=False):
 class Store(BlockOperation, gc=False):
     """Adds blocks to a tier: `owned` has the request keys of each block in `engine`.
 
-    `keys` lists all full index blocks, without duplicates. `joined` pairs engine keys of earlier events with
-    the request key of a further index block that they overlap.
+    `keys` lists all full index blocks, without duplicates. `joined` pairs engine keys of earlier
+    events with the request key of a further index block that they overlap.
     """
 
     owned: Sequence[Owned]
@@ -294,7 +309,8 @@ class Outcome(Struct):
 class IndexSize(Struct, frozen=True):
     """Content of a backend: `blocks`, `copies` (a block in a tier of a holder), and `weight`.
 
-    `weight` and `bound` have the same unit, which depends on the backend; both are None without a bound.
+    `weight` and `bound` have the same unit, which depends on the backend; both are None without a
+    bound.
     """
 
     blocks: int
@@ -309,7 +325,10 @@ class BackendUnavailable(Exception):
 
 
 class Found(NamedTuple):
-    """Result of a lookup: copies of a prompt's first blocks, holders of the bits, and tiers in order."""
+    """Result of a lookup:
+
+    copies of a prompt's first blocks, holders of the bits, and tiers in order.
+    """
 
     copies: list[Copies]
     holders: Holders
@@ -317,7 +336,10 @@ class Found(NamedTuple):
 
 
 class Backend(Protocol):
-    """Storage for the copies of blocks, by holder and tier. Every method may raise `BackendUnavailable`."""
+    """Storage for the copies of blocks, by holder and tier.
+
+    Every method may raise `BackendUnavailable`.
+    """
 
     tiers: list[str]
     """Names of the known tiers."""

@@ -1,7 +1,9 @@
-"""Decodes batches of events: maps and arrays of all versions of vLLM and SGLang, integers of any width.
+"""Decodes batches of events: maps and arrays of all versions of vLLM and SGLang, integers of any
+width.
 
-A batch of well-formed events is decoded in one step. Any other batch is decoded event by event, so that only
-unusable events are lost. Limits on bytes and events of a batch bound the work of one step.
+A batch of well-formed events is decoded in one step. Any other batch is decoded event by event, so
+that only unusable events are lost. Limits on bytes and events of a batch bound the work of one
+step.
 """
 
 import math
@@ -15,13 +17,20 @@ from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.msgpack import Decoder
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    KVEvent,
+)
 from app.kvindex.metrics import EventLoss, MessageLoss
 
 Data: TypeAlias = bytes | memoryview
 
 MOST_EVENTS, EVENTS_A_TURN = 1 << 16, 256
-"""Most events of a batch, and events decoded one by one, in about 1 ms, before other greenlets run."""
+"""Most events of a batch, and events decoded one by one, in about 1 ms, before other greenlets run.
+"""
 COUNT_BYTES = {0xDC: 2, 0xDD: 4}
 """First byte of a long msgpack array -> bytes of its length."""
 BROKEN = DecodeError, RecursionError, UnicodeDecodeError
@@ -46,7 +55,9 @@ class TooLarge(Unreadable):
 
 
 class PodBatch(Struct, frozen=True):
-    """A batch of a data parallel `rank`, of `ts` (since 1970); `losses` has reasons for lost events."""
+    """A batch of a data parallel `rank`, of `ts` (since 1970); `losses` has reasons for lost
+    events.
+    """
 
     ts: float
     rank: int
@@ -55,7 +66,10 @@ class PodBatch(Struct, frozen=True):
 
 
 class ArrayStored(BlockStored, gc=False, frozen=True, array_like=True, tag="BlockStored"):
-    """`BlockStored` as an array; trailing items may be missing. The first simulator has no `token_ids`."""
+    """`BlockStored` as an array; trailing items may be missing.
+
+    The first simulator has no `token_ids`.
+    """
 
     token_ids: list[int] | None  # type: ignore[assignment]
     block_size: int
@@ -69,7 +83,9 @@ class ArrayRemoved(BlockRemoved, gc=False, frozen=True, array_like=True, tag="Bl
     medium: str | None = None
 
 
-class ArrayCleared(AllBlocksCleared, gc=False, frozen=True, array_like=True, tag="AllBlocksCleared"):
+class ArrayCleared(
+    AllBlocksCleared, gc=False, frozen=True, array_like=True, tag="AllBlocksCleared"
+):
     """`AllBlocksCleared` as an array."""
 
 
@@ -106,7 +122,10 @@ FIELDS: Mapping[object, Sequence[str]] = {
 }
 """Name of an event -> fields, in the order of array items."""
 PLACE = re.compile(r"`\$(?:\.(\w+)|\[(\d+)\])|required field `(\w+)`|length \d+, got (\d+)")
-"""Matches the place in msgspec's error: a field, the number of an item, a missing field, too few items."""
+"""Matches the place in msgspec's error:
+
+a field, the number of an item, a missing field, too few items.
+"""
 
 
 def field_losses() -> list[str]:
@@ -115,7 +134,10 @@ def field_losses() -> list[str]:
 
 
 def decode(payload: Data | None) -> PodBatch:
-    """Decodes a batch; without a valid time it has the time 0. Raises Unreadable, and TooLarge for None."""
+    """Decodes a batch; without a valid time it has the time 0.
+
+    Raises Unreadable, and TooLarge for None.
+    """
     if payload is None:
         raise TooLarge("a batch has too many bytes")
     whole: EventBatch | ArrayBatch

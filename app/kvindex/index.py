@@ -1,11 +1,11 @@
 """The index: batches of events in, scores of pods out.
 
-Events become operations on blocks of the index. Consecutive events that differ only in their blocks become
-one operation, which costs much less.
+Events become operations on blocks of the index. Consecutive events that differ only in their blocks
+become one operation, which costs much less.
 
-An engine's blocks may have any size. A prompt's tokens are cut again into blocks of the index. An engine's
-block owns a part of every index block that it overlaps. A block that ends inside an index block leaves a
-tail, which the next event continues.
+An engine's blocks may have any size. A prompt's tokens are cut again into blocks of the index. An
+engine's block owns a part of every index block that it overlaps. A block that ends inside an index
+block leaves a tail, which the next event continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from msgspec import Struct
 
 from app.base import Bounded
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from app.engine.kvcache.events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+)
 from app.engine.kvcache.hashing import Placeholder, low64
 from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import (
@@ -57,9 +63,11 @@ log = logging.getLogger(__name__)
 
 
 class Index:
-    """Index of the blocks of prompts in the caches of pods. Batches of one pod must arrive in order.
+    """Index of the blocks of prompts in the caches of pods. Batches of one pod must arrive in
+    order.
 
-    `block_size` is the index's, in tokens; engines may differ. `weights`: tier -> weight of a block.
+    `block_size` is the index's, in tokens; engines may differ. `weights`: tier -> weight of a
+    block.
     """
 
     def __init__(
@@ -87,20 +95,31 @@ class Index:
         }
 
     def ingest(
-        self, source: IndexedEngine, batch: PodBatch, sequence: int | None = None, restart: bool = False
+        self,
+        source: IndexedEngine,
+        batch: PodBatch,
+        sequence: int | None = None,
+        restart: bool = False,
     ) -> Outcome | None:
         """Applies a batch that an engine has published; long work pauses.
 
-        With a `sequence` number, indexers that share a backend apply the batch once. `restart` first removes
-        the engine's blocks. Returns None, and counts a loss, with too many pods. After BackendUnavailable the
-        caller applies the batch again later.
+        With a `sequence` number, indexers that share a backend apply the batch once. `restart`
+        first removes the engine's blocks. Returns None, and counts a loss, with too many pods.
+        After BackendUnavailable the caller applies the batch again later.
         """
-        outcome, lost, events, most = Outcome(), [*batch.losses], batch.events, self.backend.events_a_turn
+        outcome, lost, events, most = (
+            Outcome(),
+            [*batch.losses],
+            batch.events,
+            self.backend.events_a_turn,
+        )
         try:
             for start in range(0, len(events) or 1, most):
                 if start:
                     pause_if_possible()
-                stamp = None if sequence is None else Stamp(sequence, batch.ts, restart and not start)
+                stamp = (
+                    None if sequence is None else Stamp(sequence, batch.ts, restart and not start)
+                )
                 operations = self._ingest.operations(source, events[start : start + most], lost)
                 outcome.add(self.backend.apply(source, operations, stamp))
         except TooManyHolders:
@@ -130,9 +149,14 @@ class Index:
         salt: str | None = None,
         media: Sequence[Placeholder] = (),
     ) -> list[int]:
-        """Returns the request keys of a prompt's full blocks. ValueError for a token id outside 32 bits."""
+        """Returns the request keys of a prompt's full blocks.
+
+        ValueError for a token id outside 32 bits.
+        """
         size = self.block_size
-        features = requested_features(len(tokens) // size, size, media, salt) if media or salt else None
+        features = (
+            requested_features(len(tokens) // size, size, media, salt) if media or salt else None
+        )
         return self._prefix_keys.keys(self._keys.root(lora or model), tokens, features)
 
     def score(
@@ -146,7 +170,8 @@ class Index:
         salt: str | None = None,
         media: Sequence[Placeholder] = (),
     ) -> list[PodScore]:
-        """Scores the engines that have the start of a prompt, best first; none for less than a block.
+        """Scores the engines that have the start of a prompt, best first; none for less than a
+        block.
 
         The prompt is given as token ids, or as request keys from `block_keys`. `model` is the base
         model or an adapter's name, `lora` the adapter. `pods` limits the choice; () means all pods.
@@ -168,7 +193,9 @@ class Index:
         return scores
 
     def base_model(self, name: str) -> str:
-        """Returns the base model of pods with blocks of the adapter `name`; `name` without such pods."""
+        """Returns the base model of pods with blocks of the adapter `name`; `name` without such
+        pods.
+        """
         holders = self.backend.lookup([]).holders
         return next((holder.source.model for _, holder in holders.of(holders.mask(name))), name)
 
@@ -176,7 +203,9 @@ class Index:
 TAILS_BYTES = 64 << 20
 """Most memory of all tails of an index, in bytes."""
 TAIL_BYTES, FEATURES_BYTES, NUMBER_BYTES = 450, 160, 40
-"""Memory of a tail beside its numbers, of a block's features in it, and of a number in a list, in bytes."""
+"""Memory of a tail beside its numbers, of a block's features in it, and of a number in a list, in
+bytes.
+"""
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups where a hit needs every block from the prompt's start."""
 MOST_BLOCK_TOKENS, MOST_GROUPS = 1 << 14, 64
@@ -195,7 +224,10 @@ class Refused(Exception):
 
 
 class NewBlocks(Struct, gc=False):
-    """Stores that differ only in their blocks: all engine keys in a row, and one parent for each event."""
+    """Stores that differ only in their blocks:
+
+    all engine keys in a row, and one parent for each event.
+    """
 
     events: Sequence[BlockStored]
     engine: Sequence[int]
@@ -208,7 +240,9 @@ class NewBlocks(Struct, gc=False):
 class Ingest:
     """Converts events to operations. Remembers prompts' tails."""
 
-    def __init__(self, backend: Backend, request_keys: RequestKeys, tails_bytes: int = TAILS_BYTES) -> None:
+    def __init__(
+        self, backend: Backend, request_keys: RequestKeys, tails_bytes: int = TAILS_BYTES
+    ) -> None:
         self._backend, self._request_keys = backend, request_keys
         self._size = request_keys.block_size
         self._tiers = {GPU, CPU}
@@ -218,7 +252,8 @@ class Ingest:
     def operations(
         self, source: IndexedEngine, events: Sequence[KVEvent], losses: list[str]
     ) -> list[Operation]:
-        """Returns the operations of some events of a batch; appends reasons for lost events to `losses`.
+        """Returns the operations of some events of a batch; appends reasons for lost events to
+        `losses`.
 
         The caller applies the operations before the next call. May raise BackendUnavailable.
         """
@@ -249,11 +284,15 @@ class Ingest:
             for parent in each.parents
             if parent is not None
         ]
-        known: Known = dict(zip(wanted, self._backend.owned(source, wanted), strict=True)) if wanted else {}
+        known: Known = (
+            dict(zip(wanted, self._backend.owned(source, wanted), strict=True)) if wanted else {}
+        )
         operations: list[Operation] = []
         for each in parsed:
             try:
-                operations.append(self._store(source, each, known) if isinstance(each, NewBlocks) else each)
+                operations.append(
+                    self._store(source, each, known) if isinstance(each, NewBlocks) else each
+                )
             except Refused as refused:
                 if losses is None:
                     raise
@@ -272,7 +311,10 @@ class Ingest:
         return id(event)
 
     def _tier(self, medium: str | None) -> str:
-        """Returns the tier of a medium. Raises Refused for a name too long, and beyond MOST_TIERS."""
+        """Returns the tier of a medium.
+
+        Raises Refused for a name too long, and beyond MOST_TIERS.
+        """
         tier = medium.lower() if medium else GPU
         if tier not in self._tiers:
             if len(tier) > MOST_TIER_LETTERS:
@@ -318,7 +360,10 @@ class Ingest:
         except ValueError:
             raise Refused("bad_token_ids") from None
         if known:
-            known |= {(store.group, key): owned for key, owned in zip(store.engine, store.owned, strict=True)}
+            known |= {
+                (store.group, key): owned
+                for key, owned in zip(store.engine, store.owned, strict=True)
+            }
         return store
 
     def _fill(self, store: Store, source: IndexedEngine, new: NewBlocks, known: Known) -> None:
@@ -343,9 +388,15 @@ class Ingest:
             self.tails.put((source, new.group, key), after, size_bytes)
 
     def _keys(self, source: IndexedEngine, new: NewBlocks, known: Known) -> list[int]:
-        """Returns the keys of several events with blocks of the index's size. ValueError as `_fill`."""
+        """Returns the keys of several events with blocks of the index's size.
+
+        ValueError as `_fill`.
+        """
         place = dict(zip(new.engine, count(), strict=False))
-        root, keys_after = self._request_keys.root(new.adapter or source.model), self._request_keys.keys
+        root, keys_after = (
+            self._request_keys.root(new.adapter or source.model),
+            self._request_keys.keys,
+        )
         keys: list[int] = []
         for event, parent in zip(new.events, new.parents, strict=True):
             before = root
@@ -364,7 +415,9 @@ class Ingest:
             raise Refused
         return keys
 
-    def _before(self, source: IndexedEngine, new: NewBlocks, parent: int | None, known: Known) -> int | Tail:
+    def _before(
+        self, source: IndexedEngine, new: NewBlocks, parent: int | None, known: Known
+    ) -> int | Tail:
         if parent is None:
             return self._request_keys.root(new.adapter or source.model)
         tail = self.tails.get((source, new.group, parent))
@@ -380,7 +433,10 @@ class Ingest:
 
 
 def engine_keys(values: Sequence[BlockHash], field: str) -> Sequence[int]:
-    """Converts the hashes of a field to engine keys, their low 64 bits. Refused for an invalid hash."""
+    """Converts the hashes of a field to engine keys, their low 64 bits.
+
+    Refused for an invalid hash.
+    """
     try:
         if not values or min(values) >= 0:  # type: ignore[operator]
             return values  # type: ignore[return-value]
@@ -409,8 +465,8 @@ def parent_of(event: BlockStored) -> int | None:
 class Tail(Struct, frozen=True):
     """A prompt's tokens behind its last full index block, whose key is `parent`.
 
-    `engine` has the engine keys of the blocks that overlap these tokens. `features` pairs the place of a
-    block's first token in `tokens` with the block's features.
+    `engine` has the engine keys of the blocks that overlap these tokens. `features` pairs the place
+    of a block's first token in `tokens` with the block's features.
     """
 
     parent: int
@@ -429,13 +485,16 @@ def align(
 ) -> dict[int, Tail]:
     """Cuts the `tokens` of engine blocks of `block_size`, behind `tail`, into blocks of the index.
 
-    Sets `keys`, `owned` and `joined` of `store`. Returns engine key -> tail for the engine blocks that end
-    inside an index block. Raises ValueError as `RequestKeys.keys`.
+    Sets `keys`, `owned` and `joined` of `store`. Returns engine key -> tail for the engine blocks
+    that end inside an index block. Raises ValueError as `RequestKeys.keys`.
     """
     size, everything, parent = request_keys.block_size, [*tail.tokens, *tokens], tail.parent
     full, starts = len(everything) // size, range(len(tail.tokens), len(everything), block_size)
     own_features = features or [None] * len(starts)
-    placed = [*tail.features, *((at, own) for at, own in zip(starts, own_features, strict=True) if own)]
+    placed = [
+        *tail.features,
+        *((at, own) for at, own in zip(starts, own_features, strict=True) if own),
+    ]
     folded = fold_features(placed, full, size) if placed else None
     keys = request_keys.keys(parent, everything[: full * size], folded)
     overlapping, owned, tails = tail.engine, list[Owned](), dict[int, Tail]()

@@ -1,14 +1,15 @@
 """Request keys: names of a prompt's blocks, the same for all pods.
 
-The keys equal those of llm-d's router with `xxh64` (kv-cache specification, section 1.5, generation E). They
-cover seed, model, tokens and features. Hashing a block costs about as much as a dictionary lookup.
+The keys equal those of llm-d's router with `xxh64` (kv-cache specification, section 1.5, generation
+E). They cover seed, model, tokens and features. Hashing a block costs about as much as a dictionary
+lookup.
 
-Prompts of one conversation, or with one system prompt, share most of their tokens. A cache therefore keeps
-the keys of parts of prompts: comparing a part costs a tenth of hashing its blocks.
+Prompts of one conversation, or with one system prompt, share most of their tokens. A cache
+therefore keeps the keys of parts of prompts: comparing a part costs a tenth of hashing its blocks.
 
-Features distinguish blocks of equal tokens. Engines publish features, and requests contain them, in the same
-order: the images in a block, then, in a prompt's first block, the salt. An adapter is no feature; the
-adapter's name replaces the model's.
+Features distinguish blocks of equal tokens. Engines publish features, and requests contain them, in
+the same order: the images in a block, then, in a prompt's first block, the salt. An adapter is no
+feature; the adapter's name replaces the model's.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def published_features(
 ) -> list[Features] | None:
     """Returns the features of an event's blocks; None if no block has any.
 
-    `extra_keys` has a list for each block: the adapter's name, identifiers (bare, or with an offset), the
-    salt, or digests. vLLM up to 0.18 publishes bare identifiers, which look like a salt.
+    `extra_keys` has a list for each block: the adapter's name, identifiers (bare, or with an
+    offset), the salt, or digests. vLLM up to 0.18 publishes bare identifiers, which look like a
+    salt.
     """
     if not extra_keys or not any(extra_keys):
         return None
@@ -66,10 +68,13 @@ def requested_features(
     return [tuple(block) or None for block in texts] if any(texts) else None
 
 
-def fold_features(placed: Iterable[tuple[int, Features]], blocks: int, block_size: int) -> list[Features]:
+def fold_features(
+    placed: Iterable[tuple[int, Features]], blocks: int, block_size: int
+) -> list[Features]:
     """Converts features of engine blocks to features of `blocks` index blocks.
 
-    `placed` pairs an engine block's first token with its features. They go to the index block of this token.
+    `placed` pairs an engine block's first token with its features. They go to the index block of
+    this token.
     """
     texts: list[dict[str, None]] = [{} for _ in range(blocks)]
     for start, features in placed:
@@ -118,7 +123,8 @@ class RequestKeys:
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        """Returns a key for every full block. ValueError for a token id below 0 or of more than 32 bits.
+        """Returns a key for every full block. ValueError for a token id below 0 or of more than 32
+        bits.
 
         `features` has an entry for every full block, or is None where no block has any.
         """
@@ -133,10 +139,15 @@ class RequestKeys:
         count = len(data) // self._block.size
         blocks = self._block.iter_unpack(data[: count * self._block.size])
         both = zip(blocks, features or [None] * count, strict=True)
-        return [parent := digest(pack(parent, block) + _sized(texts or ())) for (block,), texts in both]
+        return [
+            parent := digest(pack(parent, block) + _sized(texts or ())) for (block,), texts in both
+        ]
 
     def _linked(self, parent: int, data: bytes) -> list[int]:
-        """Returns the keys of blocks of an even number of tokens, hashed in place: a third faster."""
+        """Returns the keys of blocks of an even number of tokens, hashed in place:
+
+        a third faster.
+        """
         keys, digest, parents = list[int](), xxh64_intdigest, self._part.cast("Q")
         width = self._block.size
         for start in range(0, len(data) - width + 1, PART_BLOCKS * width):
@@ -150,7 +161,10 @@ class RequestKeys:
 
 
 def packed_ids(ids: Sequence[int]) -> array[int]:
-    """Returns token ids as 32-bit numbers, and such an array unchanged. ValueError for an invalid id."""
+    """Returns token ids as 32-bit numbers, and such an array unchanged.
+
+    ValueError for an invalid id.
+    """
     if isinstance(ids, array) and ids.typecode == "I":
         return ids
     packed = array("I")
@@ -223,5 +237,7 @@ class PrefixKeyCache:
             start = first // PART_BLOCKS * width
             tokens = data[start : start + width]
             own = keys[first : first + PART_BLOCKS]
-            self.parts.put(xxh3_64_intdigest(tokens, parent), KeyedBlocks(parent, tokens, own), size)
+            self.parts.put(
+                xxh3_64_intdigest(tokens, parent), KeyedBlocks(parent, tokens, own), size
+            )
             parent = own[-1]

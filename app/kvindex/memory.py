@@ -1,10 +1,11 @@
-"""The index in this process: a table of block -> copies, and a map of engine key -> block per holder.
+"""The index in this process: a table of block -> copies, and a map of engine key -> block per
+holder.
 
-Blocks are in segments, and a cachetools cache keeps the segments' order of use. A segment is a dictionary of
-blocks stored around the same time. A cache entry for every block costs five to seven times as much
-(benchmarks/kv_index.py). Eviction therefore removes whole segments, least recently stored or looked up
-first. A segment has at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th of the bound, except a
-single block.
+Blocks are in segments, and a cachetools cache keeps the segments' order of use. A segment is a
+dictionary of blocks stored around the same time. A cache entry for every block costs five to seven
+times as much (benchmarks/kv_index.py). Eviction therefore removes whole segments, least recently
+stored or looked up first. A segment has at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th
+of the bound, except a single block.
 """
 
 import math
@@ -48,9 +49,14 @@ from app.kvindex.backend import (
 MOST_COPIES = 10_000_000
 """Default bound of the index, in copies of blocks."""
 BLOCK_BYTES, COPY_BYTES = 240, 180
-"""Memory of a block in the table, and in a holder's map, in bytes: keys and places in dictionaries."""
+"""Memory of a block in the table, and in a holder's map, in bytes:
+
+keys and places in dictionaries.
+"""
 SHARE_BYTES = 1040
-"""Most memory of a copy when copies are the bound, in bytes; a larger block counts as several copies."""
+"""Most memory of a copy when copies are the bound, in bytes; a larger block counts as several
+copies.
+"""
 MASK_SHIFT = 12
 """Binary logarithm of the bits in a mask of about half of `SHARE_BYTES`."""
 REPEAT_BYTES, REPEATS_BYTES = 200, 64 << 20
@@ -63,9 +69,13 @@ SPARE = 64
 """Stale entries that every holder's map may have."""
 PLACES = 256
 PLACE = PLACES - 1
-"""Number of dictionaries of key -> segment; a single dictionary would take a tenth of a second to grow."""
+"""Number of dictionaries of key -> segment; a single dictionary would take a tenth of a second to
+grow.
+"""
 SEGMENT_BLOCKS, SEGMENTS = 1365, 1024
-"""Most blocks of a segment (a dictionary of 2,048 places has room), and fewest segments of a full table."""
+"""Most blocks of a segment (a dictionary of 2,048 places has room), and fewest segments of a full
+table.
+"""
 
 
 def weigh_bytes(copies: Copies) -> int:
@@ -94,12 +104,15 @@ class WeightedBlocks(Struct, gc=False, eq=False):
 class BlockTable:
     """Block -> copies, with a total weight up to `bound`.
 
-    `weigh` returns the weight of a block with these copies, 0 for none. `on_evict` receives evicted blocks.
-    The caller calls `settle` after every change; the bound holds after each call.
+    `weigh` returns the weight of a block with these copies, 0 for none. `on_evict` receives evicted
+    blocks. The caller calls `settle` after every change; the bound holds after each call.
     """
 
     def __init__(
-        self, bound: int, weigh: Callable[[Copies], int], on_evict: Callable[[Mapping[int, Copies]], None]
+        self,
+        bound: int,
+        weigh: Callable[[Copies], int],
+        on_evict: Callable[[Mapping[int, Copies]], None],
     ) -> None:
         self.bound = bound
         self.weight = 0
@@ -130,7 +143,10 @@ class BlockTable:
         return () if segment is None else segment.blocks[key]
 
     def prefix(self, keys: Sequence[int]) -> list[Copies]:
-        """Returns the copies of the first `keys`, up to an unknown block. Marks the blocks as used."""
+        """Returns the copies of the first `keys`, up to an unknown block.
+
+        Marks the blocks as used.
+        """
         found: list[Copies] = []
         used: dict[WeightedBlocks, None] = {}
         places, rest = self._segment_of, iter(keys)
@@ -149,7 +165,9 @@ class BlockTable:
                 self._cache[segment] = None
         return found
 
-    def runs(self, keys: Sequence[int]) -> Iterator[tuple[WeightedBlocks | None, Copies, Sequence[int]]]:
+    def runs(
+        self, keys: Sequence[int]
+    ) -> Iterator[tuple[WeightedBlocks | None, Copies, Sequence[int]]]:
         """Splits keys into runs of one segment and equal copies; each may be `put` before the next."""
         places, at = self._segment_of, 0
         segments = [places[key & PLACE].get(key) for key in keys]
@@ -159,15 +177,22 @@ class BlockTable:
         for segment, alike in groupby(segments):
             some = keys[at : at + len(list(alike))]
             at += len(some)
-            copies: list[Copies] = [()] if segment is None else list(map(segment.blocks.__getitem__, some))
+            copies: list[Copies] = (
+                [()] if segment is None else list(map(segment.blocks.__getitem__, some))
+            )
             if segment is None or copies.count(copies[0]) == len(some):
                 yield segment, copies[0], some
                 continue
             for held, run in groupby(zip(copies, some, strict=True), itemgetter(0)):
                 yield segment, held, [key for _, key in run]
 
-    def put(self, segment: WeightedBlocks | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
-        """Replaces the copies `before` of a run's blocks by `after`. New blocks go to the open segment."""
+    def put(
+        self, segment: WeightedBlocks | None, keys: Sequence[int], before: Copies, after: Copies
+    ) -> None:
+        """Replaces the copies `before` of a run's blocks by `after`.
+
+        New blocks go to the open segment.
+        """
         if segment is not None:
             for key in keys:
                 segment.blocks[key] = after
@@ -184,7 +209,9 @@ class BlockTable:
             self._grow(segment, weight * len(some))
 
     def reduce(self, key: int, loss: int, left: Copies) -> None:
-        """Replaces a block's copies by `left`, with `loss` less weight; removes a block without copies."""
+        """Replaces a block's copies by `left`, with `loss` less weight; removes a block without
+        copies.
+        """
         segment = self._segment_of[key & PLACE][key]
         segment.weight -= loss
         self.weight -= loss
@@ -231,7 +258,10 @@ class BlockTable:
 
 
 class EngineMap(Struct, gc=False, eq=False):
-    """Map of one holder: engine key -> request keys, and blocks that the holder has more than once."""
+    """Map of one holder:
+
+    engine key -> request keys, and blocks that the holder has more than once.
+    """
 
     owned: dict[int, Owned] = {}
     repeats: dict[tuple[int, int], int] = {}
@@ -246,7 +276,9 @@ class EngineMap(Struct, gc=False, eq=False):
         return sum(self.repeats.pop((tier, key), 0) > 0 for tier in tiers)
 
     def repeat(self, tier: int, key: int, count: int = 1) -> bool:
-        """Adds `count`, 1 or -1, to a block's copies; returns True for the first or the last repeat."""
+        """Adds `count`, 1 or -1, to a block's copies; returns True for the first or the last
+        repeat.
+        """
         repeats = self.repeats.get((tier, key), 0)
         if repeats + count:
             self.repeats[tier, key] = repeats + count
@@ -258,8 +290,9 @@ class EngineMap(Struct, gc=False, eq=False):
 class MemoryBackend(Backend):
     """Index in memory. `bound` limits the total weight of blocks: copies, or the unit of `weigh`.
 
-    Above the bound, `BlockTable` evicts the blocks used least recently, of all holders. A holder's map may
-    keep stale entries of evicted blocks, up to about a quarter. Greenlets may share the backend.
+    Above the bound, `BlockTable` evicts the blocks used least recently, of all holders. A holder's
+    map may keep stale entries of evicted blocks, up to about a quarter. Greenlets may share the
+    backend.
     """
 
     def __init__(
@@ -331,7 +364,9 @@ class MemoryBackend(Backend):
         return list(self.holders.pods)
 
     def size(self) -> IndexSize:
-        return IndexSize(len(self.table), self._copies, self._evicted, self.table.weight, self.table.bound)
+        return IndexSize(
+            len(self.table), self._copies, self._evicted, self.table.weight, self.table.bound
+        )
 
     def close(self) -> None:
         pass
@@ -354,8 +389,13 @@ class MemoryBackend(Backend):
                 known[key] = (joined, owned) if isinstance(owned, int) else (joined, *owned)
         outcome.added += self._add(store.keys, tier, number)
 
-    def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:
-        """Handles known blocks of a store: either further copies, or keys that now mean other tokens."""
+    def _meet_again(
+        self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome
+    ) -> None:
+        """Handles known blocks of a store:
+
+        either further copies, or keys that now mean other tokens.
+        """
         for key, owned in zip(store.engine, store.owned, strict=True):
             room = REPEAT_BYTES * self._repeats < REPEATS_BYTES
             before = mapping.owned.get(key)
@@ -421,7 +461,9 @@ class MemoryBackend(Backend):
             if copies != before:
                 before = copies
                 # Blocks with a single copy share one tuple, too.
-                after = with_holder(copies, tier, 1 << number) if copies else self._alone(tier, number)
+                after = (
+                    with_holder(copies, tier, 1 << number) if copies else self._alone(tier, number)
+                )
             if after is before:
                 self.table.put(segment, (), copies, after)  # marks the segment as used
             else:

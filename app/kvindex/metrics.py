@@ -33,7 +33,8 @@ EventLoss: TypeAlias = Literal[
     "unknown_block",
     "too_many_tiers",
 ]
-"""Reasons for an unused event, beside `bad_<field>` for each field; docs/kv-index.md explains each."""
+"""Reasons for an unused event, beside `bad_<field>` for each field; docs/kv-index.md explains each.
+"""
 
 MESSAGE_LOSSES: tuple[MessageLoss, ...] = get_args(MessageLoss)
 EVENT_LOSSES: tuple[EventLoss, ...] = get_args(EventLoss)
@@ -71,14 +72,20 @@ GAUGES = {
 
 
 class IndexMetrics:
-    """Metrics of an index. `reasons` are further reasons for lost events, shown as 0 from the start."""
+    """Metrics of an index.
+
+    `reasons` are further reasons for lost events, shown as 0 from the start.
+    """
 
     def __init__(self, reasons: Iterable[str] = ()) -> None:
         self._counters = {
-            name: Family(f"kvcache_{name}_total", help, Counter, "counter") for name, help in COUNTERS.items()
+            name: Family(f"kvcache_{name}_total", help, Counter, "counter")
+            for name, help in COUNTERS.items()
         }
         self._latencies = {
-            name: Family(f"kvcache_{name}_latency_seconds", help, partial(Histogram, buckets), "histogram")
+            name: Family(
+                f"kvcache_{name}_latency_seconds", help, partial(Histogram, buckets), "histogram"
+            )
             for name, (help, buckets) in LATENCIES.items()
         }
         self._gauges = {
@@ -89,7 +96,10 @@ class IndexMetrics:
         self.received = self._counter("events_messages")
         self.restarts = self._counter("events_pod_restarts")
         self.crowded_out = self._counter("events_pods_evicted")
-        self._lookups, self._hits = self._counter("index_lookup_requests"), self._counter("index_lookup_hits")
+        self._lookups, self._hits = (
+            self._counter("index_lookup_requests"),
+            self._counter("index_lookup_hits"),
+        )
         self._counters["index_max_pod_hit_count"].add(self._hits, {})
         self._backend_losses = self._counter("index_backend_losses")
         self._seconds = self._latencies["index_lookup"].labels()
@@ -113,13 +123,17 @@ class IndexMetrics:
         self._counter("tokenization_tokenized_tokens", tokenizer=tokenizer).inc(tokens)
 
     def rendered(self, tokenizer: str, seconds: float) -> None:
-        self._latencies["tokenization_render_chat_template"].labels(tokenizer=tokenizer).observe(seconds)
+        self._latencies["tokenization_render_chat_template"].labels(tokenizer=tokenizer).observe(
+            seconds
+        )
 
     def replayed(self, is_complete: bool) -> None:
         self._counter("events_replays", result="complete" if is_complete else "failed").inc()
 
     def render(self, gauges: Mapping[str, float], times_lost: int = 0) -> str:
-        """Returns the text of all families, with these values of gauges and of losses of the backend."""
+        """Returns the text of all families, with these values of gauges and of losses of the
+        backend.
+        """
         for name, value in gauges.items():
             self._gauges[name].labels().value = value
         self._backend_losses.value = times_lost

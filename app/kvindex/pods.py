@@ -15,14 +15,18 @@ from config.declaration import port_of
 log = logging.getLogger(__name__)
 
 Resolve = Callable[[str], Sequence[str]]
-"""Host name -> addresses, possibly none. May take long; OSError when the resolver does not answer."""
+"""Host name -> addresses, possibly none.
+
+May take long; OSError when the resolver does not answer.
+"""
 
 
 class PodEndpoint(Struct, frozen=True):
-    """Addresses of a publisher and of its replay socket, with pod and model for topics without them.
+    """Addresses of a publisher and of its replay socket, with pod and model for topics without
+    them.
 
-    Without `replay`, the replay port of all pods applies, if set. Without `pod`, the name is host and port of
-    `endpoint`.
+    Without `replay`, the replay port of all pods applies, if set. Without `pod`, the name is host
+    and port of `endpoint`.
     """
 
     endpoint: str
@@ -40,7 +44,9 @@ class PodEndpoint(Struct, frozen=True):
         return host_of(self.endpoint) if self.endpoint.startswith("tcp://") else None
 
     def at(self, address: str) -> PodEndpoint:
-        """Returns this endpoint with a host's address; also the replay address, if it has the same host."""
+        """Returns this endpoint with a host's address; also the replay address, if it has the same
+        host.
+        """
         replay = self.replay
         if replay is not None and host_of(replay) in (self.host, ANY_HOST):
             replay = _moved(replay, address)
@@ -59,7 +65,10 @@ def _moved(endpoint: str, address: str) -> str:
 
 
 def parse_target(text: str) -> PodEndpoint:
-    """Parses `[tcp://]host:port;replay=tcp://host:port;pod=name;model=name`, options optional. ValueError."""
+    """Parses `[tcp://]host:port;replay=tcp://host:port;pod=name;model=name`, options optional.
+
+    ValueError.
+    """
     endpoint, *options = text.strip().split(";")
     if "://" not in endpoint:
         endpoint = f"tcp://{endpoint}"
@@ -81,7 +90,10 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 class TargetSource:
-    """A source of endpoints of pods. `read` returns its endpoints, and a complaint about them, or ""."""
+    """A source of endpoints of pods.
+
+    `read` returns its endpoints, and a complaint about them, or "".
+    """
 
     def __init__(
         self,
@@ -150,7 +162,10 @@ def dns_targets(target: PodEndpoint, resolve: Resolve = resolve_host) -> TargetS
 
 
 def target_sources(entries: Sequence[str]) -> list[TargetSource]:
-    """Returns the sources for `file:path`, `dns://host:port` and endpoints. ValueError for other entries."""
+    """Returns the sources for `file:path`, `dns://host:port` and endpoints.
+
+    ValueError for other entries.
+    """
     fixed: list[PodEndpoint] = []
     sources: list[TargetSource] = []
     for entry in entries:
@@ -199,7 +214,8 @@ def parse_topic(topic: bytes) -> Topic | None:
 class PodTracker:
     """Tracks pods by the connection of their latest message.
 
-    A pod is gone `grace_s` seconds after its connection closed, unless another connection brings a message.
+    A pod is gone `grace_s` seconds after its connection closed, unless another connection brings a
+    message.
     """
 
     def __init__(self, grace_s: float) -> None:

@@ -1,4 +1,7 @@
-"""From a published message to the index: queues by pod, batches in order, gaps filled by replays."""
+"""From a published message to the index:
+
+queues by pod, batches in order, gaps filled by replays.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ MOST_PODS = 10_240
 BACK_OFF_S = 0.1, 5.0
 """Seconds between two attempts while the backend does not answer: the first, and the longest."""
 WAITING_S, PLACE_S = 0.02, 1.0
-"""Longest waits for a replay's next message, and for a place, in seconds, before limits are checked."""
+"""Longest waits for a replay's next message, and for a place, in seconds, before limits are
+checked.
+"""
 REMEMBERED = 64
 """Most missing batches of an engine that are still applied when they come late."""
 MESSAGE_BYTES = 400
@@ -43,8 +48,8 @@ MESSAGE_BYTES = 400
 class PublishedMessage(Struct, frozen=True, gc=False):
     """A published batch, and the address that replays earlier batches.
 
-    `payload` is None where it was too large to keep. With `per_rank`, `replay` is the address of rank 0.
-    `topic` is None for a message without a socket.
+    `payload` is None where it was too large to keep. With `per_rank`, `replay` is the address of
+    rank 0. `topic` is None for a message without a socket.
     """
 
     pod: str
@@ -63,14 +68,14 @@ class PublishedMessage(Struct, frozen=True, gc=False):
 class PoolSettings(Struct, frozen=True, kw_only=True):
     """Limits of the pool's queues, pods, engines and replays.
 
-    `most_messages` limits each queue, `most_bytes` all queues together. Above `most_pods`, a new pod replaces
-    the pod with the oldest latest message. Above `most_engines`, a new engine is refused. Payloads above
-    `most_payload_bytes` are not read.
+    `most_messages` limits each queue, `most_bytes` all queues together. Above `most_pods`, a new
+    pod replaces the pod with the oldest latest message. Above `most_engines`, a new engine is
+    refused. Payloads above `most_payload_bytes` are not read.
 
-    At most `most_replays` run. A replay fails after `replay_idle_s` seconds without an answer, after
-    `replay_total_s` seconds in total, and when messages held back meanwhile take more than `most_held_bytes`
-    of one engine, or `most_all_held_bytes`. The engine is then asked for nothing for `cool_down_s` seconds.
-    A batch above `most_answer_bytes` ends a replay's connection.
+    At most `most_replays` run. A replay fails after `replay_idle_s` seconds without an answer,
+    after `replay_total_s` seconds in total, and when messages held back meanwhile take more than
+    `most_held_bytes` of one engine, or `most_all_held_bytes`. The engine is then asked for nothing
+    for `cool_down_s` seconds. A batch above `most_answer_bytes` ends a replay's connection.
     """
 
     shards: int = 4
@@ -89,7 +94,9 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
 
 
 class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
-    """Progress of an engine's stream; `lag_s` is the age of its latest batch when applied, in seconds."""
+    """Progress of an engine's stream; `lag_s` is the age of its latest batch when applied, in
+    seconds.
+    """
 
     pod: str
     model: str
@@ -119,7 +126,9 @@ class Pod(Struct, eq=False):
 
 
 class Pool:
-    """Applies messages to an index, in order for each pod; a hash of the pod's name chooses the shard."""
+    """Applies messages to an index, in order for each pod; a hash of the pod's name chooses the
+    shard.
+    """
 
     def __init__(
         self,
@@ -159,7 +168,9 @@ class Pool:
     def full(self) -> bool:
         """True if any queue has no room; messages should then stay in the sockets."""
         most, most_bytes = self.settings.most_messages, self.settings.most_bytes // len(self.shards)
-        return any([len(shard.queue) >= most or shard.size_bytes >= most_bytes for shard in self.shards])
+        return any(
+            [len(shard.queue) >= most or shard.size_bytes >= most_bytes for shard in self.shards]
+        )
 
     def put(self, message: PublishedMessage) -> str | None:
         """Queues a message; returns the pod that is forgotten to make room, if any."""
@@ -256,7 +267,9 @@ class Pool:
         except Unreadable as error:
             self.index.metrics.skip_message(error.reason)
             # Its number is skipped for the pod's first engine that awaits this number.
-            awaiting = (it for it in pod.streams.values() if not it.held and it.next == message.sequence)
+            awaiting = (
+                it for it in pod.streams.values() if not it.held and it.next == message.sequence
+            )
             if (stream := next(awaiting, None)) is not None:
                 stream.skip(message.sequence)
 
@@ -264,8 +277,8 @@ class Pool:
 class EngineStream:
     """The stream of one engine; holds messages back while a replay brings earlier batches.
 
-    A number at or below the last one is late if its batch was missing, and a repetition if its time is not
-    new. Otherwise the engine has restarted its numbers.
+    A number at or below the last one is late if its batch was missing, and a repetition if its time
+    is not new. Otherwise the engine has restarted its numbers.
 
     A step that raises BackendUnavailable may be repeated: no batch is applied twice or lost.
     """
@@ -280,9 +293,13 @@ class EngineStream:
         self._last_ts = 0.0 if known is None else known.ts
         self._missing: tuple[int, ...] = ()
         self.lag_s = 0.0
-        """Seconds from publication to application of the latest batch; the two clocks may differ."""
+        """Seconds from publication to application of the latest batch; the two clocks may differ.
+        """
         self.held: list[tuple[PublishedMessage, float]] = []
-        """Messages that wait for a replay, with their time. A list: an empty deque takes 700 bytes."""
+        """Messages that wait for a replay, with their time.
+
+        A list: an empty deque takes 700 bytes.
+        """
         self._held_bytes = 0
         self._catching_up: gevent.Greenlet[..., None] | None = None
         self._asked: int | None = None
@@ -376,7 +393,10 @@ class EngineStream:
         self.lag_s = self._pool.wall() - batch.ts
 
     def _catch_up(self) -> None:
-        """Greenlet: applies the messages held back, each after a replay of the missing batches before it."""
+        """Greenlet:
+
+        applies the messages held back, each after a replay of the missing batches before it.
+        """
         wait_s = BACK_OFF_S[0]
         while self.held:
             try:
@@ -391,7 +411,9 @@ class EngineStream:
             self._pool.pace()
 
     def _take_held(self) -> None:
-        """Asks for batches missing before the first message held back; applies the message if none are."""
+        """Asks for batches missing before the first message held back; applies the message if none
+        are.
+        """
         self._notice_loss()
         message, ts = self.held[0]
         repeated = self._is_repeated(message.sequence, ts)
@@ -438,7 +460,10 @@ class EngineStream:
     @property
     def _holds_too_much(self) -> bool:
         pool, limits = self._pool, self._pool.settings
-        return self._held_bytes > limits.most_held_bytes or pool.held_bytes > limits.most_all_held_bytes
+        return (
+            self._held_bytes > limits.most_held_bytes
+            or pool.held_bytes > limits.most_all_held_bytes
+        )
 
     def _take_replayed(self, replayed: Replayed, topic: bytes | None) -> None:
         if topic and replayed.topic and replayed.topic != topic:
@@ -469,7 +494,8 @@ class Replayed(NamedTuple):
 
 
 def replayed(pool: Pool, endpoint: str, start: int) -> Generator[Replayed | None, None, None]:
-    """Asks vLLM's replay socket for all batches from number `start` on; yields None before each wait.
+    """Asks vLLM's replay socket for all batches from number `start` on; yields None before each
+    wait.
 
     Raises ZMQError for an invalid endpoint, and TimeoutError.
     """

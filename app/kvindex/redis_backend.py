@@ -41,17 +41,22 @@ LEARN_HOLDERS = 512
 UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
 _ATTEMPTS = 5
 CALL_TIMEOUTS = 5
-"""Longest call, in time-outs: two to connect and two to answer, as a call is tried twice, and one spare."""
+"""Longest call, in time-outs:
+
+two to connect and two to answer, as a call is tried twice, and one spare.
+"""
 
 T = TypeVar("T")
 
 
 class RedisBackend(Backend):
-    """Index in Redis; `redis.lua` describes the layout of the data. Greenlets may share the backend.
+    """Index in Redis; `redis.lua` describes the layout of the data. Greenlets may share the
+    backend.
 
-    `url` has a scheme redis, rediss, valkey, valkeys or unix, or is only host and port. All keys begin with
-    `namespace`. A block expires `ttl_s` seconds after its last store, with 0 never; `size` still counts
-    expired blocks. `timeout_s` limits one attempt of a call. The first call connects.
+    `url` has a scheme redis, rediss, valkey, valkeys or unix, or is only host and port. All keys
+    begin with `namespace`. A block expires `ttl_s` seconds after its last store, with 0 never;
+    `size` still counts expired blocks. `timeout_s` limits one attempt of a call. The first call
+    connects.
     """
 
     def __init__(
@@ -104,10 +109,18 @@ class RedisBackend(Backend):
         if result == b"full":
             raise TooManyHolders(f"there are {self._most_holders} holders already")
         outcome = Outcome(*counts) if result == b"applied" else Outcome(applied=False)
-        cleared = stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations)
-        if cleared or not self._tidied:  # the first batch also removes what an earlier indexer has left
+        cleared = (
+            stamp is not None
+            and stamp.restart
+            or any(isinstance(each, Clear) for each in operations)
+        )
+        if (
+            cleared or not self._tidied
+        ):  # the first batch also removes what an earlier indexer has left
             self._tidied = True
-            with suppress(BackendUnavailable):  # the batch is applied; the next clear removes the rest
+            with suppress(
+                BackendUnavailable
+            ):  # the batch is applied; the next clear removes the rest
                 outcome.removed += self.tidy()
         return outcome
 
@@ -136,7 +149,9 @@ class RedisBackend(Backend):
         return self.tidy()
 
     def tidy(self) -> int:
-        """Removes the blocks of cleared holders, a page at a time; returns the number of copies removed."""
+        """Removes the blocks of cleared holders, a page at a time; returns the number of copies
+        removed.
+        """
         removed = 0
         for number in self._answer(lambda: self._redis.smembers(self._key("retired"))):
             more = 1
@@ -150,7 +165,9 @@ class RedisBackend(Backend):
         return list(self._holders.pods)
 
     def size(self) -> IndexSize:
-        blocks, copies = self._answer(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
+        blocks, copies = self._answer(
+            lambda: self._redis.mget(self._key("blocks"), self._key("copies"))
+        )
         return IndexSize(int(blocks or 0), int(copies or 0))
 
     def close(self) -> None:
@@ -184,7 +201,8 @@ class RedisBackend(Backend):
 
     def _answer(self, ask: Callable[[], T]) -> T:
         """Calls Redis in a native thread. BackendUnavailable for no answer, or a late one."""
-        # The client's time-outs do not cover the lookup of the host name, which may take half a minute.
+        # The client's time-outs do not cover the lookup of the host name, which may take half a
+        # minute.
         with gevent.Timeout(CALL_TIMEOUTS * self._timeout_s) as late:
             try:
                 return wait_off_hub(ask)
@@ -247,7 +265,10 @@ def unpacked(value: bytes) -> tuple[int, ...]:
 
 
 def copies_of(rows: Sequence[Sequence[bytes | None]]) -> list[Copies]:
-    """Converts bitmaps to masks, up to the first block without a holder. Equal neighbours share a tuple."""
+    """Converts bitmaps to masks, up to the first block without a holder.
+
+    Equal neighbours share a tuple.
+    """
     found: list[Copies] = []
     before: tuple[bytes | None, ...] = ()
     copies: Copies = ()

@@ -4,7 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from app.kvindex.backend import CPU, GPU, Copies, EngineGroup, Holders, IndexedEngine, anywhere, bits
+from app.kvindex.backend import (
+    CPU,
+    GPU,
+    Copies,
+    EngineGroup,
+    Holders,
+    IndexedEngine,
+    anywhere,
+    bits,
+)
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """Tier -> weight of a block (llm-d's defaults)."""
@@ -15,9 +24,9 @@ DEFAULT_WEIGHT = 0.5
 class PodScore(Struct, gc=False, frozen=True):
     """Score of an engine for a prompt.
 
-    `matched` counts the engine's blocks from the first block up to a gap; `match_ratio` is their share of the
-    prompt's full blocks. `tiers` counts them by the best tier of each block; read only, as engines share the
-    dictionary. `score` is the sum of the weights of these tiers.
+    `matched` counts the engine's blocks from the first block up to a gap; `match_ratio` is their
+    share of the prompt's full blocks. `tiers` counts them by the best tier of each block; read
+    only, as engines share the dictionary. `score` is the sum of the weights of these tiers.
     """
 
     pod: str
@@ -29,7 +38,10 @@ class PodScore(Struct, gc=False, frozen=True):
 
 
 class Prefix(Struct, gc=False):
-    """Prefix of a holder: `matched` blocks without a gap; `lower` counts blocks outside the best tier."""
+    """Prefix of a holder:
+
+    `matched` blocks without a gap; `lower` counts blocks outside the best tier.
+    """
 
     matched: int
     lower: dict[int, int]
@@ -45,8 +57,9 @@ def score_prefixes(
 ) -> list[PodScore]:
     """Scores the engines that have the first block, best first.
 
-    `found` has the masks of the prompt's first blocks; `blocks` is the prompt's number of full blocks;
-    `candidates` are the holders to score. With several scored groups, an engine's shortest prefix counts.
+    `found` has the masks of the prompt's first blocks; `blocks` is the prompt's number of full
+    blocks; `candidates` are the holders to score. With several scored groups, an engine's shortest
+    prefix counts.
     """
     values, seats = [weights.get(tier, DEFAULT_WEIGHT) for tier in tiers], holders.seats()
     order = sorted(range(len(tiers)), key=lambda at: -values[at])
@@ -92,17 +105,23 @@ def _engines(
             engines[source] = prefix
     # A hit needs every group, so an engine without the first block in one group scores nothing.
     scored = {
-        source: sum(1 for number in holders.groups(source).values() if (at := seats[number]) and at.scored)
+        source: sum(
+            1 for number in holders.groups(source).values() if (at := seats[number]) and at.scored
+        )
         for source in engines
     }
-    return [(source, prefix) for source, prefix in engines.items() if groups[source] == scored[source]]
+    return [
+        (source, prefix) for source, prefix in engines.items() if groups[source] == scored[source]
+    ]
 
 
-def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[int]) -> dict[int, Prefix]:
+def longest_prefixes(
+    found: Sequence[Copies], candidates: int, order: Sequence[int]
+) -> dict[int, Prefix]:
     """Returns number of a group -> prefix, for the candidates that have the first block.
 
-    `order` lists the tiers, best first. Neighbouring blocks mostly share one tuple, so the cost is per run of
-    equal blocks, and per holder once at the end of its prefix.
+    `order` lists the tiers, best first. Neighbouring blocks mostly share one tuple, so the cost is
+    per run of equal blocks, and per holder once at the end of its prefix.
     """
     active, ended = candidates, []
     lower: dict[int, dict[int, int]] = {}

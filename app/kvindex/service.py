@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 MOST_SOCKETS = 1 << 16
 LISTEN_S = 0.25
-"""Longest wait of the subscriber, in seconds: files, host names and pods change without messages."""
+"""Longest wait of the subscriber, in seconds:
+
+files, host names and pods change without messages.
+"""
 JOIN_S = 5.0
 RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
@@ -57,8 +60,9 @@ def open_backend(at: KVIndexSettings) -> Backend:
 class KvIndex:
     """An index with its subscriber. `start` opens sockets and spawns greenlets.
 
-    `targets` lists publishers to connect to, in the form of `target_sources`. `now` is monotonic, `wall`
-    since 1970, both in seconds. `caches` are further caches to report, by name, such as the tokenizers'.
+    `targets` lists publishers to connect to, in the form of `target_sources`. `now` is monotonic,
+    `wall` since 1970, both in seconds. `caches` are further caches to report, by name, such as the
+    tokenizers'.
     """
 
     def __init__(
@@ -88,13 +92,20 @@ class KvIndex:
     @property
     def caches(self) -> Mapping[str, Bounded]:
         """Caches and queues in this process, by name; data in Redis is not among them."""
-        kept = {**self._further_caches, "prompt tokens": self.tokenization.prompts, **self.index.caches}
+        kept = {
+            **self._further_caches,
+            "prompt tokens": self.tokenization.prompts,
+            **self.index.caches,
+        }
         if isinstance(self.index.backend, MemoryBackend):
             kept["index blocks"] = self.index.backend
         return kept | {"index messages": self._pool}
 
     def open(self) -> None:
-        """Opens sockets and spawns greenlets. ZMQError for an invalid address, or an address in use."""
+        """Opens sockets and spawns greenlets.
+
+        ZMQError for an invalid address, or an address in use.
+        """
         context: Context = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         context.set(zmq.IO_THREADS, IO_THREADS)
@@ -111,7 +122,10 @@ class KvIndex:
         self._greenlets.spawn(self._subscribe)
 
     def start(self, retry_s: float = RETRY_S) -> None:
-        """Calls `open` until the address is free: during a reload, the previous worker still has it."""
+        """Calls `open` until the address is free:
+
+        during a reload, the previous worker still has it.
+        """
         self._greenlets.spawn(self._open_when_free, retry_s)
 
     def close(self) -> None:
@@ -129,7 +143,9 @@ class KvIndex:
             self._pool.put(message)
 
     def stats(self) -> dict[str, object]:
-        """Figures of the index, as in `GET /kv/index`; size and pods are None while the backend is away."""
+        """Figures of the index, as in `GET /kv/index`; size and pods are None while the backend is
+        away.
+        """
         metrics, size, pods = self.index.metrics, None, None
         with suppress(BackendUnavailable):
             size, pods = self.index.backend.size(), sorted(self.index.backend.pods())
@@ -149,7 +165,11 @@ class KvIndex:
         backend, gauges = self.index.backend, {"events_queue_depth": float(len(self._pool))}
         with suppress(BackendUnavailable):
             size, pods = backend.size(), backend.pods()
-            gauges |= {"index_blocks": size.blocks, "index_copies": size.copies, "events_pods": len(pods)}
+            gauges |= {
+                "index_blocks": size.blocks,
+                "index_copies": size.copies,
+                "events_pods": len(pods),
+            }
         return self.index.metrics.render(gauges, backend.times_lost)
 
     def _open_when_free(self, retry_s: float) -> None:
@@ -164,7 +184,9 @@ class KvIndex:
                 gevent.sleep(retry_s)
 
     def _refresh(self, source: TargetSource) -> None:
-        """Refreshes the endpoints of a source periodically; each source has a greenlet, as some are slow."""
+        """Refreshes the endpoints of a source periodically; each source has a greenlet, as some are
+        slow.
+        """
         while True:
             source.refresh()
             gevent.sleep(LOOK_AGAIN_S)
@@ -186,7 +208,10 @@ DEFAULT_BIND = "tcp://*:5557"
 """Default address of an indexer; the port is that of llm-d's manager."""
 
 TOKENIZER_TIMEOUT_S = 10.0
-"""Longest wait of a request, in seconds: for its tokenizer to load, and again for its prompt's tokens."""
+"""Longest wait of a request, in seconds:
+
+for its tokenizer to load, and again for its prompt's tokens.
+"""
 
 
 def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
@@ -222,7 +247,9 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     try:
         index = Index(open_backend(at), at.kv_index_block_size, at.kv_index_hash_seed, weights)
         tokenization = Tokenization(library.get, index.metrics, TOKENIZER_TIMEOUT_S)
-        return KvIndex(index, tokenization, subscriber, at.kv_index_pods, PoolSettings(), caches=caches)
+        return KvIndex(
+            index, tokenization, subscriber, at.kv_index_pods, PoolSettings(), caches=caches
+        )
     except ValueError as error:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
 

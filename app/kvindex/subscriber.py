@@ -15,7 +15,15 @@ from zmq.utils.monitor import parse_monitor_message
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.events import is_ipv6, is_name
 from app.engine.kvcache.publisher import address_of, affinity
-from app.kvindex.pods import PREFIX, PodEndpoint, PodTracker, TargetSource, Topic, parse_topic, resolve_host
+from app.kvindex.pods import (
+    PREFIX,
+    PodEndpoint,
+    PodTracker,
+    TargetSource,
+    Topic,
+    parse_topic,
+    resolve_host,
+)
 from app.kvindex.pool import Pool, PublishedMessage
 
 log = logging.getLogger(__name__)
@@ -25,7 +33,8 @@ Frame: TypeAlias = zmq.Frame
 
 SEQUENCE_BYTES = 8
 LOOK_AGAIN_S, FULL_S = 2.0, 0.01
-"""Seconds between two looks at files and host names with pods; longest wait while a queue is full."""
+"""Seconds between two looks at files and host names with pods; longest wait while a queue is full.
+"""
 MOST_A_STEP, MOST_BYTES_A_STEP = 64, 4 << 20
 """Most messages, and bytes, of a socket that are read in one go."""
 MOST_FRAMES = 1000
@@ -34,10 +43,12 @@ _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
 class SubscriberSettings(Struct, frozen=True, kw_only=True):
-    """`bind` is an address for pods to connect to; with None, the subscriber only connects to targets.
+    """`bind` is an address for pods to connect to; with None, the subscriber only connects to
+    targets.
 
-    `topic` is the prefix of topics to receive. `replay_port` is the replay port of a pod's rank 0; rank 1 has
-    the next port. A target's `replay` has priority. A message above `most_bytes` ends its connection.
+    `topic` is the prefix of topics to receive. `replay_port` is the replay port of a pod's rank 0;
+    rank 1 has the next port. A target's `replay` has priority. A message above `most_bytes` ends
+    its connection.
     """
 
     bind: str | None = "tcp://*:5557"
@@ -64,8 +75,8 @@ class PodSocket(NamedTuple):
 class Subscriber:
     """Reads messages into a pool, and removes gone pods from the pool.
 
-    After `open`, one thread calls `step` repeatedly. While a queue of the pool is full, nothing is read.
-    Messages beyond ZMQ's own queue are then lost, detected as a gap, and replayed.
+    After `open`, one thread calls `step` repeatedly. While a queue of the pool is full, nothing is
+    read. Messages beyond ZMQ's own queue are then lost, detected as a gap, and replayed.
     """
 
     def __init__(
@@ -92,13 +103,21 @@ class Subscriber:
         return [target for target in self._lines if target is not None]
 
     def open(self, context: Context) -> None:
-        """Opens the socket for pods to connect to. ZMQError for an invalid address, or an address in use."""
+        """Opens the socket for pods to connect to.
+
+        ZMQError for an invalid address, or an address in use.
+        """
         self._context = context
         if self._settings.bind is not None:
-            self._lines[None] = self._line(self._settings.bind, zmq.Socket.bind, self._settings.topic)
+            self._lines[None] = self._line(
+                self._settings.bind, zmq.Socket.bind, self._settings.topic
+            )
 
     def step(self, now: float) -> bool:
-        """Reads some waiting messages of each socket; returns True if there were any. `now` is monotonic."""
+        """Reads some waiting messages of each socket; returns True if there were any.
+
+        `now` is monotonic.
+        """
         if now >= self._look_at:
             self._look_at = now + LOOK_AGAIN_S
             self._follow(now)
@@ -129,7 +148,10 @@ class Subscriber:
     def _line(
         self, endpoint: str, attach: Callable[[zmq.Socket[bytes], str], object], topic: str
     ) -> PodSocket:
-        """Opens a socket; `attach` binds or connects it. ZMQError for an endpoint that cannot be used."""
+        """Opens a socket; `attach` binds or connects it.
+
+        ZMQError for an endpoint that cannot be used.
+        """
         assert self._context is not None
         socket = self._context.socket(zmq.SUB)
         line = PodSocket(socket, socket.get_monitor_socket(_EVENTS))
@@ -208,7 +230,11 @@ class Subscriber:
             self._presence.forget(crowded_out)
 
     def _message(
-        self, frames: Sequence[Frame], topic: Topic | None, target: PodEndpoint | None, host: str | None
+        self,
+        frames: Sequence[Frame],
+        topic: Topic | None,
+        target: PodEndpoint | None,
+        host: str | None,
     ) -> PublishedMessage:
         pod, model = (topic.pod, topic.model) if topic else ("", None)
         replay, shared = None, False
@@ -240,7 +266,8 @@ class Subscriber:
 
 
 def _next_message(socket: zmq.Socket[bytes]) -> list[Frame]:
-    """Returns the first four frames of the next message, and skips further ones; zmq.Again without a message.
+    """Returns the first four frames of the next message, and skips further ones; zmq.Again without
+    a message.
 
     Reading frame by frame takes half the time of `recv_multipart`.
     """

@@ -60,7 +60,10 @@ class Tokenization:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`find` is `TokenizerLibrary.get`. `timeout_s` limits one prompt, without loading its tokenizer."""
+        """`find` is `TokenizerLibrary.get`.
+
+        `timeout_s` limits one prompt, without loading its tokenizer.
+        """
         self._find, self._metrics, self._timeout_s, self._clock = find, metrics, timeout_s, clock
         self.prompts: Memo[tuple[str, bool, str], array[int]] = Memo(PROMPTS_BYTES)
         """Model, special tokens or not, and text -> token ids."""
@@ -84,7 +87,9 @@ class Tokenization:
 
         return self._in_time(work)
 
-    def render_chat(self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+    def render_chat(
+        self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT
+    ) -> str:
         tokenizer = self._find(model)
         return self._in_time(lambda: self._render_chat(tokenizer, messages, options))
 
@@ -102,8 +107,12 @@ class Tokenization:
         finally:
             self._unfinished -= 1
 
-    def _encode(self, model: str, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-        """Returns token ids, cached for tokenizers in this process; a remote tokenizer is always called."""
+    def _encode(
+        self, model: str, tokenizer: Tokenizer, text: str, add_special_tokens: bool
+    ) -> list[int]:
+        """Returns token ids, cached for tokenizers in this process; a remote tokenizer is always
+        called.
+        """
         began_s = self._clock()
         if isinstance(tokenizer, LocalTokenizer):
             key = model, add_special_tokens, text
@@ -117,7 +126,9 @@ class Tokenization:
         self._metrics.tokenized(tokenizer.name, self._clock() - began_s, len(ids))
         return ids
 
-    def _render_chat(self, tokenizer: Tokenizer, messages: Sequence[Message], options: ChatOptions) -> str:
+    def _render_chat(
+        self, tokenizer: Tokenizer, messages: Sequence[Message], options: ChatOptions
+    ) -> str:
         began_s = self._clock()
         text = tokenizer.render_chat(messages, options)
         self._metrics.rendered(tokenizer.name, self._clock() - began_s)
@@ -128,10 +139,11 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def find_tokenizer(directory: Path, model: str) -> Path | None:
-    """Finds a model's file below `directory`: by its path, or the current snapshot of a Hugging Face cache.
+    """Finds a model's file below `directory`: by its path, or the current snapshot of a Hugging
+    Face cache.
 
-    The cache is `directory` or its folder `hub`. Returns None without a file, and for a name that leads
-    elsewhere.
+    The cache is `directory` or its folder `hub`. Returns None without a file, and for a name that
+    leads elsewhere.
     """
     if any(part in ("", ".", "..") for part in model.split("/")):
         return None
@@ -148,7 +160,10 @@ def find_tokenizer(directory: Path, model: str) -> Path | None:
 
 
 def _age(file: Path) -> tuple[bool, float]:
-    """Sort key: the snapshot of a repository's `refs/main` comes last, otherwise the latest file."""
+    """Sort key:
+
+    the snapshot of a repository's `refs/main` comes last, otherwise the latest file.
+    """
     current = ""
     with suppress(OSError, ValueError):
         current = (file.parents[2] / "refs" / "main").read_text("utf-8").strip()
@@ -173,13 +188,13 @@ class UnknownModelError(TokenizerLoadError):
 class TokenizerLibrary:
     """Finds the tokenizer of a model: ready, loaded, or loaded now. For greenlets.
 
-    Requests for the same model share one load, which runs outside the event loop. A request waits at most
-    `timeout_s`; the load continues, and later requests find the tokenizer.
+    Requests for the same model share one load, which runs outside the event loop. A request waits
+    at most `timeout_s`; the load continues, and later requests find the tokenizer.
 
-    `load` gets a folder, file or hub name; it may block and raise anything. `ready` tokenizers are never
-    dropped, loaded ones are above `limit_bytes`, the least recently used first. `sources` has the argument of
-    `load` by model, `folder` has further files, and with `hub` all other names of the form
-    `organisation/name` are loaded, too. `now` is monotonic, in seconds.
+    `load` gets a folder, file or hub name; it may block and raise anything. `ready` tokenizers are
+    never dropped, loaded ones are above `limit_bytes`, the least recently used first. `sources` has
+    the argument of `load` by model, `folder` has further files, and with `hub` all other names of
+    the form `organisation/name` are loaded, too. `now` is monotonic, in seconds.
     """
 
     def __init__(
@@ -198,7 +213,9 @@ class TokenizerLibrary:
         self._ready, self._sources = dict(ready or {}), dict(sources or {})
         self._folder, self._hub = folder, hub
         self._loaded: LRUCache[str, Tokenizer] = LRUCache(limit_bytes, getsizeof=tokenizer_bytes)
-        self._failed: TTLCache[str, TokenizerLoadError] = TTLCache(MOST_FAILURES, FAILURE_S, timer=now)
+        self._failed: TTLCache[str, TokenizerLoadError] = TTLCache(
+            MOST_FAILURES, FAILURE_S, timer=now
+        )
         self._loading: dict[str, AsyncResult[Tokenizer | TokenizerLoadError]] = {}
         self._places = BoundedSemaphore(LOADS_AT_ONCE)
 
@@ -214,8 +231,9 @@ class TokenizerLibrary:
     def get(self, model: str) -> Tokenizer:
         """Returns the tokenizer of `model`.
 
-        Raises UnknownModelError for a model without one, TokenizerLoadError for a load that failed at most
-        FAILURE_S ago, and TokenizerServiceError if the load takes too long or too many models load.
+        Raises UnknownModelError for a model without one, TokenizerLoadError for a load that failed
+        at most FAILURE_S ago, and TokenizerServiceError if the load takes too long or too many
+        models load.
         """
         known = self._ready.get(model) or self._loaded.get(model) or self._failed.get(model)
         if known is None:
@@ -226,7 +244,9 @@ class TokenizerLibrary:
                 f"The tokenizer of the model {_shown(model)} was not loaded within {self._timeout_s:g} s."
             )
         if isinstance(known, TokenizerLoadError):
-            raise type(known)(str(known))  # a new error for each request: a traceback grows with every raise
+            raise type(known)(
+                str(known)
+            )  # a new error for each request: a traceback grows with every raise
         return known
 
     def _start(self, model: str) -> AsyncResult[Tokenizer | TokenizerLoadError]:
@@ -249,7 +269,11 @@ class TokenizerLibrary:
         except UnknownModelError as error:
             outcome = error
         except BaseException as error:  # also the end of the greenlet
-            reason = str(error) if isinstance(error, TokenizerError) else f"{type(error).__name__}: {error}"
+            reason = (
+                str(error)
+                if isinstance(error, TokenizerError)
+                else f"{type(error).__name__}: {error}"
+            )
             outcome = TokenizerLoadError(
                 f"The tokenizer of the model {_shown(model)} cannot be loaded: {reason}"
             )

@@ -1,9 +1,11 @@
-"""A small LLM engine for CPUs (and CUDA and MPS, as far as torch goes), on the scheduler of the simulation.
+"""A small LLM engine for CPUs (and CUDA and MPS, as far as torch goes), on the scheduler of the
+simulation.
 
     from app.llm import LLM, SamplingParams
 
-Optional: the engine needs requirements-engine.txt. Other packages import only `errors` and `model_files`, in
-`app.wiring.real_engine`. Each name of the table is imported at its first use, torch when a model is loaded.
+Optional: the engine needs requirements-engine.txt. Other packages import only `errors` and
+`model_files`, in `app.wiring.real_engine`. Each name of the table is imported at its first use,
+torch when a model is loaded.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """Keys and values of all tokens, and the attention of a step.
 
-`PagedStore` holds the keys and values, in blocks with the numbers of `KVCache`, which finds blocks by hash.
-Decodes are computed together; prefill chunks are computed one by one.
+`PagedStore` holds the keys and values, in blocks with the numbers of `KVCache`, which finds blocks
+by hash. Decodes are computed together; prefill chunks are computed one by one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,27 @@ class PagedStore:
     """A slot for each token of each block: [layer][slot, keys or values, kv_head, head_dim]."""
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.block_size = block_size
         self.group = config.num_heads // config.num_kv_heads
         """Query heads that share the keys of one head."""
         shape = num_blocks * block_size, 2, config.num_kv_heads, config.head_dim
-        if device.type == "cpu":  # numpy's zeros take memory only when they are written, torch's at once
+        if (
+            device.type == "cpu"
+        ):  # numpy's zeros take memory only when they are written, torch's at once
             size = math.prod(shape) * dtype.itemsize
             empty = (numpy.zeros(size, numpy.uint8) for _ in range(config.num_layers))
             self.layers = [torch.from_numpy(content).view(dtype).view(shape) for content in empty]
         else:
-            self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+            self.layers = [
+                torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+            ]
         self._offsets = torch.arange(block_size)
 
     def slots(self, blocks: Listed[int], start: int, end: int) -> torch.Tensor:
@@ -72,8 +81,8 @@ class Chunk:
 class StepAttention:
     """The attention of one step.
 
-    Each layer stores the keys and values of all tokens before any attention is computed. So a prompt may
-    begin with blocks that another prompt computes in the same step.
+    Each layer stores the keys and values of all tokens before any attention is computed. So a
+    prompt may begin with blocks that another prompt computes in the same step.
     """
 
     def __init__(self, store: PagedStore, decodes: Listed[Chunk], chunks: list[Chunk]) -> None:
@@ -87,7 +96,9 @@ class StepAttention:
             self._decode = (Decodes if device.type == "cpu" else GatheredDecodes)(store, decodes)
 
     def drop_last(self) -> int:
-        """Removes a last chunk without a sample from `chunks` if decodes wait; returns the tokens left."""
+        """Removes a last chunk without a sample from `chunks` if decodes wait; returns the tokens
+        left.
+        """
         if self._count and self._given and not self._given[-1].samples:
             self._slots = self._slots[: -len(self._given.pop().tokens)]
             self._chunks.pop()
@@ -111,24 +122,33 @@ class StepAttention:
         return seen
 
     def _chunk(self, chunk: Chunk) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
-        """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a mask."""
+        """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a
+        mask.
+        """
         count, device = len(chunk.tokens), self._slots.device
         if not chunk.start:
             return count, None, None
         slots = self._store.slots(chunk.blocks, 0, chunk.end).to(device)
         dtype = self._store.layers[0].dtype
-        mask = torch.full((count, chunk.end), -torch.inf, dtype=dtype, device=device).triu(chunk.start + 1)
+        mask = torch.full((count, chunk.end), -torch.inf, dtype=dtype, device=device).triu(
+            chunk.start + 1
+        )
         return count, slots, mask.repeat(self._store.group, 1)
 
 
 class Decodes:
-    """Attention of single tokens on a CPU: each is computed by itself, the same whatever is beside it."""
+    """Attention of single tokens on a CPU:
+
+    each is computed by itself, the same whatever is beside it.
+    """
 
     def __init__(self, store: PagedStore, decodes: Listed[Chunk]) -> None:
         tables = numpy.zeros((len(decodes), max(len(it.blocks) for it in decodes)), numpy.int32)
         for row, it in enumerate(decodes):
             tables[row, : len(it.blocks)] = it.blocks
-        tokens = [(row, end + 1) for row, it in enumerate(decodes) for end in range(it.start, it.end)]
+        tokens = [
+            (row, end + 1) for row, it in enumerate(decodes) for end in range(it.start, it.end)
+        ]
         rows, ends = numpy.array(tokens, numpy.int32).T.copy()
         self._where, self._block_size = (tables, rows, ends), store.block_size
 
@@ -145,7 +165,9 @@ class GatheredDecodes:
 
     def __init__(self, store: PagedStore, decodes: Listed[Chunk]) -> None:
         device = store.layers[0].device
-        slots = [store.slots(it.blocks, 0, end + 1) for it in decodes for end in range(it.start, it.end)]
+        slots = [
+            store.slots(it.blocks, 0, end + 1) for it in decodes for end in range(it.start, it.end)
+        ]
         ends = torch.tensor([len(it) for it in slots], device=device)
         self._slots = torch.nn.utils.rnn.pad_sequence(slots, batch_first=True).to(device)
         places = torch.arange(self._slots.shape[1], device=device)
@@ -159,7 +181,8 @@ class GatheredDecodes:
 def _attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Returns [rows, tokens, heads, dim], the shape of `queries`. The heads of a group share a product.
+    """Returns [rows, tokens, heads, dim], the shape of `queries`. The heads of a group share a
+    product.
 
     Keys and values are [rows, kv_heads, places, dim], the mask is [..., group * tokens, places].
     """
@@ -168,7 +191,9 @@ def _attend(
     return seen.unflatten(2, (-1, queries.shape[1])).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def _look_back(queries: torch.Tensor, past: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _look_back(
+    queries: torch.Tensor, past: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
     """Computes the attention of one chunk; without a mask it is causal, for the start of a prompt."""
     keys, values = past.permute(1, 2, 0, 3).unsqueeze(1)
     if mask is not None:

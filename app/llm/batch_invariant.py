@@ -1,7 +1,9 @@
-"""Computes rows in fixed tiles, so that a token's numbers do not depend on the other tokens of its step.
+"""Computes rows in fixed tiles, so that a token's numbers do not depend on the other tokens of its
+step.
 
-Kernels choose their order of summation by the shape of a product. Here all shapes are fixed, for prompts,
-chunks and decodes alike, so small steps take longer. Each token's attention is computed by itself.
+Kernels choose their order of summation by the shape of a product. Here all shapes are fixed, for
+prompts, chunks and decodes alike, so small steps take longer. Each token's attention is computed by
+itself.
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ line `stats` prints statistics; `clear` forgets them and the conversation.
 
 @as_command(LLMError, UnicodeError)
 def run(argv: Sequence[str]) -> int:
-    """Returns the exit status. Without the engine's libraries only help works; else ModuleNotFoundError."""
+    """Returns the exit status.
+
+    Without the engine's libraries only help works; else ModuleNotFoundError.
+    """
     arguments = _parser().parse_args(argv)
     from app.llm.llm import LLM  # and its libraries
     from app.llm.sampling_params import SamplingParams
@@ -52,7 +55,9 @@ def run(argv: Sequence[str]) -> int:
                 arguments.output.write_text(text + "\n", "utf-8")
             elif arguments.file is not None:
                 for result in llm.generate(prompts, params):
-                    print(f"> {result['prompt']}\n{result.get('error') or result['generated_text']}")
+                    print(
+                        f"> {result['prompt']}\n{result.get('error') or result['generated_text']}"
+                    )
             elif prompts:
                 _say(llm.generate_stream(prompts[0], params))
             elif not arguments.stats:
@@ -104,7 +109,9 @@ def _chat(llm: LLM, params: SamplingParams, system: str | None) -> None:
                 del messages[0 if system is None else 1 :]
             case _:
                 messages.append({"role": "user", "content": text})
-                messages.append({"role": "assistant", "content": _say(llm.chat_stream(messages, params))})
+                messages.append(
+                    {"role": "assistant", "content": _say(llm.chat_stream(messages, params))}
+                )
 
 
 def _say(stream: Iterable[dict[str, object]]) -> str:

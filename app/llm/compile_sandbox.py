@@ -1,8 +1,8 @@
 """The compile sandbox: compiles a structured output in a process that can be killed.
 
-llguidance has limits, but none for a conjunction of patterns: it then computes for minutes, allocates 50 MB
-a second, and cannot be stopped from another thread. So `CompileSandbox` runs this file for each new grammar,
-with a limit of CPU time.
+llguidance has limits, but none for a conjunction of patterns: it then computes for minutes,
+allocates 50 MB a second, and cannot be stopped from another thread. So `CompileSandbox` runs this
+file for each new grammar, with a limit of CPU time.
 """
 
 import signal
@@ -37,7 +37,10 @@ class CompileSandbox:
         """Error of a grammar by its hash."""
 
     def flaw(self, grammar: str) -> str:
-        """Returns the error of `grammar`, or "" if it compiles. Blocks until the result is known."""
+        """Returns the error of `grammar`, or "" if it compiles.
+
+        Blocks until the result is known.
+        """
         key = hash(grammar)
         if (known := self._known.get(key)) is not None:
             return known
@@ -57,7 +60,9 @@ class CompileSandbox:
 
 
 def main() -> None:
-    """Compiles the grammar from stdin, and writes its error to stdout; SIGPROF ends the process in time."""
+    """Compiles the grammar from stdin, and writes its error to stdout; SIGPROF ends the process in
+    time.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
     *tokenizer, cpu_s, grammar = msgspec.msgpack.decode(sys.stdin.buffer.read())
     tokens = llguidance.LLTokenizer(*tokenizer)

@@ -79,17 +79,20 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise ModelLoadError(f"{self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly.")
+            raise ModelLoadError(
+                f"{self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly."
+            )
         if self.head_dim % 2:
             raise ModelLoadError(f"Heads of {self.head_dim} numbers cannot be rotated in pairs.")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Configuration and weights of a model; `file` is its GGUF file, whose head holds the tokenizer.
+    """Configuration and weights of a model; `file` is its GGUF file, whose head holds the
+    tokenizer.
 
-    `weights` read each tensor, by the hub's names for Llama's. With `interleaved`, rotary pairs of queries
-    and keys are neighbours, else they are half a head apart.
+    `weights` read each tensor, by the hub's names for Llama's. With `interleaved`, rotary pairs of
+    queries and keys are neighbours, else they are half a head apart.
     """
 
     config: ModelConfig
@@ -100,16 +103,21 @@ class Checkpoint:
 
 
 def read_config(document: Mapping[str, object]) -> ModelConfig:
-    """Reads a config.json of transformers 4 (rope_theta, torch_dtype) or 5 (rope_parameters, dtype).
+    """Reads a config.json of transformers 4 (rope_theta, torch_dtype) or 5 (rope_parameters,
+    dtype).
 
     Raises ModelLoadError for a model that is not supported, and for sizes that cannot be.
     """
     known = {name: value for name, value in document.items() if value is not None}
     named = known.get("architectures")
     name = named[0] if isinstance(named, list) and named else known.get("model_type")
-    architecture = next((short for full, short in ARCHITECTURES.items() if name in (full, short)), None)
+    architecture = next(
+        (short for full, short in ARCHITECTURES.items() if name in (full, short)), None
+    )
     if architecture is None:
-        raise ModelLoadError(f"The architecture {name} is not supported, only {', '.join(ARCHITECTURES)}.")
+        raise ModelLoadError(
+            f"The architecture {name} is not supported, only {', '.join(ARCHITECTURES)}."
+        )
     if known.get("use_sliding_window"):
         raise ModelLoadError("Sliding window attention is not supported.")
     if known.get("hidden_act", "silu") != "silu":

@@ -19,11 +19,16 @@ from app.llm.kernels import multiply_bfloat16, normalize
 class Linear:
     """x W' + b, optionally fused with the next operation. `weight` is [out, in].
 
-    `packed` reorders the weights for oneDNN, which makes products on CPUs two to three times faster.
+    `packed` reorders the weights for oneDNN, which makes products on CPUs two to three times
+    faster.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, packed: bool = False) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if packed else weight
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, packed: bool = False
+    ) -> None:
+        self.weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if packed else weight
+        )
         self.bias, self.packed = bias, packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -35,7 +40,9 @@ class Linear:
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
         """Returns (x W' + b) * other for the operation "mul", and with + for "add"."""
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, operation)
+            return torch.ops.mkldnn._linear_pointwise.binary(
+                x, other, self.weight, self.bias, operation
+            )
         return self(x).mul_(other) if operation == "mul" else self(x).add_(other)
 
 
@@ -46,11 +53,16 @@ WIDE_ROWS: Final = 2048
 
 
 def _wide_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiplies in float32: CPUs that cannot pack bfloat16 take four times as long to multiply its rows."""
+    """Multiplies in float32:
+
+    CPUs that cannot pack bfloat16 take four times as long to multiply its rows.
+    """
     wide = x.float()
     if len(x) <= FEW_ROWS:
         product = wide.new_empty(len(x), len(weight))
-        multiply_bfloat16(wide.contiguous().numpy(), weight.view(torch.uint16).numpy(), product.numpy())
+        multiply_bfloat16(
+            wide.contiguous().numpy(), weight.view(torch.uint16).numpy(), product.numpy()
+        )
     else:
         product = torch.cat([F.linear(wide, part.float()) for part in weight.split(WIDE_ROWS)], -1)
     return (product if bias is None else product.add_(bias)).to(x.dtype)
@@ -67,7 +79,9 @@ class GatedLinear:
 
 
 def packing_works(dtype: torch.dtype) -> bool:
-    """Returns True when oneDNN's layers, private to torch, exist and compute the same as `F.linear`."""
+    """Returns True when oneDNN's layers, private to torch, exist and compute the same as
+    `F.linear`.
+    """
     generator = torch.Generator().manual_seed(0)
     weight, x, other = (
         torch.randn(shape, generator=generator).to(dtype) for shape in ((24, 40), (5, 40), (5, 24))
@@ -79,7 +93,9 @@ def packing_works(dtype: torch.dtype) -> bool:
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
-    return all(torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance) for a, b in pairs)
+    return all(
+        torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance) for a, b in pairs
+    )
 
 
 class RmsNorm:
@@ -103,7 +119,9 @@ class Rope:
     def __init__(self, config: ModelConfig, length: int, device: torch.device) -> None:
         half = range(0, config.head_dim, 2)
         plain = (config.rope_theta ** -(pair / config.head_dim) for pair in half)
-        frequencies = torch.tensor([config.rope_scaling.frequency(it) for it in plain], dtype=torch.float32)
+        frequencies = torch.tensor(
+            [config.rope_scaling.frequency(it) for it in plain], dtype=torch.float32
+        )
         angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
         self._turns = torch.polar(torch.ones_like(angles), angles).to(device)
 
@@ -121,13 +139,19 @@ class Rope:
 
 
 class Builder:
-    """Reads tensors, with a check of their shapes, into the engine's dtype and device, and builds layers.
+    """Reads tensors, with a check of their shapes, into the engine's dtype and device, and builds
+    layers.
 
     `int8` layers are made of one float32 tensor after the other.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, packed: bool, int8: bool
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        packed: bool,
+        int8: bool,
     ) -> None:
         self.config, self._weights, self.int8 = checkpoint.config, checkpoint.weights, int8
         self._interleaved, self._dtype, self._packed = checkpoint.interleaved, dtype, packed
@@ -159,7 +183,11 @@ class Builder:
 
     def table(self, name: str, *shape: int) -> torch.Tensor | Int8Matrix:
         """Reads an embedding or a head, which may be the same."""
-        return Int8Matrix.quantized(self.tensor(name, *shape)) if self.int8 else self.tensor(name, *shape)
+        return (
+            Int8Matrix.quantized(self.tensor(name, *shape))
+            if self.int8
+            else self.tensor(name, *shape)
+        )
 
     def norm(self, name: str, size: int, turned_heads: int = 0) -> RmsNorm:
         weight = self.tensor(name, size)
@@ -170,7 +198,10 @@ class Builder:
         return self.tensor(name, size) if name in self._weights else None
 
     def turned(self, tensor: torch.Tensor, part: str, heads: int) -> torch.Tensor:
-        """Returns a tensor whose rotary pairs are neighbours: (0, half, 1, half + 1, ...) of each head."""
+        """Returns a tensor whose rotary pairs are neighbours:
+
+        (0, half, 1, half + 1, ...) of each head.
+        """
         if self._interleaved or part == "v":
             return tensor
         shape = tensor.shape
@@ -182,14 +213,20 @@ class Layer:
 
     def __init__(self, number: int, build: Builder) -> None:
         self.number, self.config = number, (config := build.config)
-        layer, hidden, inner = f"model.layers.{number}", config.hidden_size, config.intermediate_size
+        layer, hidden, inner = (
+            f"model.layers.{number}",
+            config.hidden_size,
+            config.intermediate_size,
+        )
         name, mlp = f"{layer}.self_attn", f"{layer}.mlp"
         self.attention_norm = build.norm(f"{layer}.input_layernorm.weight", hidden)
         self.mlp_norm = build.norm(f"{layer}.post_attention_layernorm.weight", hidden)
         parts = ("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)
         matrices = (
             build.turned(
-                build.tensor(f"{name}.{part}_proj.weight", heads * config.head_dim, hidden), part, heads
+                build.tensor(f"{name}.{part}_proj.weight", heads * config.head_dim, hidden),
+                part,
+                heads,
             )
             for part, heads in parts
         )
@@ -202,13 +239,17 @@ class Layer:
         self.head_norms: list[RmsNorm] = []
         """Norms of queries and of keys; Qwen3 alone has them."""
         if config.architecture == "qwen3":
-            self.head_norms = [build.norm(f"{name}.{part}_norm.weight", config.head_dim, 1) for part in "qk"]
+            self.head_norms = [
+                build.norm(f"{name}.{part}_norm.weight", config.head_dim, 1) for part in "qk"
+            ]
         heads, bias = config.num_heads * config.head_dim, build.bias(f"{name}.o_proj.bias", hidden)
         self.output = build.linear([build.tensor(f"{name}.o_proj.weight", hidden, heads)], bias)
         self.gated = build.gated(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight", inner, hidden)
         self.down = build.linear([build.tensor(f"{mlp}.down_proj.weight", hidden, inner)])
 
-    def __call__(self, x: torch.Tensor, turns: torch.Tensor, attention: StepAttention) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, turns: torch.Tensor, attention: StepAttention
+    ) -> torch.Tensor:
         config = self.config
         heads = self.qkv(self.attention_norm(x)).view(len(x), -1, config.head_dim)
         turning = heads[:, : config.num_heads + config.num_kv_heads]
@@ -242,7 +283,9 @@ class Decoder:
         attention: StepAttention,
         is_late: Callable[[float], bool],
     ) -> torch.Tensor:
-        """Returns the last hidden states; drops the last chunk if, after a share of layers, it `is_late`."""
+        """Returns the last hidden states; drops the last chunk if, after a share of layers, it
+        `is_late`.
+        """
         table, turns = self.embedding, self.rope.at(positions)
         x = table.rows(tokens) if isinstance(table, Int8Matrix) else F.embedding(tokens, table)
         for layer in self.layers:

@@ -1,7 +1,8 @@
 """Linear layers with weights of 8 bits, on CPUs.
 
-Each output channel of a weight has a scale. Activations are float32; each product rounds them to integers of
-16 bits, row by row. Sums of integers are exact, so that a row's result does not depend on the rows beside it.
+Each output channel of a weight has a scale. Activations are float32; each product rounds them to
+integers of 16 bits, row by row. Sums of integers are exact, so that a row's result does not depend
+on the rows beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ LEAST_SCALE: Final = 1e-30
 
 
 def largest_activation(size: int) -> int:
-    """Returns the largest integer that activations become: sums of `size` products fit into 32 bits."""
+    """Returns the largest integer that activations become:
+
+    sums of `size` products fit into 32 bits.
+    """
     return min(2**15 - 1, (2**31 - 1) // (LARGEST_WEIGHT * size))
 
 
@@ -41,7 +45,11 @@ class Int8Matrix(NamedTuple):
     @classmethod
     def stacked(cls, matrices: Iterable[Int8Matrix]) -> Int8Matrix:
         values, scales = zip(*matrices, strict=True)
-        return cls(torch.cat(values), torch.cat(scales)) if len(values) > 1 else cls(values[0], scales[0])
+        return (
+            cls(torch.cat(values), torch.cat(scales))
+            if len(values) > 1
+            else cls(values[0], scales[0])
+        )
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.values[numbers] * self.scales[numbers]
@@ -63,7 +71,10 @@ class Int8Linear:
         """Returns x W' + b + other, in the memory of `other`; `operation` is "add"."""
         sums = other if self._bias is None else other.add_(self._bias)
         numbers = x.contiguous().numpy()
-        values, steps = numpy.empty(numbers.shape, numpy.int16), numpy.empty(len(numbers), numpy.float32)
+        values, steps = (
+            numpy.empty(numbers.shape, numpy.int16),
+            numpy.empty(len(numbers), numpy.float32),
+        )
         quantise(numbers, numbers.view(numpy.int32), self._largest, values, steps)
         add_products(values, steps, self._values, self._scales, sums.numpy())
         return sums

@@ -13,7 +13,9 @@ from numba import config, njit, prange, set_num_threads
 from numpy import empty, exp, float32, inf, int16, int32, rint, sqrt, uint32
 
 binding.set_option("", "-vectorizer-maximize-bandwidth")  # multiplies 16 integers at once, not 8
-KEPT: Final = any(os.access(it, os.W_OK) for it in (os.path.dirname(__file__), os.path.expanduser("~")))
+KEPT: Final = any(
+    os.access(it, os.W_OK) for it in (os.path.dirname(__file__), os.path.expanduser("~"))
+)
 IN_THREADS: Final = {"parallel": True, "nogil": True, "cache": KEPT}
 CHANNELS: Final = 32
 """Output channels of a thread's turn: their weights stay in its cache for all rows."""
@@ -27,7 +29,9 @@ def use_threads(count: int) -> None:
     set_num_threads(min(count, config.NUMBA_NUM_THREADS))
 
 
-@njit("(float32[:, ::1], float32[::1], float32, float32[:, ::1])", fastmath=IN_ANY_ORDER, cache=KEPT)
+@njit(
+    "(float32[:, ::1], float32[::1], float32, float32[:, ::1])", fastmath=IN_ANY_ORDER, cache=KEPT
+)
 def normalize(x, weight, eps, normed):  # type: ignore[no-untyped-def]
     """Writes to `normed` the rows of `x` [rows, size], divided by the roots of their mean squares."""
     for row in range(len(x)):
@@ -58,7 +62,10 @@ def quantise(x, bits, largest, values, steps):  # type: ignore[no-untyped-def]
 
 @njit("(int16[:, ::1], float32[::1], int8[:, ::1], float32[::1], float32[:, ::1])", **IN_THREADS)
 def add_products(x, steps, weight, scales, sums):  # type: ignore[no-untyped-def]
-    """Adds (x * steps) (weight * scales)' to `sums` [rows, channels]. Integers are summed in 32 bits."""
+    """Adds (x * steps) (weight * scales)' to `sums` [rows, channels].
+
+    Integers are summed in 32 bits.
+    """
     for block in prange((len(weight) + CHANNELS - 1) // CHANNELS):
         for row in range(len(x)):
             factors = x[row]
@@ -78,7 +85,9 @@ def multiply_bfloat16(x, weight, product):  # type: ignore[no-untyped-def]
             for channel in range(block * CHANNELS, min(len(weight), (block + 1) * CHANNELS)):
                 others, total = weight[channel], float32(0)
                 for place in range(len(factors)):
-                    total += factors[place] * uint32(uint32(others[place]) << uint32(16)).view(float32)
+                    total += factors[place] * uint32(uint32(others[place]) << uint32(16)).view(
+                        float32
+                    )
                 product[row, channel] = total
 
 
@@ -90,9 +99,10 @@ def multiply_bfloat16(x, weight, product):  # type: ignore[no-untyped-def]
 def attend(queries, stored, tables, rows, ends, seen):  # type: ignore[no-untyped-def]
     """Writes to `seen` [tokens, heads, dim] what each token's `queries` find in its sequence.
 
-    `stored` is [blocks, slots, keys or values, kv_heads, dim]. A token's row of `tables` has the blocks of
-    its sequence; `ends` counts the tokens that it looks back at, itself included. Weights are relative to
-    the greatest product so far; earlier sums shrink when that grows (arXiv 1805.02867).
+    `stored` is [blocks, slots, keys or values, kv_heads, dim]. A token's row of `tables` has the
+    blocks of its sequence; `ends` counts the tokens that it looks back at, itself included. Weights
+    are relative to the greatest product so far; earlier sums shrink when that grows (arXiv
+    1805.02867).
     """
     block_size, _, kv_heads, size = stored.shape[1:]
     heads, scale = queries.shape[1], float32(size**-0.5)

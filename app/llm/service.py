@@ -1,8 +1,8 @@
 """The engine process, which workers share: `python -m app.llm.service OPTIONS`.
 
-OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.engine.core.wire` over ZMQ, and
-get one message each after each step. It ends with its parent, on SIGTERM, or with status 1 on an error. The
-socket is bound, and orders wait, while torch and the model are loaded.
+OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.engine.core.wire` over
+ZMQ, and get one message each after each step. It ends with its parent, on SIGTERM, or with status 1
+on an error. The socket is bound, and orders wait, while torch and the model are loaded.
 """
 
 import faulthandler
@@ -46,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
     except msgspec.DecodeError as error:
         print(f"error: the options of the engine: {error}", file=sys.stderr)
         return 1
-    logging.basicConfig(level=options.log_level, format="%(asctime)s [engine %(process)d] %(message)s")
+    logging.basicConfig(
+        level=options.log_level, format="%(asctime)s [engine %(process)d] %(message)s"
+    )
     if options.parent_pid is not None:
         if os.getppid() != options.parent_pid:  # the parent ended before this process began
             remove_socket(options.endpoint)

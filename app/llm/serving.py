@@ -1,4 +1,7 @@
-"""The loop of the engine process: receives orders of workers, makes a step, sends each worker a message."""
+"""The loop of the engine process:
+
+receives orders of workers, makes a step, sends each worker a message.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +80,9 @@ RequestId: TypeAlias = tuple[WorkerClient, int]
 class EngineService:
     """Runs an engine for workers. Not thread-safe.
 
-    A pause admits no more requests. Sleep level 0 only pauses; levels 1 and 2 free weights and KV cache, and
-    weights are read from their files again. Requests continue afterwards and are computed anew; the prefix
-    cache is emptied.
+    A pause admits no more requests. Sleep level 0 only pauses; levels 1 and 2 free weights and KV
+    cache, and weights are read from their files again. Requests continue afterwards and are
+    computed anew; the prefix cache is emptied.
     """
 
     def __init__(
@@ -127,11 +130,16 @@ class EngineService:
         self._stopping = True
 
     def run(self) -> None:
-        """Runs until `stop`. Reraises errors of a step, after which the engine's state is unknown."""
+        """Runs until `stop`.
+
+        Reraises errors of a step, after which the engine's state is unknown.
+        """
         self._heartbeat.begin()
         try:
             while not self._stopping:
-                rest_s = min(COMPILING_S if self._uncompiled else IDLE_S, max(0.0, self._due_s - self._now()))
+                rest_s = min(
+                    COMPILING_S if self._uncompiled else IDLE_S, max(0.0, self._due_s - self._now())
+                )
                 self.turn(rest_s if self._engine.idle else 0.0)
         except BaseException:
             self._end("The engine has failed.")
@@ -188,7 +196,9 @@ class EngineService:
         match order:
             case EngineCoreRequest(key=key):
                 if key in worker.keys:
-                    logger.warning("request %s is ignored: its key %d is in use", order.request_id, key)
+                    logger.warning(
+                        "request %s is ignored: its key %d is in use", order.request_id, key
+                    )
                     return
                 worker.keys.add(key)
                 if order.form is None:
@@ -205,8 +215,12 @@ class EngineService:
                 worker.wants_kv_events = order.kv_events
                 worker.notices.append(self._ready)
 
-    def _add(self, worker: WorkerClient, order: EngineCoreRequest, form: FormMatcher | None = None) -> None:
-        same_names = set(SamplingParams.__struct_fields__) & set(EngineCoreRequest.__struct_fields__)
+    def _add(
+        self, worker: WorkerClient, order: EngineCoreRequest, form: FormMatcher | None = None
+    ) -> None:
+        same_names = set(SamplingParams.__struct_fields__) & set(
+            EngineCoreRequest.__struct_fields__
+        )
         try:
             params = SamplingParams(
                 **asdict(order.sampling),
@@ -255,7 +269,9 @@ class EngineService:
                 for owner in self._workers.values():
                     for key in list(owner.keys):
                         self._abort(owner, key)
-                        owner.notices.append(EngineCoreOutput(key=key, at_s=self._now(), finish="abort"))
+                        owner.notices.append(
+                            EngineCoreOutput(key=key, at_s=self._now(), finish="abort")
+                        )
             if command.mode == "wait" and self._engine.scheduler.running:
                 self._settling.append((worker, command))
                 return
@@ -303,7 +319,8 @@ class EngineService:
         self._asleep = set(MEMORY)
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
-        """Restores the parts named by `tags`, or all. Returns True, and resumes, when all parts are restored.
+        """Restores the parts named by `tags`, or all. Returns True, and resumes, when all parts are
+        restored.
 
         Raises ModelLoadError when weights or memory are no longer available.
         """
@@ -347,12 +364,18 @@ class EngineService:
         )
         for worker in list(self._workers.values()):
             try:
-                self._socket.send_multipart([worker.name, self._encode([*worker.notices, load])], zmq.NOBLOCK)
-            except zmq.Again:  # its choices end, and all but their unfinished parts waits for its next read
+                self._socket.send_multipart(
+                    [worker.name, self._encode([*worker.notices, load])], zmq.NOBLOCK
+                )
+            except (
+                zmq.Again
+            ):  # its choices end, and all but their unfinished parts waits for its next read
                 if worker.keys:
                     logger.warning("a worker does not read: %d choices end", len(worker.keys))
                 unread = worker.notices
-                worker.notices = [it for it in unread if not isinstance(it, EngineCoreOutput) or it.finish]
+                worker.notices = [
+                    it for it in unread if not isinstance(it, EngineCoreOutput) or it.finish
+                ]
                 for key in list(worker.keys):
                     self._abort(worker, key)
                     self._fail(worker, key, "The server was too slow to take the reply.")
@@ -378,14 +401,17 @@ class EngineService:
 def start(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> EngineService:
     """Loads a model and returns its service.
 
-    Raises ModelLoadError, with one line, for a failure of the model, and for options that do not fit.
+    Raises ModelLoadError, with one line, for a failure of the model, and for options that do not
+    fit.
     """
     path = find_model(options.model)
     checkpoint = load_checkpoint(path)
     model_len = checkpoint.config.max_position
     length = options.max_model_len or model_len
     if length > model_len:
-        raise ModelLoadError(f"max_model_len is {length}, and the model was made for {model_len} tokens.")
+        raise ModelLoadError(
+            f"max_model_len is {length}, and the model was made for {model_len} tokens."
+        )
     length = min(length, options.num_blocks * options.block_size)
     same = {name: getattr(options, name) for name in EngineSizes.__struct_fields__}
     publishes = options.kv_events is not None

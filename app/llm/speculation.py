@@ -1,7 +1,9 @@
-"""Prompt lookup (vLLM's method ngram): the text so far proposes the next tokens of a reply, as drafts.
+"""Prompt lookup (vLLM's method ngram): the text so far proposes the next tokens of a reply, as
+drafts.
 
-A step computes the drafts of a sequence behind its newest token. `LLMEngine` then samples one position after
-another, while the sampled token is the draft. So drafts change the number of steps, and no reply.
+A step computes the drafts of a sequence behind its newest token. `LLMEngine` then samples one
+position after another, while the sampled token is the draft. So drafts change the number of steps,
+and no reply.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 
 
 def look_up(ids: NDArray[numpy.int32], least: int, most: int, count: int) -> list[int]:
-    """Returns up to `count` ids that follow an earlier place with the same last `least` to `most` ids.
+    """Returns up to `count` ids that follow an earlier place with the same last `least` to `most`
+    ids.
 
-    The longest match counts, and the first of equally long ones, as in vLLM. A match may overlap the end.
+    The longest match counts, and the first of equally long ones, as in vLLM. A match may overlap
+    the end.
     """
     found, length = 0, 0
     ends = numpy.flatnonzero(ids[:-1] == ids[-1]) + 1

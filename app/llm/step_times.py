@@ -17,9 +17,14 @@ GROWTH: Final = 4
 WINDOW: Final = 16
 """Steps that count; the machine may be faster or slower than before."""
 OUTLIER: Final = 1.5
-"""Most times that a step counts for longer than expected: the process may have been stopped meanwhile."""
+"""Most times that a step counts for longer than expected:
+
+the process may have been stopped meanwhile.
+"""
 LATE: Final = 1.2
-"""Times the target, or a longer expected time, after which decodes should wait no longer for prompts."""
+"""Times the target, or a longer expected time, after which decodes should wait no longer for
+prompts.
+"""
 MOST_DROPS: Final = 3  # late steps in a row without their part of a prompt
 ROUNDS: Final = 8
 
@@ -27,9 +32,9 @@ ROUNDS: Final = 8
 class StepTimes:
     """Fits `seconds = base + per_token * tokens + per_pair * pairs` to the latest steps.
 
-    Steps of decodes alone show `base`, steps with prompts the rest. `tokens` are all tokens of a step, those
-    of decodes too. `pairs` counts for each token those before it in its sequence. The constants are not
-    negative; each round improves them one by one, from their last values.
+    Steps of decodes alone show `base`, steps with prompts the rest. `tokens` are all tokens of a
+    step, those of decodes too. `pairs` counts for each token those before it in its sequence. The
+    constants are not negative; each round improves them one by one, from their last values.
     """
 
     def __init__(self, target_s: float) -> None:
@@ -54,8 +59,8 @@ class StepTimes:
     def most_tokens(self, decodes: int, context: int, start: int) -> int:
         """Returns the prompt tokens that fit, from position `start`.
 
-        The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
-        `PREFILL_SHARE` of the time of all else in the step, whichever is more.
+        The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the
+        target, or `PREFILL_SHARE` of the time of all else in the step, whichever is more.
         """
         if not self._steps:
             return FIRST_TOKENS

@@ -20,7 +20,9 @@ JSON_STYLE: Final[Mapping[str, object]] = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
-LARK_COUNT: Final = re.compile(r"""("(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/)|~\s*(\d+)\s*\.\.\s*(\d+)""")
+LARK_COUNT: Final = re.compile(
+    r"""("(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/)|~\s*(\d+)\s*\.\.\s*(\d+)"""
+)
 """Matches a text or a pattern, to skip them, or Lark's `~1..3`, which is `{1,3}` in the library."""
 MOST_CHARACTERS: Final = 100_000
 """Most characters of a structured output: the library's slowest part takes quadratic time."""
@@ -33,15 +35,20 @@ MOST_ERROR: Final = 300
 
 
 class FormMatcher:
-    """State of one reply in its grammar, which with `thoughts` applies only after the model's thoughts."""
+    """State of one reply in its grammar, which with `thoughts` applies only after the model's
+    thoughts.
+    """
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: list[int], thoughts: Thoughts | None) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, ends: list[int], thoughts: Thoughts | None
+    ) -> None:
         self._matcher, self._ends, self._thoughts = matcher, ends, thoughts
         self._thinks = thoughts is not None and thoughts.begin_id is None
         self._may_think = thoughts is not None and thoughts.begin_id is not None
 
     def mask(self) -> torch.Tensor | None:
-        """Returns True for each allowed next token; None in thoughts. RequestError for a library's error.
+        """Returns True for each allowed next token; None in thoughts. RequestError for a library's
+        error.
 
         The first token may begin the thoughts, or the text itself.
         """
@@ -53,7 +60,9 @@ class FormMatcher:
         return allowed
 
     def form_mask(self) -> torch.Tensor:
-        allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        allowed = (
+            torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        )
         if self._matcher.is_error():
             raise _refused(self._matcher.get_error())
         if allowed[self._ends[0]]:
@@ -73,7 +82,8 @@ class FormMatcher:
 class Forms:
     """Makes matchers for a tokenizer. Raises RequestError without an end-of-text token.
 
-    With `most_cpu_s` each grammar is first compiled in the sandbox, in at most so many seconds of CPU time.
+    With `most_cpu_s` each grammar is first compiled in the sandbox, in at most so many seconds of
+    CPU time.
     """
 
     def __init__(
@@ -84,7 +94,9 @@ class Forms:
         most_cpu_s: float | None = None,
     ) -> None:
         if not eos_token_ids:
-            raise RequestError("The model has no token for the end of a text, so a form could not end.")
+            raise RequestError(
+                "The model has no token for the end of a text, so a form could not end."
+            )
         end = tokenizer.eos_token_id
         self._ends = [min(eos_token_ids) if end is None else end, *sorted(eos_token_ids)]
         self._backend, self._size = tokenizer.backend, vocab_size
@@ -95,8 +107,17 @@ class Forms:
         self._sandbox = None if most_cpu_s is None else CompileSandbox(*given, most_cpu_s)
 
     def matcher(self, form: TextForm) -> FormMatcher:
-        """Returns the state of one reply. Raises RequestError if the structured output does not compile."""
-        for text in (form.json_schema, form.regex, form.grammar, form.structural_tag, "".join(form.choices)):
+        """Returns the state of one reply.
+
+        Raises RequestError if the structured output does not compile.
+        """
+        for text in (
+            form.json_schema,
+            form.regex,
+            form.grammar,
+            form.structural_tag,
+            "".join(form.choices),
+        ):
             _check_size(text or "")
         try:
             grammar = self._grammar(form)
@@ -110,8 +131,12 @@ class Forms:
         if found.is_error():
             raise _refused(found.get_error())
         thoughts = form.thoughts
-        if thoughts and not all(0 <= it < self._size for it in (thoughts.end_id, thoughts.begin_id or 0)):
-            raise RequestError(f"The tags of thoughts are no tokens of a vocabulary of {self._size}.")
+        if thoughts and not all(
+            0 <= it < self._size for it in (thoughts.end_id, thoughts.begin_id or 0)
+        ):
+            raise RequestError(
+                f"The tags of thoughts are no tokens of a vocabulary of {self._size}."
+            )
         matcher = FormMatcher(found, self._ends, thoughts)
         matcher.form_mask()  # finds an output without a first token; the library's first mask is slow
         return matcher
@@ -128,7 +153,9 @@ class Forms:
             counted = LARK_COUNT.sub(lambda found: found[1] or f"{{{found[2]},{found[3]}}}", lark)
             return str(make.grammar_from_lark(counted))
         if form.structural_tag is not None:
-            return str(make.grammar_from_lark(LarkWriter(self._is_special).grammar(form.structural_tag)))
+            return str(
+                make.grammar_from_lark(LarkWriter(self._is_special).grammar(form.structural_tag))
+            )
         raise RequestError("The structured output has no form.")
 
     def _is_special(self, text: str) -> bool:
@@ -138,7 +165,9 @@ class Forms:
 
 def _check_size(text: str) -> None:
     if len(text) > MOST_CHARACTERS:
-        raise RequestError(f"A form has at most {MOST_CHARACTERS} characters, this one {len(text)}.")
+        raise RequestError(
+            f"A form has at most {MOST_CHARACTERS} characters, this one {len(text)}."
+        )
     plain = ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
     if any(len(count) > 9 or int(count) > MOST_COUNTED for count in COUNT.findall(plain)):
         raise RequestError(f"A schema counts up to {MOST_COUNTED} items, not more.")

@@ -11,8 +11,8 @@ from typing import Final
 SHORT_WAIT: Final = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Variables of OpenMP: a thread waits for others for some 0.4 ms, then it sleeps.
 
-That is longer than the pauses between the products of a small model, as waking a thread takes 50 us and more.
-"""
+That is longer than the pauses between the products of a small model, as waking a thread takes 50 us
+and more. """
 CROWDED: Final = 0.4
 """Share of a step that threads waited for a core, above which fewer threads are taken at once."""
 SAMPLES: Final = 3
@@ -20,7 +20,10 @@ SAMPLES: Final = 3
 BETTER: Final = 0.95
 """Most cost of another count, as a share, to be chosen."""
 WORSE: Final = 1.3
-"""Rise of the cost, as a factor, after which fewer threads are tried: some systems count no waits."""
+"""Rise of the cost, as a factor, after which fewer threads are tried:
+
+some systems count no waits.
+"""
 FIRST_PAUSE: Final = 32
 LONGEST_PAUSE: Final = 1024
 """Steps of a kind between two trials; doubled by each trial in vain."""
@@ -53,8 +56,13 @@ class ThreadGovernor:
     """Chooses the count of threads for each kind of step, by trials of other counts now and then."""
 
     def __init__(self, most: int, first: int | None = None) -> None:
-        """At most `most` threads are tried; `first` is the count before any trial. None: `most` always."""
-        self.counts = [most] if first is None else sorted({1, most // 2 or 1, max(1, most - 1), most})
+        """At most `most` threads are tried; `first` is the count before any trial.
+
+        None: `most` always.
+        """
+        self.counts = (
+            [most] if first is None else sorted({1, most // 2 or 1, max(1, most - 1), most})
+        )
         self._first, self._trials, self._pause = max(1, min(first or most, most)), 0, FIRST_PAUSE
         self._kinds: dict[int, KindOfSteps] = {}
 
@@ -63,14 +71,17 @@ class ThreadGovernor:
         return self._kinds.setdefault(kind, KindOfSteps(self._first, self._pause)).count
 
     def add(self, kind: int, cost: float, crowded: bool = False) -> None:
-        """Learns from a step with the count that `threads` returned; `cost` is in any unit of the kind.
+        """Learns from a step with the count that `threads` returned; `cost` is in any unit of the
+        kind.
 
         `crowded`: other processes took cores from the threads, which waited for each other.
         """
         its = self._kinds[kind]
         if crowded and its.count > self.counts[0]:
             self._first = max(count for count in self.counts if count < its.count)
-            self._pause = FIRST_PAUSE if its.count == its.best else min(2 * self._pause, LONGEST_PAUSE)
+            self._pause = (
+                FIRST_PAUSE if its.count == its.best else min(2 * self._pause, LONGEST_PAUSE)
+            )
             for one in self._kinds.values():
                 self._choose(one, min(one.best, self._first))
             return

@@ -1,10 +1,10 @@
 """Public names for plugins (docs/plugins.md), and the hooks, version 1; stable within one version.
 
-Each hook is called once at the start, and returns objects for later calls. Requests therefore never pass
-through pluggy. An implementation declares only the arguments that it needs. A hook returns None when these
-settings do not need the plugin. The returned objects run in the server's event loop, and must return within
-milliseconds, unless wrapped in `off_loop`. Importing this package loads pluggy, so a server without plugins
-never imports it.
+Each hook is called once at the start, and returns objects for later calls. Requests therefore never
+pass through pluggy. An implementation declares only the arguments that it needs. A hook returns
+None when these settings do not need the plugin. The returned objects run in the server's event
+loop, and must return within milliseconds, unless wrapped in `off_loop`. Importing this package
+loads pluggy, so a server without plugins never imports it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,8 +82,8 @@ hookimpl = HookimplMarker(PROJECT)
 class PluginHost:
     """Argument of all hooks of one plugin; one object for each process.
 
-    `now` gives monotonic seconds, of the virtual clock where time is virtual. `rng` is a random stream for
-    this plugin alone: with a seed, the same requests draw the same numbers.
+    `now` gives monotonic seconds, of the virtual clock where time is virtual. `rng` is a random
+    stream for this plugin alone: with a seed, the same requests draw the same numbers.
     """
 
     def __init__(
@@ -121,7 +121,8 @@ class PluginHost:
 def off_loop(function: Callable[P, T]) -> Callable[P, T]:
     """Wraps `function` to run in a native thread: a blocking call delays only its own request.
 
-    Only for replies and lengths: the event loop itself calls middleware and step costs, and cannot wait.
+    Only for replies and lengths: the event loop itself calls middleware and step costs, and cannot
+    wait.
     """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -132,16 +133,20 @@ def off_loop(function: Callable[P, T]) -> Callable[P, T]:
 
 
 ReplyHook = Callable[[EngineRequest, Random], str | ScriptedReply | None]
-"""Returns the reply: a text, or a text with thoughts, tool calls and pace; None defers to the next plugin.
+"""Returns the reply: a text, or a text with thoughts, tool calls and pace; None defers to the next
+plugin.
 
-The request's seed determines `rng`. An ApiError refuses the request; any other error counts as None.
-"""
+The request's seed determines `rng`. An ApiError refuses the request; any other error counts as
+None. """
 LengthHook = Callable[[EngineRequest, Random], int | None]
 """Returns the length of a reply of mode `random`, in tokens; None defers to the next plugin."""
 FaultHook = Callable[[RequestFacts], Fault | None]
 """Returns the fault for a request; None defers to the next plugin, then to rules and chance."""
 MetricsHook = Callable[[], str]
-"""Returns metric families in Prometheus' text format 0.0.4. Names begin with the plugin's, `_` for `-`."""
+"""Returns metric families in Prometheus' text format 0.0.4.
+
+Names begin with the plugin's, `_` for `-`.
+"""
 
 
 @hookspec
@@ -156,7 +161,10 @@ def length(host: PluginHost) -> LengthHook | None:
 
 @hookspec
 def step_cost(host: PluginHost, profile: Profile) -> CostModel | None:
-    """Costs of a step, in seconds: for `timing: steps`, and for each engine of `python -m app simulate`."""
+    """Costs of a step, in seconds:
+
+    for `timing: steps`, and for each engine of `python -m app simulate`.
+    """
 
 
 @hookspec
@@ -189,4 +197,14 @@ def autoscaling(host: PluginHost) -> Mapping[str, AutoscalerStart] | None:
     """Autoscaling policies of `python -m app simulate --autoscale`, by name."""
 
 
-HOOKS = ("reply", "length", "step_cost", "fault", "middleware", "routes", "metrics", "routing", "autoscaling")
+HOOKS = (
+    "reply",
+    "length",
+    "step_cost",
+    "fault",
+    "middleware",
+    "routes",
+    "metrics",
+    "routing",
+    "autoscaling",
+)

@@ -1,7 +1,7 @@
 """The plugins of a process: pluggy finds their hooks; each hook is called once, at the start.
 
-A `Guard` stands around what a hook gave. Results that make no sense raise TypeError or ValueError there.
-`python -m app plugins` lists plugins, and `simulate` uses their step costs.
+A `Guard` stands around what a hook gave. Results that make no sense raise TypeError or ValueError
+there. `python -m app plugins` lists plugins, and `simulate` uses their step costs.
 """
 
 import logging
@@ -52,12 +52,17 @@ Worded = Callable[[EngineRequest, ScriptedReply], Reply]
 """Converts a scripted reply to tokens."""
 StepSeconds = Callable[[Batch[Any], float, bool], float]
 LONGEST_HOLD_S, LONGEST_WAIT_S = 0.02, 1e9
-"""Longest hold of the event loop without a warning, and longest wait or step of a plugin, in seconds."""
+"""Longest hold of the event loop without a warning, and longest wait or step of a plugin, in
+seconds.
+"""
 log = logging.getLogger(__name__)
 
 
 class Guard(Struct):
-    """Calls what one hook of one plugin gave. The first error and the first long hold are logged."""
+    """Calls what one hook of one plugin gave.
+
+    The first error and the first long hold are logged.
+    """
 
     plugin: str
     hook: str
@@ -74,7 +79,9 @@ class Guard(Struct):
         otherwise: Callable[P, T],
         refusals: tuple[type[Exception], ...] = (ApiError, EngineError),
     ) -> Callable[P, T]:
-        """Wraps `function`; `otherwise` replaces a failed call, errors in `refusals` refuse the request."""
+        """Wraps `function`; `otherwise` replaces a failed call, errors in `refusals` refuse the
+        request.
+        """
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             self.calls += 1
@@ -112,7 +119,9 @@ class Guard(Struct):
         return self.wrap(source, _nothing)
 
     def middleware(self, inner: Middleware) -> Middleware:
-        """A failed `begin` refuses the request, as it was not checked; a failed `end` changes nothing."""
+        """A failed `begin` refuses the request, as it was not checked; a failed `end` changes
+        nothing.
+        """
         own = type(_instance(inner, Middleware))
 
         def begin(context: RequestContext) -> Response | None:
@@ -134,12 +143,17 @@ class Guard(Struct):
         return inner
 
     def routes(self, given: Sequence[Route], seen: set[tuple[str, str]]) -> tuple[str, list[Route]]:
-        """Returns the blueprint of these routes, and adds them to `seen`. ConfigError for a wrong route."""
+        """Returns the blueprint of these routes, and adds them to `seen`.
+
+        ConfigError for a wrong route.
+        """
         made = []
         for route in given:
             answered = _answered(route)
             if not route.path.startswith("/"):
-                raise ConfigError(f"plugin {self.plugin}: path {route.path!r} must begin with a slash")
+                raise ConfigError(
+                    f"plugin {self.plugin}: path {route.path!r} must begin with a slash"
+                )
             if answered & seen:
                 told = f"route {route.methods[0]} {route.path} is there already"
                 raise ConfigError(f"plugin {self.plugin}: {told}")
@@ -293,7 +307,8 @@ class PluginRegistry:
         }
         """Implementations of each hook, in pluggy's call order."""
         self._hosts = {
-            each.name: PluginHost(each, current, streams(f"plugin {each.name}"), now) for each in plugins
+            each.name: PluginHost(each, current, streams(f"plugin {each.name}"), now)
+            for each in plugins
         }
         self.guards: dict[str, dict[str, Guard]] = {each.name: {} for each in plugins}
         """Plugin -> implemented hook -> guard."""
@@ -305,10 +320,14 @@ class PluginRegistry:
         return any(self._implementations[name] for name in names)
 
     def replies(self, worded: Worded) -> list[ReplySource]:
-        return self._made("reply", lambda hook, guard: guard.checked(hook, partial(reply_of, worded)))
+        return self._made(
+            "reply", lambda hook, guard: guard.checked(hook, partial(reply_of, worded))
+        )
 
     def length(self) -> LengthSource | None:
-        """Returns a function for the first length that a plugin gives; None where no plugin has the hook."""
+        """Returns a function for the first length that a plugin gives; None where no plugin has the
+        hook.
+        """
         sources = self._made("length", lambda hook, guard: guard.checked(hook, length_of))
 
         def first(request: EngineRequest, rng: Random) -> int | None:
@@ -318,7 +337,9 @@ class PluginRegistry:
         return first if sources else None
 
     def faults(self) -> list[FaultSource]:
-        return self._made("fault", lambda hook, guard: guard.checked(hook, partial(_fault_of, guard.plugin)))
+        return self._made(
+            "fault", lambda hook, guard: guard.checked(hook, partial(_fault_of, guard.plugin))
+        )
 
     def families(self) -> list[Families]:
         return self._made("metrics", lambda hook, guard: guard.families(hook))
@@ -326,10 +347,14 @@ class PluginRegistry:
     def step_cost(
         self, profile: Profile, otherwise: StepSeconds | None = None
     ) -> tuple[str, CostModel] | None:
-        """Name and cost model of the first plugin; where it fails, `otherwise` or the profile is asked."""
+        """Name and cost model of the first plugin; where it fails, `otherwise` or the profile is
+        asked.
+        """
         usual = otherwise or StepCost(profile.cost).seconds
         found = self._made(
-            "step_cost", lambda cost, guard: (guard.plugin, guard.step_cost(cost, usual)), profile=profile
+            "step_cost",
+            lambda cost, guard: (guard.plugin, guard.step_cost(cost, usual)),
+            profile=profile,
         )
         return found[0] if found else None
 
@@ -354,15 +379,21 @@ class PluginRegistry:
 
     def autoscalers(self) -> dict[str, AutoscalerStart]:
         """Name -> autoscaling policy. ConfigError for a name in use."""
-        return self._named("autoscaling", BUILT_IN, lambda guard, start: partial(guard.autoscaler, start))
+        return self._named(
+            "autoscaling", BUILT_IN, lambda guard, start: partial(guard.autoscaler, start)
+        )
 
-    def _named(self, hook: str, taken: Sequence[str], wrap: Callable[[Guard, Any], T]) -> dict[str, T]:
+    def _named(
+        self, hook: str, taken: Sequence[str], wrap: Callable[[Guard, Any], T]
+    ) -> dict[str, T]:
         found: dict[str, T] = {}
 
         def add(given: Mapping[str, Any], guard: Guard) -> None:
             for name, make in given.items():
                 if name in found or name in taken:
-                    raise ConfigError(f"plugin {guard.plugin}: {hook} policy {name} is there already")
+                    raise ConfigError(
+                        f"plugin {guard.plugin}: {hook} policy {name} is there already"
+                    )
                 found[name] = wrap(guard, make)
 
         self._made(hook, add)
@@ -460,7 +491,9 @@ def run(argv: Sequence[str]) -> int:
             if row.group == plugin.group:
                 rules = f" The value {row.limits}." if row.limits else ""
                 value = row.write(row.value(settings)) if not row.about.secret else "***"
-                print(f"  --{row.name} ({row.kind.name}, {row.env[0]}; now {value!r}): {row.help}{rules}")
+                print(
+                    f"  --{row.name} ({row.kind.name}, {row.env[0]}; now {value!r}): {row.help}{rules}"
+                )
     if not settings.PLUGINS:
         print("no plugins")
     return 0
@@ -469,7 +502,9 @@ def run(argv: Sequence[str]) -> int:
 # What other processes get: functions of settings as JSON types, which can be pickled.
 
 
-def plugged_costs(settings: Settings, profile: Profile) -> tuple[str, Callable[[Profile], CostModel]] | None:
+def plugged_costs(
+    settings: Settings, profile: Profile
+) -> tuple[str, Callable[[Profile], CostModel]] | None:
     """Returns the name of the plugin that sets step costs, and its cost models; None without one."""
     found = registry_of(settings).step_cost(profile, partial(_failed, "step_cost"))
     return None if found is None else (found[0], partial(_plugged_cost, to_plain(settings)))

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from app.base import Bounded
 
 Message = Mapping[str, object]
-"""One chat message as JSON: `role`, `content` (a string, a list of parts or null) and other fields."""
+"""One chat message as JSON:
+
+`role`, `content` (a string, a list of parts or null) and other fields.
+"""
 
 
 class TokenizerError(Exception):
@@ -34,12 +37,16 @@ class TokenIdError(TokenizerInputError):
 
 
 class ChatTemplateError(TokenizerInputError):
-    """The chat template is missing, does not compile or refused the conversation, or there is no message."""
+    """The chat template is missing, does not compile or refused the conversation, or there is no
+    message.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """Options of rendering a conversation; names and defaults as in a request (vllm-api.md section 3.1)."""
+    """Options of rendering a conversation; names and defaults as in a request (vllm-api.md section
+    3.1).
+    """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -67,7 +74,10 @@ class Tokenizer:
     added_ids: frozenset[int] | None = None
     """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
     tells_time = False
-    """True when chat prompts contain the time or draws: equal conversations may give different ones."""
+    """True when chat prompts contain the time or draws:
+
+    equal conversations may give different ones.
+    """
     caches: Mapping[str, Bounded] = {}
 
     @property
@@ -76,17 +86,23 @@ class Tokenizer:
         return None
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raises `TokenIdError` with an id that is outside the vocabulary, for prompts given as ids."""
+        """Raises `TokenIdError` with an id that is outside the vocabulary, for prompts given as
+        ids.
+        """
         raise NotImplementedError
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return self.encode_many([text], add_special_tokens)[0]
 
-    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+    def encode_many(
+        self, texts: Sequence[str], add_special_tokens: bool = False
+    ) -> list[list[int]]:
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of `ids`; ids without a token add nothing, bytes that are not UTF-8 U+FFFD."""
+        """Returns the text of `ids`; ids without a token add nothing, bytes that are not UTF-8
+        U+FFFD.
+        """
         raise NotImplementedError
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
@@ -101,7 +117,9 @@ class Tokenizer:
         return None
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Returns the vocabulary's own spelling of each token, as in `/tokenize` (`Ġworld`), or its text."""
+        """Returns the vocabulary's own spelling of each token, as in `/tokenize` (`Ġworld`), or its
+        text.
+        """
         return self.token_texts(ids)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
@@ -112,11 +130,16 @@ class Tokenizer:
         return self.decode(self.encode_chat(messages, options))
 
     def encode_chat(
-        self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT, check: TextCheck | None = None
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions = PLAIN_CHAT,
+        check: TextCheck | None = None,
     ) -> list[int]:
         """Returns the token ids of a rendered conversation; `check` may refuse a long text before."""
         raise NotImplementedError
 
 
 def not_unicode() -> TokenizerInputError:
-    return TokenizerInputError("The text holds half of a surrogate pair, which no encoding can express.")
+    return TokenizerInputError(
+        "The text holds half of a surrogate pair, which no encoding can express."
+    )

@@ -1,7 +1,8 @@
-"""The chat templates of a tokenizer: renders conversations with them, or with the template of a request.
+"""The chat templates of a tokenizer: renders conversations with them, or with the template of a
+request.
 
-The server's own templates run in this process. A template of a request is a program by a stranger, so it runs
-in another process, which can be stopped (`template_process`).
+The server's own templates run in this process. A template of a request is a program by a stranger,
+so it runs in another process, which can be stopped (`template_process`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +39,9 @@ class RequestTemplateRenderer(Protocol):
 class ChatTemplates:
     """The chat templates of one tokenizer, compiled at their first use.
 
-    `sources` are Jinja sources by name (`default`, `tool_use` ...), `special_tokens` variables of each, as
-    `bos_token`; `now` is local time; `takes_media`: the model reads more than text. `renderer` renders with
-    the templates of requests; by default it is a process of this object.
+    `sources` are Jinja sources by name (`default`, `tool_use` ...), `special_tokens` variables of
+    each, as `bos_token`; `now` is local time; `takes_media`: the model reads more than text.
+    `renderer` renders with the templates of requests; by default it is a process of this object.
     """
 
     def __init__(
@@ -59,7 +60,10 @@ class ChatTemplates:
         self._takes_media = takes_media
         self._renderer = renderer or TemplateProcess()
         self.tells_time = any(map(CHANGING.search, sources.values()))
-        """True when a template reads the clock or draws: equal conversations may give different prompts."""
+        """True when a template reads the clock or draws:
+
+        equal conversations may give different prompts.
+        """
         self._compiler = ChatTemplateCompiler(
             special_tokens,
             now=now,
@@ -100,7 +104,9 @@ class ChatTemplates:
         return self._compiler.size_bytes
 
     def _source(self, options: ChatOptions) -> str:
-        """Returns the request's template (source or name), else `tool_use` for tools, else `default`."""
+        """Returns the request's template (source or name), else `tool_use` for tools, else
+        `default`.
+        """
         if options.chat_template is not None:
             return self._sources.get(options.chat_template, options.chat_template)
         if options.tools is not None and "tool_use" in self._sources:
@@ -108,4 +114,6 @@ class ChatTemplates:
         try:
             return self._sources[DEFAULT_TEMPLATE]
         except KeyError:
-            raise ChatTemplateError("The tokenizer has no chat template, and the request none.") from None
+            raise ChatTemplateError(
+                "The tokenizer has no chat template, and the request none."
+            ) from None

@@ -36,7 +36,8 @@ IGNORED = ("chat_template", "tokenize")
 CHANGING = re.compile("strftime_now|lipsum|random")
 """Names in a template that may give equal conversations different prompts."""
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
-"""Mark after the final message, to find and cut the text that the template adds behind the message."""
+"""Mark after the final message, to find and cut the text that the template adds behind the message.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,21 @@ class CompiledTemplate:
     takes_media: bool
     size_bytes: int
     surrounds: bool
-    """The template puts constant texts around the content of a single message; see `surrounds_content`."""
+    """The template puts constant texts around the content of a single message; see
+    `surrounds_content`.
+    """
     around: dict[str, tuple[str, str] | None] = field(default_factory=dict)
-    """These texts by role, learnt at first use; None for a role whose content is not printed once."""
+    """These texts by role, learnt at first use; None for a role whose content is not printed once.
+    """
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
-        """Returns the prompt of a conversation; ChatTemplateError, with the template's reason, otherwise."""
+        """Returns the prompt of a conversation; ChatTemplateError, with the template's reason,
+        otherwise.
+        """
         if options.continue_final_message and options.add_generation_prompt:
-            raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
+            raise ChatTemplateError(
+                "continue_final_message and add_generation_prompt exclude each other."
+            )
         conversation = parse_messages(messages, self.content_format, self.takes_media)
         if not self.knows_developer:
             conversation = developer_as_system(conversation)
@@ -65,13 +73,18 @@ class CompiledTemplate:
         final, marked = _mark_final_text(conversation)
         rendered, mark = self._rendered(marked, variables), END_MARK.strip()
         if mark not in rendered or final.strip() not in rendered:
-            raise ChatTemplateError("continue_final_message: the template does not show the final message.")
+            raise ChatTemplateError(
+                "continue_final_message: the template does not show the final message."
+            )
         prompt = rendered[: rendered.rindex(mark)]
-        # A template that strips messages has removed the mark's blank, and would have removed the text's.
+        # A template that strips messages has removed the mark's blank, and would have removed the
+        # text's.
         return prompt if rendered.startswith(END_MARK, len(prompt)) else prompt.rstrip()
 
     def plain(self, messages: Sequence[Message]) -> str | None:
-        """Returns the prompt of a single message under plain options; None if the template has to run."""
+        """Returns the prompt of a single message under plain options; None if the template has to
+        run.
+        """
         if not self.surrounds or len(messages) != 1 or len(messages[0]) != 2:
             return None
         role, content = messages[0].get("role"), messages[0].get("content")
@@ -79,7 +92,9 @@ class CompiledTemplate:
             return None
         if role not in self.around:
             variables = {**self.variables, "add_generation_prompt": True}
-            before, *behind = self._rendered([{"role": role, "content": END_MARK}], variables).split(END_MARK)
+            before, *behind = self._rendered(
+                [{"role": role, "content": END_MARK}], variables
+            ).split(END_MARK)
             self.around[role] = (before, behind[0]) if len(behind) == 1 else None
         around = self.around[role]
         return None if around is None else content.join(around)
@@ -96,14 +111,16 @@ class CompiledTemplate:
         except MemoryError as error:
             raise ChatTemplateError("The chat template needs too much memory.") from error
         except Exception as error:  # a template is a program, and may fail in any way
-            raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
+            raise ChatTemplateError(
+                f"The chat template refused the conversation: {error}"
+            ) from error
 
 
 class ChatTemplateCompiler:
     """Compiles chat templates, and keeps the latest within a limit of memory. Thread-safe.
 
-    `special_tokens` are variables of each template, as `bos_token`; `now` is local time; `takes_media`: the
-    model reads more than text.
+    `special_tokens` are variables of each template, as `bos_token`; `now` is local time;
+    `takes_media`: the model reads more than text.
     """
 
     def __init__(

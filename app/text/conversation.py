@@ -1,8 +1,8 @@
 """Converts the messages of a request to the conversation that a chat template expects.
 
-The rules are vLLM's (facts of 0.32). Templates that loop over parts get lists of parts, other templates get
-one string. Arguments of tool calls become objects. Developer messages become system messages for templates
-that lack the role.
+The rules are vLLM's (facts of 0.32). Templates that loop over parts get lists of parts, other
+templates get one string. Arguments of tool calls become objects. Developer messages become system
+messages for templates that lack the role.
 """
 
 import json
@@ -42,7 +42,8 @@ FIELDS = (
     *("image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
     *("audio_url", "input_audio", "video_url", "tool_reference"),
 )
-"""Fields that determine the type of a part without `type`, or with a `uuid`; the first match wins."""
+"""Fields that determine the type of a part without `type`, or with a `uuid`; the first match wins.
+"""
 SIMPLE_FIELDS = ("uuid", "image_url", "audio_url", "video_url")
 """Fields that may hold a text or null in a part of any type."""
 EMBEDDINGS = ("image_embeds", "audio_embeds", "video_embeds")
@@ -62,9 +63,11 @@ OWN_FIELDS = ("reasoning", "task", "tools", "tool_calls")
 def parse_messages(
     messages: Sequence[Message], content_format: ContentFormat, takes_media: bool = True
 ) -> Conversation:
-    """Returns dicts in the form that templates expect; those that have it are the request's own objects.
+    """Returns dicts in the form that templates expect; those that have it are the request's own
+    objects.
 
-    ChatTemplateError for no messages, an unknown part, media for a text model, or a call that is none.
+    ChatTemplateError for no messages, an unknown part, media for a text model, or a call that is
+    none.
     """
     if not messages:
         raise ChatTemplateError("A chat needs at least one message: there is nothing to render.")
@@ -72,7 +75,9 @@ def parse_messages(
 
 
 def developer_as_system(conversation: Conversation) -> Conversation:
-    """Returns the conversation with developers as system, merged into one system message at the front."""
+    """Returns the conversation with developers as system, merged into one system message at the
+    front.
+    """
     if all(message["role"] != "developer" for message in conversation):
         return conversation
     renamed = [
@@ -94,22 +99,34 @@ def _joined_text(content: str | list[Part]) -> str:
     return "\n".join(part["text"] for part in content if "text" in part)
 
 
-def _parse_message(message: Message, content_format: ContentFormat, takes_media: bool) -> dict[str, object]:
+def _parse_message(
+    message: Message, content_format: ContentFormat, takes_media: bool
+) -> dict[str, object]:
     role = message["role"]
     content = message.get("content")
     if type(content) is str and len(message) == 2 and role in PLAIN_ROLES:
         if content_format == "string" and isinstance(message, dict):
             return message
-        return {"role": role, "content": content if content_format == "string" else [_text_part(content)]}
+        return {
+            "role": role,
+            "content": content if content_format == "string" else [_text_part(content)],
+        }
     parts = [content] if isinstance(content, str) else content or []
     if not isinstance(parts, list):
-        raise ChatTemplateError("The content of a message must be a string, a list of parts or null.")
+        raise ChatTemplateError(
+            "The content of a message must be a string, a list of parts or null."
+        )
     # vLLM requires one known part at least in a message of OpenAI's kinds.
     is_openai = role in OPENAI_ROLES and (role == "tool") == ("tool_call_id" in message)
     is_openai = is_openai and not any(field in message for field in OWN_FIELDS)
     if parts and not isinstance(content, str) and is_openai and not any(map(_is_known, parts)):
-        raise ChatTemplateError("None of the parts of a message's content has a form that is known.")
-    parsed: dict[str, object] = {"role": role, "content": _parse_content(parts, content_format, takes_media)}
+        raise ChatTemplateError(
+            "None of the parts of a message's content has a form that is known."
+        )
+    parsed: dict[str, object] = {
+        "role": role,
+        "content": _parse_content(parts, content_format, takes_media),
+    }
     if role == "assistant":
         calls, reasoning = message.get("tool_calls"), message.get("reasoning")
         if calls and isinstance(calls, list):
@@ -117,7 +134,9 @@ def _parse_message(message: Message, content_format: ContentFormat, takes_media:
         if reasoning is not None:  # templates may read the older name, too
             parsed |= {"reasoning": reasoning, "reasoning_content": reasoning}
     elif role == "tool":
-        if isinstance(parsed["content"], list) and all(part["type"] == "text" for part in parsed["content"]):
+        if isinstance(parsed["content"], list) and all(
+            part["type"] == "text" for part in parsed["content"]
+        ):
             parsed["content"] = _joined_text(parsed["content"])
         if "tool_call_id" in message:
             parsed["tool_call_id"] = message["tool_call_id"]
@@ -143,7 +162,9 @@ def _is_known(part: object) -> bool:
         return isinstance(part.get("name", kind), str)
     if kind == "prompt_embeds":
         return isinstance(part.get("data"), str)
-    return kind == "file" and isinstance(value, dict) or kind in STRICT_TEXT and isinstance(value, str)
+    return (
+        kind == "file" and isinstance(value, dict) or kind in STRICT_TEXT and isinstance(value, str)
+    )
 
 
 def _parse_content(
@@ -172,7 +193,9 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     if kind in TEXT_FIELDS:
         text = part.get(TEXT_FIELDS[kind])
         if text is not None and not isinstance(text, str):
-            raise ChatTemplateError(f"A part of type {kind!r} needs its {TEXT_FIELDS[kind]}, a string.")
+            raise ChatTemplateError(
+                f"A part of type {kind!r} needs its {TEXT_FIELDS[kind]}, a string."
+            )
         return None if text is None else _text_part(text)
     if kind == "tool_reference":
         return {"type": kind, "name": part.get("name")}
@@ -180,7 +203,9 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
         raise ChatTemplateError("Prompts as embeddings are not enabled.", kind)
     if kind not in MODALITIES:
         known = ", ".join(sorted([*TEXT_FIELDS, *MODALITIES, "prompt_embeds", "tool_reference"]))
-        raise ChatTemplateError(f"Unsupported chat content part type: {kind!r}, not one of {known}.", "type")
+        raise ChatTemplateError(
+            f"Unsupported chat content part type: {kind!r}, not one of {known}.", "type"
+        )
     if kind in ADDRESSED and not by_field:
         address = part.get(kind)
         if not isinstance(address, dict) or not isinstance(address.get("url"), str):
@@ -200,28 +225,45 @@ def _parse_tool_call(call: object) -> dict[str, object]:
     Invalid arguments become an empty object, as history must not block the next turn.
     """
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or call.get("type", "function") != "function" or type(function) is not dict:
-        raise ChatTemplateError("Each of an assistant's tool_calls must be an object of type 'function'.")
+    if (
+        not isinstance(call, dict)
+        or call.get("type", "function") != "function"
+        or type(function) is not dict
+    ):
+        raise ChatTemplateError(
+            "Each of an assistant's tool_calls must be an object of type 'function'."
+        )
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError:
             arguments = {}
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
+    return {
+        **call,
+        "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}},
+    }
 
 
 def detect_content_format(template: nodes.Template) -> ContentFormat:
-    """Returns "openai" (a list of parts) for a template that loops over a message's content, else "string".
+    """Returns "openai" (a list of parts) for a template that loops over a message's content, else
+    "string".
 
-    As vLLM: from `messages` through assignments to a loop, then `message.content` through macros to a `for`.
+    As vLLM: from `messages` through assignments to a loop, then `message.content` through macros to
+    a `for`.
     """
     messages, fresh = set[str](), {"messages"}
     while fresh:
         messages |= fresh
-        read = [it for it in template.find_all(nodes.Assign) if any(_reads(it.node, n) for n in messages)]
+        read = [
+            it
+            for it in template.find_all(nodes.Assign)
+            if any(_reads(it.node, n) for n in messages)
+        ]
         fresh = {it.target.name for it in read if isinstance(it.target, nodes.Name)} - messages
-    loops = [it for it in template.find_all(nodes.For) if any(_reads(it.iter, name) for name in messages)]
+    loops = [
+        it for it in template.find_all(nodes.For) if any(_reads(it.iter, name) for name in messages)
+    ]
     message = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name)}
     return "openai" if any(_content_loops(template, message)) else "string"
 
@@ -235,12 +277,18 @@ def _content_loops(template: nodes.Template, message: set[str]) -> Iterator[node
             if isinstance(loop.iter, nodes.Name) and loop.iter.name in bound:
                 yield loop
     for loop in template.find_all(nodes.For):
-        by_name = isinstance(loop.iter, nodes.Name) and loop.iter.name == "content" and loop not in in_macros
+        by_name = (
+            isinstance(loop.iter, nodes.Name)
+            and loop.iter.name == "content"
+            and loop not in in_macros
+        )
         if by_name or any(_reads(loop.iter, name, "content") for name in message):
             yield loop
 
 
-def _content_parameters(template: nodes.Template, macro: nodes.Macro, message: set[str]) -> set[str]:
+def _content_parameters(
+    template: nodes.Template, macro: nodes.Macro, message: set[str]
+) -> set[str]:
     names = [argument.name for argument in macro.args]
     bound = set()
     for call in template.find_all(nodes.Call):
@@ -261,12 +309,17 @@ def _reads(node: nodes.Node | None, name: str, field: str | None = None) -> bool
     if field is None:
         return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
     if isinstance(node, nodes.Getitem):
-        return _reads(node.node, name) and isinstance(node.arg, nodes.Const) and node.arg.value == field
+        return (
+            _reads(node.node, name)
+            and isinstance(node.arg, nodes.Const)
+            and node.arg.value == field
+        )
     return isinstance(node, nodes.Getattr) and node.attr == field and _reads(node.node, name)
 
 
 def surrounds_content(template: nodes.Template) -> bool:
-    """Returns True for a template that prints the content of messages as it is, and never else reads content.
+    """Returns True for a template that prints the content of messages as it is, and never else
+    reads content.
 
     Then the text around the content of a single message depends on its role alone.
     """
@@ -284,6 +337,8 @@ def surrounds_content(template: nodes.Template) -> bool:
         key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
         if isinstance(node.node, nodes.Name) and node.node.name in names and isinstance(key, str):
             is_known = key != "content" or any(node is each for each in printed)
-            understood += is_known and not hasattr(dict, key)  # `get` and `items` may read the content
+            understood += is_known and not hasattr(
+                dict, key
+            )  # `get` and `items` may read the content
     names.add("messages")
     return understood == sum(each.name in names for each in template.find_all(nodes.Name))

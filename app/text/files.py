@@ -1,4 +1,7 @@
-"""The files of a tokenizer in the layout of the Hugging Face hub: from a folder, or fetched from the hub."""
+"""The files of a tokenizer in the layout of the Hugging Face hub:
+
+from a folder, or fetched from the hub.
+"""
 
 import json
 import re
@@ -24,7 +27,9 @@ MEDIA_KEY = re.compile(r"vision|visual|image|audio|video|^img_")
 MEDIA_ARCHITECTURE = re.compile(r"ForConditionalGeneration$|Omni|Molmo")
 """Keys in the `config.json` of a multimodal model, and names of its architecture."""
 TIMEOUT_S = 3.0
-"""Seconds for each query of the hub; a download has the library's own limit (`HF_HUB_DOWNLOAD_TIMEOUT`)."""
+"""Seconds for each query of the hub; a download has the library's own limit
+(`HF_HUB_DOWNLOAD_TIMEOUT`).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,8 @@ class TokenizerFolder:
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end a generation, from `generation_config.json`, else from `config.json`."""
     model_vocab_size: int = 0
-    """Rows of the model's embedding in `config.json`, which may exceed the tokenizer's vocabulary."""
+    """Rows of the model's embedding in `config.json`, which may exceed the tokenizer's vocabulary.
+    """
     takes_media: bool = True
     """True when `config.json` names a model that reads images, sound or video, or is missing."""
 
@@ -73,7 +79,9 @@ def read_folder(path: Path) -> TokenizerFolder:
 
 
 def read_info(file: Path) -> dict[str, object]:
-    """Returns `tokenizer_config.json` beside `file`, with a `tokenizer_class` and with tokens as texts."""
+    """Returns `tokenizer_config.json` beside `file`, with a `tokenizer_class` and with tokens as
+    texts.
+    """
     config = read_json(file.parent / "tokenizer_config.json")
     hidden = ("vocab_file", "merges_file")
     told = {name: _texts(value) for name, value in config.items() if name not in hidden}
@@ -83,7 +91,9 @@ def read_info(file: Path) -> dict[str, object]:
 def _texts(value: object) -> object:
     if isinstance(value, dict):
         text = value.get("content")
-        return text if isinstance(text, str) else {name: _texts(each) for name, each in value.items()}
+        return (
+            text if isinstance(text, str) else {name: _texts(each) for name, each in value.items()}
+        )
     return [_texts(each) for each in value] if isinstance(value, list) else value
 
 
@@ -138,9 +148,11 @@ def is_matryoshka(model: Mapping[str, object]) -> bool:
 
 
 def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:
-    """Returns the folder with the tokenizer files of the repository `name`, from the cache or the hub.
+    """Returns the folder with the tokenizer files of the repository `name`, from the cache or the
+    hub.
 
-    The library reads `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT`. TokenizerLoadError when neither has them.
+    The library reads `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT`. TokenizerLoadError when neither
+    has them.
     """
     from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -49,7 +49,9 @@ def read_tokenizer(
         if kind in (CONTROL, USER_DEFINED)
     ]
     try:
-        backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+        backend = Tokenizer(
+            models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+        )
         backend.decoder = decoders.ByteLevel()
         backend.add_tokens(added)
     except Exception as error:  # the library raises bare Exception
@@ -80,5 +82,7 @@ def _words(path: Path, fields: Mapping[str, object]) -> pre_tokenizers.PreTokeni
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
     if name != "gpt-2":
         known = ", ".join((*PATTERNS, *DIGITS_APART, "gpt-2"))
-        raise TokenizerLoadError(f"{path} cuts texts into words as {name} does; only {known} are known.")
+        raise TokenizerLoadError(
+            f"{path} cuts texts into words as {name} does; only {known} are known."
+        )
     return plain

@@ -1,11 +1,13 @@
 """A tokenizer from a local `tokenizer.json`, on the `tokenizers` library.
 
-Short ASCII texts are encoded by a cache of the token ids of words. A byte-level BPE like GPT-2's cuts a text
-at added tokens, then into words by a pattern. Each word has the same ids in any text. The cache takes a third
-of the library's time. The library encodes all other texts, long ones in a native thread.
+Short ASCII texts are encoded by a cache of the token ids of words. A byte-level BPE like GPT-2's
+cuts a text at added tokens, then into words by a pattern. Each word has the same ids in any text.
+The cache takes a third of the library's time. The library encodes all other texts, long ones in a
+native thread.
 
 As in vLLM's streams, text that ends with U+FFFD, the sign of an incomplete character, is held back.
-Unlike in vLLM, a tail that stays incomplete is not lost: the last token adds it, as in a plain decode.
+Unlike in vLLM, a tail that stays incomplete is not lost: the last token adds it, as in a plain
+decode.
 """
 
 import codecs
@@ -37,13 +39,21 @@ from app.text.base import (
     not_unicode,
 )
 from app.text.chat_template import ChatTemplates, RequestTemplateRenderer
-from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder, fetch, model_config, read_folder, read_info
+from app.text.files import (
+    DEFAULT_TEMPLATE,
+    TokenizerFolder,
+    fetch,
+    model_config,
+    read_folder,
+    read_info,
+)
 from app.text.files import takes_media as media_of
 from config.sections.model import TokenizerSettings
 
 REPLACEMENT = "\ufffd"
 ID_LIMIT = 2**32
-"""Upper bound of ids, which the library keeps in 32 bits; an id below without a token adds nothing."""
+"""Upper bound of ids, which the library keeps in 32 bits; an id below without a token adds nothing.
+"""
 
 
 def check_id_range(ids: Iterable[int]) -> None:
@@ -60,7 +70,9 @@ def byte_symbols() -> dict[str, int]:
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(hidden)
+    }
 
 
 class TokenBytes(dict[int, bytes]):
@@ -128,8 +140,12 @@ def _split_characters(ids: Iterable[int], texts: TokenTexts, skipped: frozenset[
     return pieces
 
 
-def stream_pieces(ids: Sequence[int], backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> list[str]:
-    """Returns the pieces of `ids` for all other decoders, by the library's window over the last tokens."""
+def stream_pieces(
+    ids: Sequence[int], backend: tokenizers.Tokenizer, skip_special_tokens: bool
+) -> list[str]:
+    """Returns the pieces of `ids` for all other decoders, by the library's window over the last
+    tokens.
+    """
     if not ids:
         return []
     check_id_range(ids)
@@ -180,7 +196,9 @@ class WordEncoder(dict[str, list[int]]):
         return WORD_BYTES * len(self)
 
     def encode(self, text: str) -> list[int] | None:
-        """Returns the ids of `text` without special tokens around; None for a text that is not ASCII."""
+        """Returns the ids of `text` without special tokens around; None for a text that is not
+        ASCII.
+        """
         if not text.isascii():
             return None
         ids: list[int] = []
@@ -214,7 +232,8 @@ def knows_words(backend: tokenizers.Tokenizer) -> bool:
     if words.get("type") != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
         return False
     return all(
-        token.content and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+        token.content
+        and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
         for token in backend.get_added_tokens_decoder().values()
     )
 
@@ -222,7 +241,8 @@ def knows_words(backend: tokenizers.Tokenizer) -> bool:
 EMBEDDED = Path(__file__).parent / "data"
 logger = logging.getLogger(__name__)
 CHARACTER, TOKEN = 8, 2
-"""Work of encoding a character, and of writing a token's text, in bytes as `call_long` counts them."""
+"""Work of encoding a character, and of writing a token's text, in bytes as `call_long` counts them.
+"""
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
 
@@ -251,17 +271,24 @@ class LocalTokenizer(Tokenizer):
         )
         added = backend.get_added_tokens_decoder()
         self.added_ids: frozenset[int] | None = frozenset(added)
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_ids = frozenset(
+            token_id for token_id, token in added.items() if token.special
+        )
         self._file, self._chat_templates = folder.tokenizer_file, folder.chat_templates
-        # The last id follows from the count unless the vocabulary has holes, which are rare and slow to find.
+        # The last id follows from the count unless the vocabulary has holes, which are rare and
+        # slow to find.
         count = backend.get_vocab_size(with_added_tokens=True)
         if backend.id_to_token(count - 1) is None or backend.id_to_token(count) is not None:
             count = max(backend.get_vocab().values()) + 1
         self.vocab_size: int = max(count, folder.model_vocab_size)
         eos_token = folder.special_tokens.get("eos_token")
         eos = None if eos_token is None else backend.token_to_id(eos_token)
-        self.eos_token_id: int | None = next(iter(folder.eos_token_ids), None) if eos is None else eos
-        self.eos_token_ids = frozenset(folder.eos_token_ids) | ({eos} if eos is not None else frozenset())
+        self.eos_token_id: int | None = (
+            next(iter(folder.eos_token_ids), None) if eos is None else eos
+        )
+        self.eos_token_ids = frozenset(folder.eos_token_ids) | (
+            {eos} if eos is not None else frozenset()
+        )
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         self._bytes = TokenBytes(backend)
         self._texts = TokenTexts(self._bytes)
@@ -295,7 +322,9 @@ class LocalTokenizer(Tokenizer):
         try:
             backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
         except Exception as error:  # the library raises bare Exception
-            raise TokenizerLoadError(f"{folder.tokenizer_file} is not a tokenizer: {error}.") from error
+            raise TokenizerLoadError(
+                f"{folder.tokenizer_file} is not a tokenizer: {error}."
+            ) from error
         return cls(backend, folder, name or str(path), renderer)
 
     @cached_property
@@ -309,7 +338,9 @@ class LocalTokenizer(Tokenizer):
     def check_ids(self, ids: Sequence[int]) -> None:
         for worst in (min(ids), max(ids)) if ids else ():
             if not 0 <= worst < self.vocab_size:
-                raise TokenIdError(f"Token id {worst} is outside the vocabulary of {self.vocab_size} tokens.")
+                raise TokenIdError(
+                    f"Token id {worst} is outside the vocabulary of {self.vocab_size} tokens."
+                )
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         if (
@@ -321,10 +352,14 @@ class LocalTokenizer(Tokenizer):
             return ids
         return self.encode_many([text], add_special_tokens)[0]
 
-    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+    def encode_many(
+        self, texts: Sequence[str], add_special_tokens: bool = False
+    ) -> list[list[int]]:
         def work() -> list[list[int]]:
             encode = self.backend.encode_batch_fast  # lets go of the interpreter, unlike `encode`
-            return [found.ids for found in encode(list(texts), add_special_tokens=add_special_tokens)]
+            return [
+                found.ids for found in encode(list(texts), add_special_tokens=add_special_tokens)
+            ]
 
         try:
             return call_long(CHARACTER * sum(map(len, texts)), work)
@@ -377,7 +412,10 @@ class LocalTokenizer(Tokenizer):
         return self._templates.render(messages, options)
 
     def encode_chat(
-        self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT, check: TextCheck | None = None
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions = PLAIN_CHAT,
+        check: TextCheck | None = None,
     ) -> list[int]:
         text = self._templates.render(messages, options)
         if check is not None and len(text) > QUICK_BYTES:
@@ -385,7 +423,9 @@ class LocalTokenizer(Tokenizer):
         return self.encode(text, options.add_special_tokens)
 
 
-def default_tokenizer(chat_template: str | None = None, takes_media: bool | None = None) -> LocalTokenizer:
+def default_tokenizer(
+    chat_template: str | None = None, takes_media: bool | None = None
+) -> LocalTokenizer:
     """Returns the embedded tokenizer: a byte-level BPE, lossless for any Unicode text."""
     return LocalTokenizer.from_path(EMBEDDED, "embedded", chat_template, takes_media)
 
@@ -396,11 +436,13 @@ def load_tokenizer(
     takes_media: bool | None = None,
     renderer: RequestTemplateRenderer | None = None,
 ) -> Tokenizer:
-    """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
+    """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file
+    or hub.
 
-    `at.tokenizer`, by default `model`, is a folder, file or `organisation/name` on the hub; `takes_media`
-    None reads the model's `config.json`; `renderer` is that of `LocalTokenizer`. TokenizerLoadError when
-    `at.tokenizer` cannot be loaded; a `model` then gets the embedded tokenizer.
+    `at.tokenizer`, by default `model`, is a folder, file or `organisation/name` on the hub;
+    `takes_media` None reads the model's `config.json`; `renderer` is that of `LocalTokenizer`.
+    TokenizerLoadError when `at.tokenizer` cannot be loaded; a `model` then gets the embedded
+    tokenizer.
     """
     chat_template = template_source(at.chat_template)
     if takes_media is None:
@@ -419,9 +461,13 @@ def load_tokenizer(
             return LocalTokenizer.from_path(path, source, chat_template, takes_media, renderer)
         if source.startswith((".", "/", "~")):
             raise TokenizerLoadError(f"There is nothing at {source}.")
-        if at.tokenizer is None and "/" not in source:  # a model name such as `tiny` is no repository
+        if (
+            at.tokenizer is None and "/" not in source
+        ):  # a model name such as `tiny` is no repository
             return default_tokenizer(chat_template, takes_media)
-        cache = None if at.tokenizers_cache_dir is None else Path(at.tokenizers_cache_dir).expanduser()
+        cache = (
+            None if at.tokenizers_cache_dir is None else Path(at.tokenizers_cache_dir).expanduser()
+        )
         folder = fetch(source, at.hf_token, cache)
         return LocalTokenizer.from_path(folder, source, chat_template, takes_media, renderer)
     except TokenizerLoadError as error:

@@ -1,6 +1,7 @@
 """Token ids of prompts by their raw bytes, for the fast path, which must not wait.
 
-Known prompts are looked up, short new ones tokenized at once: `MOST_BYTES` take less than a millisecond.
+Known prompts are looked up, short new ones tokenized at once: `MOST_BYTES` take less than a
+millisecond.
 """
 
 from array import array
@@ -24,14 +25,17 @@ SEEN = 1 << 13
 
 
 class KnownPrompts(OrderedDict[bytes, list[int]]):
-    """Token ids of prompts of one kind, remembered from their second use, within `limit_bytes` of memory.
+    """Token ids of prompts of one kind, remembered from their second use, within `limit_bytes` of
+    memory.
 
-    The prompt that was not used for longest goes first. Most prompts are never repeated: keeping each would
-    evict an entry outside the processor's caches, which takes more time than half of the tokenization. For
-    one loop, and not for threads.
+    The prompt that was not used for longest goes first. Most prompts are never repeated: keeping
+    each would evict an entry outside the processor's caches, which takes more time than half of the
+    tokenization. For one loop, and not for threads.
     """
 
-    def __init__(self, encode: Callable[[bytes], list[int] | None], limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self, encode: Callable[[bytes], list[int] | None], limit_bytes: int = LIMIT_BYTES
+    ) -> None:
         """`encode` returns the token ids of a new prompt; None for a prompt that is not supported."""
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
@@ -40,7 +44,9 @@ class KnownPrompts(OrderedDict[bytes, list[int]]):
         """Hash of the latest prompt, by the hash's remainder."""
 
     def ids(self, key: bytes) -> list[int] | None:
-        """Returns the token ids of a prompt, read-only; None for a prompt that is long or not supported."""
+        """Returns the token ids of a prompt, read-only; None for a prompt that is long or not
+        supported.
+        """
         known = self.get(key)
         if known is not None:
             self.move_to_end(key)
@@ -77,7 +83,9 @@ class _TextMessage(Struct, forbid_unknown_fields=True):
 
 
 def known_chats(tokenizer: Tokenizer) -> KnownPrompts:
-    """Returns known prompts whose keys are JSON arrays of messages; only messages of text are supported."""
+    """Returns known prompts whose keys are JSON arrays of messages; only messages of text are
+    supported.
+    """
     decode = msgspec.json.Decoder(list[_TextMessage]).decode
 
     def encode(key: bytes) -> list[int] | None:

@@ -27,7 +27,9 @@ PROMPTS_PER_CALL = 256
 """Most prompts per call; vLLM refuses more than 1024."""
 MOST_BYTES = 64 << 20
 """Most bytes of a response: 8 million token ids."""
-ONCE_MORE = urllib3.Retry(connect=0, read=1, redirect=False, status=0, other=0, allowed_methods=None)
+ONCE_MORE = urllib3.Retry(
+    connect=0, read=1, redirect=False, status=0, other=0, allowed_methods=None
+)
 """Repeats a call when the service has just closed a kept connection: the call changes nothing."""
 JSON = {"Content-Type": "application/json"}
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
@@ -36,9 +38,9 @@ WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 class RenderTokenizer(Tokenizer):
     """The `Tokenizer` of the service at the base address `url`, which knows the model as `model`.
 
-    The service returns ids without the text of each. So `pieces` splits the text at words and signs, and
-    adapts the number of parts to the number of ids. A call may take `timeout_s` seconds to the last byte of
-    its response; one with images `mm_timeout_s`, by default the same.
+    The service returns ids without the text of each. So `pieces` splits the text at words and
+    signs, and adapts the number of parts to the number of ids. A call may take `timeout_s` seconds
+    to the last byte of its response; one with images `mm_timeout_s`, by default the same.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class RenderTokenizer(Tokenizer):
         if ids and min(ids) < 0:
             raise TokenIdError(f"Token id {min(ids)} is outside the vocabulary.")
 
-    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+    def encode_many(
+        self, texts: Sequence[str], add_special_tokens: bool = False
+    ) -> list[list[int]]:
         """Sends no empty texts, which the service refuses."""
         asked = [text for text in texts if text]
         answers: list[list[int]] = []
@@ -88,7 +92,10 @@ class RenderTokenizer(Tokenizer):
         return [*words[:last], *[""] * (last - len(words)), "".join(words[last:])]
 
     def encode_chat(
-        self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT, check: TextCheck | None = None
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions = PLAIN_CHAT,
+        check: TextCheck | None = None,
     ) -> list[int]:
         """Sends only the options that differ from the defaults."""
         fields: dict[str, object] = {"messages": list(messages)}
@@ -96,7 +103,9 @@ class RenderTokenizer(Tokenizer):
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
                 fields[name] = [*value] if name == "tools" else value
-        contents = [content for each in messages if isinstance(content := each.get("content"), list)]
+        contents = [
+            content for each in messages if isinstance(content := each.get("content"), list)
+        ]
         parts = [part for content in contents for part in content if isinstance(part, dict)]
         has_image = any("image_url" in (part.get("type"), *part) for part in parts)
         timeout_s = self._mm_timeout_s if has_image else self._timeout_s
@@ -109,13 +118,21 @@ class RenderTokenizer(Tokenizer):
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) < count:
             raise self._unusable(path, f"{len(answers)} answers to {count} prompts")
-        found = [item.get("token_ids") if isinstance(item, dict) else None for item in answers[:count]]
-        ids = [item for item in found if isinstance(item, list) and all(type(each) is int for each in item)]
+        found = [
+            item.get("token_ids") if isinstance(item, dict) else None for item in answers[:count]
+        ]
+        ids = [
+            item
+            for item in found
+            if isinstance(item, list) and all(type(each) is int for each in item)
+        ]
         if len(ids) < count:
             raise self._unusable(path, "no list of token_ids")
         return ids
 
-    def _post(self, path: str, fields: Mapping[str, object], timeout_s: float | None = None) -> object:
+    def _post(
+        self, path: str, fields: Mapping[str, object], timeout_s: float | None = None
+    ) -> object:
         try:
             body = msgspec.json.encode({"model": self._model, **fields})
         except UnicodeEncodeError as error:
@@ -129,7 +146,9 @@ class RenderTokenizer(Tokenizer):
             cause = getattr(error, "reason", error)
             # A refused connection is a time-out in the library's class hierarchy.
             is_refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
-            is_late = isinstance(cause, urllib3.exceptions.TimeoutError | TimeoutError) and not is_refused
+            is_late = (
+                isinstance(cause, urllib3.exceptions.TimeoutError | TimeoutError) and not is_refused
+            )
             trouble = "timed out" if is_late else f"is out of reach: {cause}"
             raise TokenizerServiceError(f"The tokenizer service {self.name} {trouble}.") from error
         if len(data) > MOST_BYTES:
@@ -144,7 +163,10 @@ class RenderTokenizer(Tokenizer):
             raise self._unusable(path, "no JSON") from error
 
     def _request(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """Returns status and body, cut soon after `MOST_BYTES`. Raises TimeoutError for a slow response."""
+        """Returns status and body, cut soon after `MOST_BYTES`.
+
+        Raises TimeoutError for a slow response.
+        """
         url, data, until_s = self.name + path, bytearray(), time.monotonic() + timeout_s
         with self._pool.request(
             "POST", url, body=body, headers=JSON, timeout=timeout_s, preload_content=False
@@ -156,7 +178,9 @@ class RenderTokenizer(Tokenizer):
         return response.status, bytes(data)
 
     def _unusable(self, path: str, what: str) -> TokenizerServiceError:
-        return TokenizerServiceError(f"The tokenizer service {self.name} answered {path} with {what}.")
+        return TokenizerServiceError(
+            f"The tokenizer service {self.name} answered {path} with {what}."
+        )
 
 
 def _reason(data: bytes) -> str:

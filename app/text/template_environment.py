@@ -1,8 +1,8 @@
 """The sandbox of chat templates, with the functions of transformers, as template authors expect.
 
-A template prints whatever it reaches, and the text of a Python function or iterator has its address in
-memory: a leak, and a prompt that differs from process to process. So the sandbox never hands out such an
-object: it wraps it, see `printable`.
+A template prints whatever it reaches, and the text of a Python function or iterator has its address
+in memory: a leak, and a prompt that differs from process to process. So the sandbox never hands out
+such an object: it wraps it, see `printable`.
 """
 
 import json

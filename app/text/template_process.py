@@ -1,7 +1,8 @@
-"""Renders conversations with the templates of requests in a process that can be stopped (`template_worker`).
+"""Renders conversations with the templates of requests in a process that can be stopped
+(`template_worker`).
 
-The process starts at the first such request and is kept, as a start takes about 0.2 s. One process serves all
-requests in turn: a hostile template then takes one core at most, at a low priority.
+The process starts at the first such request and is kept, as a start takes about 0.2 s. One process
+serves all requests in turn: a hostile template then takes one core at most, at a low priority.
 """
 
 import os
@@ -34,13 +35,23 @@ MEMORY_BYTES = 512 << 20
 PATIENCE_S = 20.0
 """Real time until a process without an answer is stopped, in seconds; matters on a busy machine."""
 READ_BYTES = 1 << 18
-KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+KEPT_VARIABLES = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "PYTHONHOME",
+    "PYTHONDONTWRITEBYTECODE",
+)
 """Environment variables of the process: others may hold keys."""
 WORKER = "app.text.template_worker"
 
 
 class TemplateProcess:
-    """Renders in another process, which is started again after a template has ended it. For greenlets."""
+    """Renders in another process, which is started again after a template has ended it.
+
+    For greenlets.
+    """
 
     def __init__(
         self,
@@ -93,7 +104,9 @@ class TemplateProcess:
             self._worker = None
             worker.stop()
             raise ChatTemplateError(self._reason(wait_off_hub(worker.process.wait))) from None
-        except BaseException:  # the request has ended: its answer must not become that of the next one
+        except (
+            BaseException
+        ):  # the request has ended: its answer must not become that of the next one
             self._worker = None
             worker.stop()
             gevent.spawn(wait_off_hub, worker.process.wait)
@@ -119,7 +132,9 @@ class TemplateProcess:
             )
         except OSError as error:
             ours.close()
-            raise TokenizerServiceError(f"The process for chat templates cannot start: {error}.") from error
+            raise TokenizerServiceError(
+                f"The process for chat templates cannot start: {error}."
+            ) from error
         finally:
             theirs.close()
         return RunningWorker(process, ours)
@@ -170,7 +185,9 @@ class RunningWorker:
 
 
 def python_path() -> str:
-    """Returns the path of the interpreter; in a server written in C, `sys.executable` is that server."""
+    """Returns the path of the interpreter; in a server written in C, `sys.executable` is that
+    server.
+    """
     if Path(sys.executable).name.startswith("python"):
         return sys.executable
     return str(Path(sys.prefix, "bin", "python3"))

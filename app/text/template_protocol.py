@@ -1,7 +1,8 @@
 """The messages between a server and its template process, over a socket pair.
 
-A message is its length (8 bytes, big-endian) and its bytes. A request is a series of pickles, which only the
-server writes; an answer is MessagePack, as a template could have taken over the process that wrote it.
+A message is its length (8 bytes, big-endian) and its bytes. A request is a series of pickles, which
+only the server writes; an answer is MessagePack, as a template could have taken over the process
+that wrote it.
 """
 
 import pickle
@@ -26,7 +27,10 @@ MESSAGES_PER_PART = 500
 
 @dataclass(frozen=True, slots=True)
 class RenderRequest:
-    """A conversation to render with a template of a request. `now` is the local time for the template."""
+    """A conversation to render with a template of a request.
+
+    `now` is the local time for the template.
+    """
 
     source: str
     special_tokens: Mapping[str, str]

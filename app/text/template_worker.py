@@ -1,8 +1,10 @@
-"""The template process: renders conversations with chat templates of strangers, until its socket closes.
+"""The template process: renders conversations with chat templates of strangers, until its socket
+closes.
 
-A template can allocate or compute without end, and Python cannot interrupt `'a' * 10**9`. So this process has
-a limit of memory, and the kernel ends it when a template takes too much processor time. It runs at a low
-priority: what the server does for others comes first. `template_process` starts it.
+A template can allocate or compute without end, and Python cannot interrupt `'a' * 10**9`. So this
+process has a limit of memory, and the kernel ends it when a template takes too much processor time.
+It runs at a low priority: what the server does for others comes first. `template_process` starts
+it.
 """
 
 import os
@@ -56,7 +58,9 @@ class TemplateWorker:
         except MemoryError:
             return RenderAnswer(error="The chat template needs too much memory.", is_last=True)
         if len(prompt) > prompt_limit(len(data)):
-            return RenderAnswer(error=f"The chat template makes a prompt of {len(prompt)} bytes: too long.")
+            return RenderAnswer(
+                error=f"The chat template makes a prompt of {len(prompt)} bytes: too long."
+            )
         return RenderAnswer(prompt=prompt)
 
     def _render(self, request: RenderRequest) -> str:

@@ -32,9 +32,14 @@ complete -o default -F _understudy understudy
 
 @as_command()
 def run(
-    argv: Sequence[str], commands: Mapping[str, Callable[[Sequence[str]], int]], settings: Iterable[str]
+    argv: Sequence[str],
+    commands: Mapping[str, Callable[[Sequence[str]], int]],
+    settings: Iterable[str],
 ) -> int:
-    """Prints the completions and returns the exit status. `settings` are the flags without a command."""
+    """Prints the completions and returns the exit status.
+
+    `settings` are the flags without a command.
+    """
     about = (__doc__ or "").replace("python -m app", COMMAND)
     parser = FlagParser(f"{COMMAND} completion", description=about, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -46,11 +51,19 @@ def run(
     if shell == "fish":
         flags = {f"__fish_seen_subcommand_from {name}": words for name, words in flags.items()}
         flags[f"not __fish_seen_subcommand_from {' '.join(commands)}"] = " ".join(first)
-        print("\n".join(f"complete -c understudy -n '{case}' -a '{words}'" for case, words in flags.items()))
+        print(
+            "\n".join(
+                f"complete -c understudy -n '{case}' -a '{words}'" for case, words in flags.items()
+            )
+        )
         return 0
     flags["*"] = " ".join(word for word in first if word.startswith("-"))
     lines = "\n".join(f'    {name}) words="{words}" ;;' for name, words in flags.items())
-    zsh = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" if shell == "zsh" else ""
+    zsh = (
+        "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n"
+        if shell == "zsh"
+        else ""
+    )
     print(zsh + BASH % (lines, " ".join(first)), end="")
     return 0
 

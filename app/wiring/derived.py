@@ -34,7 +34,10 @@ def cache_config(settings: Settings) -> dict[str, str]:
 
 
 def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
-    """Returns the settings of `rank` for publishing KV events. ConfigError for an invalid endpoint."""
+    """Returns the settings of `rank` for publishing KV events.
+
+    ConfigError for an invalid endpoint.
+    """
     at = settings.kvcache
     try:
         for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):

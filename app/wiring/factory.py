@@ -1,4 +1,7 @@
-"""Builds the application: makes each part of a server once, in the order in which they need one another."""
+"""Builds the application:
+
+makes each part of a server once, in the order in which they need one another.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,8 @@ UNKNOWN_VOCABULARY = 2**31
 def create_app(settings: Settings | None = None) -> Understudy:
     """Builds the application from `settings`, or from the environment and its YAML file.
 
-    Starts nothing that a fork would lose. An invalid setting ends the process with one line and exit status
+    Starts nothing that a fork would lose. An invalid setting ends the process with one line and
+    exit status
     1.
     """
     try:
@@ -123,8 +127,8 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
 def prepare(settings: Settings) -> None:
     """Downloads and checks the files of the settings, before workers start.
 
-    Raises TokenizerError for a named tokenizer, DatasetError for a dataset, ConfigError for a script or an
-    adapter, and for missing packages.
+    Raises TokenizerError for a named tokenizer, DatasetError for a dataset, ConfigError for a
+    script or an adapter, and for missing packages.
     """
     check_extras(settings)
     named = settings.tokenizer
@@ -147,7 +151,8 @@ def prepare(settings: Settings) -> None:
 
 
 def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, Upstream | None]:
-    """Opens the recording of the settings, and the upstream of their targets, which adds to the file.
+    """Opens the recording of the settings, and the upstream of their targets, which adds to the
+    file.
 
     `warns` logs a line for each part of the file that cannot be read.
 
@@ -216,14 +221,21 @@ class Assembly:
         self.journal = Journal(entries, bears_key=self.keys.bears_key)
         self.replay, self.console = self._replay(), self._console()
         self.audit = FaultAudit(self.faults, self.clock.now)
-        self.http_metrics, self.limits = http_metrics.HttpMetrics(self.clock.now), RateLimits(self.clock)
+        self.http_metrics, self.limits = (
+            http_metrics.HttpMetrics(self.clock.now),
+            RateLimits(self.clock),
+        )
         self.middleware = self._middleware()
         prefix = self.server.root_path.rstrip("/")
         self.app = Understudy(self.engine, self.middleware, self.streams("request ids"), prefix)
         transfers = settings.server.weight_transfer and not settings.engine.is_real
-        self.weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
+        self.weights = WeightUpdates(
+            settings.model.model, settings.model.tensor_parallel_size, transfers
+        )
         self.extensions = self._extensions()
-        self.peers = admin.PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
+        self.peers = admin.PeerRanks(
+            rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank]
+        )
         self._add_services()
         self._add_model_routes()
         self._add_server_routes()
@@ -246,7 +258,8 @@ class Assembly:
         )
 
     def _cache(self) -> tuple[KVCacheManager | None, Publisher | None]:
-        """Builds the simulated KV cache, and the publisher of its events where one may receive them.
+        """Builds the simulated KV cache, and the publisher of its events where one may receive
+        them.
 
         An encoder has no cache, and a real engine has its own.
         """
@@ -254,15 +267,24 @@ class Assembly:
         if settings.model.mm_encoder_only or settings.engine.is_real or not at.enable_kvcache:
             return None, None
         publisher = None
-        if told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc:
-            from app.engine.kvcache.publisher import Publisher  # imports ZMQ, which other servers do not need
+        if (
+            told.endpoint
+            or told.replay_endpoint
+            or settings.kvindex.kv_index
+            or settings.server.speaks_grpc
+        ):
+            from app.engine.kvcache.publisher import (
+                Publisher,
+            )  # imports ZMQ, which other servers do not need
 
             publisher = Publisher(told)
         observer = None
         if at.kv_cache_metrics:
             rng, now = self.streams("residency"), self.clock.now
             observer = Residency(self.recorder, at.kv_cache_metrics_sample, rng, now)
-        hasher = BlockHasher(at.prefix_caching_hash_algo, at.block_size, at.hash_seed, self.streams("hashes"))
+        hasher = BlockHasher(
+            at.prefix_caching_hash_algo, at.block_size, at.hash_seed, self.streams("hashes")
+        )
         put = None if publisher is None else publisher.put
         store = store_of(at.kv_connector, at.block_size)
         known = self.recorder, self.adapters.adapter
@@ -275,7 +297,9 @@ class Assembly:
             return None
         from app.plugins.registry import PluginRegistry  # imports pluggy
 
-        return PluginRegistry(self.settings.PLUGINS, lambda: self.live.current, self.streams, self.clock.now)
+        return PluginRegistry(
+            self.settings.PLUGINS, lambda: self.live.current, self.streams, self.clock.now
+        )
 
     def _engine(self) -> tuple[EngineClient, Operations]:
         settings = self.settings
@@ -303,22 +327,31 @@ class Assembly:
             return NullModel()
         tokenizer, draws = self.tokenizer, (self.streams("text"), self.streams("calls"))
         corpus = Corpus(tokenizer, sample_sentences())
-        model = SimulatedModel(self.settings, tokenizer, corpus, self.datasets, self.schemas, *draws)
+        model = SimulatedModel(
+            self.settings, tokenizer, corpus, self.datasets, self.schemas, *draws
+        )
         if self.plugins is not None:
             model.ask_first(self.plugins.replies(model.scripted_reply), self.plugins.length())
         self.live.subscribe(model.on_settings)
         return model
 
     def open_scripts(self) -> ScriptSet:
-        """Opens the scripts of the settings, or none: then rules may be added at run time. ApiError 400."""
+        """Opens the scripts of the settings, or none:
+
+        then rules may be added at run time. ApiError 400.
+        """
         if not self.can_script:
-            raise bad_request("Rules for replies need the simulated engine, and a model that generates text.")
+            raise bad_request(
+                "Rules for replies need the simulated engine, and a model that generates text."
+            )
         call_off_hub(import_module, "app.serving.scripts.script_set")  # imports YAML and Jinja
         if self.scripts is None:
             from app.serving.scripts.script_set import open_scripts
 
             streams = self.streams("scripts")
-            self.scripts = open_scripts(self.settings.scripts, self.schemas, streams, self.clock.now)
+            self.scripts = open_scripts(
+                self.settings.scripts, self.schemas, streams, self.clock.now
+            )
         return self.scripts
 
     def _resolver(self) -> ScriptResolver | None:
@@ -329,7 +362,9 @@ class Assembly:
         return ScriptResolver(self.scripts, self.tokenizer, self.faults)
 
     def _use_scripts(self) -> None:
-        """Asks scripts while there are rules; without them, plain requests take the fast path again."""
+        """Asks scripts while there are rules; without them, plain requests take the fast path
+        again.
+        """
         self.pipeline.scripts = self._resolver()
         self.live.change({})
 
@@ -347,12 +382,20 @@ class Assembly:
         )
         keep_alive_s = max(0.0, api.sse_keep_alive_interval)
         responder = Responder(self.engine, self.load, pod_headers(self.server), keep_alive_s)
-        asks = self.real is None and self.plugins is not None and self.plugins.implements("reply", "length")
+        asks = (
+            self.real is None
+            and self.plugins is not None
+            and self.plugins.implements("reply", "length")
+        )
         pipeline = RequestPipeline(
             settings=settings,
             body=BodyLimits.of(self.server),
             models=models.ServedModels(
-                model.served_names, model.model, model.max_model_len, self.adapters, model.takes_any_name
+                model.served_names,
+                model.model,
+                model.max_model_len,
+                self.adapters,
+                model.takes_any_name,
             ),
             tokenizer=self.tokenizer,
             identity=self.identity,
@@ -391,7 +434,14 @@ class Assembly:
         assert self.delays is not None
         engine, lifecycle, cache = self.engine, self.lifecycle, self.cache
         return Console(
-            self.live, self.server, engine, lifecycle, self.clock, cache, self.publisher, self.delays
+            self.live,
+            self.server,
+            engine,
+            lifecycle,
+            self.clock,
+            cache,
+            self.publisher,
+            self.delays,
         )
 
     def _delays(self) -> DelayLog | None:
@@ -453,7 +503,11 @@ class Assembly:
         """Adds the caches, and the parts that run with the server; gRPC last."""
         app, cache, publisher, scripts = self.app, self.cache, self.publisher, self.scripts
         kept: dict[str, Bounded] = {
-            **{"rate limits": self.limits, "fault scripts": self.faults, "client audit": self.audit},
+            **{
+                "rate limits": self.limits,
+                "fault scripts": self.faults,
+                "client audit": self.audit,
+            },
             "schemas": self.schemas,
         }
         if (series := self.recorder.adapter_series) is not None:
@@ -483,7 +537,10 @@ class Assembly:
             app.rpc = service.methods()
 
     def _add_model_routes(self) -> None:
-        """Adds vLLM's routes: families that generate text, families that pool, and control of the model."""
+        """Adds vLLM's routes:
+
+        families that generate text, families that pool, and control of the model.
+        """
         app, settings, pipeline, body = self.app, self.settings, self.pipeline, self.pipeline.body
         api, server = settings.api, settings.server
         if settings.model.task == "generate":
@@ -491,7 +548,10 @@ class Assembly:
             chats, texts = plain_chats(pipeline), plain_completions(pipeline)
             self.live.subscribe(chats.on_settings)
             self.live.subscribe(texts.on_settings)
-            store, threads = responses.ResponseStore(api.enable_responses_store), Memo[str, bytes](64 << 20)
+            store, threads = (
+                responses.ResponseStore(api.enable_responses_store),
+                Memo[str, bytes](64 << 20),
+            )
             memos = {"plain chats": chats.known, "plain prompts": texts.known}
             app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
             app.add_routes("chat", chat.routes(pipeline, chats))
@@ -499,7 +559,10 @@ class Assembly:
             app.add_routes("anthropic", anthropic.routes(pipeline, threads))
             app.add_routes("responses", responses.routes(pipeline, store))
             routes = generate.routes(
-                pipeline, api.enable_scale_out or api.tokens_only, self.weights, server.server_dev_mode
+                pipeline,
+                api.enable_scale_out or api.tokens_only,
+                self.weights,
+                server.server_dev_mode,
             )
             app.add_routes("generate", routes)
         if pooling_routes := pooling.routes(pipeline, settings.model):
@@ -511,11 +574,15 @@ class Assembly:
             app.add_routes("lora", models.adapter_routes(body, pipeline.models))
 
     def _add_server_routes(self) -> None:
-        """Adds health, metrics, and what operates the server; plugins and the page of all routes last."""
+        """Adds health, metrics, and what operates the server; plugins and the page of all routes
+        last.
+        """
         app, settings, server, replay = self.app, self.settings, self.server, self.replay
         plugins, body = self.plugins, self.pipeline.body
         health = admin.health_routes(lambda: self.engine.healthy, self.ready, self.load)
-        exposition = Exposition([*self._families(), self.http_metrics.text], self.http_metrics.process_text)
+        exposition = Exposition(
+            [*self._families(), self.http_metrics.text], self.http_metrics.process_text
+        )
         first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
         app.add_routes("health", health)
         app.add_routes("metrics", admin.metrics_routes(exposition))
@@ -524,13 +591,17 @@ class Assembly:
         report = None if plugins is None else plugins.report
         told = self.publishes, self.publisher is not None, server, first
         app.add_routes("reports", admin.report_routes(self.audit, report, *told))
-        app.add_routes("admin", admin.routes(self.live, self.lifecycle, self.engine, body, self.peers))
+        app.add_routes(
+            "admin", admin.routes(self.live, self.lifecycle, self.engine, body, self.peers)
+        )
         app.add_routes("journal", testing.journal_routes(self.journal, self.peers))
         rules = testing.rule_routes(self.open_scripts, self._use_scripts, body, self.peers)
         app.add_routes("rules", rules)
         app.add_routes("memory", admin.memory_routes(app.caches))
         if replay is not None:
-            app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
+            app.add_routes(
+                "replay", [get("/admin/replay", lambda context: json_response(replay.report()))]
+            )
         app.add_routes("fake_metrics", admin.fake_metrics_routes(body, self.live))
         if self.console is not None:
             numbers = list(server.ranks)
@@ -544,7 +615,11 @@ class Assembly:
         settings, rank, families = self.settings, str(self.rank), list[Families]()
         lora, name, adapter = settings.lora, settings.model.served_names[0], self.adapters.adapter
         if not settings.metrics.disable_log_stats:
-            length, config, now = settings.model.max_model_len, cache_config(settings), self.clock.now
+            length, config, now = (
+                settings.model.max_model_len,
+                cache_config(settings),
+                self.clock.now,
+            )
             fakes = FakeFamilies(name, length, config, lora.max_loras, rank, clock=now)
             self.live.subscribe(fakes.on_settings)
             families.append(lambda: (fakes if fakes.active else self.recorder).render())
@@ -559,5 +634,7 @@ class Assembly:
         if settings.kvindex.kv_index:
             from app.wiring.indexer import add_index
 
-            families.append(add_index(self.app, self.live, self.tokenizer, self.publisher, self.remote))
+            families.append(
+                add_index(self.app, self.live, self.tokenizer, self.publisher, self.remote)
+            )
         return families

@@ -56,10 +56,16 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     ready = admin.readiness(engine, clock, settings.server.startup_duration)
     app.add_routes("memory", admin.memory_routes(app.caches))
     app.add_routes("health", admin.health_routes(lambda: True, ready, ServerLoad(False)))
-    app.add_routes("metrics", admin.metrics_routes(Exposition([families, http.text], http.process_text)))
-    app.add_routes("root", document.root_routes(lambda: app.routes, {"plays": "an index of KV blocks"}))
+    app.add_routes(
+        "metrics", admin.metrics_routes(Exposition([families, http.text], http.process_text))
+    )
+    app.add_routes(
+        "root", document.root_routes(lambda: app.routes, {"plays": "an index of KV blocks"})
+    )
     if not settings.api.disable_fastapi_docs:
-        app.add_routes("openapi", document.document_routes(lambda: app.routes, "", settings.model.model))
+        app.add_routes(
+            "openapi", document.document_routes(lambda: app.routes, "", settings.model.model)
+        )
     return app
 
 

@@ -1,7 +1,7 @@
 """`python -m app init [FOLDER]`: writes the files of a first hour into a project.
 
-Copies `examples/project`; with `--js` also `examples/project-js` and the npm package of `clients/js`. The
-files lie in `FOLDER/understudy` and `FOLDER/.github/workflows`.
+Copies `examples/project`; with `--js` also `examples/project-js` and the npm package of
+`clients/js`. The files lie in `FOLDER/understudy` and `FOLDER/.github/workflows`.
 """
 
 import shlex
@@ -21,9 +21,14 @@ LEFT_OUT = ("__pycache__", "README.md")
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
-    """Writes all files or none, and returns the exit status. ConfigError for a file that is there already."""
+    """Writes all files or none, and returns the exit status.
+
+    ConfigError for a file that is there already.
+    """
     parser = FlagParser(f"{COMMAND} init", description=ABOUT, allow_abbrev=False)
-    parser.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="the project; default: .")
+    parser.add_argument(
+        "folder", nargs="?", default=".", metavar="FOLDER", help="the project; default: ."
+    )
     parser.add_argument("--js", action="store_true", help="add a test and a CI job for Node.js")
     parser.add_argument("--force", action="store_true", help="write over files that are there")
     given = parser.parse_args(argv)
@@ -36,7 +41,9 @@ def run(argv: Sequence[str]) -> int:
     for path, template in files.items():
         path.write_bytes(template.read_bytes())
         print(path)
-    print(f"Next: pip install pytest && pytest {shlex.quote(str(Path(given.folder, 'understudy')))}")
+    print(
+        f"Next: pip install pytest && pytest {shlex.quote(str(Path(given.folder, 'understudy')))}"
+    )
     return 0
 
 

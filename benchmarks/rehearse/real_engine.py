@@ -26,7 +26,9 @@ TINY = "tiny"
 class RealEngine:
     """A model on a device. Prompts are random tokens, replies greedy ones, and none ends early."""
 
-    def __init__(self, model: str, device: str, threads: int, limits: EngineLimits, seed: int) -> None:
+    def __init__(
+        self, model: str, device: str, threads: int, limits: EngineLimits, seed: int
+    ) -> None:
         """ModelLoadError, with one line, for whatever is wrong with the model."""
         self.limits = limits
         assert limits.max_model_len is not None
@@ -141,4 +143,7 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         for number in range(config.num_layers)
         for name, shape in layer.items()
     }
-    return shapes | {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    return shapes | {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }

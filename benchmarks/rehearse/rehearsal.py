@@ -1,7 +1,8 @@
-"""A rehearsal: an engine that is there plays a load twice, and the simulation plays it on what that one cost.
+"""A rehearsal: an engine that is there plays a load twice, and the simulation plays it on what that
+one cost.
 
-How far both of its plays are apart is the noise of the machine. The profile is fitted to the steps of other
-loads, which are played before each of the two: what is compared was never seen by the fit.
+How far both of its plays are apart is the noise of the machine. The profile is fitted to the steps
+of other loads, which are played before each of the two: what is compared was never seen by the fit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from msgspec import Struct
 
 from app.lab.load.loads import LoadTrace, Recipe, draw_load
 from app.lab.load.report import NAMES
-from benchmarks.rehearse.playing import Clock, Played, RecordedStep, ServingEngine, play_offline, play_on
+from benchmarks.rehearse.playing import (
+    Clock,
+    Played,
+    RecordedStep,
+    ServingEngine,
+    play_offline,
+    play_on,
+)
 from benchmarks.rehearse.step_fitting import StepFit, fit_steps
 from config import ConfigError
 from config.profile import EngineLimits, Profile
@@ -118,29 +126,41 @@ class Loads(Struct, frozen=True):
 
     compared: dict[int, LoadTrace]
     calibrating: tuple[dict[int, LoadTrace], dict[int, LoadTrace]]
-    """Other requests of the same kind: one play of each before each of the two that are compared."""
+    """Other requests of the same kind:
+
+    one play of each before each of the two that are compared.
+    """
 
     @property
     def longest(self) -> int:
         """Most tokens of a request."""
-        loads = [it for by_places in (self.compared, *self.calibrating) for it in by_places.values()]
+        loads = [
+            it for by_places in (self.compared, *self.calibrating) for it in by_places.values()
+        ]
         return max(
-            sum(tokens) for it in loads for tokens in zip(it.input_tokens, it.output_tokens, strict=True)
+            sum(tokens)
+            for it in loads
+            for tokens in zip(it.input_tokens, it.output_tokens, strict=True)
         )
 
 
 def draw_loads(recipe: Recipe, in_flight: Sequence[int]) -> Loads:
-    """`recipe` says how many requests each of the compared loads has; those that calibrate have half of that,
-    and twice as many as are in flight at least. ConfigError when no reply has two tokens.
+    """`recipe` says how many requests each of the compared loads has; those that calibrate have
+    half of that, and twice as many as are in flight at least. ConfigError when no reply has two
+    tokens.
     """
     assert recipe.requests is not None
     compared = draw_load(recipe, LONGEST)
     if max(compared.output_tokens) < 2:
-        raise ConfigError("output-tokens: no reply has two tokens, so there is no time between tokens")
+        raise ConfigError(
+            "output-tokens: no reply has two tokens, so there is no time between tokens"
+        )
     others = []
     for round_ in (1, 2):
         half = {
-            places: replace(recipe, seed=recipe.seed + round_, requests=max(recipe.requests // 2, 2 * places))
+            places: replace(
+                recipe, seed=recipe.seed + round_, requests=max(recipe.requests // 2, 2 * places)
+            )
             for places in in_flight
         }
         others.append({places: draw_load(it, LONGEST) for places, it in half.items()})
@@ -161,7 +181,9 @@ def limits_for(loads: Loads, max_num_batched_tokens: int) -> EngineLimits:
     )
 
 
-def rehearse(engine: ServingEngine, blank: Profile, loads: Loads, clock: Clock, tell: Tell) -> Rehearsal:
+def rehearse(
+    engine: ServingEngine, blank: Profile, loads: Loads, clock: Clock, tell: Tell
+) -> Rehearsal:
     """Play all loads. `blank` says what is known of the engine besides its costs."""
 
     def play(load: LoadTrace, places: int) -> Played:

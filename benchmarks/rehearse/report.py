@@ -10,7 +10,16 @@ import yaml
 
 from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.record import COLUMNS
-from app.lab.load.report import BLUE, GREY, RED, Axes, markdown, milliseconds, picture_file, write_rows
+from app.lab.load.report import (
+    BLUE,
+    GREY,
+    RED,
+    Axes,
+    markdown,
+    milliseconds,
+    picture_file,
+    write_rows,
+)
 from benchmarks.rehearse.playing import RecordedStep
 from benchmarks.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
 from benchmarks.rehearse.step_fitting import predicted
@@ -33,7 +42,11 @@ def verdict(rehearsal: Rehearsal) -> str:
 
 
 def _comparison(it: Comparison) -> str:
-    requests, steps, simulated = len(it.first.recording.send_s), len(it.first.steps), len(it.simulated.steps)
+    requests, steps, simulated = (
+        len(it.first.recording.send_s),
+        len(it.first.steps),
+        len(it.simulated.steps),
+    )
     same = "the same in the simulation" if it.same_steps else f"{simulated:,} in the simulation"
     rows = [_row(figure) for figure in it.figures]
     median = ("median", "", "", f"{it.noise:.1%}", "", f"{it.error:.1%}", f"{it.most:.1%}")
@@ -48,7 +61,9 @@ def _row(it: Figure) -> tuple[str, ...]:
 
 def _costs(rehearsal: Rehearsal) -> str:
     fit = rehearsal.fit
-    told = ", ".join(f"{name} {value * 1e6:.4g} us" for name, value in _seconds(rehearsal).items() if value)
+    told = ", ".join(
+        f"{name} {value * 1e6:.4g} us" for name, value in _seconds(rehearsal).items() if value
+    )
     return (
         f"a step costs: {told}\n"
         f"fitted to {fit.steps:,} steps of other requests; the median one is off by {fit.median_error:.1%}"
@@ -110,7 +125,8 @@ def as_yaml(rehearsal: Rehearsal) -> str:
     noise = ", ".join(f"{it.noise:.1%}" for it in rehearsal.comparisons)
     error = ", ".join(f"{it.error:.1%}" for it in rehearsal.comparisons)
     checked = (
-        f"Loads that the fit never saw, median error {error}; two plays of the engine differ by {noise}."
+        f"Loads that the fit never saw, median error {error}; "
+        f"two plays of the engine differ by {noise}."
     )
     profile = msgspec.structs.replace(rehearsal.profile, checked=checked, errors=errors)
     head = "# Constants in seconds. errors: in %, mean p50 p90 of TTFT, ITL, E2E.\n"
@@ -128,7 +144,9 @@ def write_requests(recording: MeasuredRun, path: Path) -> None:
 
 def write_steps(steps: Sequence[RecordedStep], path: Path) -> None:
     """A row for each."""
-    write_rows(path, RecordedStep.__struct_fields__, (msgspec.structs.astuple(step) for step in steps))
+    write_rows(
+        path, RecordedStep.__struct_fields__, (msgspec.structs.astuple(step) for step in steps)
+    )
 
 
 def draw(rehearsal: Rehearsal, title: str, path: Path) -> None:
@@ -141,11 +159,22 @@ def draw(rehearsal: Rehearsal, title: str, path: Path) -> None:
 
 def _draw_latency(axes: Axes, latency: str, comparisons: Sequence[Comparison]) -> None:
     figures = [
-        (it.in_flight, figure) for it in comparisons for figure in it.figures if latency in figure.name
+        (it.in_flight, figure)
+        for it in comparisons
+        for figure in it.figures
+        if latency in figure.name
     ]
     places = range(len(figures))
-    axes.bar(places, [1000 * it.real_s for _, it in figures], color=BLUE, alpha=0.5, label="mean of plays")
-    both = [(place, at_s) for place, (_, it) in enumerate(figures) for at_s in (it.first_s, it.again_s)]
+    axes.bar(
+        places,
+        [1000 * it.real_s for _, it in figures],
+        color=BLUE,
+        alpha=0.5,
+        label="mean of plays",
+    )
+    both = [
+        (place, at_s) for place, (_, it) in enumerate(figures) for at_s in (it.first_s, it.again_s)
+    ]
     axes.plot(
         [place for place, _ in both],
         [1000 * at for _, at in both],
@@ -154,7 +183,9 @@ def _draw_latency(axes: Axes, latency: str, comparisons: Sequence[Comparison]) -
         markersize=14,
         label="each play",
     )
-    axes.plot(places, [1000 * it.simulated_s for _, it in figures], "x", color=RED, label="simulated")
+    axes.plot(
+        places, [1000 * it.simulated_s for _, it in figures], "x", color=RED, label="simulated"
+    )
     names = [f"{it.name.split()[1]}\n{in_flight} in flight" for in_flight, it in figures]
     axes.set_xticks(places, names, fontsize=6)
     axes.set(ylabel=f"{latency} (ms)", ylim=(0, None))
@@ -166,8 +197,19 @@ def _draw_steps(axes: Axes, rehearsal: Rehearsal) -> None:
     least, most = 1000 * min(told), 1000 * max(told)
     axes.plot([least, most], [least, most], color=GREY, linewidth=1)
     for name, color, mixed in (("decode alone", BLUE, False), ("with prefill", RED, True)):
-        of = [(t, step.seconds) for t, step in zip(told, steps, strict=True) if bool(step.prefills) == mixed]
+        of = [
+            (t, step.seconds)
+            for t, step in zip(told, steps, strict=True)
+            if bool(step.prefills) == mixed
+        ]
         axes.plot(
-            [1000 * t for t, _ in of], [1000 * s for _, s in of], ".", color=color, markersize=3, label=name
+            [1000 * t for t, _ in of],
+            [1000 * s for _, s in of],
+            ".",
+            color=color,
+            markersize=3,
+            label=name,
         )
-    axes.set(xlabel="step by the profile (ms)", ylabel="step measured (ms)", xscale="log", yscale="log")
+    axes.set(
+        xlabel="step by the profile (ms)", ylabel="step measured (ms)", xscale="log", yscale="log"
+    )

@@ -1,8 +1,9 @@
 """Constants of the step cost, out of steps that were recorded one by one.
 
-Where the engine itself says what each step held and how long it took, nothing has to be guessed from what
-clients saw. But for the bend between reading weights and computing rows, the cost is a sum: what a step
-holds, times constants that are not negative. So linear least squares find them, for each bend of a grid.
+Where the engine itself says what each step held and how long it took, nothing has to be guessed
+from what clients saw. But for the bend between reading weights and computing rows, the cost is a
+sum: what a step holds, times constants that are not negative. So linear least squares find them,
+for each bend of a grid.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def fit_steps(steps: Sequence[RecordedStep]) -> StepFit:
     ConfigError when there are too few steps.
     """
     if len(steps) < FEWEST:
-        raise ConfigError(f"{len(steps)} steps were recorded, and a fit needs {FEWEST}: play more requests")
+        raise ConfigError(
+            f"{len(steps)} steps were recorded, and a fit needs {FEWEST}: play more requests"
+        )
     cost = _least_squares(steps, [step.seconds**-2 for step in steps])
     for _ in range(ROUNDS - 1):
         cost = _least_squares(steps, _weights(steps, predicted(cost, steps)))
@@ -118,7 +121,9 @@ def _least_squares(steps: Sequence[RecordedStep], weights: Sequence[float]) -> C
     roots = numpy.sqrt(numpy.array(weights))
     took = numpy.array([step.seconds for step in steps]) * roots
     tokens = numpy.array([float(step.tokens) for step in steps])
-    known = [numpy.array([feature(step) for step in steps]) * roots for feature in FEATURES.values()]
+    known = [
+        numpy.array([feature(step) for step in steps]) * roots for feature in FEATURES.values()
+    ]
     found: list[tuple[float, Bend, list[float]]] = []
     for bend in BENDS:
         columns = numpy.array([*known, bend.rows(tokens) * roots])
@@ -135,8 +140,8 @@ def _least_squares(steps: Sequence[RecordedStep], weights: Sequence[float]) -> C
 def non_negative(gram: Array, target: Array) -> Array:
     """Solves least squares without negative numbers (Lawson and Hanson).
 
-    `gram` (n, n) has the products of the columns with each other, `target` (n,) those with what they are to
-    sum up to. A column of zeros gets 0.
+    `gram` (n, n) has the products of the columns with each other, `target` (n,) those with what
+    they are to sum up to. A column of zeros gets 0.
     """
     norms = numpy.sqrt(gram.diagonal())
     norms[norms == 0] = numpy.inf
@@ -153,7 +158,9 @@ def non_negative(gram: Array, target: Array) -> Array:
     return x / norms
 
 
-def _best_of(unit: Array, aims: Array, x: Array, chosen: numpy.typing.NDArray[numpy.bool_]) -> Array:
+def _best_of(
+    unit: Array, aims: Array, x: Array, chosen: numpy.typing.NDArray[numpy.bool_]
+) -> Array:
     """Returns the best solution of `chosen` columns, less those that would become negative."""
     while chosen.any():
         solved = numpy.zeros(len(x))

@@ -9,7 +9,12 @@ from config.declaration import LIVE, About, Json, Percent, Section, understood_b
 from config.fault_rules import parse_fault_rules
 
 FailureType = Literal[
-    "rate_limit", "invalid_api_key", "context_length", "server_error", "invalid_request", "model_not_found"
+    "rate_limit",
+    "invalid_api_key",
+    "context_length",
+    "server_error",
+    "invalid_request",
+    "model_not_found",
 ]
 FAILURE_TYPES: tuple[str, ...] = get_args(FailureType)
 
@@ -40,8 +45,8 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     response_role: str = "assistant"
     """Role of the message that answers a chat."""
     trust_request_chat_template: bool = False
-    """Render conversations with the chat template of the request, where it has one; in a process with limits
-    of time and memory."""
+    """Render conversations with the chat template of the request, where it has one; in a process
+    with limits of time and memory."""
     default_chat_template_kwargs: Annotated[
         Json | None, understood_by(json_object, "must be a JSON object")
     ] = None
@@ -51,8 +56,8 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Send a comment to the client of a chat's or completion's stream after so long without a chunk; 0 sends
-    none."""
+    """Send a comment to the client of a chat's or completion's stream after so long without a
+    chunk; 0 sends none."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """system_fingerprint of answers: version, sizes of parallel groups and hash; without the sizes;
     fingerprint-value; null."""
@@ -63,10 +68,11 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     disable_fastapi_docs: bool = False
     """Serve no /openapi.json, /docs and /redoc."""
     console: bool = False
-    """Serve a page at /console that shows what the server does, and steers it; see docs/console.md."""
+    """Serve a page at /console that shows what the server does, and steers it; see docs/console.md.
+    """
     journal: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    """Most requests, in 16 MiB at most, that GET /admin/journal shows with their replies; 0 is none. Empty is
-    1000 with a console or a script, else none."""
+    """Most requests, in 16 MiB at most, that GET /admin/journal shows with their replies; 0 is
+    none. Empty is 1000 with a console or a script, else none."""
     enable_scale_out: bool = False
     """Serve render, derender, inference/v1/generate and abort_requests, which are 403 otherwise."""
     tokens_only: bool = False

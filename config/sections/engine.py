@@ -29,7 +29,10 @@ EventsFormat = Literal[
 
 
 class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's `speculative_config` with method ngram: n-grams of `prompt_lookup_min` to `_max` tokens."""
+    """vLLM's `speculative_config` with method ngram:
+
+    n-grams of `prompt_lookup_min` to `_max` tokens.
+    """
 
     method: Literal["ngram"]
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)]
@@ -61,9 +64,14 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "simulated"
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
-    """Numbers that the model computes with (engine llm). int8 has weights of 8 bits, on CPUs alone."""
+    """Numbers that the model computes with (engine llm).
+
+    int8 has weights of 8 bits, on CPUs alone.
+    """
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
-    """Replies with a seed do not depend on other requests, to the last bit, but take longer (engine llm)."""
+    """Replies with a seed do not depend on other requests, to the last bit, but take longer (engine
+    llm).
+    """
     engine_timeout: Annotated[
         Duration,
         SettingRule(
@@ -71,23 +79,24 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             lambda value, section: "must be 0 or at least 4s" if 0 < value < 4 else "",
         ),
     ] = 60.0
-    """An engine that does not go on for so long is killed and started again (engine llm); after half the
-    time, or 10 s, it is not healthy. 0 waits for ever. Loading a model does not count."""
+    """An engine that does not go on for so long is killed and started again (engine llm); after
+    half the time, or 10 s, it is not healthy. 0 waits for ever. Loading a model does not count."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else as many as help beside other
-    processes, found by trials."""
+    """Threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else as many as help
+    beside other processes, found by trials."""
     engine_step_time: Duration = 0.2
-    """Time that a step with a part of a prompt should take (engine llm): long prompts are computed in such
-    parts, beside the tokens of other replies. 0 cuts by max-num-batched-tokens alone."""
+    """Time that a step with a part of a prompt should take (engine llm): long prompts are computed
+    in such parts, beside the tokens of other replies. 0 cuts by max-num-batched-tokens alone."""
     generation_config: NonEmpty = "auto"
-    """Source of generation_config.json, the defaults of sampling and of the longest reply (engine llm): the
-    model (auto), no file (vllm), or a folder."""
+    """Source of generation_config.json, the defaults of sampling and of the longest reply (engine
+    llm): the model (auto), no file (vllm), or a folder."""
     override_generation_config: Json | None = None
     """Values that replace or extend generation-config (engine llm): {"temperature": 0.5}."""
 
     speculative_config: Json | None = None
-    """Speculative decoding of engine llm, as vLLM's option: {"method": "ngram", "num_speculative_tokens": 5,
-    "prompt_lookup_max": 5, "prompt_lookup_min": 2}. A simulated engine takes its drafts from the profile."""
+    """Speculative decoding of engine llm, as vLLM's option: {"method": "ngram",
+    "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 2}. A simulated engine
+    takes its drafts from the profile."""
 
     def speculation(self) -> SpeculativeConfig | None:
         """Parsed `speculative_config`. Raises ValueError for another method, or a wrong field."""
@@ -104,7 +113,9 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
 
     max_num_seqs: Annotated[Count, About(unit="sequences")] = 256
     """Sequences that run at the same time."""
-    max_waiting_queue_length: Annotated[NotNegative, About(unit="requests", also=("max-queue-size",))] = 1000
+    max_waiting_queue_length: Annotated[
+        NotNegative, About(unit="requests", also=("max-queue-size",))
+    ] = 1000
     """Requests that may wait for a place; beyond it the answer is 429. 0 lets none wait."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
     """Sequences that may run and wait together; beyond it the answer is 503. Empty is no limit."""
@@ -116,19 +127,20 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Steps that requests share, as vLLM's engine makes them, instead of latencies of their own."""
 
     timing: Literal["", "requests", "steps"] = ""
-    """Every request alone with the latencies below, or all in the steps of one engine, which a profile
-    describes. Empty is steps with a profile, requests without."""
+    """Every request alone with the latencies below, or all in the steps of one engine, which a
+    profile describes. Empty is steps with a profile, requests without."""
     profile: Annotated[str, About(path=True)] = ""
-    """Costs of an engine's steps, and its limits where they are not set: a file, the name of one that is
-    shipped, or auto, which is made of data sheets. With timing steps and none it is qwen3-14b-h100."""
+    """Costs of an engine's steps, and its limits where they are not set: a file, the name of one
+    that is shipped, or auto, which is made of data sheets. With timing steps and none it is
+    qwen3-14b-h100."""
     device: str = ""
-    """The device that profile auto is made for: h100, h200, a100, l40s, mi300x or b200. Of engine llm the one
-    that computes: auto, cuda, mps or cpu."""
+    """The device that profile auto is made for: h100, h200, a100, l40s, mi300x or b200. Of engine
+    llm the one that computes: auto, cuda, mps or cpu."""
     model_config: Annotated[str, About(path=True)] = ""
     """The config.json, or its folder, of the model that profile auto is made for."""
     vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """The version of vLLM whose engine profile auto is made for: up to 0.13 it waited for each step. Empty,
-    and above 0.28, is the newest that is known."""
+    """The version of vLLM whose engine profile auto is made for: up to 0.13 it waited for each
+    step. Empty, and above 0.28, is the newest that is known."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Tokens that a step computes at the most (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True
@@ -148,14 +160,19 @@ class LatencySettings(Section, frozen=True, kw_only=True):
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LIVE] = ""
     """Source of the time to the first token: time-to-first-token (constant) or the prompt's length
-    (per-token). Empty is constant if time-to-first-token or its deviation is set, per-token otherwise."""
+    (per-token). Empty is constant if time-to-first-token or its deviation is set, per-token
+    otherwise."""
     inter_token_latency: Annotated[Duration, LIVE] = 0.0
     """Time between two tokens of a reply."""
-    inter_token_latency_std_dev: Annotated[Duration, LIVE, deviation_of("inter_token_latency")] = 0.0
+    inter_token_latency_std_dev: Annotated[Duration, LIVE, deviation_of("inter_token_latency")] = (
+        0.0
+    )
     """Standard deviation of inter-token-latency."""
     time_to_first_token: Annotated[Duration, LIVE] = 0.0
     """Time from admission to the first token."""
-    time_to_first_token_std_dev: Annotated[Duration, LIVE, deviation_of("time_to_first_token")] = 0.0
+    time_to_first_token_std_dev: Annotated[Duration, LIVE, deviation_of("time_to_first_token")] = (
+        0.0
+    )
     """Standard deviation of time-to-first-token."""
     prefill_overhead: Annotated[Duration, LIVE] = 0.0
     """Constant part of the prefill (per-token calculator)."""
@@ -164,8 +181,8 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     prefill_time_std_dev: Annotated[Duration, LIVE] = 0.0
     """Standard deviation of the prefill (per-token calculator)."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LIVE] = 1.0
-    """Latencies are this many times longer when all max-num-seqs places are taken, and grow linearly from 1
-    before."""
+    """Latencies are this many times longer when all max-num-seqs places are taken, and grow
+    linearly from 1 before."""
     kv_cache_transfer_latency: Annotated[Duration, LIVE] = 0.0
     """Time to first token of a request whose prefill was done elsewhere (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
@@ -178,7 +195,9 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Standard deviation of the transfer (per-token calculator)."""
     time_to_generate_image: Annotated[Duration, LIVE] = 0.0
     """Time that an image takes after the last token."""
-    time_to_generate_image_std_dev: Annotated[Duration, LIVE, deviation_of("time_to_generate_image")] = 0.0
+    time_to_generate_image_std_dev: Annotated[
+        Duration, LIVE, deviation_of("time_to_generate_image")
+    ] = 0.0
     """Standard deviation of time-to-generate-image."""
 
 
@@ -193,12 +212,16 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Blocks of the cache, vLLM's null block included."""
     block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
     """Tokens of a block."""
-    prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = "sha256_cbor"
+    prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = (
+        "sha256_cbor"
+    )
     """How blocks are hashed, as vLLM's option of the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
     """Start of the chain of hashes, as PYTHONHASHSEED for vLLM; vLLM's own when empty."""
     global_cache_hit_threshold: Annotated[float, Meta(ge=0, le=1), LIVE] = 0.0
-    """Requests with a smaller share of their prompt cached end at once with cache_threshold; 0 is off."""
+    """Requests with a smaller share of their prompt cached end at once with cache_threshold; 0 is
+    off.
+    """
     kv_cache_metrics: bool = False
     """Report how long blocks live, are idle before their end and wait for their next use."""
     kv_cache_metrics_sample: Annotated[float, Meta(gt=0, le=1)] = 0.01
@@ -206,23 +229,26 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
     """remote_host in kv_transfer_params; pod-ip, or the host's name, when empty."""
     kv_connector: Literal["", "none", "nixl", "example", "offloading"] = ""
-    """The KV connector of vLLM that is played. Empty or nixl: prefill and decode apart; with nixl its metric
-    families are there from the start. none, example and offloading ignore kv_transfer_params; the latter two
-    bring blocks back that the cache has forgotten."""
+    """The KV connector of vLLM that is played. Empty or nixl: prefill and decode apart; with nixl
+    its metric families are there from the start. none, example and offloading ignore
+    kv_transfer_params; the latter two bring blocks back that the cache has forgotten."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
     """remote_port in kv_transfer_params."""
     zmq_endpoint: Annotated[str, ZMQ_ADDRESS] = "tcp://127.0.0.1:5557"
-    """Address at which KV events are published (ZMQ PUB); a rank adds its number to the port. An endpoint
-    with * or :: is bound, another one connected to. Empty publishes nothing."""
+    """Address at which KV events are published (ZMQ PUB); a rank adds its number to the port. An
+    endpoint with * or :: is bound, another one connected to. Empty publishes nothing."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
     """Events at which a batch is published, with all there are."""
     event_flush_interval: Duration = 1.0
     """Time after which a batch is published at the latest; 0 publishes every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout of the events: maps as since vLLM 0.24, the arrays of a vLLM from that version on, or the arrays
-    of llm-d-inference-sim."""
+    """Layout of the events: maps as since vLLM 0.24, the arrays of a vLLM from that version on, or
+    the arrays of llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
-    """llm-d-inference-sim's switch: false is kv-events-format llm-d-inference-sim, where that is map."""
+    """llm-d-inference-sim's switch:
+
+    false is kv-events-format llm-d-inference-sim, where that is map.
+    """
     kv_events_topic: str = "kv@{address}:{port}@{model}"
     """Topic of the events; {address}, {port} and {model} stand for this server's."""
     kv_events_replay_endpoint: Annotated[str, ZMQ_ADDRESS] = ""
@@ -288,22 +314,23 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index: bool = False
     """Keep an index of KV blocks beside the simulation; an indexer always does."""
     kv_index_bind: Annotated[str, ZMQ_ADDRESS] = ""
-    """Address at which the index listens for events (ZMQ SUB, bound), for pods that connect to it. Empty is
-    tcp://*:5557 for an indexer that is given no kv-index-pods, and nowhere otherwise."""
+    """Address at which the index listens for events (ZMQ SUB, bound), for pods that connect to it.
+    Empty is tcp://*:5557 for an indexer that is given no kv-index-pods, and nowhere otherwise."""
     kv_index_pods: tuple[str, ...] = ()
-    """Publishers of pods, for the index to connect to: tcp://host:port, file:path (one a line, watched),
-    dns://name:port. Options after semicolons: replay=tcp://host:port, pod=name, model=name."""
+    """Publishers of pods, for the index to connect to: tcp://host:port, file:path (one a line,
+    watched), dns://name:port. Options after semicolons: replay=tcp://host:port, pod=name,
+    model=name."""
     kv_index_topic: str = "kv@"
     """Topics that kv-index-bind listens to begin with this."""
     kv_index_replay_port: Port | None = None
-    """Port of the pods that answers requests for replays, where kv-index-pods names none; of rank 0, those of
-    other ranks follow."""
+    """Port of the pods that answers requests for replays, where kv-index-pods names none; of rank
+    0, those of other ranks follow."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage of the index: memory bounded in blocks, memory bounded in bytes, or Redis (Valkey), which
-    several indexers can share."""
+    """Storage of the index: memory bounded in blocks, memory bounded in bytes, or Redis (Valkey),
+    which several indexers can share."""
     kv_index_size: Count | None = None
-    """Most copies of blocks (a block in a tier of a pod) that backend memory keeps, 10,000,000 when empty; or
-    MiB that backend cost-aware takes, 2,048 when empty."""
+    """Most copies of blocks (a block in a tier of a pod) that backend memory keeps, 10,000,000 when
+    empty; or MiB that backend cost-aware takes, 2,048 when empty."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
@@ -321,10 +348,12 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About(path=True),
-        understood_by(tokenizer_sources, "must be a list of model=source, with one folder and hub at most"),
+        understood_by(
+            tokenizer_sources, "must be a list of model=source, with one folder and hub at most"
+        ),
     ] = ()
-    """Tokenizers of models that pods serve: model=folder, file or name on the hub; a folder with those of
-    further models, by path or as in the hub's cache; and hub, which fetches all others."""
+    """Tokenizers of models that pods serve: model=folder, file or name on the hub; a folder with
+    those of further models, by path or as in the hub's cache; and hub, which fetches all others."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
-    """Answer of /score_chat_completions: the scores alone, or podScores and templated_messages as llm-d's
-    kv-cache manager up to 0.4."""
+    """Answer of /score_chat_completions: the scores alone, or podScores and templated_messages as
+    llm-d's kv-cache manager up to 0.4."""

@@ -27,17 +27,19 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
-    """Names that requests may use, the first is shown in replies; the model's own name when empty. With * a
-    request may use any name, which its reply shows."""
+    """Names that requests may use, the first is shown in replies; the model's own name when empty.
+    With * a request may use any name, which its reply shows."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
-    """Length of the context: prompt and completion together. With engine llm the model's own when it is not
-    given."""
+    """Length of the context: prompt and completion together. With engine llm the model's own when
+    it is not given."""
     task: Literal["generate", "embed", "pooling", "score", "classify"] = "generate"
-    """Purpose of the model. Other tasks than generate serve pooling routes instead of chat and completions:
-    embed has embeddings, score and rerank, score has classify, score and rerank, classify has classify, each
-    has pooling, and pooling has all."""
+    """Purpose of the model. Other tasks than generate serve pooling routes instead of chat and
+    completions: embed has embeddings, score and rerank, score has classify, score and rerank,
+    classify has classify, each has pooling, and pooling has all."""
     embeddings_with_chat: bool = False
-    """Serve /v1/embeddings beside chat and completions, as llm-d-inference-sim does (task generate)."""
+    """Serve /v1/embeddings beside chat and completions, as llm-d-inference-sim does (task
+    generate).
+    """
     multimodal: bool | None = None
     """Take images, sound and video in messages; without it they get 400. When it is not given, the
     config.json of the model decides, where there is one, and else they are taken."""
@@ -50,7 +52,9 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     image_emission_rate: Annotated[Percent, About(unit="%", live=True)] = 0
     """Chance of an image in a reply of an omni model."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
-    """Devices that the model is split over, named in kv_transfer_params; one process plays them all."""
+    """Devices that the model is split over, named in kv_transfer_params; one process plays them
+    all.
+    """
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -66,19 +70,23 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """Adapters that are served beside the base model."""
 
     lora_modules: Objects = ()
-    """Adapters from the start, each as name=path or as a JSON object with name, path and base_model_name."""
+    """Adapters from the start, each as name=path or as a JSON object with name, path and
+    base_model_name.
+    """
     max_loras: Annotated[Count, About(unit="adapters")] = 1
     """Adapters that may run at the same time."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
-    """Adapters with copies in CPU memory, the latest used ones; at least max-loras, and as many when empty.
-    An adapter without a copy is loaded again when a request wants it."""
+    """Adapters with copies in CPU memory, the latest used ones; at least max-loras, and as many
+    when empty. An adapter without a copy is loaded again when a request wants it."""
     max_lora_rank: Count = 16
     """Rank of an adapter whose path has no adapter_config.json with a rank."""
     lora_residency_metrics: bool = False
     """Report in the metrics which adapters are in GPU and CPU memory, as a vLLM after 0.32 does."""
     enable_lora: bool = False
     """Report adapters in the metrics even when none is there at the start."""
-    allow_runtime_lora_updating: Annotated[bool, About(env=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",))] = False
+    allow_runtime_lora_updating: Annotated[
+        bool, About(env=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",))
+    ] = False
     """Serve the routes that load and unload adapters."""
 
 

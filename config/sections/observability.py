@@ -39,16 +39,19 @@ class LogSettings(Section, frozen=True, kw_only=True):
     """Logs, and their form."""
 
     log_level: Annotated[
-        Literal["trace", "debug", "info", "warning", "error", "critical"], About(env=("VLLM_LOGGING_LEVEL",))
+        Literal["trace", "debug", "info", "warning", "error", "critical"],
+        About(env=("VLLM_LOGGING_LEVEL",)),
     ] = "info"
-    """Least severe level that is logged; trace shows the tokens, keys and scores of each lookup of an
-    index."""
+    """Least severe level that is logged; trace shows the tokens, keys and scores of each lookup of
+    an index."""
     log_format: Literal["text", "json"] = "text"
     """Lines for people or JSON objects."""
     access_log: bool = False
     """Log a line for each request when its answer has been sent."""
     log_http: Annotated[bool, LIVE] = False
-    """Log method, path, headers and body of every request and of every whole answer; secrets masked."""
+    """Log method, path, headers and body of every request and of every whole answer; secrets
+    masked.
+    """
 
 
 class TracingSettings(Section, frozen=True, kw_only=True):

@@ -21,9 +21,14 @@ ALL_MODELS = ""
 DatasetUrl = Annotated[
     str, Meta(pattern="^(?i:https?)://", description="must begin with http:// or https://")
 ]
-Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-fA-F]{64}\Z", description="must be 64 hexadecimal digits")]
+Sha256 = Annotated[
+    str, Meta(pattern=r"\A[0-9a-fA-F]{64}\Z", description="must be 64 hexadecimal digits")
+]
 Identifier = Annotated[
-    str, Meta(pattern=r"\A[^\W\d]\w*\Z", description="must be a name of letters, digits and underscores")
+    str,
+    Meta(
+        pattern=r"\A[^\W\d]\w*\Z", description="must be a name of letters, digits and underscores"
+    ),
 ]
 """Name of a SQL table that needs no quotes."""
 DatasetFiles = Annotated[
@@ -53,14 +58,14 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     seed: int | None = None
     """Seed of everything that is random; different at every start when empty."""
     reasoning_parser: str = ""
-    """Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off. With engine
-    llm thoughts are the text up to </think>. The switch for thoughts depends on the name, as with vLLM's
-    parsers."""
-    anthropic_disabled_thinking_effort: Literal["auto", "none", "low", "medium", "high", "xhigh", "max"] = (
-        "auto"
-    )
-    """The reasoning effort that thinking.type disabled of /v1/messages means; auto is none, or low where the
-    chat template does not know none."""
+    """Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off.
+    With engine llm thoughts are the text up to </think>. The switch for thoughts depends on the
+    name, as with vLLM's parsers."""
+    anthropic_disabled_thinking_effort: Literal[
+        "auto", "none", "low", "medium", "high", "xhigh", "max"
+    ] = "auto"
+    """The reasoning effort that thinking.type disabled of /v1/messages means; auto is none, or low
+    where the chat template does not know none."""
 
 
 class ReplaySettings(Section, frozen=True, kw_only=True):
@@ -69,11 +74,12 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     replay: Annotated[str, About(path=True)] = ""
     """A recording whose answers are given to equal requests. Empty is off."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
-    """A request that is not in the recording goes on as ever, is refused with 404, gets the answer to the one
-    most like it; or (record) a target answers, and the recording keeps it. X-Replay-Miss overrides it."""
+    """A request that is not in the recording goes on as ever, is refused with 404, gets the answer
+    to the one most like it; or (record) a target answers, and the recording keeps it. X-Replay-Miss
+    overrides it."""
     target: Annotated[Targets, About(secret=True)] = ()
-    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model; a key goes
-    in front of the host: https://KEY@host. The flag may be repeated."""
+    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model; a
+    key goes in front of the host: https://KEY@host. The flag may be repeated."""
     target_timeout: PositiveDuration = 300.0
     """Longest wait for the answer of a target, or for its next part."""
 
@@ -83,25 +89,33 @@ class ToolSettings(Section, frozen=True, kw_only=True):
 
     min_tool_call_integer_param: Annotated[int, LIVE] = 0
     """Smallest integer drawn where the schema gives no range."""
-    max_tool_call_integer_param: Annotated[int, LIVE, not_below("min_tool_call_integer_param")] = 100
+    max_tool_call_integer_param: Annotated[int, LIVE, not_below("min_tool_call_integer_param")] = (
+        100
+    )
     """Largest integer drawn where the schema gives no range."""
     min_tool_call_number_param: Annotated[float, LIVE] = 0.0
     """Smallest number drawn where the schema gives no range."""
-    max_tool_call_number_param: Annotated[float, LIVE, not_below("min_tool_call_number_param")] = 100.0
+    max_tool_call_number_param: Annotated[float, LIVE, not_below("min_tool_call_number_param")] = (
+        100.0
+    )
     """Largest number drawn where the schema gives no range."""
     min_tool_call_array_param_length: Annotated[NotNegative, LIVE] = 1
     """Fewest items of an array without a limit in the schema."""
-    max_tool_call_array_param_length: Annotated[int, LIVE, not_below("min_tool_call_array_param_length")] = 5
+    max_tool_call_array_param_length: Annotated[
+        int, LIVE, not_below("min_tool_call_array_param_length")
+    ] = 5
     """Most items of an array without a limit in the schema."""
     tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
     """Chance of a parameter that is not required."""
-    object_tool_call_not_required_field_probability: Annotated[Percent, About(unit="%", live=True)] = 50
+    object_tool_call_not_required_field_probability: Annotated[
+        Percent, About(unit="%", live=True)
+    ] = 50
     """Chance of a field of a nested object that is not required."""
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
     """Chance of one more call, asked again after each, up to one call a tool."""
     tool_call_parser: str = ""
-    """How the model writes tool calls (engine llm): hermes or llama3_json; empty is hermes. A simulation
-    takes any name, and judges tools as vLLM does where one is given."""
+    """How the model writes tool calls (engine llm): hermes or llama3_json; empty is hermes. A
+    simulation takes any name, and judges tools as vLLM does where one is given."""
     enable_auto_tool_choice: bool = True
     """Let tools be chosen; off, vLLM has no parser of calls, and every tool_choice is refused."""
     skip_tool_validation: Annotated[bool, LIVE] = False
@@ -115,7 +129,8 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
         DatasetFiles,
         About(path=True),
         SettingRule(
-            ONE_A_MODEL, lambda items, _: ONE_A_MODEL if len(dict(map(_route, items))) < len(items) else ""
+            ONE_A_MODEL,
+            lambda items, _: ONE_A_MODEL if len(dict(map(_route, items))) < len(items) else "",
         ),
     ] = ()
     """SQLite files with replies, each as path, or as model=path for the requests of one model."""
@@ -138,8 +153,8 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     """Replies by the rules of scripts."""
 
     script: Annotated[ScriptFiles, About(path=True)] = ()
-    """YAML files with rules for replies, each as path, or as model=path for the requests of one model. They
-    are read again when they change."""
+    """YAML files with rules for replies, each as path, or as model=path for the requests of one
+    model. They are read again when they change."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

@@ -62,13 +62,13 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     root_path: RootPath = ""
     """Path under which a proxy serves this server: requests may have it in front."""
     fast_path: bool = True
-    """Answer plain requests for generation without Flask, several times faster; the answers are the same.
-    Off, all go the one way that other workers have, too."""
+    """Answer plain requests for generation without Flask, several times faster; the answers are the
+    same. Off, all go the one way that other workers have, too."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Ranks of this server: each is a separate process, on port + rank."""
     data_parallel_rank: Rank | None = None
-    """Rank that this server plays alone, on its port as it is; data-parallel-size is then the number of all
-    ranks. Empty, or negative, plays all ranks."""
+    """Rank that this server plays alone, on its port as it is; data-parallel-size is then the
+    number of all ranks. Empty, or negative, plays all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
     """Sent as x-inference-pod, together with x-inference-port, when not empty."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
@@ -80,8 +80,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     profiling: bool = False
     """Serve start_profile and stop_profile, which do nothing and answer with success."""
     weight_transfer: bool = False
-    """Play the weight updates of a trainer, which fail otherwise. They need server-dev-mode, and a simulated
-    engine."""
+    """Play the weight updates of a trainer, which fail otherwise. They need server-dev-mode, and a
+    simulated engine."""
 
     @property
     def speaks_grpc(self) -> bool:
@@ -96,7 +96,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     @property
     def ranks(self) -> range:
         """Ranks of this server; each has a process."""
-        return range(self.data_parallel_size) if self.rank is None else range(self.rank, self.rank + 1)
+        return (
+            range(self.data_parallel_size) if self.rank is None else range(self.rank, self.rank + 1)
+        )
 
 
 class TlsSettings(Section, frozen=True, kw_only=True):
@@ -118,10 +120,13 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """Keys, origins and rates of requests."""
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
-    """Requests below /v1, /v2, /inference and /cohere, or over gRPC, must bear one of these keys; no key when
-    empty."""
+    """Requests below /v1, /v2, /inference and /cohere, or over gRPC, must bear one of these keys;
+    no key when empty."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
-    """Key that requests below /admin must bear. When empty they bear an API key, if there are any."""
+    """Key that requests below /admin must bear.
+
+    When empty they bear an API key, if there are any.
+    """
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may ask from (CORS); * is every one, except on /admin, the console and
     control routes. Empty refuses every preflight."""
@@ -135,7 +140,9 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """Public names of this server. Without a key, /admin, the console and control routes refuse
     other names that a public DNS may point here; * accepts every name. See docs/access.md."""
     requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
-    """Generating requests that each key (or, without one, each address) may make; empty is no limit."""
+    """Generating requests that each key (or, without one, each address) may make; empty is no
+    limit.
+    """
     tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None
     """Prompt and reply tokens that each key (or address) may use; empty is no limit."""
 

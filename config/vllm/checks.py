@@ -1,7 +1,8 @@
-"""Checks that vLLM makes after its parser, when it builds its configuration: names, limits, conflicts.
+"""Checks that vLLM makes after its parser, when it builds its configuration: names, limits,
+conflicts.
 
-vLLM's parser takes any text for these options. A wrong one stops vLLM's start, so it stops ours, too. All
-functions take the options by name, without those whose value is empty.
+vLLM's parser takes any text for these options. A wrong one stops vLLM's start, so it stops ours,
+too. All functions take the options by name, without those whose value is empty.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def unknown_name(name: str, names: tuple[str, ...]) -> str:
 
 
 def is_headless(given: Given) -> bool:
-    """True for a node that runs engines only. Raises ConfigError for options that contradict this."""
+    """True for a node that runs engines only.
+
+    Raises ConfigError for options that contradict this.
+    """
     server_count = given.get("api-server-count")
     has_no_server = isinstance(server_count, str) and int(server_count) < 1
     if "headless" not in given:

@@ -1,4 +1,7 @@
-"""An option of vLLM's `serve`: its facts, as options.json has them, and the values that it accepts."""
+"""An option of vLLM's `serve`:
+
+its facts, as options.json has them, and the values that it accepts.
+"""
 
 import json
 import re
@@ -22,7 +25,11 @@ def _size(text: str) -> int:
     found = _SIZE.fullmatch(text)
     if found is None or (found[2] and not found[3].islower()):
         raise ValueError("not a size")
-    return int(float(found[1] + found[2]) * UNITS[found[3]]) if found[2] else int(found[1]) * UNITS[found[3]]
+    return (
+        int(float(found[1] + found[2]) * UNITS[found[3]])
+        if found[2]
+        else int(found[1]) * UNITS[found[3]]
+    )
 
 
 def _whole(text: str) -> int:

@@ -2,8 +2,8 @@
 
 options.json has the facts of all options of vLLM 0.32, by group, from vLLM's parser.
 
-An option with the name of a setting sets that setting, `SPECIAL` has further effects, and all other options
-are ignored. Settings of Understudy's own are flags, too.
+An option with the name of a setting sets that setting, `SPECIAL` has further effects, and all other
+options are ignored. Settings of Understudy's own are flags, too.
 """
 
 import json
@@ -16,7 +16,15 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from config.command_line import OTHERS, Flag, flags_of, help_text, kind_of, read_words, setting_flags
+from config.command_line import (
+    OTHERS,
+    Flag,
+    flags_of,
+    help_text,
+    kind_of,
+    read_words,
+    setting_flags,
+)
 from config.declaration import COMMAND, ConfigError, UsageError, suggestion
 from config.settings import BY_NAME, table_of
 from config.sources import Flags, Given
@@ -44,7 +52,8 @@ Understudy's own ({COMMAND} --help) is taken, too, unless vLLM has an option of 
 """
 MODEL = "Qwen/Qwen3-0.6B"
 CONTEXT_LENGTH = 32_768
-"""Context length, in tokens, of a model without a local config.json; common among current models."""
+"""Context length, in tokens, of a model without a local config.json; common among current models.
+"""
 FULL_PROMPTS = 8
 """Requests of the greatest length that fit in the KV cache."""
 DEFAULTS = {
@@ -77,17 +86,26 @@ _EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Given, Flags]:
     """Returns vLLM's options, with the positional model as `model`, and flags of settings.
 
-    ConfigError for words that vLLM's parser would refuse. The file of `--config` is weaker than the words.
+    ConfigError for words that vLLM's parser would refuse. The file of `--config` is weaker than the
+    words.
     """
     if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
         raise UsageError(f"flag {CONFIG}: only one file can be given")
     kind = kind_of(argv, environ)
-    ours = (flag for name, facts in (OPTIONS | OBSOLETE).items() for flag in _forms(name, facts, False))
+    ours = (
+        flag for name, facts in (OPTIONS | OBSOLETE).items() for flag in _forms(name, facts, False)
+    )
     flags = [*setting_flags(table_of(kind)), *ours, LEVEL]
     results, models = read_words(_without_dots(argv), flags, shortened=True)
     if (path := results.get(OURS + "config")) is not None:
-        results = read_words(_without_dots(_words_of(str(path))), flags, shortened=True)[0] | results
-    given = {name.removeprefix(OURS): results.pop(name) for name in list(results) if name.startswith(OURS)}
+        results = (
+            read_words(_without_dots(_words_of(str(path))), flags, shortened=True)[0] | results
+        )
+    given = {
+        name.removeprefix(OURS): results.pop(name)
+        for name in list(results)
+        if name.startswith(OURS)
+    }
     if len(models) > 1:
         raise UsageError(f"unexpected argument {models[1]!r}: settings are given as --name value")
     return given | dict(zip(("model",), models, strict=False)), flags_of(results, kind)
@@ -95,7 +113,9 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Given, Flags]
 
 def usage() -> str:
     by_group = {
-        group.capitalize(): [flag for name, facts in members.items() for flag in _forms(name, facts)]
+        group.capitalize(): [
+            flag for name, facts in members.items() for flag in _forms(name, facts)
+        ]
         for group, members in GROUPS.items()
     }
     return ABOUT + help_text(by_group | {"Others": OTHERS[-1:]})
@@ -129,7 +149,9 @@ def _words_of(path: str) -> Iterator[str]:
         flag = f"--{key}"
         if isinstance(value, bool):
             option = OPTIONS.get(str(key).replace("_", "-"))
-            if value or option is None or option.off:  # a switch without an off form is off by default
+            if (
+                value or option is None or option.off
+            ):  # a switch without an off form is off by default
                 yield flag if value else f"--no-{key}"
         elif isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
             yield from (flag, *map(str, value)) if value else ()
@@ -179,7 +201,10 @@ def _merge(into: JsonObject, more: JsonObject) -> None:
 
 
 def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
-    """Converts a vLLM command line; settings on it are stronger than options. May raise ConfigError."""
+    """Converts a vLLM command line; settings on it are stronger than options.
+
+    May raise ConfigError.
+    """
     named, flags = read(argv, environ)
     given = {name: value for name, value in named.items() if value != ""}
     check_values(given, OPTIONS)
@@ -192,7 +217,9 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
         values |= found
         flags.names |= {setting: name for setting in found if setting not in flags.values}
     if idle := sorted(name for name in named if name not in MEANINGS):
-        flags.warnings.append("accepted, changes nothing here: " + ", ".join(f"--{name}" for name in idle))
+        flags.warnings.append(
+            "accepted, changes nothing here: " + ", ".join(f"--{name}" for name in idle)
+        )
     flags.warnings += _remarks(given)
     flags.values = values | flags.values
     flags.fallbacks = _fallbacks(flags.values, environ)
@@ -216,7 +243,9 @@ def _fallbacks(values: Given, environ: Mapping[str, str]) -> dict[str, str]:
     if not length:  # as in a local model's config.json
         known: object = None
         with suppress(OSError, ValueError, AttributeError):
-            config = json.loads(Path(str(values.get("model") or "/"), "config.json").read_text("utf-8"))
+            config = json.loads(
+                Path(str(values.get("model") or "/"), "config.json").read_text("utf-8")
+            )
             key = "max_position_embeddings"
             known = config.get(key) or config.get("text_config", {}).get(key)
         length = str(known if isinstance(known, int) and known > 0 else CONTEXT_LENGTH)
@@ -328,7 +357,9 @@ def _transfer(text: str) -> Given:
     connectors = [config]
     if config.kv_connector == "MultiConnector":
         inner = config.kv_connector_extra_config.get("connectors")
-        objects = [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
+        objects = (
+            [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
+        )
         connectors += [read_config(json.dumps(item), KVTransferConfig) for item in objects]
     for connector in connectors:
         _check_connector(connector)
@@ -356,8 +387,12 @@ ACTS: Mapping[str, Callable[[str], Given]] = {
     "kv-events-config": _events,
     "kv-offloading-size": lambda text: {"kv-connector": "offloading"},
     "kv-transfer-config": _transfer,
-    "otlp-traces-endpoint": lambda text: {"otlp-traces-endpoint": text} if text.startswith(HTTP) else {},
-    "profiler-config": lambda text: {"profiling": str(bool(read_config(text, dict).get("profiler")))},
+    "otlp-traces-endpoint": lambda text: (
+        {"otlp-traces-endpoint": text} if text.startswith(HTTP) else {}
+    ),
+    "profiler-config": lambda text: {
+        "profiling": str(bool(read_config(text, dict).get("profiler")))
+    },
     "shutdown-timeout": lambda text: {"graceful-timeout": f"{text}s"},
     "weight-transfer-config": lambda text: {
         "weight-transfer": str(isinstance(read_config(text, dict), dict))
@@ -373,4 +408,10 @@ MEANINGS = (*(name for name, facts in OPTIONS.items() if facts.effect and name n
 def effect(name: str) -> str:
     """Returns the effect of an option, in a sentence; empty without one."""
     row, known = BY_NAME.get(name), OPTIONS.get(name)
-    return known.effect if known and known.effect else f"Setting `{row.name}`: {row.help}" if row else ""
+    return (
+        known.effect
+        if known and known.effect
+        else f"Setting `{row.name}`: {row.help}"
+        if row
+        else ""
+    )

@@ -1,4 +1,5 @@
-"""An autoscaling policy: it counts on the requests that will run when a pod that starts now is ready.
+"""An autoscaling policy: it counts on the requests that will run when a pod that starts now is
+ready.
 
 python -m app simulate --plugin examples/plugins/look_ahead.py --autoscale look-ahead:min=1,max=8
     --cold-start 60s --rate 40 --arrivals ramp --seconds 600
@@ -9,7 +10,17 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Annotated
 
-from app.plugins import About, AutoscalerStart, Count, Decide, Duration, Look, PluginHost, Section, hookimpl
+from app.plugins import (
+    About,
+    AutoscalerStart,
+    Count,
+    Decide,
+    Duration,
+    Look,
+    PluginHost,
+    Section,
+    hookimpl,
+)
 
 API = 1
 VERSION = "1.0"

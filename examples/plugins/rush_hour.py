@@ -1,4 +1,5 @@
-"""Overloaded at the beginning of each period: 503 with a true Retry-After, as behind a busy gateway.
+"""Overloaded at the beginning of each period: 503 with a true Retry-After, as behind a busy
+gateway.
 
 python -m app --plugin examples/plugins/rush_hour.py --rush-hour-every 60s --rush-hour-lasts 5s
 """
@@ -25,7 +26,9 @@ VERSION = "1.0"
 class Settings(Section, frozen=True, kw_only=True):
     """Rush hours."""
 
-    every: Annotated[Duration, About("From the beginning of one to that of the next.", live=True)] = 60.0
+    every: Annotated[
+        Duration, About("From the beginning of one to that of the next.", live=True)
+    ] = 60.0
     lasts: Annotated[Duration, About("How long one lasts.", live=True)] = 5.0
 
 

@@ -26,10 +26,15 @@ class Settings(Section, frozen=True, kw_only=True):
 
 
 class Table:
-    """Seconds of a step by its tokens: on a line between two rows, and on that of the last two beyond."""
+    """Seconds of a step by its tokens:
+
+    on a line between two rows, and on that of the last two beyond.
+    """
 
     def __init__(self, text: str) -> None:
-        rows = sorted((int(row["tokens"]), float(row["ms"]) / 1000) for row in csv.DictReader(StringIO(text)))
+        rows = sorted(
+            (int(row["tokens"]), float(row["ms"]) / 1000) for row in csv.DictReader(StringIO(text))
+        )
         if len(rows) < 2:
             raise ValueError("the table needs two rows at least")
         self._rows = rows

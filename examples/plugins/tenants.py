@@ -1,4 +1,5 @@
-"""Counts requests by their header X-Tenant: in a header of each answer, in a metric family, and on a page.
+"""Counts requests by their header X-Tenant: in a header of each answer, in a metric family, and on
+a page.
 
 python -m app --plugin examples/plugins/tenants.py --tenants-required
 curl localhost:8000/admin/tenants
@@ -31,8 +32,12 @@ OTHERS = "others"
 class Settings(Section, frozen=True, kw_only=True):
     """Tenants."""
 
-    required: Annotated[bool, About("Refuse requests for replies that name no tenant.", live=True)] = False
-    most: Annotated[Count, About("Tenants that are counted each for itself; the rest is `others`.")] = 100
+    required: Annotated[
+        bool, About("Refuse requests for replies that name no tenant.", live=True)
+    ] = False
+    most: Annotated[
+        Count, About("Tenants that are counted each for itself; the rest is `others`.")
+    ] = 100
 
 
 class Tenants(Middleware):
@@ -63,8 +68,14 @@ class Tenants(Middleware):
         return json_response(dict(sorted(self.counts.items())))
 
     def text(self) -> str:
-        lines = [f'tenants_requests_total{{tenant="{name}"}} {n}' for name, n in sorted(self.counts.items())]
-        head = ["# HELP tenants_requests_total Requests by tenant.", "# TYPE tenants_requests_total counter"]
+        lines = [
+            f'tenants_requests_total{{tenant="{name}"}} {n}'
+            for name, n in sorted(self.counts.items())
+        ]
+        head = [
+            "# HELP tenants_requests_total Requests by tenant.",
+            "# TYPE tenants_requests_total counter",
+        ]
         return "\n".join([*head, *lines, ""])
 
 

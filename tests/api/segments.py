@@ -38,7 +38,11 @@ def logprob(token: str) -> TokenLogprob:
 
 
 def told(
-    segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0, logprobs: bool = False
+    segments: Sequence[Segment],
+    finish: Finish,
+    most: int = 1,
+    cached: int = 0,
+    logprobs: bool = False,
 ) -> list[EngineOutput]:
     """The events of a reply, up to `most` tokens in each; at least one has the end."""
     events: list[EngineOutput] = [Started(0, 0.5, cached)]

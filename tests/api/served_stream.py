@@ -35,7 +35,8 @@ class Plain:
 
 
 class Socket:
-    """A connection that takes as many bytes at once as it was told; everything when it was not told.
+    """A connection that takes as many bytes at once as it was told; everything when it was not
+    told.
 
     Its descriptor is that of a socket that has always room.
     """
@@ -76,7 +77,10 @@ class Running:
 
 
 class Served:
-    """An EventStream in the hands of a server: attached to a transport, or iterated in a greenlet."""
+    """An EventStream in the hands of a server:
+
+    attached to a transport, or iterated in a greenlet.
+    """
 
     def __init__(
         self,
@@ -89,7 +93,9 @@ class Served:
         self.socket, self.direct = socket, direct
         self.plain = Plain()
         self.connection = cast("Connection", socket)
-        self.stream = EventStream(writer or self.plain, choices, self.connection, keep_alive_s=keep_alive_s)
+        self.stream = EventStream(
+            writer or self.plain, choices, self.connection, keep_alive_s=keep_alive_s
+        )
         self.running = Running()
         self.stream.handle = cast("Handle", self.running)
         self.yielded: list[bytes] = []

@@ -29,7 +29,9 @@ class Reply:
     def event(self, index: int, start: int, stop: int, logprobs: bool) -> Tokens:
         span = range(start, stop)
         entries = [
-            TokenLogprob(k, self.texts[k] or "?", -1.0, [(k, self.texts[k] or "?", -1.0), (k + 1, "z", -2.0)])
+            TokenLogprob(
+                k, self.texts[k] or "?", -1.0, [(k, self.texts[k] or "?", -1.0), (k + 1, "z", -2.0)]
+            )
             for k in span
         ]
         over = stop >= len(self.texts)
@@ -46,12 +48,16 @@ class Reply:
 REPLY = st.builds(
     Reply,
     st.lists(TEXT, min_size=1, max_size=12),
-    st.builds(Finish, st.sampled_from(["stop", "length"]), st.none() | st.just("END") | st.integers(0, 9)),
+    st.builds(
+        Finish, st.sampled_from(["stop", "length"]), st.none() | st.just("END") | st.integers(0, 9)
+    ),
 )
 REPLIES = st.lists(REPLY, min_size=1, max_size=3)
 
 
-def told(replies: Sequence[Reply], most: int, rng: Random, logprobs: bool = False) -> list[EngineOutput]:
+def told(
+    replies: Sequence[Reply], most: int, rng: Random, logprobs: bool = False
+) -> list[EngineOutput]:
     """The events of `replies`, interleaved, up to `most` tokens in each."""
     events: list[EngineOutput] = [Started(index, 0.5) for index in range(len(replies))]
     positions = [0] * len(replies)
@@ -71,10 +77,14 @@ def chat(replies: Sequence[Reply], **shape: Any) -> ChatWriter:
 
 
 def completion(replies: Sequence[Reply], **shape: Any) -> CompletionWriter:
-    return CompletionWriter(META, CompletionResponseOptions(prompts=[PROMPT], n=len(replies), **shape))
+    return CompletionWriter(
+        META, CompletionResponseOptions(prompts=[PROMPT], n=len(replies), **shape)
+    )
 
 
-def streamed(answer: ChatWriter | CompletionWriter, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
+def streamed(
+    answer: ChatWriter | CompletionWriter, events: Sequence[EngineOutput]
+) -> list[dict[str, Any]]:
     """The JSON of every event of the stream; it ends with [DONE] and holds nothing but events."""
     text = (b"".join(map(answer.chunk, events)) + answer.closing()).decode()
     *items, done, rest = text.split("\n\n")
@@ -88,14 +98,19 @@ def choices_of(chunks: Sequence[dict[str, Any]], index: int) -> list[dict[str, A
 
 @given(replies=REPLIES, most=st.integers(1, 6), seed=st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
-def test_a_streamed_chat_says_what_a_whole_one_says(replies: list[Reply], most: int, seed: int) -> None:
+def test_a_streamed_chat_says_what_a_whole_one_says(
+    replies: list[Reply], most: int, seed: int
+) -> None:
     events = told(replies, most, Random(seed), logprobs=True)
     shape = {"include_usage": True, "token_ids": True, "top_logprobs": 1}
     chunks, body = streamed(chat(replies, **shape), events), whole(chat(replies, **shape), events)
     for choice in body["choices"]:
         parts = choices_of(chunks, choice["index"])
         assert parts[0]["delta"] == {"role": "assistant", "content": ""}
-        assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
+        assert (
+            "".join(part["delta"].get("content", "") for part in parts)
+            == choice["message"]["content"]
+        )
         assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
         assert parts[-1]["finish_reason"] == choice["finish_reason"]
         assert parts[-1]["stop_reason"] == choice["stop_reason"]
@@ -105,9 +120,11 @@ def test_a_streamed_chat_says_what_a_whole_one_says(replies: list[Reply], most: 
     identities = {(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}
     assert identities == {(META.id, META.created, META.model)}
     assert chunks[-1]["choices"] == []
-    assert {**chunks[-1]["usage"], "prompt_tokens_details": None, "completion_tokens_details": None} == body[
-        "usage"
-    ]
+    assert {
+        **chunks[-1]["usage"],
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    } == body["usage"]
     assert body["usage"]["completion_tokens"] == sum(len(reply.texts) for reply in replies)
 
 
@@ -121,7 +138,10 @@ def test_a_streamed_completion_says_what_a_whole_one_says(
         if isinstance(event, Started) and echo:
             event.prompt_logprobs = [None, None, None]
     shape = {"include_usage": True, "logprobs": True, "echo": echo}
-    chunks, body = streamed(completion(replies, **shape), events), whole(completion(replies, **shape), events)
+    chunks, body = (
+        streamed(completion(replies, **shape), events),
+        whole(completion(replies, **shape), events),
+    )
     for choice in body["choices"]:
         parts = choices_of(chunks, choice["index"])
         assert "".join(part["text"] for part in parts) == choice["text"]
@@ -141,26 +161,32 @@ def test_tokens_that_come_together_are_written_like_tokens_that_come_alone(
 ) -> None:
     """vLLM's clients count chunks: joined tokens are still one chunk each."""
     for make in (chat, completion):
-        shape = {} if plain else {"token_ids": True, "continuous_usage": True, "include_usage": True}
+        shape = (
+            {} if plain else {"token_ids": True, "continuous_usage": True, "include_usage": True}
+        )
         joined = streamed(make(replies, **shape), told(replies, most, Random(seed)))
         alone = streamed(make(replies, **shape), told(replies, 1, Random(seed)))
         for index in range(len(replies)):
             assert choices_of(joined, index) == choices_of(alone, index)
-            chunks = [item for item in joined if item["choices"] and item["choices"][0]["index"] == index]
+            chunks = [
+                item for item in joined if item["choices"] and item["choices"][0]["index"] == index
+            ]
             assert len(chunks) == len(replies[index].texts) + (make is chat)
 
 
 @given(replies=REPLIES, seed=st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
-def test_continuous_usage_counts_each_choice_token_by_token(replies: list[Reply], seed: int) -> None:
+def test_continuous_usage_counts_each_choice_token_by_token(
+    replies: list[Reply], seed: int
+) -> None:
     events = told(replies, 3, Random(seed))
     shape = {"include_usage": True, "continuous_usage": True}
     for make, skipped in ((chat, 1), (completion, 0)):
         chunks = streamed(make(replies, **shape), events)
         for index, reply in enumerate(replies):
-            own = [item for item in chunks if item["choices"] and item["choices"][0]["index"] == index][
-                skipped:
-            ]
+            own = [
+                item for item in chunks if item["choices"] and item["choices"][0]["index"] == index
+            ][skipped:]
             counted = [item["usage"]["completion_tokens"] for item in own]
             assert counted == list(range(1, len(reply.texts) + 1))
             assert all(item["usage"]["prompt_tokens"] == len(PROMPT.ids) for item in own)

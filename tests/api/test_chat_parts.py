@@ -27,20 +27,35 @@ def tokens(texts: list[str], part: Part | None = None, finish: Finish | None = N
 
 def shape(**fields: Any) -> ChatResponseOptions:
     numbers = count()
-    given = {"n": 1, "prompt_ids": [1, 2, 3], "new_call_id": lambda: f"call-{next(numbers)}", **fields}
+    given = {
+        "n": 1,
+        "prompt_ids": [1, 2, 3],
+        "new_call_id": lambda: f"call-{next(numbers)}",
+        **fields,
+    }
     return ChatResponseOptions(**given)
 
 
 def chunks(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
     answer = ChatWriter(META, shape(**fields))
     data = b"".join(
-        [answer.chunk(Started(0, 0.5)), *(answer.chunk(event) for event in events), answer.closing()]
+        [
+            answer.chunk(Started(0, 0.5)),
+            *(answer.chunk(event) for event in events),
+            answer.closing(),
+        ]
     )
-    return [json.loads(block[6:]) for block in data.decode().split("\n\n") if block and block[6:] != "[DONE]"]
+    return [
+        json.loads(block[6:])
+        for block in data.decode().split("\n\n")
+        if block and block[6:] != "[DONE]"
+    ]
 
 
 def deltas(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
-    return [chunk["choices"][0]["delta"] for chunk in chunks(events, **fields)[1:] if chunk["choices"]]
+    return [
+        chunk["choices"][0]["delta"] for chunk in chunks(events, **fields)[1:] if chunk["choices"]
+    ]
 
 
 def whole(events: list[EngineOutput], **fields: Any) -> dict[str, Any]:
@@ -85,14 +100,19 @@ def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
     """A token that completes the name and begins the arguments tells both."""
     both = calling(begun(0, "look"), more(0, '{"a"'))
     assert deltas(NAMED, named_tool=True) == [both, calling(more(0, ": 1}"))]
-    events: list[EngineOutput] = [tokens(["", ""], call(0, "")), tokens(["", "{}", ""], call(0), STOP)]
+    events: list[EngineOutput] = [
+        tokens(["", ""], call(0, "")),
+        tokens(["", "{}", ""], call(0), STOP),
+    ]
     assert deltas(events) == [calling(begun(0, "look")), calling(more(0, "{}")), {}]
     (made,) = whole(events)["choices"][0]["message"]["tool_calls"]
     assert made["function"] == {"name": "look", "arguments": "{}"}
 
 
 def test_a_usage_in_the_midst_counts_the_tokens_of_markup_up_to_its_chunk() -> None:
-    usages = [chunk["usage"]["completion_tokens"] for chunk in chunks(MARKED_UP, continuous_usage=True)]
+    usages = [
+        chunk["usage"]["completion_tokens"] for chunk in chunks(MARKED_UP, continuous_usage=True)
+    ]
     assert usages == [0, 1, 3, 4, 6, 7, 8]
 
 
@@ -104,7 +124,9 @@ CUT = [
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_a_call_that_was_cut_off_is_as_far_as_it_came_or_the_text_of_a_whole_answer(part: int) -> None:
+def test_a_call_that_was_cut_off_is_as_far_as_it_came_or_the_text_of_a_whole_answer(
+    part: int,
+) -> None:
     cut: list[EngineOutput] = [replace(CUT[part], finish=Finish("length"))]
     named = [calling(begun(0, "look")), calling(more(0, '{"a')), calling(more(0, '": "so'))]
     assert deltas(cut) == (named if part else [{}])
@@ -128,7 +150,10 @@ def test_thoughts_come_before_the_reply_under_a_key_of_their_own_and_are_counted
     assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
     usage = chunks(THINKING, reasons=True, include_usage=True)[-1]["usage"]
-    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (4, {"reasoning_tokens": 2})
+    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (
+        4,
+        {"reasoning_tokens": 2},
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,10 +163,14 @@ def test_thoughts_come_before_the_reply_under_a_key_of_their_own_and_are_counted
         *(({"reasons": True, "echo": ""}, ""), ({"reasons": True, "echo": "Eh?"}, "Eh?")),
     ],
 )
-def test_the_content_beside_nothing_but_thoughts_is_null(fields: dict[str, Any], content: str | None) -> None:
+def test_the_content_beside_nothing_but_thoughts_is_null(
+    fields: dict[str, Any], content: str | None
+) -> None:
     events: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT, Finish("length"))]
     assert whole(events, **fields)["choices"][0]["message"]["content"] == content
-    assert whole([tokens([""], None, STOP)], **fields)["choices"][0]["message"]["content"] == content
+    assert (
+        whole([tokens([""], None, STOP)], **fields)["choices"][0]["message"]["content"] == content
+    )
 
 
 def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
@@ -149,4 +178,6 @@ def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
     assert deltas(events, reasons=True) == [{"reasoning": "Hm"}, {"reasoning": "."}, {}]
     told = [{"reasoning": text} for text in ("Hm", "", ".", "")]
     assert deltas(events, reasons=True, empty_thoughts=True) == told
-    assert deltas(events, reasons=True, parses=True, empty_thoughts=True, show_reasoning=False) == [{}]
+    assert deltas(events, reasons=True, parses=True, empty_thoughts=True, show_reasoning=False) == [
+        {}
+    ]

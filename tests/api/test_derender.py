@@ -32,7 +32,10 @@ def ids_of(text: str) -> list[int]:
 
 
 def answer(ids: list[int], **more: Any) -> dict[str, Any]:
-    return {"request_id": "r", "choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop", **more}]}
+    return {
+        "request_id": "r",
+        "choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop", **more}],
+    }
 
 
 TEXTS = ["Hello there, world", "naïve 😀 done"]
@@ -45,7 +48,10 @@ def test_a_text_comes_back(text: str) -> None:
     whole = post(TEXT, body).get_json()
     assert [choice["text"] for choice in whole["choices"]] == [text, text]
     assert [choice["index"] for choice in whole["choices"]] == [0, 1]
-    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (7, 2 * len(ids))
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (
+        7,
+        2 * len(ids),
+    )
     chat = post(CHAT, {"generate_response": answer(ids), "prompt_tokens": 3}).get_json()
     assert chat["choices"][0]["message"]["content"] == text and chat["id"] == "r"
 
@@ -54,18 +60,24 @@ def test_a_parser_finds_calls() -> None:
     ids, more = ids_of(CALL), {"chat_request": REQUEST}
     [choice] = post(CHAT, {"generate_response": answer(ids), **more}, *PARSER).get_json()["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "stop")
-    assert choice["message"]["tool_calls"][0]["function"] == {"name": "ping", "arguments": '{"a": 1}'}
+    assert choice["message"]["tool_calls"][0]["function"] == {
+        "name": "ping",
+        "arguments": '{"a": 1}',
+    }
 
 
 def test_log_probabilities_get_their_texts() -> None:
     ids = ids_of("Hello there")
     entries = [
-        {"token_id": it, "logprob": -1.0, "top_logprobs": [{"token_id": it, "logprob": -1.0}]} for it in ids
+        {"token_id": it, "logprob": -1.0, "top_logprobs": [{"token_id": it, "logprob": -1.0}]}
+        for it in ids
     ]
     told = answer(ids, logprobs={"content": entries})
     chat = post(CHAT, {"generate_response": told}).get_json()["choices"][0]["logprobs"]["content"]
     assert "".join(entry["token"] for entry in chat) == "Hello there"
-    assert bytes(chat[0]["bytes"]).decode() == chat[0]["token"] == chat[0]["top_logprobs"][0]["token"]
+    assert (
+        bytes(chat[0]["bytes"]).decode() == chat[0]["token"] == chat[0]["top_logprobs"][0]["token"]
+    )
     text = post(TEXT, {"generate_responses": [told]}).get_json()["choices"][0]["logprobs"]
     assert text["text_offset"][:2] == [0, len(chat[0]["token"])]
 

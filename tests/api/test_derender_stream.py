@@ -1,4 +1,6 @@
-"""Events of a stream of token ids become events of a chat or a completion; the client carries the state."""
+"""Events of a stream of token ids become events of a chat or a completion; the client carries the
+state.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +34,10 @@ def event(ids: Sequence[int], finish_reason: str | None = None, **fields: Any) -
 def streamed(
     path: str, chunks: Sequence[Sequence[int]], *flags: str, finish: str = "stop", **fields: Any
 ) -> list[Json]:
-    """Answers to an event for each of `chunks`, with the state of the answer before. The last finishes."""
+    """Answers to an event for each of `chunks`, with the state of the answer before.
+
+    The last finishes.
+    """
     answers: list[Json] = []
     state = None
     for number, ids in enumerate(chunks, 1):
@@ -104,7 +109,15 @@ def test_an_event_has_the_form_of_vllm_s_chunks() -> None:
     [text] = streamed(TEXT, [ids])
     assert text["chunk"]["object"] == "text_completion"
     assert list(text["chunk"]["choices"][0]) == [
-        *("index", "text", "logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids")
+        *(
+            "index",
+            "text",
+            "logprobs",
+            "finish_reason",
+            "stop_reason",
+            "prompt_token_ids",
+            "token_ids",
+        )
     ]
 
 
@@ -152,7 +165,9 @@ CUTS = ([], [1] * 200, [4] * 40, [7, 1, 1, 30])
 
 @pytest.mark.parametrize("sizes", CUTS, ids=["whole", "tokens", "fours", "uneven"])
 @pytest.mark.parametrize("has_tail", [False, True], ids=["", "finish in an event without tokens"])
-def test_parsed_events_join_to_the_message_of_the_whole_answer(sizes: list[int], has_tail: bool) -> None:
+def test_parsed_events_join_to_the_message_of_the_whole_answer(
+    sizes: list[int], has_tail: bool
+) -> None:
     flags = (*PARSER, *REASONS)
     ids = ids_of(REPLY)
     chunks = [*chunks_of(ids, sizes), *([[]] if has_tail else [])]
@@ -160,9 +175,14 @@ def test_parsed_events_join_to_the_message_of_the_whole_answer(sizes: list[int],
     message = message_of(answers)
     whole = {"generate_response": event(ids, "stop"), "chat_request": REQUEST}
     expected = post(CHAT, whole, *flags).get_json()["choices"][0]["message"]
-    assert (message["content"], message["reasoning"]) == (expected["content"], expected["reasoning"])
+    assert (message["content"], message["reasoning"]) == (
+        expected["content"],
+        expected["reasoning"],
+    )
     functions = [call["function"] for call in expected["tool_calls"]]
-    assert [call[1:] for call in message["calls"]] == [[it["name"], it["arguments"]] for it in functions]
+    assert [call[1:] for call in message["calls"]] == [
+        [it["name"], it["arguments"]] for it in functions
+    ]
     assert len({call[0] for call in message["calls"]}) == 2
     assert all(call[0].startswith("chatcmpl-tool-") for call in message["calls"])
     reasons = [choice["finish_reason"] for choice in choices_of(answers)]
@@ -177,7 +197,9 @@ def test_parsed_events_join_to_the_message_of_the_whole_answer(sizes: list[int],
         ({"tool_choice": "none"}, 0, "stop"),
     ],
 )
-def test_the_chat_request_decides_what_a_parser_shows(fields: Json, calls: int, reason: str) -> None:
+def test_the_chat_request_decides_what_a_parser_shows(
+    fields: Json, calls: int, reason: str
+) -> None:
     chat = {"messages": MESSAGES, "tools": [TOOL], **fields}
     chunks = chunks_of(ids_of(f"{CALL}\n{CALL}"), [3] * 20)
     answers = streamed(CHAT, chunks, *PARSER, chat_request=chat, prompt_token_ids=PROMPT)
@@ -262,7 +284,9 @@ STATES = st.fixed_dictionaries(
 
 @given(state=STATES, ids=st.lists(st.integers(0, 2**40), max_size=5), has_parser=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_no_state_of_a_client_fails_the_server(state: Json, ids: list[int], has_parser: bool) -> None:
+def test_no_state_of_a_client_fails_the_server(
+    state: Json, ids: list[int], has_parser: bool
+) -> None:
     flags = PARSER if has_parser else ()
     more = {"chat_request": REQUEST, "prompt_token_ids": PROMPT}
     body = {"stream": True, "generate_chunk": event(ids), "stream_state": state}

@@ -1,4 +1,6 @@
-"""Errors leave in vLLM's form, the engine's in vLLM's words; what is nobody's business stays inside."""
+"""Errors leave in vLLM's form, the engine's in vLLM's words; what is nobody's business stays
+inside.
+"""
 
 import json
 from collections.abc import Iterator
@@ -61,7 +63,9 @@ def test_every_error_has_the_same_four_fields(client: FlaskClient) -> None:
         assert answer.headers.get("Retry-After") == ("3" if name == "busy" else None)
 
 
-def test_a_bug_is_logged_and_not_told(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_is_logged_and_not_told(
+    client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
     assert b"secret" not in client.post("/raise/bug").data
     assert "secret detail" in caplog.text
 
@@ -108,7 +112,11 @@ def test_each_error_has_its_status_type_and_text() -> None:
         known = as_api_error(error)
         told = {"message": str(error), "type": kind, "param": None, "code": status}
         assert str(error).endswith(".")
-        assert (known.status, json.loads(known.body()), known.headers) == (status, {"error": told}, {})
+        assert (known.status, json.loads(known.body()), known.headers) == (
+            status,
+            {"error": told},
+            {},
+        )
     engine_errors = {kind for kind in KNOWN_ERRORS if issubclass(kind, EngineError)}
     assert engine_errors == set(EngineError.__subclasses__()) == {type(row[0]) for row in TABLE}
 

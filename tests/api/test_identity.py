@@ -24,7 +24,10 @@ def client_of(*flags: str) -> FlaskClient:
 
 
 def post(
-    body: dict[str, Any], *flags: str, path: str = "/v1/completions", headers: dict[str, str] | None = None
+    body: dict[str, Any],
+    *flags: str,
+    path: str = "/v1/completions",
+    headers: dict[str, str] | None = None,
 ) -> Any:
     return client_of(*flags).post(path, json=body, headers=headers)
 
@@ -55,7 +58,10 @@ def test_the_header_s_id_wins_over_the_body_s_and_that_over_a_fresh_one() -> Non
 def test_the_fingerprint() -> None:
     for flags, fingerprint in (
         ((), r"vllm-0\.32\.0-[0-9a-f]{8}"),
-        (("--tensor-parallel-size=4", "--data-parallel-size=2"), r"vllm-0\.32\.0-tp4-dp2-[0-9a-f]{8}"),
+        (
+            ("--tensor-parallel-size=4", "--data-parallel-size=2"),
+            r"vllm-0\.32\.0-tp4-dp2-[0-9a-f]{8}",
+        ),
         (("--fingerprint-mode=hash", "--tensor-parallel-size=4"), r"vllm-0\.32\.0-[0-9a-f]{8}"),
         (("--fingerprint-mode=custom", "--fingerprint-value=mine"), "mine"),
         (("--fingerprint-mode=custom",), None),

@@ -47,12 +47,18 @@ class Entries(Sequence[Any]):
             return Entries(self.ids[index])
         Entries.made += ALTERNATIVES + 1
         first = self.ids[index]
-        top = [(first + k, WORDS[(first + k) % len(WORDS)], -1.0 - k) for k in range(ALTERNATIVES + 1)]
+        top = [
+            (first + k, WORDS[(first + k) % len(WORDS)], -1.0 - k) for k in range(ALTERNATIVES + 1)
+        ]
         return TokenLogprob(first, top[0][1], -1.0, top)
 
 
 def reply(
-    choices: int, tokens: int, at_once: int = 7, part: Part | None = None, with_logprobs: bool = True
+    choices: int,
+    tokens: int,
+    at_once: int = 7,
+    part: Part | None = None,
+    with_logprobs: bool = True,
 ) -> Iterator[EngineOutput]:
     """The outputs of replies of so many tokens, of which some come together."""
     prompt = Entries(PROMPT) if with_logprobs else None
@@ -73,7 +79,9 @@ def reply(
 
 
 def chat(choices: int) -> ResponseWriter:
-    options = ChatResponseOptions(n=choices, prompt_ids=PROMPT, top_logprobs=-1, token_ids=True, echo="Eh?")
+    options = ChatResponseOptions(
+        n=choices, prompt_ids=PROMPT, top_logprobs=-1, token_ids=True, echo="Eh?"
+    )
     return ChatWriter(META, options)
 
 
@@ -85,7 +93,9 @@ def completion(choices: int) -> ResponseWriter:
     return CompletionWriter(META, options)
 
 
-def response(choices: int, ended: Callable[[ResponseObject], None] = lambda response: None) -> ResponseWriter:
+def response(
+    choices: int, ended: Callable[[ResponseObject], None] = lambda response: None
+) -> ResponseWriter:
     first = new_response(ResponsesRequest(input="hi"), META, 9)
     options = ResponsesOptions(response=first, prompt_ids=PROMPT, top_logprobs=3)
     ids = count()
@@ -162,14 +172,24 @@ def test_a_stream_repeats_only_so_much_of_its_prompts() -> None:
     flags = ["--seed", "1", "--force-dummy-tokenizer", "--max-model-len", "4096"]
     client = app_of(*flags).test_client()
     for tokens, stream, status in ((3000, True, 400), (900, True, 200), (3000, False, 200)):
-        body = {"prompt": [5] * tokens, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": stream}
+        body = {
+            "prompt": [5] * tokens,
+            "max_tokens": 1,
+            "echo": True,
+            "logprobs": 20,
+            "stream": stream,
+        }
         answer = client.post("/v1/completions", json=body)
         assert answer.status_code == status
         assert status == 200 or answer.get_json()["error"]["param"] == "echo"
     chat = {"messages": [{"role": "user", "content": "a " * 900}], "n": 600, "max_tokens": 1}
     for route, body, param in (
         ("/v1/chat/completions", chat | {"return_prompt_text": True}, "messages"),
-        ("/v1/completions", {"prompt": [5] * 3000, "n": 400, "return_token_ids": True}, "return_token_ids"),
+        (
+            "/v1/completions",
+            {"prompt": [5] * 3000, "n": 400, "return_token_ids": True},
+            "return_token_ids",
+        ),
     ):
         answer = client.post(route, json=body | {"stream": True, "temperature": 1})
         assert (answer.status_code, answer.get_json()["error"]["param"]) == (400, param)

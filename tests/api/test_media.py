@@ -32,8 +32,12 @@ def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
     assert placeholders(None) == ()
 
 
-@pytest.mark.parametrize(("tokens", "spans"), [(2, [(0, 1), (1, 1), (1, 1)]), (0, [(0, 1), (0, 1), (0, 1)])])
-def test_of_a_short_prompt_everybody_has_one_token(tokens: int, spans: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "spans"), [(2, [(0, 1), (1, 1), (1, 1)]), (0, [(0, 1), (0, 1), (0, 1)])]
+)
+def test_of_a_short_prompt_everybody_has_one_token(
+    tokens: int, spans: list[tuple[int, int]]
+) -> None:
     found = placeholders(features(said(IMAGE, IMAGE, IMAGE), range(tokens)))
     assert [(offset, length) for _, offset, length in found] == spans
 

@@ -5,8 +5,21 @@ from tests.application import app_of
 
 NAMES = {
     *("block hashes", "chat templates", "client audit", "fault scripts", "index blocks"),
-    *("KV cache blocks", "KV events to publish", "KV events to replay", "index key roots", "index keys"),
-    *("index tails", "index tokenizers", "plain chats", "plain prompts", "prompt tokens", "rate limits"),
+    *(
+        "KV cache blocks",
+        "KV events to publish",
+        "KV events to replay",
+        "index key roots",
+        "index keys",
+    ),
+    *(
+        "index tails",
+        "index tokenizers",
+        "plain chats",
+        "plain prompts",
+        "prompt tokens",
+        "rate limits",
+    ),
     *("responses", "schemas", "words"),
 }
 

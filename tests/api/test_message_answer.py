@@ -28,7 +28,9 @@ def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:
     return [(event["type"], event) for event in parsed(data)]
 
 
-def streamed(writer: MessageWriter, events: Sequence[EngineOutput]) -> list[tuple[str, dict[str, Any]]]:
+def streamed(
+    writer: MessageWriter, events: Sequence[EngineOutput]
+) -> list[tuple[str, dict[str, Any]]]:
     return named(b"".join(map(writer.chunk, events)) + writer.closing())
 
 
@@ -51,7 +53,12 @@ def gathered(events: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     assert not is_open
     assert [kind for kind, _ in events[-2:]] == ["message_delta", "message_stop"]
     ending = events[-2][1]
-    return {**message, **ending["delta"], "usage": ending["usage"], "content": [*map(finished, content)]}
+    return {
+        **message,
+        **ending["delta"],
+        "usage": ending["usage"],
+        "content": [*map(finished, content)],
+    }
 
 
 def add(block: dict[str, Any], delta: dict[str, Any]) -> None:
@@ -87,7 +94,9 @@ def test_a_streamed_message_says_what_a_whole_one_says(
     if body["content"] == [{"type": "text", "text": ""}]:
         body["content"] = []  # which only a whole message fills
     assert gathered(streamed(answer(True), events)) == {"stop_sequence": None, **body}
-    assert body["usage"]["output_tokens"] == sum(len(e.ids) for e in events if isinstance(e, Tokens))
+    assert body["usage"]["output_tokens"] == sum(
+        len(e.ids) for e in events if isinstance(e, Tokens)
+    )
 
 
 @pytest.mark.parametrize(

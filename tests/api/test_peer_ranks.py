@@ -53,7 +53,10 @@ def test_the_refusal_of_a_rank_is_that_of_all(rank: str) -> None:
 
 
 def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -> None:
-    for url, asked in ((f"http://127.0.0.1:{free_port()}", "/200/"), (rank, "/200/" + b"<html>".hex())):
+    for url, asked in (
+        (f"http://127.0.0.1:{free_port()}", "/200/"),
+        (rank, "/200/" + b"<html>".hex()),
+    ):
         with pytest.raises(ApiError, match="Rank 2 does not answer") as refused:
             PeerRanks(0, [(2, url)]).ask("GET", asked, {})
         assert refused.value.status == 503

@@ -27,15 +27,22 @@ Kind: TypeAlias = type[PlainChat] | type[PlainCompletion]
 
 def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> PlainGeneration:
     """The fast path of one family, for a model with a context of `length` tokens."""
-    limits, models = ModelLimits(max_model_len=length, vocab_size=4096), SimpleNamespace(names=["m"])
+    limits, models = (
+        ModelLimits(max_model_len=length, vocab_size=4096),
+        SimpleNamespace(names=["m"]),
+    )
     pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
     known, options = KnownPrompts(prompt_ids), partial(ChatResponseOptions, prompt_ids=())
-    found = PlainGeneration(pipeline, kind, "", known, options, lambda ids: {"n": 1}, cast(Any, None))
+    found = PlainGeneration(
+        pipeline, kind, "", known, options, lambda ids: {"n": 1}, cast(Any, None)
+    )
     found._names = frozenset(names)
     return found
 
 
-def recognise(kind: Kind = PlainChat, ids: int = 10, length: int = LENGTH, **body: Any) -> Recognised | None:
+def recognise(
+    kind: Kind = PlainChat, ids: int = 10, length: int = LENGTH, **body: Any
+) -> Recognised | None:
     """What a model with a context of `length` tokens recognises, the prompt having `ids` of them."""
     reader = generation(kind, lambda prompt: range(ids), length, None, "m")
     prompt = {"messages": CHAT} if kind is PlainChat else {"prompt": "hi"}
@@ -107,7 +114,9 @@ def test_the_prompt_is_known_by_its_bytes_and_may_not_be_known_at_once(
     kind: Kind, body: bytes, key: bytes
 ) -> None:
     asked: list[bytes] = []
-    assert generation(kind, asked.append, LENGTH).recognise(body) is None and asked == []  # no model yet
+    assert (
+        generation(kind, asked.append, LENGTH).recognise(body) is None and asked == []
+    )  # no model yet
     assert generation(kind, asked.append, LENGTH, None).recognise(body) is None and asked == [key]
 
 

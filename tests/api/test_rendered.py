@@ -1,4 +1,7 @@
-"""The sampling parameters of a rendered request: vLLM's, with its defaults or what the request says."""
+"""The sampling parameters of a rendered request:
+
+vLLM's, with its defaults or what the request says.
+"""
 
 import json
 from functools import cache
@@ -10,8 +13,20 @@ from app.serving.flask.application import Understudy
 from tests.application import app_of
 
 DEFAULTS = {
-    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 1.0},
-    **{"top_p": 1.0, "min_p": 0.0, "stop": [], "stop_token_ids": [], "max_tokens": 5, "output_kind": 2},
+    **{
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "temperature": 1.0,
+    },
+    **{
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "stop": [],
+        "stop_token_ids": [],
+        "max_tokens": 5,
+        "output_kind": 2,
+    },
     **{"skip_clone": True, "bad_words": [], "skip_reading_prefix_cache": False},
 }
 
@@ -82,24 +97,36 @@ def test_each_family_is_rendered_as_the_chat_that_it_is() -> None:
         assert told["token_ids"] == chat["token_ids"] and told["request_id"].startswith(prefix)
         assert told["sampling_params"]["max_tokens"] == 5
     assert message["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
-    assert response["sampling_params"]["extra_args"] == {} and "extra_args" not in chat["sampling_params"]
-    follows = rendered("/v1/responses/render", {"input": "hi", "previous_response_id": "resp_1"})["error"]
+    assert (
+        response["sampling_params"]["extra_args"] == {}
+        and "extra_args" not in chat["sampling_params"]
+    )
+    follows = rendered("/v1/responses/render", {"input": "hi", "previous_response_id": "resp_1"})[
+        "error"
+    ]
     assert (follows["type"], follows["param"]) == ("invalid_request_error", "previous_response_id")
     beam = {"prompt": "hi", "use_beam_search": True}
     assert rendered("/v1/completions/render", beam)["error"]["type"] == "BadRequestError"
 
 
 def test_prompts_have_numbers_and_tokens_their_places() -> None:
-    told = rendered("/v1/completions/render", {"prompt": ["Hello there", "Hi"], "return_token_offsets": True})
+    told = rendered(
+        "/v1/completions/render", {"prompt": ["Hello there", "Hi"], "return_token_offsets": True}
+    )
     assert [it["request_id"][-2:] for it in told] == ["-0", "-1"]
     for it, text in zip(told, ("Hello there", "Hi"), strict=True):
         places = it["token_offsets"]
-        assert len(places) == len(it["token_ids"]) and places[0][0] == 0 and places[-1][1] == len(text)
+        assert (
+            len(places) == len(it["token_ids"]) and places[0][0] == 0 and places[-1][1] == len(text)
+        )
     [ids] = rendered("/v1/completions/render", {"prompt": [3], "return_token_offsets": True})
     assert ids["token_offsets"] is None
 
 
-TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "ping", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +137,9 @@ TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": 
         ("auto", None),
     ],
 )
-def test_tools_that_must_be_called_are_a_structural_tag(choice: Any, form: dict[str, Any] | None) -> None:
+def test_tools_that_must_be_called_are_a_structural_tag(
+    choice: Any, form: dict[str, Any] | None
+) -> None:
     body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
     told = rendered("/v1/chat/completions/render", body)["sampling_params"]
     assert told["skip_special_tokens"] is False

@@ -1,4 +1,7 @@
-"""From engine requests to a response: at once, as a promise, or as a stream; and nothing left behind."""
+"""From engine requests to a response:
+
+at once, as a promise, or as a stream; and nothing left behind.
+"""
 
 import gc
 from collections.abc import Iterable
@@ -41,7 +44,9 @@ class Texts:
         return self._text(self.taken)
 
     def _text(self, events: Iterable[EngineOutput]) -> bytes:
-        return "".join(text for event in events if type(event) is Tokens for text in event.texts).encode()
+        return "".join(
+            text for event in events if type(event) is Tokens for text in event.texts
+        ).encode()
 
 
 class Responding:
@@ -64,7 +69,10 @@ def test_what_is_ready_at_once_is_no_promise() -> None:
     response = at_once.soon()
     assert isinstance(response, Response) and isinstance(response.body, bytes)
     assert response.body and b"What goes in comes out.".startswith(response.body)
-    assert list(response.headers.items())[:2] == [*HEADERS.items(), ("Content-Type", "application/json")]
+    assert list(response.headers.items())[:2] == [
+        *HEADERS.items(),
+        ("Content-Type", "application/json"),
+    ]
     assert at_once.load.count == 0 and at_once.harness.is_idle()
 
 

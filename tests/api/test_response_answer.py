@@ -19,7 +19,9 @@ from tests.conformance.calls import parsed
 META = ResponseMeta("resp_1", 1_700_000_000, "a model", "fp")
 
 
-def answer(ended: list[ResponseObject] | None = None, asked: Any = None, **shape: Any) -> ResponsesWriter:
+def answer(
+    ended: list[ResponseObject] | None = None, asked: Any = None, **shape: Any
+) -> ResponsesWriter:
     ids = count(1)
     response = new_response(ResponsesRequest(input="hi", **(asked or {})), META, 9)
     return ResponsesWriter(
@@ -94,7 +96,9 @@ def test_a_streamed_response_says_what_a_whole_one_says(
         item["status"] = "completed"  # which a whole response does not tell of thoughts
     assert found[-1]["response"] == body
     assert gathered(found) == body["output"]
-    assert body["usage"]["output_tokens"] == sum(len(e.ids) for e in events if isinstance(e, Tokens))
+    assert body["usage"]["output_tokens"] == sum(
+        len(e.ids) for e in events if isinstance(e, Tokens)
+    )
 
 
 @given(segments=segments(), most=st.integers(1, 6), top=st.integers(0, 3))
@@ -104,7 +108,9 @@ def test_the_log_probabilities_of_a_stream_are_those_of_its_messages(
 ) -> None:
     events = told(segments, Finish("stop"), most, logprobs=True)
     found = streamed(answer(top_logprobs=top), events)
-    in_events = [entry for event in found if "delta" in event for entry in event.get("logprobs", ())]
+    in_events = [
+        entry for event in found if "delta" in event for entry in event.get("logprobs", ())
+    ]
     in_items = [
         entry
         for item in found[-1]["response"]["output"]
@@ -113,16 +119,23 @@ def test_the_log_probabilities_of_a_stream_are_those_of_its_messages(
         for entry in content["logprobs"]
     ]
     texts = [
-        text for event in events if isinstance(event, Tokens) and event.part is None for text in event.texts
+        text
+        for event in events
+        if isinstance(event, Tokens) and event.part is None
+        for text in event.texts
     ]
     assert [entry["token"] for entry in in_events] == texts
     if all(texts):
-        assert [(entry["token"], entry["logprob"]) for entry in in_items] == [(t, -1.0) for t in texts]
+        assert [(entry["token"], entry["logprob"]) for entry in in_items] == [
+            (t, -1.0) for t in texts
+        ]
     assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
 
 
 def test_a_reply_that_shows_nothing_is_an_empty_message_or_none() -> None:
-    """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no text."""
+    """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no
+    text.
+    """
     nothing: list[list[Segment]] = [[], [(None, ["", ""])], [(THOUGHT, [""])]]
     for shown in nothing:
         events = told(shown, Finish("stop"))
@@ -150,8 +163,12 @@ def test_what_stands_beside_the_items() -> None:
     assert found[-1]["response"]["kv_transfer_params"] == {"remote_host": "a"}
     assert found[-1]["response"]["ec_transfer_params"] == {"b": 1}
     body = whole(answer(prompt_text="say hi"), told([(None, ["Hi", "!"])], Finish("stop"), most=2))
-    assert body["input_messages"] == [{"message": "say hi", "tokens": [5] * 16, "type": "raw_message_tokens"}]
-    assert body["output_messages"] == [{"message": "Hi!", "tokens": [0, 1], "type": "raw_message_tokens"}]
+    assert body["input_messages"] == [
+        {"message": "say hi", "tokens": [5] * 16, "type": "raw_message_tokens"}
+    ]
+    assert body["output_messages"] == [
+        {"message": "Hi!", "tokens": [0, 1], "type": "raw_message_tokens"}
+    ]
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -168,6 +185,10 @@ def test_a_failure_ends_the_stream_with_a_failed_response(begun: bool) -> None:
         assert kinds(found[:2]) == ["created", "in_progress"]
         assert kinds(found[-1:]) == ["failed"]
         failed = found[-1]["response"]
-        assert (failed["id"], failed["status"], failed["error"]["code"]) == ("resp_1", "failed", code)
+        assert (failed["id"], failed["status"], failed["error"]["code"]) == (
+            "resp_1",
+            "failed",
+            code,
+        )
         assert "detail" not in failed["error"]["message"]
         assert [response.status for response in ended] == ["failed"]

@@ -18,7 +18,9 @@ from tests.application import app_of
 
 
 def kept(name: str, status: str = "completed", size: int = 0, **fields: Any) -> KeptResponse:
-    response = new_response(ResponsesRequest(input="hi"), ResponseMeta(name, 1_700_000_000, "m", "fp"), 9)
+    response = new_response(
+        ResponsesRequest(input="hi"), ResponseMeta(name, 1_700_000_000, "m", "fp"), 9
+    )
     response.status = status
     return KeptResponse.of(response, [{"role": "user", "content": "x" * size}], **fields)
 
@@ -27,7 +29,11 @@ def missing(store: ResponseStore, name: str) -> bool:
     try:
         store.get(name)
     except ApiError as error:
-        assert (error.status, error.type, error.param) == (404, "invalid_request_error", "response_id")
+        assert (error.status, error.type, error.param) == (
+            404,
+            "invalid_request_error",
+            "response_id",
+        )
         return True
     return False
 
@@ -75,7 +81,9 @@ def test_the_size_of_the_store_is_what_it_holds(size: int, events: int) -> None:
         before = traced_bytes()
         for number in range(200):
             response = kept(f"resp_{number:032d}", size=size, events=[])
-            response.add(b"".join(b"data: %0200d\n\n" % event for event in range(events)), over=True)
+            response.add(
+                b"".join(b"data: %0200d\n\n" % event for event in range(events)), over=True
+            )
             store.keep(response)
             del response
         held_bytes = traced_bytes() - before

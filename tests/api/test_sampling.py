@@ -1,4 +1,7 @@
-"""How a model that computes is told to choose: the request's fields before the model's own defaults."""
+"""How a model that computes is told to choose:
+
+the request's fields before the model's own defaults.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +16,11 @@ OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetiti
 
 
 def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
-    assert SamplingDefaults().of(asked()) == SamplingDefaults().of_plain(None, None, None, None) == Sampling()
+    assert (
+        SamplingDefaults().of(asked())
+        == SamplingDefaults().of_plain(None, None, None, None)
+        == Sampling()
+    )
     wanted = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
     assert OWN.of(asked()) == OWN.of_plain(None, None, None, None) == wanted
 
@@ -44,7 +51,11 @@ def test_what_the_engine_cannot_do_is_refused_by_name() -> None:
         assert (caught.value.status, caught.value.param) == (400, field)
     with pytest.raises(ApiError, match="not a multimodal model"):
         check_real(asked(), has_media=True)
-    for fine in ({}, {"use_beam_search": False}, {"kv_transfer_params": {"do_remote_prefill": False}}):
+    for fine in (
+        {},
+        {"use_beam_search": False},
+        {"kv_transfer_params": {"do_remote_prefill": False}},
+    ):
         check_real(asked(**fine), has_media=False)
 
 

@@ -22,14 +22,15 @@ from tests.api.served_stream import END, Served, Socket, tokens
 def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
     takes: list[int], pauses: list[bool], count: int, early: int, plain: list[bool], large: set[int]
 ) -> None:
-    """`early` events come before the server begins to iterate; `plain` ones come each by itself, and may be
-    written as JSON; `large` ones are more than a slice.
+    """`early` events come before the server begins to iterate; `plain` ones come each by itself,
+    and may be written as JSON; `large` ones are more than a slice.
     """
     texts = [f"<{k}>" for k in range(count)]
     served = Served(Socket(*takes))
     events: list[EngineOutput] = [Started(0, 0.0)]
     events += [
-        tokens(text, last=k == count - 1, ids=600 if k in large else 1) for k, text in enumerate(texts)
+        tokens(text, last=k == count - 1, ids=600 if k in large else 1)
+        for k, text in enumerate(texts)
     ]
     take = served.stream.emit(events.pop(0))
     assert take is not None
@@ -68,7 +69,9 @@ def test_tokens_that_wait_for_a_client_are_merged_by_choice() -> None:
     served.stream.transport.lags = False
     served.stream._send_slice(served.stream.transport)
     assert served.ended()
-    expected = "".join(f"<{choice}.{number}>" for choice in range(choices) for number in range(count))
+    expected = "".join(
+        f"<{choice}.{number}>" for choice in range(choices) for number in range(count)
+    )
     assert served.content() == expected.encode() + END
 
 

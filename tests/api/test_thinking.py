@@ -35,8 +35,12 @@ THINKING_OFF = {"thinking": False}
         ("hy_v4", {"reasoning_effort": "no_think"}, None, "no"),
     ],
 )
-def test_how_a_model_thinks(parser: str, kwargs: dict[str, Any], effort: Any, expected: str) -> None:
-    asked = ChatCompletionRequest(messages=[], chat_template_kwargs=kwargs or None, reasoning_effort=effort)
+def test_how_a_model_thinks(
+    parser: str, kwargs: dict[str, Any], effort: Any, expected: str
+) -> None:
+    asked = ChatCompletionRequest(
+        messages=[], chat_template_kwargs=kwargs or None, reasoning_effort=effort
+    )
     assert thinking(asked, parser) == expected
 
 

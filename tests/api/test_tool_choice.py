@@ -59,19 +59,33 @@ def test_without_tools_there_is_no_call_and_a_named_one_must_be_one() -> None:
     assert calls() is None and calls(tools=None) is None
     with pytest.raises(ApiError, match="exactly one tool"):
         calls(tools=[TOOLS[0], TOOLS[0]], tool_choice=LOOK)
-    assert told(calls(tools=[TOOLS[0], TOOLS[0]], tool_choice="required")) == (["look", "look"], 1, 2, False)
-    assert calls(CLOSED, tools=TOOLS, tool_choice=None) is None, "a server without a parser finds none"
+    assert told(calls(tools=[TOOLS[0], TOOLS[0]], tool_choice="required")) == (
+        ["look", "look"],
+        1,
+        2,
+        False,
+    )
+    assert calls(CLOSED, tools=TOOLS, tool_choice=None) is None, (
+        "a server without a parser finds none"
+    )
     assert calls(CLOSED, tools=TOOLS, tool_choice="required") is None, "of the Responses family"
 
 
 NAMED = {"type": "function", "function": {"name": "go"}}
-CLOSED, PARSED = ToolSettings(enable_auto_tool_choice=False), ToolSettings(tool_call_parser="hermes")
+CLOSED, PARSED = (
+    ToolSettings(enable_auto_tool_choice=False),
+    ToolSettings(tool_call_parser="hermes"),
+)
 
 
 @pytest.mark.parametrize(
     ("settings", "choice", "refused"),
     [
-        (CLOSED, "auto", '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser'),
+        (
+            CLOSED,
+            "auto",
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser',
+        ),
         (CLOSED, "required", 'tool_choice="required" requires --tool-call-parser to be set'),
         (CLOSED, NAMED, "requires --tool-call-parser to be set"),
         (CLOSED, allowed("auto", "go"), "function"),
@@ -83,7 +97,9 @@ CLOSED, PARSED = ToolSettings(enable_auto_tool_choice=False), ToolSettings(tool_
         (PARSED, NAMED, None),
     ],
 )
-def test_a_server_may_leave_no_choice(settings: ToolSettings, choice: object, refused: str | None) -> None:
+def test_a_server_may_leave_no_choice(
+    settings: ToolSettings, choice: object, refused: str | None
+) -> None:
     asked = chat(tools=TOOLS, tool_choice=choice)
     if refused is None:
         check_tool_choice(asked, settings)
@@ -108,7 +124,9 @@ def test_a_server_may_leave_no_choice(settings: ToolSettings, choice: object, re
 def test_what_is_no_form_is_refused(wanted: StructuredOutputs, word: str) -> None:
     with pytest.raises(ApiError) as caught:
         constraint_of(wanted, Schemas())
-    assert caught.value.status == 400 and word in caught.value.message and caught.value.param is None
+    assert (
+        caught.value.status == 400 and word in caught.value.message and caught.value.param is None
+    )
 
 
 def test_tools_that_cannot_fit_are_refused_before_the_chat_is_tokenized(

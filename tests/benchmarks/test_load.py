@@ -35,7 +35,9 @@ def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def test_an_error_is_the_distance_from_request_plus_ttft_plus_k_itls() -> None:
-    assert errors_ms(stream(0, 0.5, -0.25, requested_ns=7 * MS), RHYTHM) == pytest.approx([0, 0.5, -0.25])
+    assert errors_ms(stream(0, 0.5, -0.25, requested_ns=7 * MS), RHYTHM) == pytest.approx(
+        [0, 0.5, -0.25]
+    )
     with_role = Arrivals(0, [50 * MS, *stream(1, 2).chunks_ns])
     assert errors_ms(with_role, Rhythm(0.050, 0.020, skipped=1)) == pytest.approx([1, 2])
     seen = pace([Arrivals(0, []), stream(-3, 1, 1, 1)], RHYTHM)  # early is as bad as late
@@ -50,7 +52,9 @@ def test_streams_that_fall_behind_lose_speed_and_drift() -> None:
     seen = pace([slow], RHYTHM)
     assert seen.speed == pytest.approx((50 + 100 * 20) / (50 + 100 * 40))
     assert seen.drift_ms == pytest.approx(20 * (88 - 12))
-    assert pace([stream(*[4.0] * 40), stream(*[6.0] * 40)], RHYTHM).drift_ms == pytest.approx(0, abs=1e-9)
+    assert pace([stream(*[4.0] * 40), stream(*[6.0] * 40)], RHYTHM).drift_ms == pytest.approx(
+        0, abs=1e-9
+    )
     assert drift_ms([[1, 1, 9, 9, 9, 9, 3, 3], [1, 1, -9, -9, -9, -9, 3, 3]]) == 2
 
 
@@ -65,7 +69,10 @@ def test_events_are_counted_once_however_they_are_cut(count: int, cuts: list[int
     reply.restart()  # the connection is used again
     assert (reply.feed(HEAD + events(3)), reply.done) == (3, True)
     body = events(count)
-    whole, answer = WholeReply(), b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    whole, answer = (
+        WholeReply(),
+        b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body,
+    )
     completed = [whole.feed(piece) for piece in pieces(answer, cuts)]
     assert completed == [0] * (len(completed) - 1) + [1] and whole.body == body
 

@@ -1,4 +1,7 @@
-"""A rehearsal of an engine that costs exactly what a profile says: the simulation has to find that out."""
+"""A rehearsal of an engine that costs exactly what a profile says:
+
+the simulation has to find that out.
+"""
 
 import csv
 import re
@@ -47,8 +50,12 @@ class StandIn:
         self.pauses: list[float] = []
         self._cost = StepCost(cost)
         self._noise = noise
-        self._blocks = CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching)
-        self._scheduler: Scheduler[OfflineRequest] = Scheduler(scheduler_limits(limits), self._blocks)
+        self._blocks = CountedBlocks(
+            limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching
+        )
+        self._scheduler: Scheduler[OfflineRequest] = Scheduler(
+            scheduler_limits(limits), self._blocks
+        )
         self._numbers: dict[OfflineRequest, int] = {}
 
     def add(self, number: int, input_tokens: int, output_tokens: int) -> None:
@@ -114,10 +121,15 @@ def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
         chunk = prefills * random.randrange(8, 200, 8)
         context = sum(random.randint(1, 500) for _ in range(decodes))
         steps.append(
-            RecordedStep(decodes + chunk, decodes + prefills, context, chunk * chunk / 2, prefills, 1.0)
+            RecordedStep(
+                decodes + chunk, decodes + prefills, context, chunk * chunk / 2, prefills, 1.0
+            )
         )
     told = predicted(cost, steps)
-    return [msgspec.structs.replace(it, seconds=seconds) for it, seconds in zip(steps, told, strict=True)]
+    return [
+        msgspec.structs.replace(it, seconds=seconds)
+        for it, seconds in zip(steps, told, strict=True)
+    ]
 
 
 @settings(max_examples=25, deadline=None)
@@ -130,7 +142,9 @@ def test_an_engine_and_its_simulation_tell_the_same_moments_and_steps(
     simulated = play_offline(profile_of(CPU), load, in_flight)
     assert [it.held for it in real.steps] == [it.held for it in simulated.steps]
     for name in ("send_s", "first_s", "last_s"):
-        assert getattr(real.recording, name) == pytest.approx(getattr(simulated.recording, name), abs=1e-6)
+        assert getattr(real.recording, name) == pytest.approx(
+            getattr(simulated.recording, name), abs=1e-6
+        )
     seconds = [it.seconds for it in simulated.steps]
     assert [it.seconds for it in real.steps] == pytest.approx(seconds, abs=1e-6)
 
@@ -148,7 +162,10 @@ LATER = 2.0 + TURNAROUND_S
     ],
 )
 def test_the_client_sends_when_a_request_is_due_and_has_a_place(
-    requests: list[tuple[float, int, int]], in_flight: int | None, send_s: list[float], first_s: list[float]
+    requests: list[tuple[float, int, int]],
+    in_flight: int | None,
+    send_s: list[float],
+    first_s: list[float],
 ) -> None:
     engine = StandIn(LIMITS, CostConstants(base=1.0))
     seen = play_on(engine, load_of(requests), in_flight, engine.clock).recording
@@ -162,7 +179,9 @@ def test_a_fit_names_the_constants_and_nearly_finds_a_bend_between_those_that_ar
     for table in ("products", "outputs"):
         assert found.pop(table) == wanted.pop(table)
     assert found == pytest.approx(wanted, rel=0.01, abs=1e-9)
-    with pytest.raises(ConfigError, match="5 steps were recorded, and a fit needs 20: play more requests"):
+    with pytest.raises(
+        ConfigError, match="5 steps were recorded, and a fit needs 20: play more requests"
+    ):
         fit_steps(steps_of(CPU, 400, 1)[:5])
     cost = msgspec.structs.replace(CPU, weights=9.5e-3, p=5.0)
     others = steps_of(cost, 100, 2)
@@ -175,7 +194,9 @@ def rehearsed(noise: float = 0.0) -> Rehearsal:
     loads, random = draw_loads(RECIPE, (2, 5)), Random(1)
     limits = limits_for(loads, 64)
     engine = StandIn(limits, CPU, lambda: 1 + random.uniform(-noise, noise))
-    return rehearse(engine, profile_of(CostConstants(), limits), loads, engine.clock, lambda text: None)
+    return rehearse(
+        engine, profile_of(CostConstants(), limits), loads, engine.clock, lambda text: None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +218,9 @@ def played(scale: float, steps: int = 3) -> Played:
     """Three requests at once, of 2 tokens each."""
     first, last = ([begin + place * 0.1 * scale for place in (1, 2, 3)] for begin in (0.0, scale))
     zero, lengths = [0.0] * 3, {"input_tokens": [5] * 3, "output_tokens": [2] * 3}
-    recording = MeasuredRun(name="-", arrival_s=zero, send_s=zero, first_s=first, last_s=last, **lengths)
+    recording = MeasuredRun(
+        name="-", arrival_s=zero, send_s=zero, first_s=first, last_s=last, **lengths
+    )
     return Played(recording, [RecordedStep(3, 3, 0, 0.0, 0, 0.1)] * steps)
 
 
@@ -220,7 +243,9 @@ def test_the_report_tells_the_figures_the_costs_and_a_verdict(good: Rehearsal) -
     text = report.table(good)
     assert "2 in flight: 20 requests, " in text and "5 in flight: 20 requests, " in text
     assert text.count("the same in the simulation") == 2
-    assert re.search(r"a step costs: base [\d.]+ us, weights [\d.e+]+ us, per-token [\d.]+ us, spill ", text)
+    assert re.search(
+        r"a step costs: base [\d.]+ us, weights [\d.e+]+ us, per-token [\d.]+ us, spill ", text
+    )
     assert text.endswith("within the bound: noise + 5% in the median, noise + 10% each")
     worse = Comparison(7, played(1.0), played(1.0), played(2.0, steps=4))
     bad = msgspec.structs.replace(good, comparisons=[worse])

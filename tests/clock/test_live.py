@@ -52,7 +52,9 @@ def test_an_alarm_rings_once_and_not_before_its_moment(timer: LiveClock) -> None
 
 
 @pytest.mark.parametrize(("first_s", "second_s"), [(SOON_S, 2 * SOON_S), (60.0, SOON_S)])
-def test_a_later_alarm_replaces_an_earlier_one(timer: LiveClock, first_s: float, second_s: float) -> None:
+def test_a_later_alarm_replaces_an_earlier_one(
+    timer: LiveClock, first_s: float, second_s: float
+) -> None:
     rings = Rings()
     now_s = time.monotonic()
     timer.ring_at(now_s + first_s, rings.alarm("first"))

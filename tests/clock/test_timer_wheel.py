@@ -39,7 +39,9 @@ class Hopeless(Broken):
 
 
 @given(gaps=st.lists(st.floats(0.0005, 2.0), min_size=1, max_size=30))
-def test_every_turn_comes_at_its_moment_hardly_early_and_less_than_two_slots_late(gaps: list[float]) -> None:
+def test_every_turn_comes_at_its_moment_hardly_early_and_less_than_two_slots_late(
+    gaps: list[float],
+) -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
     beats = [Metronome(clock, gap_s, 20) for gap_s in gaps]
@@ -55,7 +57,11 @@ def test_every_turn_comes_at_its_moment_hardly_early_and_less_than_two_slots_lat
 def test_a_turn_that_fails_is_told_so_and_stops_nobody_else() -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
-    broken, hopeless, beat = Broken(clock, 0.01, 5), Hopeless(clock, 0.01, 5), Metronome(clock, 0.01, 5)
+    broken, hopeless, beat = (
+        Broken(clock, 0.01, 5),
+        Hopeless(clock, 0.01, 5),
+        Metronome(clock, 0.01, 5),
+    )
     for each in (broken, hopeless, beat):
         wheel.add(each.due_s, each)
     clock.advance(1)
@@ -74,7 +80,9 @@ class Recording(VirtualClock):
 
 @given(due_s=st.floats(0, 1e8))
 def test_at_the_moment_that_it_asked_for_there_is_something_to_do(due_s: float) -> None:
-    """Were a slot not yet due at its own moment, because of rounding, the alarm would ring on and on."""
+    """Were a slot not yet due at its own moment, because of rounding, the alarm would ring on and
+    on.
+    """
     clock = Recording()
     wheel = TimerWheel(clock)
     beat = Metronome(clock, 1.0, 1)

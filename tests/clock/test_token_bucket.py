@@ -24,7 +24,9 @@ def test_a_full_bucket_gives_its_burst_at_once_and_then_one_token_a_second() -> 
 
 
 @pytest.mark.parametrize(("per_minute", "burst"), [(0, 1), (-1, None), (60, 0), (float("nan"), 1)])
-def test_without_a_rate_or_a_burst_there_is_no_bucket(per_minute: float, burst: float | None) -> None:
+def test_without_a_rate_or_a_burst_there_is_no_bucket(
+    per_minute: float, burst: float | None
+) -> None:
     with pytest.raises(ValueError):
         TokenBucket(per_minute, burst)
 

@@ -25,13 +25,22 @@ PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-s
         (["simluate"], "unknown command 'simluate'; did you mean simulate?"),
         (["simulate", "--rat", "3"], "unknown flag --rat; did you mean --rate?"),
         (["fleet", "--polices", "x"], "unknown flag --polices; did you mean --policies?"),
-        (["script", "try", "--mesages", "x", "y"], "unknown flag --mesages; did you mean --messages?"),
-        (["script", "chek"], "argument command: invalid choice: 'chek' (choose from 'check', 'try')"),
+        (
+            ["script", "try", "--mesages", "x", "y"],
+            "unknown flag --mesages; did you mean --messages?",
+        ),
+        (
+            ["script", "chek"],
+            "argument command: invalid choice: 'chek' (choose from 'check', 'try')",
+        ),
         (["plugins", "--plugn", "x"], "unknown flag --plugn; did you mean --plugin?"),
         (["serve", "--tensor-paralel-size", "2"], PARALLEL),
         (["record", "--out"], "argument --out: expected one argument"),
         (["record", "--proxy", "--taget", "x"], "unknown flag --taget; did you mean --target?"),
-        (["completion", "csh"], "argument shell: invalid choice: 'csh' (choose from 'bash', 'zsh', 'fish')"),
+        (
+            ["completion", "csh"],
+            "argument shell: invalid choice: 'csh' (choose from 'bash', 'zsh', 'fish')",
+        ),
     ],
 )
 def test_a_wrong_setting_ends_with_status_1_and_words_that_say_nothing_with_2_both_in_one_line(
@@ -48,7 +57,9 @@ def test_the_help_tells_what_a_duration_is(capsys: pytest.CaptureFixture[str]) -
     [line] = [line for line in told.splitlines() if line.startswith("DURATION is")]
     examples = line.partition(" is ")[2].partition(" (")[0].replace(" or ", ", ").split(", ")
     assert [parse_duration(text) for text in examples] == [0.25, 1.5, 90.0]
-    assert parse_duration("7") == 0.007 and line.endswith("a whole number without a unit is milliseconds.")
+    assert parse_duration("7") == 0.007 and line.endswith(
+        "a whole number without a unit is milliseconds."
+    )
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["help"]])
@@ -75,7 +86,9 @@ def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("argv", [["serve", "--version"], ["serve", "model", "--version"]])
-def test_serve_prints_the_version_of_vllm_alone(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_prints_the_version_of_vllm_alone(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(argv) == 0
     assert capsys.readouterr() == (f"{VLLM_VERSION}\n", "")
 

@@ -39,7 +39,9 @@ MIXTRAL: dict[str, object] = {
 BANDWIDTH, FLOPS, LINK = 5.3e12, 1307.4e12, 0.448e12
 
 
-def made(config: dict[str, object], device: str = "mi300x", devices: int = 1, **changes: object) -> Profile:
+def made(
+    config: dict[str, object], device: str = "mi300x", devices: int = 1, **changes: object
+) -> Profile:
     """A profile; of a device without constants of kernels unless another is given."""
     return datasheet_profile({**config, **changes}, device, devices)
 
@@ -57,7 +59,11 @@ def test_constants_are_those_of_the_formulas() -> None:
 def test_blocks_are_what_the_memory_has_left() -> None:
     engine = datasheet_profile(QWEN, "h100", limits={"max_num_seqs": 256}).engine
     assert engine.num_gpu_blocks == pytest.approx(18038, rel=0.02)  # what a real vLLM had
-    assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len) == (8192, 256, 40960)
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len) == (
+        8192,
+        256,
+        40960,
+    )
 
 
 @pytest.mark.parametrize(("device", "batch"), [("h100", (8192, 1024)), ("a100", (2048, 256))])
@@ -110,7 +116,8 @@ def test_quantized_weights_are_read_faster(quantization: dict[str, object], bits
     in_8bit = quantization["quant_method"] == "fp8"
     assert packed.per_token == pytest.approx(plain.per_token * (1307.4 / 2614.9 if in_8bit else 1))
     assert (
-        made(QWEN, quantization_config=quantization).engine.num_gpu_blocks > made(QWEN).engine.num_gpu_blocks
+        made(QWEN, quantization_config=quantization).engine.num_gpu_blocks
+        > made(QWEN).engine.num_gpu_blocks
     )
 
 
@@ -139,18 +146,53 @@ def seconds(cost: CostConstants, tokens: int) -> float:
         ("h100", 3, {}, "tensor-parallel-size 3: it must divide the 40 attention heads"),
         ("h100", 1, {"architectures": ["Qwen3ForCausalLm"]}, "did you mean Qwen3ForCausalLM?"),
         ("h100", 1, {"hidden_size": -1}, "Expected `int` >= 1 - at `$.hidden_size`"),
-        ("h100", 1, {"head_dim": None, "hidden_size": 5121}, "must be a multiple of num_attention_heads"),
+        (
+            "h100",
+            1,
+            {"head_dim": None, "hidden_size": 5121},
+            "must be a multiple of num_attention_heads",
+        ),
         ("h100", 1, {"num_key_value_heads": 80}, "num_key_value_heads (80) must not be more"),
         ("l40s", 1, {"num_hidden_layers": 80}, "leave no room for a KV cache"),
-        ("h100", 1, {"quantization_config": {"quant_method": "magic"}}, "quant_method magic is none of"),
+        (
+            "h100",
+            1,
+            {"quantization_config": {"quant_method": "magic"}},
+            "quant_method magic is none of",
+        ),
         ("h100", 1, {"num_experts": 4, "num_experts_per_tok": 8}, "is more than the experts"),
         ("h100", 1, {"kv_lora_rank": 512}, "kv_lora_rank: Qwen3ForCausalLM has latent attention"),
-        ("h100", 1, {"vision_config": {"depth": 32}}, "vision_config: Qwen3ForCausalLM has an encoder"),
+        (
+            "h100",
+            1,
+            {"vision_config": {"depth": 32}},
+            "vision_config: Qwen3ForCausalLM has an encoder",
+        ),
         ("h100", 1, {"text_config": QWEN}, "text_config: Qwen3ForCausalLM has an encoder beside"),
-        ("h100", 1, {"text_config": {"kv_lora_rank": 512}}, "kv_lora_rank: Qwen3ForCausalLM has latent"),
-        ("h100", 1, {"mamba_d_state": 16}, "mamba_d_state: Qwen3ForCausalLM has state-space layers"),
-        ("h100", 1, {"layer_types": ["linear_attention"] * 40}, "has layers of linear_attention, and"),
-        ("h100", 1, {"architectures": ["JambaForCausalLM"]}, "JambaForCausalLM is none that a data sheet"),
+        (
+            "h100",
+            1,
+            {"text_config": {"kv_lora_rank": 512}},
+            "kv_lora_rank: Qwen3ForCausalLM has latent",
+        ),
+        (
+            "h100",
+            1,
+            {"mamba_d_state": 16},
+            "mamba_d_state: Qwen3ForCausalLM has state-space layers",
+        ),
+        (
+            "h100",
+            1,
+            {"layer_types": ["linear_attention"] * 40},
+            "has layers of linear_attention, and",
+        ),
+        (
+            "h100",
+            1,
+            {"architectures": ["JambaForCausalLM"]},
+            "JambaForCausalLM is none that a data sheet",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(
@@ -170,7 +212,9 @@ def test_what_cannot_be_is_told_in_one_line(
         ("[]", "Expected `object`"),
     ],
 )
-def test_a_file_that_is_no_config_is_told_in_one_line(tmp_path: Path, content: str | None, rule: str) -> None:
+def test_a_file_that_is_no_config_is_told_in_one_line(
+    tmp_path: Path, content: str | None, rule: str
+) -> None:
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content)

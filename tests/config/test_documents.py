@@ -37,7 +37,9 @@ def test_there_is_one_version() -> None:
 
 
 def measurement(path: Path) -> list[tuple[int, float, float]]:
-    """Requests at once, time to the first token and between tokens in ms, as an example's head tells."""
+    """Requests at once, time to the first token and between tokens in ms, as an example's head
+    tells.
+    """
     rows = re.findall(r"(?m)^# +(\d+) \| +([\d.]+) \| +([\d.]+)$", path.read_text("utf-8"))
     return [(int(count), float(first), float(between)) for count, first, between in rows]
 
@@ -64,7 +66,9 @@ def test_every_example_says_where_its_figures_are_from_and_keeps_to_them(path: P
         gaps = [timing.inter_token() for _ in range(400)]
         assert 1000 * sum(gaps) / len(gaps) == pytest.approx(between_ms, rel=0.15)
     prompt = (
-        int(found[1].replace(",", "")) if (found := re.search(r"# ([\d,]+) prompt tokens", text)) else 100
+        int(found[1].replace(",", ""))
+        if (found := re.search(r"# ([\d,]+) prompt tokens", text))
+        else 100
     )
     alone = timing_of(path, 1)
     first = [alone.time_to_first_token(prompt) for _ in range(400)]

@@ -38,7 +38,9 @@ def test_a_step_costs_more_with_more_in_it_and_less_on_more_devices(device: str)
     steps = [seconds(one, tokens) for tokens in (256, 1024, 4096, 8192)]
     assert steps == sorted(steps) and steps[-1] > 10 * steps[0]
     assert (
-        seconds(one, 8, decodes=8, context=80_000) > seconds(one, 8, decodes=8) > seconds(one, 1, decodes=1)
+        seconds(one, 8, decodes=8, context=80_000)
+        > seconds(one, 8, decodes=8)
+        > seconds(one, 1, decodes=1)
     )
     for tokens in (1, 64):
         assert seconds(four, tokens) < seconds(one, tokens)
@@ -49,7 +51,9 @@ def test_a_step_costs_more_with_more_in_it_and_less_on_more_devices(device: str)
 def test_a_step_of_decodes_reads_the_weights_at_a_share_of_the_bandwidth() -> None:
     weights = 2 * (40 * (5120 * 56 * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408) + 151936 * 5120)
     cost = made().cost
-    assert 0.75 < weights / 3.35e12 / (seconds(cost, 1, decodes=1) - cost.base - cost.decodes) < 0.85
+    assert (
+        0.75 < weights / 3.35e12 / (seconds(cost, 1, decodes=1) - cost.base - cost.decodes) < 0.85
+    )
 
 
 def test_formats_of_eight_and_four_bits_are_faster_and_their_small_steps_less_so() -> None:
@@ -76,7 +80,8 @@ def test_a_window_bounds_the_context_of_its_layers() -> None:
 def test_an_expert_that_all_tokens_share_is_computed_beside_the_others() -> None:
     experts = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
     alone, beside = (
-        made(devices=4, **experts, shared_expert_intermediate_size=size).cost.products for size in (0, 5632)
+        made(devices=4, **experts, shared_expert_intermediate_size=size).cost.products
+        for size in (0, 5632)
     )
     assert alone and all(more > less for (_, less), (_, more) in zip(alone, beside, strict=True))
 
@@ -104,7 +109,9 @@ def test_the_version_chooses_the_scheduler() -> None:
 def test_keys_are_in_eight_bits_where_servers_had_them_so() -> None:
     scheme = {**FP8, "kv_cache_scheme": {"num_bits": 8}}
     blocks = {
-        device: [made(device, quantization_config=kind).engine.num_gpu_blocks for kind in (FP8, scheme)]
+        device: [
+            made(device, quantization_config=kind).engine.num_gpu_blocks for kind in (FP8, scheme)
+        ]
         for device in ("h100", "b200")
     }
     assert blocks["h100"][0] == blocks["h100"][1] and blocks["b200"][1] == pytest.approx(
@@ -139,7 +146,9 @@ def test_a_profile_says_in_one_line_how_far_it_was_checked(
     config: dict[str, object], device: str, rule: str
 ) -> None:
     profile = datasheet_profile(config, device, 2)
-    assert made(version="99.1").checked.endswith("; vLLM 99.1 is taken for 0.28, the newest that is known")
+    assert made(version="99.1").checked.endswith(
+        "; vLLM 99.1 is taken for 0.28, the newest that is known"
+    )
     assert rule in profile.checked and "\n" not in profile.checked
     assert bool(profile.cost.products) == ("sum over" in profile.checked)
 
@@ -167,11 +176,14 @@ def test_a_norm_lies_between_the_longer_and_the_sum(one: float, other: float, p:
 
 @pytest.mark.shared
 @pytest.mark.parametrize(
-    ("family", "tpot", "tpot_p90", "ttft"), [("llama", 0.05, 0.16, 0.13), ("gpt-oss", 0.10, 0.30, 0.25)]
+    ("family", "tpot", "tpot_p90", "ttft"),
+    [("llama", 0.05, 0.16, 0.13), ("gpt-oss", 0.10, 0.30, 0.25)],
 )
 def test_measured_servers_are_met(family: str, tpot: float, tpot_p90: float, ttft: float) -> None:
     """A third of the cells of a family; `python -m benchmarks.cells` plays all."""
-    few = [cell for cell in cells(CELLS) if family in cell["model"] and int(cell["concurrency"]) <= 16][::2]
+    few = [
+        cell for cell in cells(CELLS) if family in cell["model"] and int(cell["concurrency"]) <= 16
+    ][::2]
     found = [errors(CELLS, 10, cell) for cell in few]
     sizes = sorted(abs(error) for error, _ in found)
     assert len(few) > 10

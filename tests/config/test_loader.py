@@ -1,4 +1,6 @@
-"""Where a setting comes from, how it and a duration are written, and how it is handed to another process."""
+"""Where a setting comes from, how it and a duration are written, and how it is handed to another
+process.
+"""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -37,7 +39,11 @@ def test_the_strongest_source_wins(yaml_file: Write) -> None:
     file = yaml_file("port: 1\nmax-num-seqs: 1\nmax-model-len: 1")
     environ = {"SIM_CONFIG": file, "SIM_PORT": "2", "SIM_MAX_NUM_SEQS": "2"}
     settings = load(["--port", "3"], environ)
-    assert (settings.server.port, settings.scheduling.max_num_seqs, settings.model.max_model_len) == (3, 2, 1)
+    assert (
+        settings.server.port,
+        settings.scheduling.max_num_seqs,
+        settings.model.max_model_len,
+    ) == (3, 2, 1)
     assert settings.log == Settings().log
 
 
@@ -74,7 +80,11 @@ def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
         (["--lora-modules", '{"name":"a","x":1}'], "lora.lora_modules", ('{"name":"a","x":1}',)),
         (["--served-model-name", "a", "-v", "5"], "model.served_model_name", ("a",)),
         (["--use-vllm-map-event-format=false"], "kvcache.events_layout", "llm-d-inference-sim"),
-        (["--no-use-vllm-map-event-format", "--kv-events-format", "0.20"], "kvcache.events_layout", "0.20"),
+        (
+            ["--no-use-vllm-map-event-format", "--kv-events-format", "0.20"],
+            "kvcache.events_layout",
+            "0.20",
+        ),
         (["--v=4"], "log.log_level", "debug"),
         (["-v=1"], "log.log_level", "warning"),
         (["-v", "5", "--log-level", "error"], "log.log_level", "error"),
@@ -127,7 +137,9 @@ def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) ->
 
 
 @pytest.mark.parametrize(("name", "reason"), RETIRED.items())
-def test_a_retired_setting_starts_the_server_with_a_warning(yaml_file: Write, name: str, reason: str) -> None:
+def test_a_retired_setting_starts_the_server_with_a_warning(
+    yaml_file: Write, name: str, reason: str
+) -> None:
     variable = "SIM_" + name.replace("-", "_").upper()
     for argv, environ in (
         ([f"--{name}", "1"], {}),
@@ -146,13 +158,18 @@ def test_a_setting_has_one_value_by_whichever_name(yaml_file: Write) -> None:
     assert load(["--kv-cache-size", "9"], {"SIM_NUM_BLOCKS": "8"}).kvcache.kv_cache_size == 9
     assert load(["--num-blocks", "9", "--kv-cache-size=9"], {}).kvcache.kv_cache_size == 9
     assert load(["--enable-kvcache=1", "--enable-prefix-caching"], {}).kvcache.enable_kvcache
-    assert not load(["--no-enable-prefix-caching"], {"SIM_ENABLE_KVCACHE": "true"}).kvcache.enable_kvcache
+    assert not load(
+        ["--no-enable-prefix-caching"], {"SIM_ENABLE_KVCACHE": "true"}
+    ).kvcache.enable_kvcache
     small = load(
-        ["--engine", "llm", "--num-blocks", "64", "--max-queue-size", "3"], {"SIM_MAX_SEQ_LENGTH": "512"}
+        ["--engine", "llm", "--num-blocks", "64", "--max-queue-size", "3"],
+        {"SIM_MAX_SEQ_LENGTH": "512"},
     )
     assert (small.kvcache.kv_cache_size, small.model.max_model_len) == (64, 512)
     assert small.scheduling.max_waiting_queue_length == 3
-    with pytest.raises(ConfigError, match=r"num-blocks\) must not differ from 8 \(YAML file .*same"):
+    with pytest.raises(
+        ConfigError, match=r"num-blocks\) must not differ from 8 \(YAML file .*same"
+    ):
         load(["--config", yaml_file("kv-cache-size: 8\nnum-blocks: 9")], {})
 
 
@@ -183,7 +200,11 @@ def test_the_dump_shows_every_setting_and_no_secret() -> None:
     shown = settings.dump()
     assert list(shown) == [row.name for row in TABLE]
     assert shown["hf-token"] == "***"
-    assert (shown["client-timeout"], shown["served-model-name"], shown["seed"]) == ("1m30s", ["a", "b"], None)
+    assert (shown["client-timeout"], shown["served-model-name"], shown["seed"]) == (
+        "1m30s",
+        ["a", "b"],
+        None,
+    )
     assert settings.dump(masked=False)["hf-token"] == "hf_x"
 
 
@@ -198,11 +219,22 @@ def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[
     [
         ["--served-model-name", "a,b", "c", "--inter-token-latency", "1500us"],
         ["--served-model-name", "[x]", "--time-factor-under-load", "1.1"],
-        ["--latency-calculator", "", "--seed=", "--served-model-name", "--pod-name", "z", "--port", "2"],
+        [
+            "--latency-calculator",
+            "",
+            "--seed=",
+            "--served-model-name",
+            "--pod-name",
+            "z",
+            "--port",
+            "2",
+        ],
         ["--chat-template", "{{ 'a\n' }}", "--hf-token", "hf_x"],
     ],
 )
-def test_flags_become_variables_that_mean_the_same_and_stay_stronger(tmp_path: Path, argv: list[str]) -> None:
+def test_flags_become_variables_that_mean_the_same_and_stay_stronger(
+    tmp_path: Path, argv: list[str]
+) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("latency-calculator: constant\nserved-model-name: [a]\npod-name: y\nport: 7")
     stronger = {"SIM_CONFIG": str(file), "POD_NAME": "x", "SIM_PORT": "1", "SIM_SEED": "1"}
@@ -210,7 +242,9 @@ def test_flags_become_variables_that_mean_the_same_and_stay_stronger(tmp_path: P
         assert load((), handed_over(argv, environ)) == load(argv, environ)
 
 
-def test_relative_paths_that_exist_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_that_exist_become_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokenizer.json").touch()
     (tmp_path / "settings.yaml").write_text("chat-template: template.jinja")
@@ -247,7 +281,11 @@ def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any
 @pytest.mark.parametrize(
     ("name", "given", "handed"),
     [
-        ("dataset-path", ["here", "m=here", "o=nowhere.sqlite3"], "{here},m={here},o=nowhere.sqlite3"),
+        (
+            "dataset-path",
+            ["here", "m=here", "o=nowhere.sqlite3"],
+            "{here},m={here},o=nowhere.sqlite3",
+        ),
         ("kv-index-tokenizers", ["m=./here", "o=org/on-the-hub"], "m={here},o=org/on-the-hub"),
     ],
 )
@@ -278,10 +316,25 @@ def test_a_duration_is_read_and_written_as_go_does(text: str, seconds: float) ->
 
 
 def test_what_is_no_duration_is_refused_with_the_rule() -> None:
-    wrong: list[object] = ["", "10 ms", "s", "1.5", "1d", "1m30", "ms1", "1e3s", "--1s", "½s", "1s" * 33]
+    wrong: list[object] = [
+        "",
+        "10 ms",
+        "s",
+        "1.5",
+        "1d",
+        "1m30",
+        "ms1",
+        "1e3s",
+        "--1s",
+        "½s",
+        "1s" * 33,
+    ]
     wrong += [True, None, 0.5, [], {}]
     too_long = ["9999999h", 10**18, "-9999999h"]
-    for value, rule in (*((each, RULE) for each in wrong), *((each, "292 years") for each in too_long)):
+    for value, rule in (
+        *((each, RULE) for each in wrong),
+        *((each, "292 years") for each in too_long),
+    ):
         with pytest.raises(ValueError) as caught:
             parse_duration(value)
         assert rule in str(caught.value), value

@@ -12,14 +12,28 @@ from tests.config.test_datasheet import QWEN
 
 def model(kind: str, layers: int, width: int, inner: int, kv: int, vocab: int) -> dict[str, object]:
     return {
-        **{"architectures": [f"{kind}ForCausalLM"], "num_hidden_layers": layers, "hidden_size": width},
-        **{"intermediate_size": inner, "num_attention_heads": width // 128, "num_key_value_heads": kv},
+        **{
+            "architectures": [f"{kind}ForCausalLM"],
+            "num_hidden_layers": layers,
+            "hidden_size": width,
+        },
+        **{
+            "intermediate_size": inner,
+            "num_attention_heads": width // 128,
+            "num_key_value_heads": kv,
+        },
         **{"vocab_size": vocab, "max_position_embeddings": 8192, "head_dim": 128},
     }
 
 
-LLAMA, LLAMA_70B = model("Llama", 32, 4096, 14336, 8, 128256), model("Llama", 80, 8192, 28672, 8, 128256)
-QWEN2, QWEN3_32B = model("Qwen2", 28, 3584, 18944, 4, 152064), model("Qwen3", 64, 5120, 25600, 8, 151936)
+LLAMA, LLAMA_70B = (
+    model("Llama", 32, 4096, 14336, 8, 128256),
+    model("Llama", 80, 8192, 28672, 8, 128256),
+)
+QWEN2, QWEN3_32B = (
+    model("Qwen2", 28, 3584, 18944, 4, 152064),
+    model("Qwen3", 64, 5120, 25600, 8, 151936),
+)
 QWEN3_32B["num_attention_heads"] = 64
 
 
@@ -31,7 +45,8 @@ QWEN3_32B["num_attention_heads"] = 64
         ("0.11.0", LLAMA_70B, 1, "h100", 2, 0.9, 1024, 32.0),
         ("0.11.0", QWEN3_32B, 2, "h100", 1, 0.9, 1024, 4.45),
         ("0.11.0", QWEN3_32B, 2, "h100", 2, 0.9, 1024, 34.49),
-        # accuracy/results/v0.19.0/accuracy_report.md of llm-d-incubation/llm-d-planner: 0.16 to 0.19
+        # accuracy/results/v0.19.0/accuracy_report.md of llm-d-incubation/llm-d-planner: 0.16 to
+        # 0.19
         ("0.16.0", QWEN, 2, "h100", 1, 0.95, 1024, 41.94),
         ("0.17.0", QWEN, 2, "h100", 1, 0.95, 1024, 45.34),
         ("0.19.0", LLAMA, 2, "h100", 1, 0.95, 1024, 58.11),
@@ -63,22 +78,32 @@ def test_the_cache_has_the_memory_that_a_log_says(
 
 def test_blocks_follow_limits_and_windows() -> None:
     def blocks(version: str = "", config: object = QWEN, **limits: int) -> int:
-        return datasheet_profile(config, "h100", vllm_version=version, limits=limits).engine.num_gpu_blocks
+        return datasheet_profile(
+            config, "h100", vllm_version=version, limits=limits
+        ).engine.num_gpu_blocks
 
     assert blocks(max_num_seqs=256) > blocks() > blocks(max_num_batched_tokens=65536)
     assert blocks(block_size=32) == pytest.approx(blocks() / 2, abs=1)
     assert blocks("0.16.0") < blocks("0.17.0")
     assert blocks(num_gpu_blocks=1000) == 1000
-    sliding = {**QWEN, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 20}
+    sliding = {
+        **QWEN,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 20,
+    }
     assert blocks(config=sliding) == pytest.approx(2 * blocks(), abs=2)
 
 
 @pytest.mark.parametrize("version", ["newest", "0", "0.x", "-1.2", "0.15.1; rm", "1e9.1", "0.15\n"])
 def test_a_version_that_is_none_is_told_in_one_line(version: str) -> None:
-    with pytest.raises(ConfigError, match="vllm-version .*: must be a version of vLLM, such as 0.15.1"):
+    with pytest.raises(
+        ConfigError, match="vllm-version .*: must be a version of vLLM, such as 0.15.1"
+    ):
         datasheet_profile(QWEN, "mi300x", vllm_version=version)
 
 
-@pytest.mark.parametrize("version", ["0.15", "v0.15.1", "0.15.2rc1", "0.15.1.dev0+g89a77b108.d20260318"])
+@pytest.mark.parametrize(
+    "version", ["0.15", "v0.15.1", "0.15.2rc1", "0.15.1.dev0+g89a77b108.d20260318"]
+)
 def test_versions_of_builds_are_versions(version: str) -> None:
     assert version_numbers(version) == [0, 15]

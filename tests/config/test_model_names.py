@@ -69,7 +69,10 @@ def test_served_model_names_and_adapters_are_kept_unchanged(name: str) -> None:
 
 def test_joined_flags_are_still_read() -> None:
     assert loaded("-v5").log.log_level == "trace"
-    assert loaded("--served-model-name", "a-v1", "b-v2", "-v4").model.served_names == ("a-v1", "b-v2")
+    assert loaded("--served-model-name", "a-v1", "b-v2", "-v4").model.served_names == (
+        "a-v1",
+        "b-v2",
+    )
     assert settings_of(["model-v2", "-O3"], {}).values["model"] == "model-v2"
 
 

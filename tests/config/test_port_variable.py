@@ -25,7 +25,9 @@ def test_port_is_weaker_than_sim_port_and_the_flag() -> None:
 
 
 def test_a_port_variable_that_is_no_port_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^setting port: 'web' \(environment variable PORT\) must be"):
+    with pytest.raises(
+        ConfigError, match=r"^setting port: 'web' \(environment variable PORT\) must be"
+    ):
         loaded(PORT="web")
 
 

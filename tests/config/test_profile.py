@@ -1,4 +1,7 @@
-"""Profiles: what they set, what is stronger, and what is wrong with one, in a line that names it."""
+"""Profiles:
+
+what they set, what is stronger, and what is wrong with one, in a line that names it.
+"""
 
 import json
 from pathlib import Path
@@ -39,7 +42,11 @@ def test_every_shipped_profile_is_one_and_says_where_it_is_from(name: str) -> No
 
 def test_a_profile_sets_the_engine_that_it_describes() -> None:
     settings = load(["--profile", NAME], {})
-    assert (settings.steps.timing, settings.steps.profile, settings.steps.shared) == ("steps", NAME, True)
+    assert (settings.steps.timing, settings.steps.profile, settings.steps.shared) == (
+        "steps",
+        NAME,
+        True,
+    )
     assert (settings.kvcache.kv_cache_size, settings.kvcache.block_size) == (18038, 16)
     assert (settings.scheduling.max_num_seqs, settings.steps.max_num_batched_tokens) == (256, 8192)
     assert settings.kvcache.enable_kvcache and settings.model.max_model_len == 40960
@@ -51,7 +58,9 @@ def test_steps_without_a_profile_are_those_of_the_recorded_engine() -> None:
 
 def test_the_default_cache_holds_two_whole_contexts() -> None:
     at = load([], {})
-    assert (at.kvcache.kv_cache_size - 1) * at.kvcache.block_size >= at.model.max_model_len == 32_768
+    assert (
+        (at.kvcache.kv_cache_size - 1) * at.kvcache.block_size >= at.model.max_model_len == 32_768
+    )
     assert load(["--enable-kvcache"], {}).kvcache == replace(at.kvcache, enable_kvcache=True)
 
 
@@ -80,7 +89,10 @@ def test_whatever_is_said_is_stronger_than_the_profile(tmp_path: Path) -> None:
         (["--timing", "stepwise"], "setting timing"),
         (["--profile", "auto"], "device must be given"),
         (["--profile", "auto", "--device", "h100"], "model-config must be given"),
-        (["--profile", "auto", "--device", "h1000", "--model-config", "/nowhere"], "h1000|/nowhere"),
+        (
+            ["--profile", "auto", "--device", "h1000", "--model-config", "/nowhere"],
+            "h1000|/nowhere",
+        ),
         (["--profile", NAME, "--device", "h100"], "device can be given with profile auto only"),
     ],
 )
@@ -101,7 +113,9 @@ def test_what_does_not_fit_is_named(argv: list[str], named: str) -> None:
         ({"source": None}, "source"),
     ],
 )
-def test_a_profile_that_is_wrong_is_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+def test_a_profile_that_is_wrong_is_refused(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
     path = changed(tmp_path, **changes)
     with pytest.raises(ConfigError, match=named) as error:
         load(["--profile", path], {})

@@ -1,4 +1,7 @@
-"""What stops the start: one line that names the setting, the value, where it stands and the rule."""
+"""What stops the start:
+
+one line that names the setting, the value, where it stands and the rule.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +27,10 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
     [
         (["--model", ""], "setting model: '' (flag --model) must not be empty"),
         (["--port", "0"], "setting port: '0' (flag --port) must be between 1 and 65535"),
-        (["--port", "8k"], "setting port: '8k' (flag --port) must be a whole number (of at most 64 bits)"),
+        (
+            ["--port", "8k"],
+            "setting port: '8k' (flag --port) must be a whole number (of at most 64 bits)",
+        ),
         (["--inter-token-latency", "-1ms"], "setting inter-token-latency: '-1ms' (flag"),
         (
             ["--inter-token-latency", "10ms", "--inter-token-latency-std-dev", "4ms"],
@@ -37,8 +43,14 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["--client-timeout", "0"], "must be longer than 0s"),
         (["--served-model-name", " "], "must not contain an empty item"),
         (["--access-log=maybe"], "must be true or false"),
-        (["--kv-index-bind", "tcp://127.0.0.1:*"], "is wrong: not a ZMQ address of tcp with a port"),
-        (["--kv-events-replay-endpoint", "udp://a:1"], "is wrong: not a ZMQ address of tcp, ipc or inproc"),
+        (
+            ["--kv-index-bind", "tcp://127.0.0.1:*"],
+            "is wrong: not a ZMQ address of tcp with a port",
+        ),
+        (
+            ["--kv-events-replay-endpoint", "udp://a:1"],
+            "is wrong: not a ZMQ address of tcp, ipc or inproc",
+        ),
         (
             ["--kv-index-bind", "tcp://*:5557", "--data-parallel-size", "2"],
             "setting kv-index-bind: 'tcp://*:5557' (flag --kv-index-bind) must be empty when",
@@ -61,8 +73,14 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
             ["--uds", "/run/a", "--data-parallel-size", "2"],
             "setting uds: '/run/a' (flag --uds) must be empty",
         ),
-        (["--uds", "/run/a", "--grpc-port", "9000"], "(flag --grpc-port) must be empty where uds is set"),
-        (["--config", "/nowhere.yaml"], "YAML file /nowhere.yaml: cannot be read: No such file or directory"),
+        (
+            ["--uds", "/run/a", "--grpc-port", "9000"],
+            "(flag --grpc-port) must be empty where uds is set",
+        ),
+        (
+            ["--config", "/nowhere.yaml"],
+            "YAML file /nowhere.yaml: cannot be read: No such file or directory",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(argv: list[str], line: str) -> None:
@@ -107,7 +125,9 @@ def test_a_yaml_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 def test_a_refusal_names_the_variable() -> None:
     line = refusal([], {"SIM_PORT": "tcp://10.0.0.1:80"})
-    assert line.startswith("setting port: 'tcp://10.0.0.1:80' (environment variable SIM_PORT) must be")
+    assert line.startswith(
+        "setting port: 'tcp://10.0.0.1:80' (environment variable SIM_PORT) must be"
+    )
 
 
 def test_a_refusal_shows_neither_secrets_nor_endless_values() -> None:
@@ -115,7 +135,9 @@ def test_a_refusal_shows_neither_secrets_nor_endless_values() -> None:
     assert refusal(["--mode", "a\nb"])
 
 
-@pytest.mark.parametrize(("base", "deviation"), [("100ms", "30ms"), ("70ms", "21ms"), ("10us", "3us")])
+@pytest.mark.parametrize(
+    ("base", "deviation"), [("100ms", "30ms"), ("70ms", "21ms"), ("10us", "3us")]
+)
 def test_a_deviation_of_exactly_30_percent_passes(base: str, deviation: str) -> None:
     load(["--time-to-first-token", base, "--time-to-first-token-std-dev", deviation], {})
 

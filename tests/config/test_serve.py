@@ -1,4 +1,7 @@
-"""vLLM's own command line: all options are known, what has a meaning acts, what is wrong is refused."""
+"""vLLM's own command line:
+
+all options are known, what has a meaning acts, what is wrong is refused.
+"""
 
 import json
 from collections.abc import Callable
@@ -17,7 +20,15 @@ from config.loader import resolve
 from config.settings import BY_NAME
 from config.sources import Flags
 from config.vllm.option import Option
-from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, OBSOLETE, OPTIONS, names_of, read, settings_of
+from config.vllm.serve import (
+    CONTEXT_LENGTH,
+    MEANINGS,
+    OBSOLETE,
+    OPTIONS,
+    names_of,
+    read,
+    settings_of,
+)
 
 Write = Callable[[str], str]
 ISSUE = [
@@ -67,7 +78,14 @@ def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
     assert told == ["accepted, changes nothing here: --gpu-memory-utilization"]
 
 
-SAMPLES = {"text": "x", "int": "8", "float": "0.5", "JSON": "{}", "size": "4k", "size or auto": "auto"}
+SAMPLES = {
+    "text": "x",
+    "int": "8",
+    "float": "0.5",
+    "JSON": "{}",
+    "size": "4k",
+    "size or auto": "auto",
+}
 """A value for each kind of option."""
 
 
@@ -242,17 +260,29 @@ def test_a_file_is_weaker_than_the_line(yaml_file: Write) -> None:
             ["--gpu-memory-utilisation", "1"],
             "unknown flag --gpu-memory-utilisation; did you mean --gpu-memory-",
         ),
-        (["--dtype", "bf16"], "flag --dtype: 'bf16' must be one of auto, bfloat16, float, float16, float32"),
+        (
+            ["--dtype", "bf16"],
+            "flag --dtype: 'bf16' must be one of auto, bfloat16, float, float16, float32",
+        ),
         (["--max-num-seqs", "many"], "flag --max-num-seqs: 'many' must be a whole number"),
-        (["--max-num-seqs", "0"], "setting max-num-seqs: '0' (flag --max-num-seqs) must be at least 1"),
-        (["--max-model-len", "8.5K"], "flag --max-model-len: '8.5K' must be a whole number, which may"),
+        (
+            ["--max-num-seqs", "0"],
+            "setting max-num-seqs: '0' (flag --max-num-seqs) must be at least 1",
+        ),
+        (
+            ["--max-model-len", "8.5K"],
+            "flag --max-model-len: '8.5K' must be a whole number, which may",
+        ),
         (
             ["--max-model-len", "8kb"],
             "flag --max-model-len: '8kb' must be a whole number, which may end in k",
         ),
         (["--compilation-config", "{"], "flag --compilation-config: '{' must be JSON"),
         (["--kv-events-config", '{"topics": ""}'], "unknown field `topics`; did you mean topic?"),
-        (["--kv-transfer-config.kv_role", "both"], "flag --kv-transfer-config: Invalid enum value 'both'"),
+        (
+            ["--kv-transfer-config.kv_role", "both"],
+            "flag --kv-transfer-config: Invalid enum value 'both'",
+        ),
         (["--enforce-eager=true"], "flag --enforce-eager takes no value"),
         (["--max-n", "1"], "ambiguous option: --max-n could match --max-num-"),
         (["two"], "unexpected argument 'two'"),
@@ -299,7 +329,10 @@ def test_dotted_names_are_the_same_as_json(fields: dict[str, Any]) -> None:
 
 @hypothesis.settings(max_examples=50, deadline=None)
 @given(
-    st.lists(st.text(max_size=12) | st.sampled_from([*MEANINGS]).map(lambda name: f"--{name}"), max_size=6)
+    st.lists(
+        st.text(max_size=12) | st.sampled_from([*MEANINGS]).map(lambda name: f"--{name}"),
+        max_size=6,
+    )
 )
 def test_any_words_are_understood_or_refused_in_one_line(words: list[str]) -> None:
     try:

@@ -1,4 +1,7 @@
-"""What vLLM refuses when it starts, beyond its parser: unknown names, numbers out of range, conflicts."""
+"""What vLLM refuses when it starts, beyond its parser:
+
+unknown names, numbers out of range, conflicts.
+"""
 
 import json
 from collections.abc import Mapping
@@ -47,7 +50,9 @@ def test_the_options_with_names_are_the_ones_that_vllm_checks_at_its_start() -> 
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_an_unknown_name_is_refused_with_the_list_and_every_known_name_is_accepted(name: str) -> None:
+def test_an_unknown_name_is_refused_with_the_list_and_every_known_name_is_accepted(
+    name: str,
+) -> None:
     option = OPTIONS[name]
     text = refusal(f"--{name}", "nonsense")
     assert text.startswith(f"flag --{name}: 'nonsense' must be one of ")
@@ -59,14 +64,20 @@ def test_a_misspelled_name_is_corrected() -> None:
     assert refusal("--tool-call-parser", "hermez").endswith("; did you mean hermes?")
     assert refusal("--quantization=fp9").startswith("flag --quantization: 'fp9' must be one of ")
     assert refusal("-q", "gptc").endswith("; did you mean gptq?")
-    assert refusal("--reasoning-parser", "foo").startswith("flag --reasoning-parser: 'foo' must be one of ")
+    assert refusal("--reasoning-parser", "foo").startswith(
+        "flag --reasoning-parser: 'foo' must be one of "
+    )
 
 
 def test_a_plugin_may_bring_any_name() -> None:
     assert is_accepted("--tool-call-parser", "ours", "--tool-parser-plugin", "/plugins/ours.py")
-    assert is_accepted("--reasoning-parser", "ours", "--reasoning-parser-plugin", "/plugins/ours.py")
+    assert is_accepted(
+        "--reasoning-parser", "ours", "--reasoning-parser-plugin", "/plugins/ours.py"
+    )
     assert "must be one of" in refusal("--tool-call-parser", "ours", "--tool-parser-plugin", "")
-    assert "must be one of" in refusal("--tool-call-parser", "ours", "--reasoning-parser-plugin", "/x.py")
+    assert "must be one of" in refusal(
+        "--tool-call-parser", "ours", "--reasoning-parser-plugin", "/x.py"
+    )
 
 
 def test_backends_are_named_in_any_case_and_executors_by_path() -> None:
@@ -77,7 +88,9 @@ def test_backends_are_named_in_any_case_and_executors_by_path() -> None:
 
 
 def test_no_value_is_checked_where_vllm_takes_none() -> None:
-    assert is_accepted("--quantization", "None", "--tool-call-parser", "", "--attention-backend", "None")
+    assert is_accepted(
+        "--quantization", "None", "--tool-call-parser", "", "--attention-backend", "None"
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,11 @@ def test_an_unknown_connector_is_refused_with_the_list() -> None:
     text = refusal(*transfer(kv_connector="P2pNccl"))
     assert "kv_connector 'P2pNccl' must be one of DecodeBenchConnector, ExampleConnector" in text
     assert "did you mean NixlConnector?" in refusal(*transfer(kv_connector="NixlConector"))
-    inner = {"kv_connector_extra_config": {"connectors": [{"kv_connector": "Nixl", "kv_role": "kv_both"}]}}
+    inner = {
+        "kv_connector_extra_config": {
+            "connectors": [{"kv_connector": "Nixl", "kv_role": "kv_both"}]
+        }
+    }
     assert "kv_connector 'Nixl'" in refusal(*transfer(kv_connector="MultiConnector", **inner))
 
 
@@ -135,12 +152,18 @@ def test_a_connector_without_a_role_is_refused() -> None:
     ],
 )
 def test_modes_of_load_balancing_exclude_each_other(argv: tuple[str, ...]) -> None:
-    assert refusal(*argv).startswith("cannot use more than one data parallel load balancing mode; choose one")
+    assert refusal(*argv).startswith(
+        "cannot use more than one data parallel load balancing mode; choose one"
+    )
 
 
 def test_a_headless_node_refuses_options_of_servers() -> None:
-    assert "--api-server-count: 2 cannot be used with" in refusal("--headless", "--api-server-count", "2")
-    assert "--data-parallel-hybrid-lb: cannot be" in refusal("--headless", "--data-parallel-hybrid-lb")
+    assert "--api-server-count: 2 cannot be used with" in refusal(
+        "--headless", "--api-server-count", "2"
+    )
+    assert "--data-parallel-hybrid-lb: cannot be" in refusal(
+        "--headless", "--data-parallel-hybrid-lb"
+    )
     text = refusal("--headless", "--data-parallel-size-local", "0")
     assert text == "flag --data-parallel-size-local: must be more than 0 with --headless"
     argv = ("model", "--headless", "-dp", "4", "--data-parallel-start-rank", "2")
@@ -151,7 +174,9 @@ def test_a_headless_node_refuses_options_of_servers() -> None:
 
 def test_the_start_ends_with_status_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "model", "--gpu-memory-utilization", "1.5"]) == 1
-    assert capsys.readouterr().err == "error: flag --gpu-memory-utilization: '1.5' must be at most 1\n"
+    assert (
+        capsys.readouterr().err == "error: flag --gpu-memory-utilization: '1.5' must be at most 1\n"
+    )
 
 
 def test_names_in_a_file_are_checked_too(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Requests to the endpoints of generation, and their answers, as the checks of this folder see them."""
+"""Requests to the endpoints of generation, and their answers, as the checks of this folder see
+them.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +10,12 @@ import requests
 
 from tests.running_server import RunningServer
 
-CHAT, TEXT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+CHAT, TEXT, TOKENIZE, DETOKENIZE = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+)
 MESSAGES = [{"role": "user", "content": "hi"}]
 DONE = "[DONE]"
 

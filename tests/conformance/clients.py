@@ -33,7 +33,12 @@ def told_by_node(program: str, server: RunningServer) -> Any:
 def _told(command: list[str]) -> Any:
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
-        command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=55, check=False
+        command,
+        env={**os.environ, **quiet},
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -42,7 +47,9 @@ def _told(command: list[str]) -> Any:
 def openai_client(
     server: RunningServer | Server, strict: bool = True, api_key: str = "x", max_retries: int = 0
 ) -> openai.OpenAI:
-    """A client that asks again `max_retries` times; a strict one refuses what the SDK's models do not fit."""
+    """A client that asks again `max_retries` times; a strict one refuses what the SDK's models do
+    not fit.
+    """
     return openai.OpenAI(
         base_url=server.url + "/v1",
         api_key=api_key,

@@ -10,8 +10,12 @@ from tests.running_server import RunningServer, running_server
 
 @pytest.fixture(scope="session")
 def vllm() -> Iterator[RunningServer]:
-    """Serves `tiny` with a context of 2048 tokens, takes images, and tells request ids and cached tokens."""
-    with running_server(*FLAGS, "--enable-request-id-headers", "--multimodal", env=ENVIRONMENT) as server:
+    """Serves `tiny` with a context of 2048 tokens, takes images, and tells request ids and cached
+    tokens.
+    """
+    with running_server(
+        *FLAGS, "--enable-request-id-headers", "--multimodal", env=ENVIRONMENT
+    ) as server:
         yield server
 
 

@@ -1,4 +1,7 @@
-"""Asks a server through instructor for nested objects: `instructor_client.py URL MODEL`. Prints JSON."""
+"""Asks a server through instructor for nested objects:
+
+`instructor_client.py URL MODEL`. Prints JSON.
+"""
 
 import enum
 import json

@@ -24,7 +24,9 @@ class Verdict(BaseModel):
 
 
 def main(url: str, model: str) -> None:
-    chat = ChatOpenAI(base_url=url + "/v1", api_key="none", model=model, max_retries=0, stream_usage=True)
+    chat = ChatOpenAI(
+        base_url=url + "/v1", api_key="none", model=model, max_retries=0, stream_usage=True
+    )
     question: list[Any] = [SystemMessage("Be brief."), HumanMessage("How is the weather in Rome?")]
     whole = chat.invoke(question, max_tokens=6, seed=5)
     pieces = list(chat.stream(question, max_tokens=6, seed=5))

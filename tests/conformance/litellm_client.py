@@ -1,7 +1,8 @@
 """litellm against the server at `argv[1]` with model `argv[2]`; prints what came back as JSON.
 
-With a third word, what it makes of prompts that are too long: it knows them by words of the message, and
-falls back to a model with a longer context. A program and not a test: litellm has an environment of its own.
+With a third word, what it makes of prompts that are too long: it knows them by words of the
+message, and falls back to a model with a longer context. A program and not a test: litellm has an
+environment of its own.
 """
 
 import json
@@ -19,7 +20,12 @@ LENGTHS = {"a little": 3_000, "far": 300_000}
 def main(url: str, model: str) -> dict[str, Any]:
     """What each kind of request got."""
     asked: dict[str, Any] = {
-        **{"model": f"hosted_vllm/{model}", "api_base": f"{url}/v1", "api_key": "x", "num_retries": 0},
+        **{
+            "model": f"hosted_vllm/{model}",
+            "api_base": f"{url}/v1",
+            "api_key": "x",
+            "num_retries": 0,
+        },
         **{"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 6, "seed": 1},
     }
     whole = litellm.completion(**asked)
@@ -36,7 +42,9 @@ def main(url: str, model: str) -> dict[str, Any]:
         "content": whole.choices[0].message.content,
         "finish_reason": whole.choices[0].finish_reason,
         "usage": _usage(whole),
-        "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
+        "streamed": "".join(
+            chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices
+        ),
         "streamed_usage": next(_usage(chunk) for chunk in chunks if getattr(chunk, "usage", None)),
         "text_tokens": text.usage.completion_tokens,
         "choices": len(litellm.completion(**asked, n=3).choices),
@@ -55,7 +63,9 @@ def too_long(url: str, model: str, text: str) -> dict[str, str]:
         "chat": _error_of(litellm.completion, **ours),
         "stream": _error_of(litellm.completion, **ours, stream=True),
         "openai": _error_of(litellm.completion, **chat, model=f"openai/{model}"),
-        "anthropic": _error_of(litellm.completion, **chat | {"api_base": url}, model=f"anthropic/{model}"),
+        "anthropic": _error_of(
+            litellm.completion, **chat | {"api_base": url}, model=f"anthropic/{model}"
+        ),
         "text": _error_of(
             litellm.text_completion, **server, model=f"text-completion-openai/{model}", prompt=text
         ),

@@ -32,7 +32,9 @@ def main(url: str, model: str) -> None:
     question = [ChatMessage(role="user", content="How is the weather?")]
     tool = FunctionTool.from_defaults(fn=weather)
     called = caller.chat_with_tools([tool], chat_history=question, tool_required=True)
-    *_, streamed_call = caller.stream_chat_with_tools([tool], chat_history=question, tool_required=True)
+    *_, streamed_call = caller.stream_chat_with_tools(
+        [tool], chat_history=question, tool_required=True
+    )
     whole = brief.chat(question)
     *_, streamed = brief.stream_chat(question)
     verdict = OpenAILike(**talk).structured_predict(Verdict, PromptTemplate("Is it good?"))
@@ -43,7 +45,10 @@ def main(url: str, model: str) -> None:
         "text": text.complete("hello").text,
         "streamed_text": "".join(piece.delta or "" for piece in text.stream_complete("hello")),
         "calls": [
-            [(call.tool_name, call.tool_kwargs) for call in caller.get_tool_calls_from_response(each)]
+            [
+                (call.tool_name, call.tool_kwargs)
+                for call in caller.get_tool_calls_from_response(each)
+            ]
             for each in (called, streamed_call)
         ],
         "verdict": verdict.model_dump(),

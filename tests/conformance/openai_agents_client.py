@@ -1,4 +1,7 @@
-"""Lets agents of openai-agents use three tools: `openai_agents_client.py URL MODEL`. Prints JSON."""
+"""Lets agents of openai-agents use three tools:
+
+`openai_agents_client.py URL MODEL`. Prints JSON.
+"""
 
 import asyncio
 import json

@@ -39,11 +39,17 @@ async def ask(url: str, model: str) -> dict[str, object]:
         return f"sun in {city}"
 
     answers = [
-        (await caller.run("What is the weather in Rome?", model_settings=ModelSettings(seed=seed))).output
+        (
+            await caller.run(
+                "What is the weather in Rome?", model_settings=ModelSettings(seed=seed)
+            )
+        ).output
         for seed in range(5)
     ]
     verdicts = {
-        form.__name__: (await Agent(served, output_type=form(Verdict)).run("Is it good?")).output.model_dump()
+        form.__name__: (
+            await Agent(served, output_type=form(Verdict)).run("Is it good?")
+        ).output.model_dump()
         for form in (ToolOutput, NativeOutput)
     }
     refused = 0

@@ -1,4 +1,6 @@
-"""Where the recording of a real vLLM lies, if anywhere, and how a server is started like the recorded one."""
+"""Where the recording of a real vLLM lies, if anywhere, and how a server is started like the
+recorded one.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""Every recorded exchange again: the same status, keys in the same order, kinds, words and token counts."""
+"""Every recorded exchange again:
+
+the same status, keys in the same order, kinds, words and token counts.
+"""
 
 import json
 from pathlib import Path
@@ -14,4 +17,6 @@ FACTS = json.loads(Path(__file__).with_name("facts.json").read_text())
 @pytest.mark.shared
 def test_the_facts_are_those_of_the_recording() -> None:
     derived = derive(CASES.read_text().splitlines())
-    assert derived == FACTS, "python -m scripts.derive_facts RECORDING.jsonl > tests/conformance/facts.json"
+    assert derived == FACTS, (
+        "python -m scripts.derive_facts RECORDING.jsonl > tests/conformance/facts.json"
+    )

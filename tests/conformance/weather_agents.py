@@ -1,4 +1,7 @@
-"""Agents with one tool: `weather_agents.py NAME BASE_URL QUESTION` prints the answer of one of AGENTS."""
+"""Agents with one tool:
+
+`weather_agents.py NAME BASE_URL QUESTION` prints the answer of one of AGENTS.
+"""
 
 import json
 import sys
@@ -41,23 +44,35 @@ def openai_responses(base_url: str, question: str) -> str:
         items += [item.model_dump(exclude_none=True) for item in response.output]
         for call in calls:
             result = get_weather(**json.loads(call.arguments))
-            items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+            items.append(
+                {"type": "function_call_output", "call_id": call.call_id, "output": result}
+            )
 
 
 def anthropic(base_url: str, question: str) -> str:
-    """The tool runner of the anthropic SDK; from the second turn on it sends only what is new (a thread)."""
+    """The tool runner of the anthropic SDK; from the second turn on it sends only what is new (a
+    thread).
+    """
     from anthropic import Anthropic, beta_tool
 
     client = Anthropic(base_url=base_url.removesuffix("/v1"), api_key="none")
     messages: Any = [{"role": "user", "content": question}]
     tools: Any = [beta_tool(get_weather)]
-    runner = client.beta.messages.tool_runner(model=MODEL, max_tokens=100, messages=messages, tools=tools)
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, max_tokens=100, messages=messages, tools=tools
+    )
     return "".join(block.text for block in runner.until_done().content if block.type == "text")
 
 
 def openai_agents(base_url: str, question: str) -> str:
     """The runner of openai-agents."""
-    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+    from agents import (
+        Agent,
+        OpenAIChatCompletionsModel,
+        Runner,
+        function_tool,
+        set_tracing_disabled,
+    )
     from openai import AsyncOpenAI
 
     set_tracing_disabled(True)
@@ -71,7 +86,9 @@ def get_weather(city: str) -> str:
     return {"Rome": "sunny"}[city]
 
 
-AGENTS = {agent.__name__: agent for agent in (openai_chat, openai_responses, anthropic, openai_agents)}
+AGENTS = {
+    agent.__name__: agent for agent in (openai_chat, openai_responses, anthropic, openai_agents)
+}
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]

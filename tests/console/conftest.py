@@ -19,7 +19,10 @@ PATIENCE_S = 20.0
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium. Playwright's event loop runs for as long as it does, and no other can in this thread."""
+    """Chromium.
+
+    Playwright's event loop runs for as long as it does, and no other can in this thread.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -40,7 +40,11 @@ def test_figures_are_those_of_the_metrics() -> None:
     it = Watched(slots=3, max_waiting=50, blocks=400, **SLOW)
     rng = Random(4)
     for number in range(30):
-        it.ask(f"r{number}", prompt_ids=list(range(rng.randrange(20, 90))), max_tokens=rng.randrange(2, 20))
+        it.ask(
+            f"r{number}",
+            prompt_ids=list(range(rng.randrange(20, 90))),
+            max_tokens=rng.randrange(2, 20),
+        )
     for _ in range(12):
         figures, metric = it.frame(0.9).figures, it.harness.metric
         assert figures["running"] == metric("num_requests_running")
@@ -122,13 +126,20 @@ def test_a_picture_says_from_when_on_no_request_is_missing(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("steps", [False, True])
 def test_the_map_of_blocks_is_the_caches(steps: bool) -> None:
-    """Prompts that share beginnings, more than the cache holds: blocks are shared, cached, evicted."""
+    """Prompts that share beginnings, more than the cache holds:
+
+    blocks are shared, cached, evicted.
+    """
     profile = quick_profile(max_num_seqs=6) if steps else None
     it = Watched(slots=6, max_waiting=500, blocks=60, profile=profile, inter_token_latency=0.02)
     rng = Random(3)
     for number in range(60):
         group = rng.randrange(4) * 1000
-        it.ask(f"r{number}", prompt_ids=[*range(group, group + 40), number], max_tokens=rng.randrange(5, 60))
+        it.ask(
+            f"r{number}",
+            prompt_ids=[*range(group, group + 40), number],
+            max_tokens=rng.randrange(5, 60),
+        )
     page = it.frame(0.05)
     sequence = next(iter(it.harness.engine.sequences()))
     own = [
@@ -172,7 +183,9 @@ def test_a_preempted_sequence_is_seen_so() -> None:
     profile = quick_profile(max_num_seqs=4)
     it = Watched(slots=4, max_waiting=100, blocks=40, profile=profile)
     for number in range(4):
-        it.ask(f"r{number}", prompt_ids=list(range(number * 100, number * 100 + 60)), max_tokens=100)
+        it.ask(
+            f"r{number}", prompt_ids=list(range(number * 100, number * 100 + 60)), max_tokens=100
+        )
     for _ in range(200):
         page = it.frame(0.02)
         assert page.states() == it.true_states()
@@ -185,7 +198,11 @@ def test_a_picture_and_the_frames_behind_it_tell_what_all_frames_tell() -> None:
     it = Watched(slots=4, max_waiting=100, blocks=80, inter_token_latency=0.05)
     late = Page()
     for number in range(25):
-        it.ask(f"r{number}", prompt_ids=list(range(number % 3 * 50, number % 3 * 50 + 30)), max_tokens=20)
+        it.ask(
+            f"r{number}",
+            prompt_ids=list(range(number % 3 * 50, number % 3 * 50 + 30)),
+            max_tokens=20,
+        )
     for turn in range(30):
         it.harness.clock.advance(0.1)
         frame = it.observer.frame()
@@ -269,7 +286,11 @@ def feed_of(it: Watched) -> Feed:
 
 
 def kinds(data: bytes) -> list[str]:
-    return [event.split(b"\n")[0].removeprefix(b"event: ").decode() for event in data.split(b"\n\n") if event]
+    return [
+        event.split(b"\n")[0].removeprefix(b"event: ").decode()
+        for event in data.split(b"\n\n")
+        if event
+    ]
 
 
 def read(box: ClientQueue, least: int) -> list[str]:
@@ -312,7 +333,9 @@ def test_a_browser_that_does_not_read_loses_frames_and_gets_the_whole_picture(
         box.close()
 
 
-def test_a_browser_that_never_reads_is_cut_off(it: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_that_never_reads_is_cut_off(
+    it: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feeds, "MOST_WAITING", 3)
     monkeypatch.setattr(feeds, "PATIENCE_S", 0.02)
 

@@ -25,7 +25,9 @@ def client(*flags: str) -> Any:
 
 @pytest.fixture(scope="module")
 def keyed() -> Any:
-    return client("--admin-key", "secret", "--inter-token-latency", "20ms", "--max-model-len", "512")
+    return client(
+        "--admin-key", "secret", "--inter-token-latency", "20ms", "--max-model-len", "512"
+    )
 
 
 def test_there_is_no_console_unless_it_is_switched_on() -> None:
@@ -38,19 +40,25 @@ def test_the_admin_key_guards_what_is_told_and_not_the_page(keyed: Any) -> None:
     """A browser cannot send a key with the address that is typed: the page asks for it."""
     for path in ("stream", "knobs", "figures", "requests/1"):
         assert keyed.get(f"/admin/console/{path}").status_code == 401
-        assert keyed.get(f"/admin/console/{path}", headers={"X-Admin-Key": "wrong"}).status_code == 401
+        assert (
+            keyed.get(f"/admin/console/{path}", headers={"X-Admin-Key": "wrong"}).status_code == 401
+        )
     assert keyed.post("/admin/console/pause").status_code == 401
     assert keyed.get("/console").status_code == 200
 
 
 def test_there_is_a_knob_for_every_live_setting_and_none_shows_a_secret(keyed: Any) -> None:
     def knobs() -> dict[str, Any]:
-        return {knob["name"]: knob for knob in keyed.get("/admin/console/knobs", headers=KEY).get_json()}
+        return {
+            knob["name"]: knob for knob in keyed.get("/admin/console/knobs", headers=KEY).get_json()
+        }
 
     assert knobs()["max-model-len"]["value"] == 512 and not knobs()["max-model-len"]["live"]
     assert "max-num-seqs" not in knobs(), "it is the default"
     live = {row.name: (row.help, row.kind.name) for row in TABLE if row.about.live}
-    assert {name: (knob["help"], knob["kind"]) for name, knob in knobs().items() if knob["live"]} == live
+    assert {
+        name: (knob["help"], knob["kind"]) for name, knob in knobs().items() if knob["live"]
+    } == live
     assert knobs()["inter-token-latency"]["value"] == "20ms"
     assert knobs()["admin-key"]["value"] == "***"
     keyed.post("/admin/config", json={"inter-token-latency": "35ms"}, headers=KEY)
@@ -78,7 +86,9 @@ def test_a_refused_request_is_counted_with_its_reason() -> None:
     console = next(it for it in app.middleware.members if isinstance(it, Console))
     console.observer.begin()
     for data, status in ((b'{"model": "other", "prompt": "a"}', 404), (b"{", 400)):
-        asked = app.test_client().post("/v1/completions", data=data, content_type="application/json")
+        asked = app.test_client().post(
+            "/v1/completions", data=data, content_type="application/json"
+        )
         assert asked.status_code == status
     frame = console.observer.frame()
     told = [row[1] for row in frame.ended]
@@ -90,13 +100,18 @@ def test_a_refused_request_is_counted_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("traceparent", "trace_id"),
     [
-        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        (
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "4bf92f3577b34da6a3ce929d0e0e4736",
+        ),
         ("00-<b>-00f067aa0ba902b7-01", ""),
         (f"00-{'a' * 10_000}-b-01", ""),
     ],
 )
 def test_what_clients_choose_is_kept_short(traceparent: str, trace_id: str) -> None:
-    context = request("/" + "p" * 10_000, "POST", {"traceparent": traceparent, "x-request-id": "r" * 10_000})
+    context = request(
+        "/" + "p" * 10_000, "POST", {"traceparent": traceparent, "x-request-id": "r" * 10_000}
+    )
     origin = Origin.of(context)
     assert origin.trace_id == trace_id
     assert len(origin.path) <= 128
@@ -138,7 +153,9 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     assert answer["reply"] == it.harness.said("a")
     settings = answer["settings"]
     assert (settings["stop"], settings["seed"], settings["max_tokens"]) == ("['x!']", 5, 30)
-    assert set(settings) == {"ignore_eos", "max_tokens", "seed", "stop"}, "nothing of the server's own"
+    assert set(settings) == {"ignore_eos", "max_tokens", "seed", "stop"}, (
+        "nothing of the server's own"
+    )
     assert len(answer["blocks"]) >= 1
     assert answer["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
     it.frame(10)
@@ -155,14 +172,18 @@ IMPOSSIBLE = (
 
 def test_a_load_that_makes_no_sense_or_cannot_be_played_is_refused(keyed: Any) -> None:
     for body in IMPOSSIBLE:
-        answer = keyed.post("/admin/console/load", data=body, content_type="application/json", headers=KEY)
+        answer = keyed.post(
+            "/admin/console/load", data=body, content_type="application/json", headers=KEY
+        )
         assert answer.status_code == 400, body
         assert "\n" not in answer.get_json()["error"]["message"]
     assert client("--task", "embed").post("/admin/console/load", json={}).status_code == 400
 
 
 def test_all_of_it_is_small() -> None:
-    assert sum((FOLDER / name).stat().st_size for name in ("index.html", *STYLES, *SCRIPTS)) < 190_000
+    assert (
+        sum((FOLDER / name).stat().st_size for name in ("index.html", *STYLES, *SCRIPTS)) < 190_000
+    )
 
 
 def test_it_asks_for_its_own_files_only_and_nothing_stands_within_the_page() -> None:
@@ -181,7 +202,11 @@ def test_files_have_a_policy_and_a_tag_and_others_are_not_served() -> None:
         answer = asked.get(path)
         policy = answer.headers["Content-Security-Policy"]
         assert answer.status_code == 200
-        assert "default-src 'none'" in policy and "unsafe" not in policy and "script-src 'self'" in policy
+        assert (
+            "default-src 'none'" in policy
+            and "unsafe" not in policy
+            and "script-src 'self'" in policy
+        )
         tag = {"If-None-Match": answer.headers["ETag"]}
         assert asked.get(path, headers=tag).status_code == 304
     for name in ("other.js", "index.htm", "..%2Fpage.py"):

@@ -29,7 +29,9 @@ def why(it: Watched, request_id: str) -> Explanation:
     """The explanation of a request with one choice, whose phases cover its time without a gap."""
     report = it.observer.explain(request_id)
     assert report is not None
-    assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(report)), RequestReport) == report
+    assert (
+        msgspec.convert(msgspec.json.decode(msgspec.json.encode(report)), RequestReport) == report
+    )
     (choice,) = report.choices
     assert report.sentence == choice.sentence
     moments = [0.0, *(moment for phase in choice.phases for moment in (phase.from_ms, phase.to_ms))]
@@ -106,7 +108,10 @@ def test_requests_of_higher_priority_go_first(timing: str) -> None:
         it.ask(name, max_tokens=40)
     it.frame(100)
     low = why(it, "low")
-    assert "behind higher priority: 2 requests went first, for a place too: 1 of 1 taken" in low.sentence
+    assert (
+        "behind higher priority: 2 requests went first, for a place too: 1 of 1 taken"
+        in low.sentence
+    )
     assert waited(low, "priority") > waited(low, "places") > 0
     assert not waited(why(it, "higher"), "priority")
 
@@ -117,7 +122,9 @@ def test_a_cache_of_another_engine_is_awaited(timing: str) -> None:
     it.ask("moved", prompt_ids=list(range(60)), remote_prefill=True)
     it.frame(100)
     moved = why(it, "moved")
-    assert moved.sentence.startswith("Waited 2.0 s for the KV cache of its prefill on another engine")
+    assert moved.sentence.startswith(
+        "Waited 2.0 s for the KV cache of its prefill on another engine"
+    )
     (transfer,) = (phase for phase in moved.phases if phase.phase == "transfer")
     assert transfer.to_ms - transfer.from_ms == pytest.approx(2000, abs=20)
 
@@ -127,13 +134,19 @@ def test_a_quota_is_told_with_its_reason(flags: tuple[str, ...]) -> None:
     quota = ("--requests-per-minute", "1", "--admin-key", "secret")
     asked = app_of("--console", "--force-dummy-tokenizer", *quota, *flags).test_client()
     answers = [
-        asked.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1}, headers={"X-Request-Id": name})
+        asked.post(
+            "/v1/completions",
+            json={"prompt": "Hi", "max_tokens": 1},
+            headers={"X-Request-Id": name},
+        )
         for name in ("first", "second")
     ]
     assert [answer.status_code for answer in answers] == [200, 429]
 
     def report(request_id: str) -> Any:
-        return asked.get(f"/admin/requests/{request_id}", headers={"X-Admin-Key": "secret"}).get_json()
+        return asked.get(
+            f"/admin/requests/{request_id}", headers={"X-Admin-Key": "secret"}
+        ).get_json()
 
     assert (
         report("second")["sentence"]
@@ -146,7 +159,9 @@ def test_a_quota_is_told_with_its_reason(flags: tuple[str, ...]) -> None:
     assert asked.get("/admin/requests/third", headers={"X-Admin-Key": "secret"}).status_code == 404
 
 
-@pytest.mark.parametrize(("first", "reason"), [("high", "held most blocks"), ("low", "needed its blocks")])
+@pytest.mark.parametrize(
+    ("first", "reason"), [("high", "held most blocks"), ("low", "needed its blocks")]
+)
 def test_a_preempted_request_names_the_one_that_took_its_blocks(first: str, reason: str) -> None:
     it = engine("steps", slots=4, blocks=40, by_priority=True)
     asks = {"low": (list(range(140)), 1), "high": (list(range(1000, 1140)), 0)}
@@ -166,7 +181,8 @@ def test_a_slow_decode_names_the_prompt_beside_it() -> None:
     it.ask("long", prompt_ids=list(range(16_000)))
     it.frame(100)
     assert (
-        "of it in steps with other prompts: 7,809 tokens of the prompt of long" in why(it, "short").sentence
+        "of it in steps with other prompts: 7,809 tokens of the prompt of long"
+        in why(it, "short").sentence
     )
 
 
@@ -195,7 +211,11 @@ def test_a_pause_is_told(timing: str) -> None:
 def test_phases_cover_any_request_at_any_moment(seed: int) -> None:
     """Drawn loads with adapters, priorities, transfers, aborts and pauses, in both timings."""
     rng, names = Random(seed), [f"r{number}" for number in range(30)]
-    shape = {"slots": rng.choice([1, 8]), "blocks": rng.choice([None, 60]), "by_priority": seed % 3 == 0}
+    shape = {
+        "slots": rng.choice([1, 8]),
+        "blocks": rng.choice([None, 60]),
+        "by_priority": seed % 3 == 0,
+    }
     more = {"adapters": ("x", "y"), "kv_cache_transfer_latency": 1.0, "max_waiting": 100}
     it = engine("steps" if seed % 2 else "requests", rng.choice([256, 8192]), **shape, **more)
     executor = it.harness.engine.executor

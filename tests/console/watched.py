@@ -1,4 +1,6 @@
-"""An engine on a virtual clock with an observer, and a page's knowledge of it, made of nothing but frames."""
+"""An engine on a virtual clock with an observer, and a page's knowledge of it, made of nothing but
+frames.
+"""
 
 from functools import partial
 from typing import Any
@@ -19,7 +21,9 @@ UNIX_S = 1_795_000_000.0
 def quick_profile(**limits: Any) -> Profile:
     """The shipped one with other limits."""
     profile = profile_of("qwen3-14b-h100", None, 1, None)
-    return msgspec.structs.replace(profile, engine=msgspec.structs.replace(profile.engine, **limits))
+    return msgspec.structs.replace(
+        profile, engine=msgspec.structs.replace(profile.engine, **limits)
+    )
 
 
 class Page:

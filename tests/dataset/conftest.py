@@ -18,7 +18,9 @@ def tokenizer() -> LocalTokenizer:
 
 
 @pytest.fixture(params=["file", "memory"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: LocalTokenizer) -> Iterator[Opener]:
+def opened(
+    request: pytest.FixtureRequest, tmp_path: Path, tokenizer: LocalTokenizer
+) -> Iterator[Opener]:
     """Makes a file with rows and opens it; each test runs on files, and on copies in memory."""
     datasets = []
 

@@ -17,7 +17,8 @@ class Shop:
     statuses: list[int] = field(default_factory=list)
     """Statuses to answer with, one a request, before the file is served."""
     cuts: list[int] = field(default_factory=list)
-    """Bytes of a body after which the connection breaks, one a request, before all of it is sent."""
+    """Bytes of a body after which the connection breaks, one a request, before all of it is sent.
+    """
     wrong_start: int = 0
     """How far beside the wanted part a part begins."""
     asked: list[dict[str, str]] = field(default_factory=list)

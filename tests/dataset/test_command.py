@@ -27,7 +27,10 @@ class Done(NamedTuple):
 
 
 def turns(*said: tuple[str, Any]) -> dict[str, Any]:
-    return {"id": "1", "conversations": [{"from": speaker, "value": text} for speaker, text in said]}
+    return {
+        "id": "1",
+        "conversations": [{"from": speaker, "value": text} for speaker, text in said],
+    }
 
 
 FOR_WHOM = ("human", "For whom?"), ("gpt", "For a model that is not here.")
@@ -102,8 +105,12 @@ def test_a_dataset_is_made_that_the_server_understands(
         assert len(tokens["Tokens"]) == len(tokens["Strings"]) == count
 
 
-def test_flags_variables_and_relative_names_are_taken(run: Run, source: Path, tmp_path: Path) -> None:
-    wrong = run("--input", str(source), "--output", str(tmp_path / "x.db"), "--tokenizer", "/nowhere")
+def test_flags_variables_and_relative_names_are_taken(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    wrong = run(
+        "--input", str(source), "--output", str(tmp_path / "x.db"), "--tokenizer", "/nowhere"
+    )
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr.startswith("error: ") and "/nowhere" in wrong.stderr
     argv = ["--input", source.name, "--output", "out.sqlite3", "--max-records", "1"]
@@ -136,7 +143,10 @@ def test_no_file_is_written_over(run: Run, source: Path, tmp_path: Path, taken: 
         (b"[1 2]", "it is not JSON: "),
         (b'["\xff"]', "it is not JSON: "),
         (b"[]", "it has no question of a human with a reply"),
-        (b'[1, {"conversations": [{"from": "system"}]}]', "it has no question of a human with a reply"),
+        (
+            b'[1, {"conversations": [{"from": "system"}]}]',
+            "it has no question of a human with a reply",
+        ),
     ],
 )
 def test_a_bad_input_is_one_line_and_leaves_no_half_file(
@@ -157,13 +167,31 @@ def test_a_bad_input_is_one_line_and_leaves_no_half_file(
         (["--input", "/nowhere", "--output", "{}/x.db"], "/nowhere: No such file or directory", 1),
         (["--input", "{}", "--output", "{}/x.db"], "{}: Is a directory", 1),
         (["--input", "{}/talks.json", "--output", "/dev/null/x.db"], "/dev/null: File exists", 1),
-        (["--input", "{}/talks.json", "--output", "{}/x.md"], "{}/x.md must end with .sqlite3, not", 1),
-        (["--input", "a", "--output", "b", "--max-records", "0"], "'0' must be a whole number from 1 on", 2),
-        (["--input", "a", "--output", "b", "--table-name", "a b"], "'a b' must be a name of letters", 1),
-        (["--input", "a", "--output", "b", "--prot", "1"], "unknown flag --prot; did you mean --port?", 2),
+        (
+            ["--input", "{}/talks.json", "--output", "{}/x.md"],
+            "{}/x.md must end with .sqlite3, not",
+            1,
+        ),
+        (
+            ["--input", "a", "--output", "b", "--max-records", "0"],
+            "'0' must be a whole number from 1 on",
+            2,
+        ),
+        (
+            ["--input", "a", "--output", "b", "--table-name", "a b"],
+            "'a b' must be a name of letters",
+            1,
+        ),
+        (
+            ["--input", "a", "--output", "b", "--prot", "1"],
+            "unknown flag --prot; did you mean --port?",
+            2,
+        ),
     ],
 )
-def test_a_wrong_command_is_one_line(run: Run, source: Path, argv: list[str], told: str, status: int) -> None:
+def test_a_wrong_command_is_one_line(
+    run: Run, source: Path, argv: list[str], told: str, status: int
+) -> None:
     folder = str(source.parent)
     done = run(*(each.replace("{}", folder) for each in argv))
     assert (done.returncode, done.stdout) == (status, "")
@@ -203,11 +231,20 @@ def test_items_come_one_by_one() -> None:
         [("human", "q2"), ("gpt", ["a2"])],
     ],
 )
-def test_a_conversation_ends_at_the_first_turn_of_the_wrong_one(said: list[tuple[str, Any]]) -> None:
+def test_a_conversation_ends_at_the_first_turn_of_the_wrong_one(
+    said: list[tuple[str, Any]],
+) -> None:
     begun = ("human", "q1"), ("gpt", "a1")
     assert [question for question, *_ in pairs(turns(*begun, *said))] == ["q1"]
 
 
 def test_what_is_no_conversation_has_no_questions() -> None:
-    for item in (None, [], {}, {"conversations": None}, {"conversations": [1, 2]}, turns(("gpt", "a"))):
+    for item in (
+        None,
+        [],
+        {},
+        {"conversations": None},
+        {"conversations": [1, 2]},
+        turns(("gpt", "a")),
+    ):
         assert list(pairs(item)) == []

@@ -1,4 +1,7 @@
-"""Replies out of SQLite files and of copies in memory: which row is drawn, how its tokens are written."""
+"""Replies out of SQLite files and of copies in memory:
+
+which row is drawn, how its tokens are written.
+"""
 
 import json
 import logging
@@ -33,7 +36,9 @@ from tests.dataset.files import PROMPT, make_file, row
 UNKNOWN = [9, 9]
 
 
-def reply(dataset: Dataset, most: int, least: int = 1, prompt: list[int] = PROMPT, seed: int = 1) -> Recorded:
+def reply(
+    dataset: Dataset, most: int, least: int = 1, prompt: list[int] = PROMPT, seed: int = 1
+) -> Recorded:
     found = dataset.reply(prompt, (), least, most, Random(seed))
     assert found is not None
     return found
@@ -72,7 +77,9 @@ def test_older_files_are_found_by_the_text(opened: Opener, tokenizer: LocalToken
         assert (found.ids, "".join(found.texts)) == (ids, "A stand-in.")
 
 
-def test_a_broken_row_gives_nothing_and_one_warning(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_row_gives_nothing_and_one_warning(
+    opened: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
     """The true length counts where the column tells another."""
     dataset = opened([(row(PROMPT, [1])[0], "nonsense", 3), (*row([5], [5, 5, 5])[:2], 2)])
     with caplog.at_level(logging.WARNING):
@@ -105,7 +112,9 @@ def test_a_file_that_is_locked_for_a_while_and_a_row_that_has_gone_give_nothing(
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
 
 
-def test_a_copy_in_memory_does_not_need_the_file_any_more(file: Path, tokenizer: LocalTokenizer) -> None:
+def test_a_copy_in_memory_does_not_need_the_file_any_more(
+    file: Path, tokenizer: LocalTokenizer
+) -> None:
     dataset = Dataset(file, "llmd", True, tokenizer)
     file.unlink()
     with closing(dataset):
@@ -115,9 +124,9 @@ def test_a_copy_in_memory_does_not_need_the_file_any_more(file: Path, tokenizer:
 HASHES = [ids_hash([number]) for number in range(3)]
 Rows = list[tuple[bytes, int, int]]
 
-rows_of = st.lists(st.tuples(st.sampled_from(HASHES), st.integers(1, 12)), min_size=1, max_size=30).map(
-    lambda found: [(digest, length, key * 10) for key, (digest, length) in enumerate(found)]
-)
+rows_of = st.lists(
+    st.tuples(st.sampled_from(HASHES), st.integers(1, 12)), min_size=1, max_size=30
+).map(lambda found: [(digest, length, key * 10) for key, (digest, length) in enumerate(found)])
 limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
 
 
@@ -137,7 +146,9 @@ def test_a_known_prompt_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one_
     assert drawn <= (fitting or {key for _, _, key in rows})
 
 
-def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn_at_random() -> None:
+def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn_at_random() -> (
+    None
+):
     rows: list[tuple[object, object, int]] = [
         (HASHES[0], 0, 1), (HASHES[0], -3, 2), (HASHES[0], None, 3), (HASHES[0], "4", 4),
         (None, 4, 5), ("text", 4, 6), (b"", 4, 7), (b"short", 4, 8),
@@ -206,7 +217,11 @@ def test_half_of_a_reply_is_completed(tokenizer: LocalTokenizer) -> None:
     assert completed(strange, tokenizer) == strange
     ids = tokenizer.encode("The garden is open. 🌳 Grüße")
     strings = tokenizer.pieces(ids)
-    for half in (RecordedTokens(ids, []), RecordedTokens(ids, ["too", "few"]), RecordedTokens([], strings)):
+    for half in (
+        RecordedTokens(ids, []),
+        RecordedTokens(ids, ["too", "few"]),
+        RecordedTokens([], strings),
+    ):
         assert completed(half, tokenizer) == RecordedTokens(ids, strings)
 
 

@@ -42,7 +42,9 @@ def trouble(shop: Shop, path: Path, sha256: str | None = None) -> str:
     return str(caught.value)
 
 
-def test_the_file_is_fetched_into_new_folders_and_nothing_else_is_left(shop: Shop, path: Path) -> None:
+def test_the_file_is_fetched_into_new_folders_and_nothing_else_is_left(
+    shop: Shop, path: Path
+) -> None:
     download(shop.url, path, SHA256.upper())
     assert path.read_bytes() == CONTENT
     assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -52,7 +54,9 @@ def test_the_file_is_fetched_into_new_folders_and_nothing_else_is_left(shop: Sho
 def test_a_file_that_is_there_is_not_fetched(shop: Shop, path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"mine")
-    settings = DatasetSettings(dataset_path=(str(path),), dataset_url=shop.url, dataset_sha256=SHA256)
+    settings = DatasetSettings(
+        dataset_path=(str(path),), dataset_url=shop.url, dataset_sha256=SHA256
+    )
     prepare(settings)
     assert (path.read_bytes(), shop.asked) == (b"mine", [])
 
@@ -79,7 +83,9 @@ def test_a_later_start_goes_on_where_an_earlier_one_had_to_give_up(shop: Shop, p
 
 
 @pytest.mark.parametrize(
-    ("etag", "content"), [('"second"', CONTENT[::-1]), (None, CONTENT[:5000])], ids=["changed", "shorter"]
+    ("etag", "content"),
+    [('"second"', CONTENT[::-1]), (None, CONTENT[:5000])],
+    ids=["changed", "shorter"],
 )
 def test_a_file_that_is_another_now_is_fetched_from_its_beginning(
     shop: Shop, path: Path, etag: str | None, content: bytes
@@ -111,7 +117,9 @@ def test_a_part_that_begins_elsewhere_is_not_taken(shop: Shop, path: Path) -> No
     assert path.read_bytes() == CONTENT
 
 
-def test_a_wrong_checksum_or_an_empty_file_is_told_and_nothing_is_kept(shop: Shop, path: Path) -> None:
+def test_a_wrong_checksum_or_an_empty_file_is_told_and_nothing_is_kept(
+    shop: Shop, path: Path
+) -> None:
     shop.statuses = [302, 302]  # are followed
     assert trouble(shop, path, "0" * 64).endswith(f"its SHA-256 is {SHA256}, not {'0' * 64}")
     assert files(path) == []
@@ -138,7 +146,9 @@ def test_a_server_out_of_reach_is_told_without_the_secrets_of_its_address(path: 
     assert "secret" not in str(caught.value)
 
 
-def test_an_address_or_a_folder_that_is_none_is_told(shop: Shop, path: Path, tmp_path: Path) -> None:
+def test_an_address_or_a_folder_that_is_none_is_told(
+    shop: Shop, path: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DatasetError, match="cannot be downloaded"):
         download("http://[bad", path)
     (tmp_path / "taken").write_text("a file")
@@ -161,7 +171,9 @@ def test_several_that_ask_at_once_fetch_it_once(shop: Shop, path: Path) -> None:
     assert len(shop.asked) == 1
 
 
-def test_an_interrupt_keeps_what_has_come(shop: Shop, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_what_has_come(
+    shop: Shop, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 

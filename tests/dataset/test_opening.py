@@ -1,4 +1,6 @@
-"""Files that can be used, files that cannot, which answers for which model, and what the settings may say."""
+"""Files that can be used, files that cannot, which answers for which model, and what the settings
+may say.
+"""
 
 import gc
 import sqlite3
@@ -40,7 +42,11 @@ def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
     [
         ("prompt_hash BLOB", "prompt_hash TEXT", f"prompt_hash {MISDECLARED} TEXT, not BLOB"),
         ("gen_tokens JSON", "gen_tokens BLOB", f"gen_tokens {MISDECLARED} BLOB, not JSON"),
-        ("n_gen_tokens INTEGER", "n_gen_tokens", f"n_gen_tokens {MISDECLARED} nothing, not INTEGER"),
+        (
+            "n_gen_tokens INTEGER",
+            "n_gen_tokens",
+            f"n_gen_tokens {MISDECLARED} nothing, not INTEGER",
+        ),
         ("id INTEGER PRIMARY KEY", "id INT", f"id {MISDECLARED} INT, not INTEGER"),
     ],
 )
@@ -110,13 +116,17 @@ def test_an_unusable_file_is_one_warning_and_no_dataset(
     assert caplog.messages == [f"dataset {locked} is not used: database is locked"]
 
 
-def test_a_file_that_is_not_there_stops_the_start_as_only_the_first_can_be_downloaded(path: Path) -> None:
+def test_a_file_that_is_not_there_stops_the_start_as_only_the_first_can_be_downloaded(
+    path: Path,
+) -> None:
     with pytest.raises(DatasetError, match=f"setting dataset-path: there is no file {path}"):
         prepare(DatasetSettings(dataset_path=(str(path),)))
     make_file(path, ROWS)
     missing = f"tiny={path}.other"
     with pytest.raises(DatasetError, match="there is no file"):
-        prepare(DatasetSettings(dataset_path=(str(path), missing), dataset_url="http://127.0.0.1:1/x"))
+        prepare(
+            DatasetSettings(dataset_path=(str(path), missing), dataset_url="http://127.0.0.1:1/x")
+        )
 
 
 def said(datasets: Mapping[str, Dataset], model: str) -> list[str] | None:
@@ -128,7 +138,9 @@ def said(datasets: Mapping[str, Dataset], model: str) -> list[str] | None:
 def test_a_model_has_its_own_file_and_all_others_the_general_one(
     tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
-    general, own = (make_file(tmp_path / name, [row(PROMPT, [1], [name])]) for name in ("general", "own"))
+    general, own = (
+        make_file(tmp_path / name, [row(PROMPT, [1], [name])]) for name in ("general", "own")
+    )
     for paths, replies in (
         ((f"org/tiny={own}", str(general)), (["own"], ["general"])),
         ((f"org/tiny={own}",), (["own"], None)),
@@ -151,7 +163,10 @@ def test_a_model_has_its_own_file_and_all_others_the_general_one(
         (["--dataset-path", "tiny="], "must name a file in every item"),
         (["--dataset-path", "a", "=b"], "must not name two files for the same model"),
         (["--dataset-path", "tiny=a", "tiny=b"], "must not name two files for the same model"),
-        (["--dataset-path", "a", "--dataset-url", "ftp://b"], "must begin with http:// or https://"),
+        (
+            ["--dataset-path", "a", "--dataset-url", "ftp://b"],
+            "must begin with http:// or https://",
+        ),
         (["--dataset-path", "a", "--dataset-sha256", "abc"], "must be 64 hexadecimal digits"),
         (["--dataset-url", "http://b"], "must be given together with dataset-path"),
         (["--dataset-path", "a", "--mode", "echo"], "must be empty in mode echo"),

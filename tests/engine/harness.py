@@ -1,4 +1,6 @@
-"""An engine with a simulated model on a virtual clock, and everything that comes out of it written down."""
+"""An engine with a simulated model on a virtual clock, and everything that comes out of it written
+down.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -21,7 +23,13 @@ from app.engine.simulated.model import SimulatedModel
 from app.text.base import Tokenizer
 from app.text.huggingface import default_tokenizer
 from config.profile import Profile, read_profile
-from config.settings import LatencySettings, ReplySettings, SchedulingSettings, Settings, StepSettings
+from config.settings import (
+    LatencySettings,
+    ReplySettings,
+    SchedulingSettings,
+    Settings,
+    StepSettings,
+)
 
 BLOCK_TOKENS = 8
 SLOT_S = 1 / SLOTS_PER_S
@@ -102,11 +110,22 @@ class Harness:
         if blocks is not None:
             hasher = BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(seed))
             self.cache = KVCacheManager(
-                blocks, hasher, self.recorder, lambda name: Adapter(name, "/" + name), self.kv_events.extend
+                blocks,
+                hasher,
+                self.recorder,
+                lambda name: Adapter(name, "/" + name),
+                self.kv_events.extend,
             )
         self.lora = LoRASlots(max_loras, lambda adapter: adapter in self.adapters)
         self.engine = Engine(
-            settings, model, self.recorder, self.clock, Streams(seed, 0), self.lora, self.cache, profile
+            settings,
+            model,
+            self.recorder,
+            self.clock,
+            Streams(seed, 0),
+            self.lora,
+            self.cache,
+            profile,
         )
         self.wheel = self.engine.wheel
         self.observers: list[Observer] = []
@@ -147,9 +166,17 @@ class Harness:
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of `vllm:name` with `labels`."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [line for line in self.recorder.render().splitlines() if line.startswith(f"vllm:{name}{{")]
+        lines = [
+            line
+            for line in self.recorder.render().splitlines()
+            if line.startswith(f"vllm:{name}{{")
+        ]
         assert lines, name
-        return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted))
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if all(label in line for label in wanted)
+        )
 
     def gauges(self) -> tuple[float, float]:
         """(running, waiting) as the metrics tell."""

@@ -12,11 +12,12 @@ from config.profile import Profile
 
 
 class ClientLoop(StepLoop[OfflineRequest]):
-    """An engine and its client in their simplest form: what `Simulation` and servers are compared with.
+    """An engine and its client in their simplest form: what `Simulation` and servers are compared
+    with.
 
-    The client sends what `load` holds, in order of arrival, with at most `in_flight` requests at a time. A
-    place is free again `turnaround_s` after the last token of the request that had it. The moments of the
-    first and the last token are written into each request.
+    The client sends what `load` holds, in order of arrival, with at most `in_flight` requests at a
+    time. A place is free again `turnaround_s` after the last token of the request that had it. The
+    moments of the first and the last token are written into each request.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class ClientLoop(StepLoop[OfflineRequest]):
         super().__init__(scheduler, StepCost(profile.cost), profile.front)
         self._load = list(load)
         self._turnaround_s = turnaround_s
-        self._places: list[float] | None = None if in_flight is None else [float("-inf")] * in_flight
+        self._places: list[float] | None = (
+            None if in_flight is None else [float("-inf")] * in_flight
+        )
         """When each place that is free, or known to be free soon, is."""
 
     def advance(self, now_s: float) -> float:

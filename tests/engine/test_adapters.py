@@ -15,11 +15,17 @@ NOTHING_YET = 0.0
 
 
 def harness(slots: int, max_loras: int, ttft: float = 0.5) -> Harness:
-    return Harness(slots=slots, max_waiting=2000, adapters=ALL, max_loras=max_loras, time_to_first_token=ttft)
+    return Harness(
+        slots=slots, max_waiting=2000, adapters=ALL, max_loras=max_loras, time_to_first_token=ttft
+    )
 
 
 def finished(served: Harness) -> list[str]:
-    return [name for name, event in served.events if isinstance(event, Tokens) and event.finish is not None]
+    return [
+        name
+        for name, event in served.events
+        if isinstance(event, Tokens) and event.finish is not None
+    ]
 
 
 def play(served: Harness, arrivals: Sequence[tuple[float, str | None]]) -> list[str]:
@@ -52,7 +58,9 @@ def test_one_slot_and_one_adapter_serves_who_needs_the_resident_one_first() -> N
         (5, 5, ["0", "1", "2", "3", "4", "5", "6", "7"]),
     ],
 )
-def test_two_adapters_and_a_late_request_for_the_first(slots: int, max_loras: int, order: list[str]) -> None:
+def test_two_adapters_and_a_late_request_for_the_first(
+    slots: int, max_loras: int, order: list[str]
+) -> None:
     arrivals: list[tuple[float, str | None]] = [(0, "l1")] * 3 + [(0.1, "l2")] * 4 + [(0.5, "l1")]
     assert play(harness(slots, max_loras, ttft=1.0), arrivals) == order
 

@@ -1,4 +1,7 @@
-"""A reply that waits for nothing takes a shorter way through the engine. Nobody can tell by anything."""
+"""A reply that waits for nothing takes a shorter way through the engine.
+
+Nobody can tell by anything.
+"""
 
 import re
 from typing import Any
@@ -33,7 +36,9 @@ def watch_nothing(request: EngineRequest) -> None:
 
 
 def outcome(asked: list[dict[str, Any]], mode: str, fails_at: int | None, longer_way: bool) -> Any:
-    """All that comes out of an engine, and all that it counts but for Unix time and the wait for a turn."""
+    """All that comes out of an engine, and all that it counts but for Unix time and the wait for a
+    turn.
+    """
     harness = Harness(mode=mode)
     outputs: list[EngineOutput] = []
 
@@ -49,7 +54,10 @@ def outcome(asked: list[dict[str, Any]], mode: str, fails_at: int | None, longer
         harness.clock.advance(1)  # the longer way takes a turn for thoughts and one for the reply
         assert handle.future.done()
     assert harness.is_idle() and not harness.engine._active
-    told = [(type(it), it.index, str(it.error)) if isinstance(it, Failed) else _plain(it) for it in outputs]
+    told = [
+        (type(it), it.index, str(it.error)) if isinstance(it, Failed) else _plain(it)
+        for it in outputs
+    ]
     clocked = r"(?m)^(\S+_created|vllm:lora_requests_info|vllm:e2e_request_latency_seconds_(sum|bucket))\{.*$"
     return told, re.sub(clocked, "", harness.recorder.render())
 
@@ -119,7 +127,9 @@ class Listener:
         self.tokens.append((text, token_id, at_s, None))
 
 
-def heard(takes: bool, blocks: int | None, request: dict[str, Any], **fields: Any) -> tuple[Listener, str]:
+def heard(
+    takes: bool, blocks: int | None, request: dict[str, Any], **fields: Any
+) -> tuple[Listener, str]:
     """One request, heard to its end; and what was counted. `fields` are those of `Harness`."""
     harness, listener = Harness(blocks=blocks, **fields), Listener(takes)
     harness.engine.submit(

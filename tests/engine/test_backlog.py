@@ -1,4 +1,7 @@
-"""Tokens that wait for a client: merged by choice, and never lost, reordered or given another part."""
+"""Tokens that wait for a client:
+
+merged by choice, and never lost, reordered or given another part.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +39,8 @@ def shown(outputs: list[EngineOutput], choice: int) -> list[Shown]:
 
 @given(
     drawn=st.lists(
-        st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(PARTS), st.booleans()), max_size=40
+        st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(PARTS), st.booleans()),
+        max_size=40,
     ),
     taken_at=st.sets(st.integers(0, 40)),
 )

@@ -10,7 +10,13 @@ from tests.engine.harness import PROFILE, Harness
 
 
 def beams(harness: Harness, choices: int = 2, **fields: Any) -> None:
-    asked = {"prompt_ids": list(range(9)), "limited": True, "max_tokens": 4, "ignore_eos": True, **fields}
+    asked = {
+        "prompt_ids": list(range(9)),
+        "limited": True,
+        "max_tokens": 4,
+        "ignore_eos": True,
+        **fields,
+    }
     harness.handle = harness.ask(choices=choices, beams=True, **asked)  # type: ignore[attr-defined]
 
 
@@ -27,8 +33,12 @@ def test_a_beam_is_one_output_of_all_its_tokens(fields: dict[str, Any]) -> None:
     assert harness.is_idle()
 
 
-@pytest.mark.parametrize("fields", [{}, {"greedy": True}, {"seed": 5}, {"mode": "echo"}, {"max_tokens": 1}])
-def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"greedy": True}, {"seed": 5}, {"mode": "echo"}, {"max_tokens": 1}]
+)
+def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(
+    fields: dict[str, Any],
+) -> None:
     harness = Harness(mode=fields.get("mode", "random"))
     asked = {name: value for name, value in fields.items() if name != "mode"}
     beams(harness, choices=9, logprobs=3, **asked)
@@ -93,7 +103,9 @@ def test_beams_that_are_aborted_say_nothing_and_interrupted_ones_say_so() -> Non
     assert harness.finish(index=0) == harness.finish(index=1) == "abort" and harness.is_idle()
 
 
-def test_a_step_of_many_beams_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_many_beams_leaves_turns_of_the_loop_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     harness = Harness(mode="random")
     run, soon, submitted = harness.engine.run, harness.engine.wheel.call_soon, [0]
 

@@ -62,7 +62,9 @@ def test_waiting_is_part_of_the_time_to_the_first_token() -> None:
     harness.ask("b")
     assert harness.gauges() == (1, 1)
     harness.clock.advance(10)
-    assert harness.metric("time_to_first_token_seconds_sum") == pytest.approx(0.5 + 0.9 + 0.5, abs=2 * SLOT_S)
+    assert harness.metric("time_to_first_token_seconds_sum") == pytest.approx(
+        0.5 + 0.9 + 0.5, abs=2 * SLOT_S
+    )
     assert harness.metric("request_queue_time_seconds_sum") == pytest.approx(0.9, abs=2 * SLOT_S)
     assert harness.metric("request_prefill_time_seconds_sum") == pytest.approx(1.0, abs=1e-9)
 
@@ -80,7 +82,9 @@ def test_an_abort_at_any_stage_leaves_nothing_behind(after_s: float) -> None:
     assert len(harness.events) == told
     assert len(harness.wheel) == 0
     counts = re.findall(ENDS, harness.recorder.render(), re.M)
-    assert len(counts) == 13 and set(counts) == {"0.0"}, "vLLM counts no request that its client left"
+    assert len(counts) == 13 and set(counts) == {"0.0"}, (
+        "vLLM counts no request that its client left"
+    )
     assert sum(finished(harness, reason) for reason in REASONS) == 0
 
 
@@ -115,7 +119,9 @@ def test_a_client_that_leaves_while_it_is_told_of_the_start_hears_nothing_more()
 
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(["ask", "abort", "advance"]), st.integers(0, 9), st.integers(1, 4)),
+        st.tuples(
+            st.sampled_from(["ask", "abort", "advance"]), st.integers(0, 9), st.integers(1, 4)
+        ),
         max_size=40,
     ),
     slots=st.integers(1, 4),
@@ -140,7 +146,10 @@ def test_whatever_happens_everything_comes_back_to_zero(
             groups[number % len(groups)].abort()
         else:
             harness.clock.advance(number / 10)
-        assert harness.gauges() == (harness.engine.executor.running, harness.engine.executor.waiting)
+        assert harness.gauges() == (
+            harness.engine.executor.running,
+            harness.engine.executor.waiting,
+        )
         assert harness.engine.running <= slots
     harness.clock.advance(1000)
     assert harness.is_idle() and len(harness.wheel) == 0

@@ -70,7 +70,9 @@ def test_one_that_ends_at_once_may_end_others_or_break() -> None:
     assert harness.is_idle()
 
 
-def test_an_observer_that_fails_breaks_nothing_and_others_are_told_once_after_the_last_event() -> None:
+def test_an_observer_that_fails_breaks_nothing_and_others_are_told_once_after_the_last_event() -> (
+    None
+):
     harness = Harness(slots=1, **SLOW)
 
     def failing(outcome: SequenceOutcome) -> None:

@@ -1,4 +1,7 @@
-"""Requests leave no cyclic garbage behind, whatever becomes of them: the worker hardly ever collects any."""
+"""Requests leave no cyclic garbage behind, whatever becomes of them:
+
+the worker hardly ever collects any.
+"""
 
 import gc
 import json
@@ -19,7 +22,10 @@ from app.serving.gunicorn.logs import ServerLogger
 from tests.application import app_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}}
+FUNCTION = {
+    "name": "look",
+    "parameters": {"type": "object", "properties": {"a": {"type": "array"}}},
+}
 CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"
 TIMES = 20
 
@@ -71,8 +77,16 @@ def _answered(app: Understudy, environ: Any) -> str:
     [
         (CHAT, {"messages": MESSAGES}, "200"),
         (CHAT, {"messages": MESSAGES, "stream": True, "n": 2}, "200"),
-        (CHAT, {"messages": MESSAGES, "tools": [{"function": FUNCTION}], "tool_choice": "required"}, "200"),
-        ("/v1/messages", {"model": "understudy-tiny", "messages": MESSAGES, "max_tokens": 3}, "200"),
+        (
+            CHAT,
+            {"messages": MESSAGES, "tools": [{"function": FUNCTION}], "tool_choice": "required"},
+            "200",
+        ),
+        (
+            "/v1/messages",
+            {"model": "understudy-tiny", "messages": MESSAGES, "max_tokens": 3},
+            "200",
+        ),
         ("/v1/responses", {"input": "hi", "stream": True}, "200"),
         (LOAD, {"lora_name": "a", "lora_path": "b", "load_inplace": True}, "200"),
         (CHAT, {"messages": 3}, "400"),
@@ -81,7 +95,9 @@ def _answered(app: Understudy, environ: Any) -> str:
         ("/admin/config", {"inter-token-latency": "0s"}, "200"),
     ],
 )
-def test_a_request_leaves_nothing_behind(app: Understudy, path: str, body: Any, status: str) -> None:
+def test_a_request_leaves_nothing_behind(
+    app: Understudy, path: str, body: Any, status: str
+) -> None:
     assert call(app, path, body).startswith(status)
     assert leftovers(lambda: call(app, path, body)) < 1
 
@@ -95,7 +111,9 @@ def test_a_fault_on_purpose_leaves_nothing_behind(app: Understudy, fault: str) -
 class FastClient:
     def __init__(self, app: Understudy) -> None:
         log = SimpleNamespace(access_log_enabled=False)
-        self.path = FastPath(app, cast("ServerLogger", log), FairTurns(), {}, 60.0, self._general, 5.0)
+        self.path = FastPath(
+            app, cast("ServerLogger", log), FairTurns(), {}, 60.0, self._general, 5.0
+        )
         server, self.sock = gevent.socket.socketpair()
         FastConnection(self.path, server, ("127.0.0.1", 1), None)
 
@@ -104,7 +122,9 @@ class FastClient:
 
     def ask(self, stream: bool) -> None:
         """Send a request; a greenlet reads meanwhile."""
-        data = json.dumps({"messages": MESSAGES, "max_tokens": 20, "ignore_eos": True, "stream": stream})
+        data = json.dumps(
+            {"messages": MESSAGES, "max_tokens": 20, "ignore_eos": True, "stream": stream}
+        )
         lines = ("Host: test", "Content-Type: application/json", f"Content-Length: {len(data)}")
         head = "\r\n".join((f"POST {CHAT} HTTP/1.1", *lines))
         self.sock.sendall(f"{head}\r\n\r\n{data}".encode())
@@ -142,7 +162,9 @@ def test_a_request_on_the_fast_path_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_of_the_fast_path_that_leaves_leaves_nothing_behind(paced: Understudy, stream: bool) -> None:
+def test_a_client_of_the_fast_path_that_leaves_leaves_nothing_behind(
+    paced: Understudy, stream: bool
+) -> None:
     def work() -> None:
         client = FastClient(paced)
         client.ask(stream)

@@ -29,7 +29,11 @@ class BusyClock(VirtualClock):
         {**LARGE, "logprobs": 20, "prompt_logprobs": 20, "prompt_ids": list(range(4000))},
         {**LARGE, "stop": ("zzzz", "qqqq")},
         {"choices": 1, "max_tokens": 131_072, "stop": ("zzzz", "qqqq", "xyzzy")},
-        {"choices": 2, "max_tokens": 10, "stop": tuple(f"stop {number}" for number in range(10_000))},
+        {
+            "choices": 2,
+            "max_tokens": 10,
+            "stop": tuple(f"stop {number}" for number in range(10_000)),
+        },
         {"choices": 128, "max_tokens": 1, "greedy": True, "prompt_ids": list(range(100_000))},
         {"choices": 1024, "max_tokens": 60},
     ],
@@ -69,7 +73,9 @@ def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
     assert comer.ready() and harness.of("large") == [] and harness.gauges() == (100, 0)
 
 
-@pytest.mark.parametrize(("logprobs", "most"), [(None, MOST_AT_ONCE), (0, 512), (20, 46), (5000, 1)])
+@pytest.mark.parametrize(
+    ("logprobs", "most"), [(None, MOST_AT_ONCE), (0, 512), (20, 46), (5000, 1)]
+)
 def test_no_output_is_more_than_can_be_rendered_in_one_go(logprobs: int | None, most: int) -> None:
     harness = Harness()
     harness.ask(max_tokens=2500, logprobs=logprobs)

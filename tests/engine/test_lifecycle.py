@@ -1,4 +1,7 @@
-"""What an operator does to an engine, and what its metrics say; by HTTP: surface/wire/test_lifecycle.py."""
+"""What an operator does to an engine, and what its metrics say; by HTTP:
+
+surface/wire/test_lifecycle.py.
+"""
 
 import pytest
 from gevent.event import Event
@@ -32,7 +35,11 @@ def test_levels_of_sleep_are_told_and_end(level: int) -> None:
     assert harness.cache.caching is (level == 0)
     assert harness.state == tuple(float(it == level) for it in range(3))
     harness.life.wake_up(None)
-    assert (harness.life.is_sleeping, harness.life.paused, harness.state) == (False, False, (1, 0, 0))
+    assert (harness.life.is_sleeping, harness.life.paused, harness.state) == (
+        False,
+        False,
+        (1, 0, 0),
+    )
     assert harness.cache.caching
     for operation in ("sleep", "wake"):
         duration = "sleep_mode_operation_duration_seconds"

@@ -1,4 +1,7 @@
-"""The pool of slots and the line before it: who runs, who waits, who is next; and no slot is ever lost."""
+"""The pool of slots and the line before it:
+
+who runs, who waits, who is next; and no slot is ever lost.
+"""
 
 from dataclasses import dataclass
 

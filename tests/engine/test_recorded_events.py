@@ -1,4 +1,7 @@
-"""What a real vLLM said of its KV cache, the whole engine says, too: whichever way time passes in it."""
+"""What a real vLLM said of its KV cache, the whole engine says, too:
+
+whichever way time passes in it.
+"""
 
 from collections.abc import Sequence
 from random import Random
@@ -43,7 +46,10 @@ class Play:
 
     def __init__(self, model: Model, profile: Profile | None) -> None:
         self.batches: list[Sequence[KVEvent]] = []
-        self.recorder, self.clock = Recorder("m", 4096, {}, steps=profile is not None), VirtualClock(1000.0)
+        self.recorder, self.clock = (
+            Recorder("m", 4096, {}, steps=profile is not None),
+            VirtualClock(1000.0),
+        )
         hasher = BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1))
         self.cache = KVCacheManager(
             BLOCKS, hasher, self.recorder, lambda name: Adapter(name, name), self.batches.append
@@ -57,15 +63,24 @@ class Play:
     def ask(self, *prompts: list[int], **fields: Any) -> list[tuple[int, int]]:
         """Cached and created tokens of each prompt of a request, when all is over."""
         outputs: list[Any] = []
-        fields = {"max_tokens": 1, "arrival_s": self.clock.now(), "num_choices": len(prompts), **fields}
-        asked = [engine_request(prompt_ids=it, index=place, **fields) for place, it in enumerate(prompts)]
+        fields = {
+            "max_tokens": 1,
+            "arrival_s": self.clock.now(),
+            "num_choices": len(prompts),
+            **fields,
+        }
+        asked = [
+            engine_request(prompt_ids=it, index=place, **fields) for place, it in enumerate(prompts)
+        ]
         self.engine.submit(asked, outputs.append)
         self.clock.advance(20)
         return [(it.cached_tokens, it.created_tokens) for it in outputs if isinstance(it, Started)]
 
     def told(self) -> list[list[int]]:
         """The batches since the last call: blocks of each event, 0 where all are cleared."""
-        batches = [[len(getattr(event, "block_hashes", ())) for event in batch] for batch in self.batches]
+        batches = [
+            [len(getattr(event, "block_hashes", ())) for event in batch] for batch in self.batches
+        ]
         self.batches.clear()
         return batches
 
@@ -85,7 +100,12 @@ def test_what_travels_together_and_what_is_new(profile: Profile | None) -> None:
         ([first[:96]], {}, [(64, 32)], [[1]]),
         ([first], {"cache_salt": "s"}, [(0, 96)], [[3]]),
         ([first], {"prompt_logprobs": 0}, [(0, 96)], [[3]]),
-        ([[200 + it for it in first], [400 + it for it in first[:70]]], {}, [(0, 96), (0, 64)], [[3], [2]]),
+        (
+            [[200 + it for it in first], [400 + it for it in first[:70]]],
+            {},
+            [(0, 96), (0, 64)],
+            [[3], [2]],
+        ),
         ([[9] * 31], {}, [(0, 0)], []),
     ]
     for prompts, fields, tokens, batches in asked:

@@ -1,4 +1,7 @@
-"""A worker's door to an engine in a process of its own: what it orders, admits, counts, and survives."""
+"""A worker's door to an engine in a process of its own:
+
+what it orders, admits, counts, and survives.
+"""
 
 import os
 import time
@@ -28,7 +31,10 @@ BOOT = "first"
 
 
 class PlayedEngine:
-    """Listens at `endpoint`. `orders` are those that came, `messages` how many of them came together."""
+    """Listens at `endpoint`.
+
+    `orders` are those that came, `messages` how many of them came together.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self.orders: list[wire.Order] = []
@@ -111,7 +117,9 @@ class Worker:
 
     @property
     def aborted(self) -> list[int]:
-        return [key for order in self.peer.orders if isinstance(order, wire.Abort) for key in order.keys]
+        return [
+            key for order in self.peer.orders if isinstance(order, wire.Abort) for key in order.keys
+        ]
 
     @property
     def commands(self) -> list[wire.EngineCommand]:
@@ -136,11 +144,17 @@ class Worker:
         """How the choices of a request ended, those that have."""
         told = [output for whose, output in self.outputs if whose == name]
         errors = [type(it.error).__name__ for it in told if isinstance(it, Failed)]
-        return errors + [it.finish.reason for it in told if isinstance(it, Tokens) and it.finish is not None]
+        return errors + [
+            it.finish.reason for it in told if isinstance(it, Tokens) and it.finish is not None
+        ]
 
     def metric(self, name: str, labels: str = "") -> float:
         lines = self.recorder.render().splitlines()
-        return sum(float(it.split()[-1]) for it in lines if it.startswith(f"vllm:{name}{{") and labels in it)
+        return sum(
+            float(it.split()[-1])
+            for it in lines
+            if it.startswith(f"vllm:{name}{{") and labels in it
+        )
 
     def loads(self, **fields: Any) -> None:
         self.hears(wire.EngineLoad(**fields))
@@ -202,7 +216,9 @@ def test_sequences_of_other_workers_take_room_too(play: Worker) -> None:
     assert play.engine.room() == 2
 
 
-def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them(tmp_path: Path) -> None:
+def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them(
+    tmp_path: Path,
+) -> None:
     with worker(tmp_path) as play:
         asking = gevent.spawn(play.ask, choices=40)
         gevent.sleep(0)
@@ -283,13 +299,15 @@ def test_one_engine_may_greet_twice_but_another_knows_nothing_of_what_ran(play: 
 
 def test_a_command_has_its_own_answer(play: Worker) -> None:
     first, second = (
-        play.engine.command(wire.EngineCommand(name="pause", mode=mode)) for mode in ("keep", "wait")
+        play.engine.command(wire.EngineCommand(name="pause", mode=mode))
+        for mode in ("keep", "wait")
     )
     until(lambda: len(play.commands) == 2)
     one, other = play.commands
     assert (one.mode, other.mode) == ("keep", "wait") and one.number != other.number
     play.hears(
-        wire.CommandResult(number=other.number, value=False), wire.CommandResult(number=99_999, value=True)
+        wire.CommandResult(number=other.number, value=False),
+        wire.CommandResult(number=99_999, value=True),
     )
     assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
 
@@ -325,7 +343,9 @@ class Operated:
         before = len(self.play.commands)
         acting = gevent.spawn(act)
         until(lambda: len(self.play.commands) > before)
-        self.play.peer.say(wire.CommandResult(number=self.play.commands[-1].number, value=value, error=error))
+        self.play.peer.say(
+            wire.CommandResult(number=self.play.commands[-1].number, value=value, error=error)
+        )
         return acting.get(timeout=DEADLINE_S)
 
     @property
@@ -339,7 +359,10 @@ def test_parts_wake_one_by_one_and_the_engine_says_when_all_is_back(play: Worker
     assert not operated.does(lambda: operated.life.wake_up(["weights"]), value=False)
     command = play.commands[-1]
     assert (command.name, command.level, command.tags) == ("wake_up", 0, ("weights",))
-    assert operated.stands == (True, True) and play.metric("engine_sleep_state", '"weights_offloaded"') == 1
+    assert (
+        operated.stands == (True, True)
+        and play.metric("engine_sleep_state", '"weights_offloaded"') == 1
+    )
     assert operated.does(lambda: operated.life.wake_up(["kv_cache"]))
     assert operated.stands == (False, False) and play.metric("engine_sleep_state", '"awake"') == 1
     operated.does(lambda: operated.life.sleep(0, "keep", operated.left))

@@ -55,7 +55,9 @@ class Play:
 
     def say(self, *texts: str, **fields: Any) -> None:
         ids = list(range(len(texts)))
-        self.choice.take(EngineCoreOutput(key=1, ids=ids, texts=list(texts), **{"at_s": 101.0, **fields}))
+        self.choice.take(
+            EngineCoreOutput(key=1, ids=ids, texts=list(texts), **{"at_s": 101.0, **fields})
+        )
 
     def tokens(self) -> list[tuple[list[str], int, Part | None, Finish | None]]:
         found = (it for it in self.outputs if isinstance(it, Tokens))
@@ -63,7 +65,11 @@ class Play:
 
     def metric(self, name: str, labels: str = "") -> float:
         lines = self.recorder.render().splitlines()
-        return sum(float(it.split()[-1]) for it in lines if it.startswith(f"vllm:{name}{{") and labels in it)
+        return sum(
+            float(it.split()[-1])
+            for it in lines
+            if it.startswith(f"vllm:{name}{{") and labels in it
+        )
 
 
 def test_tokens_are_told_as_they_come_and_the_last_one_with_the_end() -> None:
@@ -108,24 +114,36 @@ def test_tokens_whose_text_is_kept_are_told_with_the_text_that_comes_of_them() -
 
 
 @pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
-def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(ids: list[int]) -> None:
+def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(
+    ids: list[int],
+) -> None:
     with pytest.raises(ValueError):
-        Play(TextReader(words)).choice.take(EngineCoreOutput(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
+        Play(TextReader(words)).choice.take(
+            EngineCoreOutput(key=1, ids=ids, texts=["a", "b"], at_s=101.0)
+        )
 
 
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
         ({"finish": "error", "error": "It broke."}, EngineFailed, "It broke."),
-        ({"finish": "error", "error": "Too long.", "is_refused": True}, RequestRefused, "Too long."),
+        (
+            {"finish": "error", "error": "Too long.", "is_refused": True},
+            RequestRefused,
+            "Too long.",
+        ),
         ({"finish": "timeout"}, EngineFailed, "waited too long"),
     ],
 )
-def test_what_fails_is_told_once_and_nothing_else(fields: Any, error: type[Exception], message: str) -> None:
+def test_what_fails_is_told_once_and_nothing_else(
+    fields: Any, error: type[Exception], message: str
+) -> None:
     play = Play()
     play.say(**fields)
     [failed] = play.outputs
-    assert isinstance(failed, Failed) and type(failed.error) is error and message in str(failed.error)
+    assert (
+        isinstance(failed, Failed) and type(failed.error) is error and message in str(failed.error)
+    )
     assert play.left == [False]
     play.choice.fail(ZeroDivisionError())
     play.choice.abort()

@@ -1,4 +1,7 @@
-"""The scheduler of steps: no block lost, no budget broken, nobody forgotten, however requests come and go."""
+"""The scheduler of steps:
+
+no block lost, no budget broken, nobody forgotten, however requests come and go.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,7 +38,9 @@ class Plain:
 
     @property
     def decodes(self) -> bool:
-        """It computes the token that came last, and no part of its prompt, as far as its steps are made."""
+        """It computes the token that came last, and no part of its prompt, as far as its steps are
+        made.
+        """
         return self.written > 0 and self.computed == self.known - 1 and not self.again
 
     again: bool = False
@@ -58,7 +63,9 @@ class PlainScheduler:
         self.limits, self.size, self.caching = limits, size, caching
         self.paused = False
         self.free: list[tuple[Plain, int] | None] = [None] * blocks
-        """Free for the longest time first; what a sequence that comes back would find there, if anything."""
+        """Free for the longest time first; what a sequence that comes back would find there, if
+        anything.
+        """
         self.waiting: list[Plain] = []
         self.running: list[Plain] = []
         self.fetching: list[Plain] = []
@@ -99,7 +106,10 @@ class PlainScheduler:
         self.waiting.sort(key=lambda it: (not it.first, it.arrived))
 
     def schedule(self) -> tuple[object, ...] | None:
-        """A step: tokens, what decodes have behind them, what prefills look back at, and who is in it."""
+        """A step:
+
+        tokens, what decodes have behind them, what prefills look back at, and who is in it.
+        """
         budget, preempted = self.limits.max_num_batched_tokens, self.preemptions
         given: dict[Plain, int] = {}
         place = 0
@@ -107,7 +117,11 @@ class PlainScheduler:
             it = self.running[place]
             place += 1
             tokens = 0 if it.last else min(self._wanted(it), budget, self._most)
-            while tokens and it in self.running and self._lacks(it, it.computed + tokens) > len(self.free):
+            while (
+                tokens
+                and it in self.running
+                and self._lacks(it, it.computed + tokens) > len(self.free)
+            ):
                 victim = self._victim()
                 if victim in given:  # who is less important may stand before
                     budget += given.pop(victim)
@@ -168,7 +182,9 @@ class PlainScheduler:
         prefills = [it for it in given if it not in decodes]
         fetched = [it for it in prefills if it.first]
         context = sum(it.computed for it in (*decodes, *fetched))
-        attention = sum(given[it] * (it.computed + given[it] / 2) for it in prefills if not it.first)
+        attention = sum(
+            given[it] * (it.computed + given[it] / 2) for it in prefills if not it.first
+        )
         drafted = []
         for it in decodes:
             right = self._accepted(given[it] - 1) if given[it] > 1 else 0
@@ -189,7 +205,11 @@ class PlainScheduler:
         self.under_way.append(ends)
         tokens = sum(given.values())
         counted = tokens, len(given), len(prefills) - len(fetched), context, attention
-        return (*counted, drafted, *(_numbers(some) for some in (decodes, sampled, ends, self.running)))
+        return (
+            *counted,
+            drafted,
+            *(_numbers(some) for some in (decodes, sampled, ends, self.running)),
+        )
 
     # Blocks.
 
@@ -220,12 +240,16 @@ class PlainScheduler:
 
     def _release(self, it: Plain, findable: int) -> None:
         self.free += [
-            (it, place) if self.caching and place < findable else None for place in reversed(range(it.held))
+            (it, place) if self.caching and place < findable else None
+            for place in reversed(range(it.held))
         ]
         it.held = 0
 
     def _preempt(self, it: Plain) -> None:
-        """What its newest token has brought is not known while a step is under way: no block has its hash."""
+        """What its newest token has brought is not known while a step is under way:
+
+        no block has its hash.
+        """
         computed = it.computed
         if it.decodes and self.under_way:
             computed = max(computed - 1, min(computed, it.prompt))
@@ -274,8 +298,12 @@ class Pair:
     ) -> None:
         self.blocks = CountedBlocks(POOL, BLOCK, caching)
         speculation = Turns(drafts) if drafts else None
-        self.scheduler: Scheduler[SequenceState] = Scheduler(limits, self.blocks, speculation=speculation)
-        self.plain = PlainScheduler(limits, POOL - 1, BLOCK, caching, drafts, Turns(drafts).accepted)
+        self.scheduler: Scheduler[SequenceState] = Scheduler(
+            limits, self.blocks, speculation=speculation
+        )
+        self.plain = PlainScheduler(
+            limits, POOL - 1, BLOCK, caching, drafts, Turns(drafts).accepted
+        )
         self.all = [SequenceState(*request) for request in requests]
         self.plain_all = [Plain(number, *request) for number, request in enumerate(requests)]
         self.here: set[int] = set()
@@ -302,7 +330,9 @@ class Pair:
             self.step()
 
     def step(self) -> bool:
-        """Make one if two are not under way, else finish the oldest; False when there was nothing to do."""
+        """Make one if two are not under way, else finish the oldest; False when there was nothing
+        to do.
+        """
         if len(self._under_way) < 2:
             batch = self.scheduler.schedule()
             assert self._told(batch) == self.plain.schedule()
@@ -345,7 +375,9 @@ class Pair:
     ),
     st.lists(
         st.tuples(
-            st.sampled_from(["add", "add", "step", "step", "step", "step", "abort", "fetched", "pause"]),
+            st.sampled_from(
+                ["add", "add", "step", "step", "step", "step", "abort", "fetched", "pause"]
+            ),
             st.integers(0, 8),
         ),
         min_size=40,
@@ -370,5 +402,7 @@ def test_every_step_is_as_the_rules_say(
         pair.act("add", 0)
     while pair.step() or pair.plain.fetching:
         pair.act("fetched", 0)
-    if not pair.plain.waiting:  # a prompt that is larger than a step waits for ever where it may not be cut
+    if (
+        not pair.plain.waiting
+    ):  # a prompt that is larger than a step waits for ever where it may not be cut
         assert pair.scheduler.idle and pair.blocks.free == pair.blocks.capacity and not pair.here

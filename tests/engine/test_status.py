@@ -18,14 +18,18 @@ PROMPT = list(range(3 * BLOCK_TOKENS))
 
 
 def stepped(async_scheduling: bool = True, **fields: Any) -> Harness:
-    steps = StepSettings(timing="steps", max_num_batched_tokens=2048, async_scheduling=async_scheduling)
+    steps = StepSettings(
+        timing="steps", max_num_batched_tokens=2048, async_scheduling=async_scheduling
+    )
     return Harness(sections={"steps": steps}, profile=read_profile("qwen3-14b-h100"), **fields)
 
 
 def test_phases_have_the_numbers_that_the_consoles_page_knows() -> None:
     page = Path(console.__file__).parent / "page" / "model.js"
     [names] = re.findall(r"const PHASES = (\[.*?\]);", page.read_text())
-    assert [name.upper() for name in json.loads(names)] == [Phase(number).name for number in range(5)]
+    assert [name.upper() for name in json.loads(names)] == [
+        Phase(number).name for number in range(5)
+    ]
     assert len(Phase) == 5
 
 
@@ -63,10 +67,13 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
     while (standing := sequence.status()).phase < Phase.DECODE:
         if standing.phase is Phase.PREFILL and standing.computed not in computed:
             computed.append(standing.computed)
-            assert standing.held == standing.computed // BLOCK_TOKENS == len(sequence.block_numbers())
+            assert (
+                standing.held == standing.computed // BLOCK_TOKENS == len(sequence.block_numbers())
+            )
             assert standing.scheduled_s is not None and standing.first_s is None
         harness.clock.advance(0.001)
-    # Two steps are made together with async scheduling; once all of it is in one, its token is in flight.
+    # Two steps are made together with async scheduling; once all of it is in one, its token is in
+    # flight.
     assert computed == [2048, 4096, 6144, 8192][ahead:] and standing.computed == 9000
     assert waiting.status().phase is Phase.QUEUED and waiting.block_numbers() == []
     harness.clock.advance(0.3)

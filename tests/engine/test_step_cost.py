@@ -1,4 +1,6 @@
-"""What a step costs, part by part, reckoned by hand; and how hot the device is, reckoned by small steps."""
+"""What a step costs, part by part, reckoned by hand; and how hot the device is, reckoned by small
+steps.
+"""
 
 from typing import Any
 
@@ -77,11 +79,17 @@ class Device:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.0, 0.1), st.integers(1, 40), st.booleans()), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.floats(0.0, 0.1), st.integers(1, 40), st.booleans()), min_size=1, max_size=4
+    ),
     st.sampled_from([0.02, 0.04, 0.3]),
 )
-def test_prefill_soon_after_prefill_is_slower(steps: list[tuple[float, int, bool]], tau: float) -> None:
-    costs = StepCost(CostConstants(base=0.004, per_token=0.001, per_attention=0.0001, slowdown=0.5, tau=tau))
+def test_prefill_soon_after_prefill_is_slower(
+    steps: list[tuple[float, int, bool]], tau: float
+) -> None:
+    costs = StepCost(
+        CostConstants(base=0.004, per_token=0.001, per_attention=0.0001, slowdown=0.5, tau=tau)
+    )
     device, now_s = Device(tau, 0.5), 0.0
     for pause_s, tokens, prefills in steps:
         now_s += pause_s

@@ -39,12 +39,15 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
     for number, (gap_s, prompt, reply) in enumerate(requests):
         harness.clock.advance(gap_s)
         harness.ask(
-            str(number), prompt_ids=list(range(100 * number, 100 * number + prompt)), max_tokens=reply
+            str(number),
+            prompt_ids=list(range(100 * number, 100 * number + prompt)),
+            max_tokens=reply,
         )
         load.append(OfflineRequest(harness.clock.now(), prompt, reply))
     harness.clock.advance(10)
     scheduler: Scheduler[OfflineRequest] = Scheduler(
-        SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=8192), CountedBlocks(BLOCKS, BLOCK_TOKENS)
+        SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=8192),
+        CountedBlocks(BLOCKS, BLOCK_TOKENS),
     )
     loop = ClientLoop(load, scheduler, PROFILE)
     loop.advance(float("inf"))
@@ -110,7 +113,9 @@ def test_who_is_read_too_late_is_told() -> None:
     harness.ask("b")
     assert "understudy_late_requests_total{" in harness.recorder.render()
     [late] = [
-        it for it in harness.recorder.render().splitlines() if it.startswith("understudy_late_seconds_total")
+        it
+        for it in harness.recorder.render().splitlines()
+        if it.startswith("understudy_late_seconds_total")
     ]
     assert float(late.split()[-1]) == pytest.approx(
         0.1 - PROFILE.front.front - 3 * PROFILE.front.front_per_token
@@ -155,7 +160,9 @@ def test_a_remote_prefill_comes_over_the_net() -> None:
     harness.clock.advance(1)
     assert moments(harness, "a")[0] == pytest.approx(0.5, abs=2 * STEP_S)
     assert harness.metric("prompt_tokens_by_source_total", source="external_kv_transfer") == 1000
-    assert harness.metric("iteration_tokens_total_sum") == 5 + (3 + 2)  # nothing of its prompt is computed
+    assert harness.metric("iteration_tokens_total_sum") == 5 + (
+        3 + 2
+    )  # nothing of its prompt is computed
     assert harness.is_idle()
 
 
@@ -193,7 +200,11 @@ def test_speculation_brings_several_tokens_a_step() -> None:
     assert one.said("a") == three.said("a")
     assert one.metric("iteration_tokens_total_count") == 10
     assert three.metric("iteration_tokens_total_count") == 4
-    assert three.metric("iteration_tokens_total_sum") == one.metric("iteration_tokens_total_sum") == 3 + 10
+    assert (
+        three.metric("iteration_tokens_total_sum")
+        == one.metric("iteration_tokens_total_sum")
+        == 3 + 10
+    )
     assert len({event.at_s for event in three.tokens("a")}) == 4
     counted = {"drafts": 3, "draft_tokens": 6, "accepted_tokens": 6}
     assert {name: three.metric(f"spec_decode_num_{name}_total") for name in counted} == counted
@@ -206,7 +217,11 @@ def told(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
     harness.ask("a", **fields)
     harness.clock.advance(2)
     assert harness.finish("a") == "length" and harness.is_idle()
-    return [(it.part.kind if it.part else "text", text) for it in harness.tokens("a") for text in it.texts]
+    return [
+        (it.part.kind if it.part else "text", text)
+        for it in harness.tokens("a")
+        for text in it.texts
+    ]
 
 
 def test_tokens_of_one_step_may_be_of_several_parts() -> None:

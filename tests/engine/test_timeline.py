@@ -47,10 +47,19 @@ def latency(running: int = 1, slots: int = 4, seed: int = 1, **settings: Any) ->
         ({"time_to_first_token": 0.1}, 0.1),
         ({"prefill_overhead": 0.03, "prefill_time_per_token": 0.00025}, 0.03 + 80 * 0.00025),
         ({"latency_calculator": "constant", "prefill_overhead": 1.0}, 0.0),
-        ({"latency_calculator": "per-token", "time_to_first_token": 9.0, "prefill_overhead": 0.5}, 0.5),
+        (
+            {
+                "latency_calculator": "per-token",
+                "time_to_first_token": 9.0,
+                "prefill_overhead": 0.5,
+            },
+            0.5,
+        ),
     ],
 )
-def test_prefill_follows_the_calculator_and_ignores_the_other_one(settings: Any, expected_s: float) -> None:
+def test_prefill_follows_the_calculator_and_ignores_the_other_one(
+    settings: Any, expected_s: float
+) -> None:
     assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)
 
 
@@ -64,13 +73,17 @@ def test_a_prompt_of_which_nothing_is_computed_costs_the_overhead(prompt: int, c
 def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
     mean_s: float, share: float, seed: int
 ) -> None:
-    waits = latency(seed=seed, inter_token_latency=mean_s, inter_token_latency_std_dev=mean_s * share)
+    waits = latency(
+        seed=seed, inter_token_latency=mean_s, inter_token_latency_std_dev=mean_s * share
+    )
     for _ in range(50):
         assert 0.3 * mean_s * 0.999999 <= waits.inter_token() <= 1.7 * mean_s * 1.000001
 
 
 @pytest.mark.parametrize(("running", "factor"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])
 def test_load_stretches_both_waits_up_to_the_factor_when_full(running: int, factor: float) -> None:
-    waits = latency(running, time_factor_under_load=4.0, inter_token_latency=0.01, time_to_first_token=0.1)
+    waits = latency(
+        running, time_factor_under_load=4.0, inter_token_latency=0.01, time_to_first_token=0.1
+    )
     assert waits.inter_token() == pytest.approx(0.01 * factor)
     assert waits.time_to_first_token(10) == pytest.approx(0.1 * factor)

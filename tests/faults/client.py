@@ -80,7 +80,11 @@ class Asker:
         """POST `body`; `X_Fault=...` is the header X-Fault."""
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         data = http_post(
-            path, json.dumps(body).encode(), "Content-Type: application/json", *lines, version=version
+            path,
+            json.dumps(body).encode(),
+            "Content-Type: application/json",
+            *lines,
+            version=version,
         )
         self.sock.sendall(data)
         return self
@@ -119,7 +123,9 @@ def ask(
         return asker.send(path, question(path, stream), version, **asked).answer()
 
 
-def got(port: int, path: str, stream: bool, fault: str = "", version: str = "1.1", **headers: str) -> Got:
+def got(
+    port: int, path: str, stream: bool, fault: str = "", version: str = "1.1", **headers: str
+) -> Got:
     """`ask`, of which something has to come."""
     answer = ask(port, path, stream, fault, version, **headers)
     assert answer is not None
@@ -130,7 +136,11 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def asking(
-    path: str = CHAT, model: str | None = "m", client: str = "me", tokens: float = 0.0, **headers: str
+    path: str = CHAT,
+    model: str | None = "m",
+    client: str = "me",
+    tokens: float = 0.0,
+    **headers: str,
 ) -> RequestFacts:
     """A request; `X_Fault=...` is its header X-Fault."""
     known = {name.replace("_", "-").lower(): value for name, value in headers.items()}

@@ -46,7 +46,10 @@ def test_a_wrong_rule_stops_the_start_with_its_number_and_flaw(rule: object, fla
     with pytest.raises(ConfigError) as refused:
         load(["--fault-rules", text], {})
     line = str(refused.value)
-    assert line.startswith("setting fault-rules: ") and "(flag --fault-rules) is wrong: rule 2: " in line
+    assert (
+        line.startswith("setting fault-rules: ")
+        and "(flag --fault-rules) is wrong: rule 2: " in line
+    )
     assert flaw in line
 
 
@@ -91,7 +94,8 @@ def test_a_wrong_header_says_what_is_wrong(text: str, flaw: str) -> None:
 
 @settings(max_examples=25)
 @given(
-    st.text(max_size=60) | st.sampled_from(list(ACTIONS)).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
+    st.text(max_size=60)
+    | st.sampled_from(list(ACTIONS)).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
 )
 def test_whatever_a_header_says_it_is_a_rule_or_a_value_error(text: str) -> None:
     try:
@@ -130,7 +134,9 @@ def script(*rules: dict[str, Any]) -> FaultScript:
 
 
 def struck(at: FaultScript, *requests: RequestFacts, now_s: float = 0.0) -> list[bool]:
-    return [bool((fault := at.fault_for(request, RNG, now_s)) and fault.name) for request in requests]
+    return [
+        bool((fault := at.fault_for(request, RNG, now_s)) and fault.name) for request in requests
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +149,9 @@ def struck(at: FaultScript, *requests: RequestFacts, now_s: float = 0.0) -> list
         ({"model": "m", "path": TEXT}, asking(TEXT), asking(CHAT)),
     ],
 )
-def test_a_matcher_lets_others_pass(matcher: dict[str, Any], hit: RequestFacts, miss: RequestFacts) -> None:
+def test_a_matcher_lets_others_pass(
+    matcher: dict[str, Any], hit: RequestFacts, miss: RequestFacts
+) -> None:
     assert struck(script({"action": "empty", **matcher}), miss, hit) == [False, True]
 
 
@@ -164,7 +172,12 @@ def test_nth_and_every_count_the_requests_that_fit() -> None:
 
 
 def test_times_is_how_often_a_rule_strikes() -> None:
-    assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [True, True, False, False]
+    assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [
+        True,
+        True,
+        False,
+        False,
+    ]
     later = script({"action": "empty", "times": 1, "every": 2})
     assert struck(later, *[asking()] * 4) == [False, True, False, False]
 

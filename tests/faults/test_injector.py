@@ -1,4 +1,7 @@
-"""One decision per request: headers, rules, chance; and settings that change while the server runs."""
+"""One decision per request:
+
+headers, rules, chance; and settings that change while the server runs.
+"""
 
 from collections import Counter
 from random import Random
@@ -29,7 +32,12 @@ def status(plan: FaultInjector, **headers: str) -> int | None:
 FAILURES = {
     "rate_limit": (429, "RateLimitError", None, ""),
     "invalid_api_key": (401, "AuthenticationError", None, ""),
-    "context_length": (400, "BadRequestError", "messages", "This model's maximum context length is 1000 t"),
+    "context_length": (
+        400,
+        "BadRequestError",
+        "messages",
+        "This model's maximum context length is 1000 t",
+    ),
     "server_error": (503, "InternalServerError", None, ""),
     "invalid_request": (400, "BadRequestError", "model", ""),
     "model_not_found": (404, "NotFoundError", "model", "There is no model 'llama-nonexistent'"),
@@ -89,7 +97,9 @@ def test_rules_that_stay_in_the_list_go_on_counting() -> None:
 
 def test_the_strongest_source_decides() -> None:
     rules = [{"action": "error", "status": 502}]
-    plan, live = planned(fault_rules=rules, failure_injection_rate=100, failure_types=["rate_limit"])
+    plan, live = planned(
+        fault_rules=rules, failure_injection_rate=100, failure_types=["rate_limit"]
+    )
     assert status(plan, X_Return_Error="422", X_Fault="error;status=503") == 422
     assert status(plan, X_Return_Error="", X_Fault="error;status=503") == 503
     assert status(plan, X_Fault="") == 502
@@ -118,8 +128,13 @@ STATUSES = ("oops", "399", "600", "5" * 5000, "٤٠٤")
 )
 def test_a_header_that_makes_no_sense_is_a_bad_request(header: dict[str, str]) -> None:
     fault = planned()[0].fault_for(asking(**header))
-    assert fault and fault.error and (fault.error.status, fault.error.type) == (400, "BadRequestError")
-    assert next(iter(header)).replace("_", "-") in fault.error.message and len(fault.error.message) < 300
+    assert (
+        fault and fault.error and (fault.error.status, fault.error.type) == (400, "BadRequestError")
+    )
+    assert (
+        next(iter(header)).replace("_", "-") in fault.error.message
+        and len(fault.error.message) < 300
+    )
 
 
 def test_requests_of_one_client_with_the_same_header_are_counted_together() -> None:

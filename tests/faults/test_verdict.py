@@ -68,7 +68,9 @@ def retries(waits_s: list[float], status: int = 503) -> Client:
     return client
 
 
-def each(bodies: int, status: int = 500, retry_after_s: float | None = None, wait_s: float = 0.0) -> Client:
+def each(
+    bodies: int, status: int = 500, retry_after_s: float | None = None, wait_s: float = 0.0
+) -> Client:
     client = Client()
     for body in range(bodies):
         client.ask(body, status, retry_after_s).wait(wait_s)
@@ -92,7 +94,10 @@ CONDUCT = {
     "equal short waits": (retries([0.3] * 6, 500), HASTY | {"retry_storm"}),
     "many different requests": (each(50), set()),
     "a cut stream that is asked for again": (Client().ask(cut_off=True).wait(3.0).ask(), set()),
-    "the same after a success": (Client().ask(status=500).ask().ask().ask().ask().ask().ask(), set()),
+    "the same after a success": (
+        Client().ask(status=500).ask().ask().ask().ask().ask().ask(),
+        set(),
+    ),
 }
 
 
@@ -124,7 +129,9 @@ def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
     audit = Client().audit
     for number in range(2 * MOST_FAILED):
         client = "one" if number % 2 else f"c{number}"
-        exchange = AuditedExchange(client, PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}")
+        exchange = AuditedExchange(
+            client, PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}"
+        )
         assert audit.note_answer(exchange)
         audit.note_end(exchange, number, failed=True)
     clients = audit.report().clients

@@ -1,4 +1,7 @@
-"""`python -m app simulate --autoscale`: its figures, the constant fleet beside it, and bad input."""
+"""`python -m app simulate --autoscale`:
+
+its figures, the constant fleet beside it, and bad input.
+"""
 
 from argparse import ArgumentTypeError
 from pathlib import Path
@@ -32,7 +35,15 @@ def test_pods_count_from_the_start_of_their_loading_until_they_are_gone(
 ) -> None:
     picture = tmp_path / "run.svg"
     found = figures(
-        capsys, *SCALED, *POLICY, "--goodput", "ttft:300", "--gpu-hour-price", "2", "--plot", str(picture)
+        capsys,
+        *SCALED,
+        *POLICY,
+        "--goodput",
+        "ttft:300",
+        "--gpu-hour-price",
+        "2",
+        "--plot",
+        str(picture),
     )
     fleet, goodput = found["fleet"], found["goodput"]
     parts = fleet["intervals"]
@@ -51,8 +62,12 @@ def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     objectives = ["--slo", "ttft_p99=400ms"]
-    pods = len(figures(capsys, *SCALED, *POLICY, *objectives)["fleet"]["constant"]["requests_per_pod"])
-    swept = figures(capsys, *LOAD, *POLICY, *objectives, "--sweep", "pods=1:4:1", "--processes", "1")
+    pods = len(
+        figures(capsys, *SCALED, *POLICY, *objectives)["fleet"]["constant"]["requests_per_pod"]
+    )
+    swept = figures(
+        capsys, *LOAD, *POLICY, *objectives, "--sweep", "pods=1:4:1", "--processes", "1"
+    )
     assert pods == swept["fewest"]
     assert figures(capsys, *SCALED, "--slo", "ttft_p99=1ms")["fleet"]["constant"] is None
     assert main(["simulate", *SCALED, *POLICY, *objectives]) == 0
@@ -60,7 +75,9 @@ def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     assert lines[0].endswith(f"; pods by {HPA}, least-requests") and lines[-1].startswith(
         "ttft_p99 <= 400 ms: "
     )
-    assert [line for line in lines if line.startswith(("| autoscaled ", "| best constant "))] == lines[-3:-1]
+    assert [
+        line for line in lines if line.startswith(("| autoscaled ", "| best constant "))
+    ] == lines[-3:-1]
 
 
 def test_a_plugin_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +102,11 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
     assert read_cold_start("1m30s", 0.0) == 90
     assert read_cold_start("40s+2GB/s", 30e9) == 55
     assert read_cold_start("30GB@500MB/s", 1.0) == 60
-    for text, rule in (("2GB/s", "needs the size"), ("soon", "must be a duration"), ("-1s", "negative")):
+    for text, rule in (
+        ("2GB/s", "needs the size"),
+        ("soon", "must be a duration"),
+        ("-1s", "negative"),
+    ):
         with pytest.raises((ValueError, ArgumentTypeError), match=rule):
             read_cold_start(text, 0.0)
 
@@ -93,7 +114,15 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
 def test_a_load_has_an_end_to_which_the_autoscaler_looks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    closed = ["--num-requests", "200", "--in-flight", "16", "--output-tokens", "64", *SCALED[len(LOAD) :]]
+    closed = [
+        "--num-requests",
+        "200",
+        "--in-flight",
+        "16",
+        "--output-tokens",
+        "64",
+        *SCALED[len(LOAD) :],
+    ]
     assert sum(figures(capsys, *closed)["requests_per_pod"]) == 200
     trace = tmp_path / "trace.csv"
     sessions = "arrival_s,input_tokens,output_tokens,session,think_s\n0,10,10,a,\n,20,10,a,1e9\n"
@@ -110,8 +139,14 @@ def test_a_load_has_an_end_to_which_the_autoscaler_looks(
         ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start go together"),
         ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 57."),
         ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
-        ([*SCALED, "--autoscale", HPA.replace("max=4", "max=0")], "--autoscale hpa: max: '0' must be a"),
-        ([*SCALED, "--autoscale", HPA.replace("running", "cpu")], "--autoscale hpa: metric: invalid"),
+        (
+            [*SCALED, "--autoscale", HPA.replace("max=4", "max=0")],
+            "--autoscale hpa: max: '0' must be a",
+        ),
+        (
+            [*SCALED, "--autoscale", HPA.replace("running", "cpu")],
+            "--autoscale hpa: metric: invalid",
+        ),
         (
             [*SCALED, "--autoscale-every", "0"],
             "argument --autoscale-every: '0' must be a duration from 100ms",

@@ -14,7 +14,13 @@ LISTS: dict[str, object] = {
     "input_lens": [100, 200], "output_lens": [3, 2], "start_times": [1000.5, 1000.0], "ttfts": [0.2, 0.1],
     "itls": [[0.02, 0.03], [0.04]], "errors": ["", ""],
 }  # fmt: skip
-VLLM = {"backend": "openai", "max_concurrency": 64, "completed": 2, "total_output_tokens": 5, **LISTS}
+VLLM = {
+    "backend": "openai",
+    "max_concurrency": 64,
+    "completed": 2,
+    "total_output_tokens": 5,
+    **LISTS,
+}
 CSV = "arrival_s,input_tokens,output_tokens,send_s,first_s,last_s\n"
 
 
@@ -49,7 +55,11 @@ METRICS = {
 
 
 def aiperf(**changes: object) -> dict[str, object]:
-    started = {"request_start_ns": 5_000_000_000, "benchmark_phase": "profiling", "was_cancelled": False}
+    started = {
+        "request_start_ns": 5_000_000_000,
+        "benchmark_phase": "profiling",
+        "was_cancelled": False,
+    }
     return {"metadata": started, "metrics": METRICS, "error": None, **changes}
 
 
@@ -67,9 +77,15 @@ def test_vllm_bench_serve(tmp_path: Path) -> None:
     "changes, rule",
     [
         ({"ttfts": None}, "--save-detailed"),
-        ({"start_times": None}, "has no start_times: vllm bench serve writes them from vLLM 0.15 on"),
+        (
+            {"start_times": None},
+            "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
+        ),
         ({"errors": ["", "timed\nout"]}, "request 2: has failed (timed out)"),
-        ({"output_lens": [3, 0]}, "request 2: a request has from one to 1073741824 tokens in and out, not"),
+        (
+            {"output_lens": [3, 0]},
+            "request 2: a request has from one to 1073741824 tokens in and out, not",
+        ),
         ({"output_lens": [3, 1 << 31]}, "tokens in and out, not 200 and 2147483648"),
         ({"itls": [[0.02, 0.03]]}, "differ in length"),
         ({"ttfts": [0.2, "soon"]}, "Expected `float`, got `str` - at `$.ttfts[1]`"),
@@ -77,7 +93,9 @@ def test_vllm_bench_serve(tmp_path: Path) -> None:
         (dict.fromkeys(LISTS, []), "no requests"),
     ],
 )
-def test_what_vllm_may_have_written_wrong(tmp_path: Path, changes: dict[str, object], rule: str) -> None:
+def test_what_vllm_may_have_written_wrong(
+    tmp_path: Path, changes: dict[str, object], rule: str
+) -> None:
     document = {name: value for name, value in {**VLLM, **changes}.items() if value is not None}
     assert rule in refused(tmp_path, document)
 
@@ -112,10 +130,15 @@ def test_aiperf(tmp_path: Path) -> None:
     [
         ({"error": {"code": 500}}, "line 2: the request has failed"),
         ({"metrics": {}}, "line 2: has no time_to_first_token; aiperf must run with --streaming"),
-        ({"metrics": {"time_to_first_token": {"value": 1, "unit": "weeks"}}}, "unit 'weeks' is none of"),
+        (
+            {"metrics": {"time_to_first_token": {"value": 1, "unit": "weeks"}}},
+            "unit 'weeks' is none of",
+        ),
     ],
 )
-def test_what_aiperf_may_have_written_wrong(tmp_path: Path, changes: dict[str, object], rule: str) -> None:
+def test_what_aiperf_may_have_written_wrong(
+    tmp_path: Path, changes: dict[str, object], rule: str
+) -> None:
     lines = json.dumps(aiperf()) + "\n" + json.dumps(aiperf(**changes))
     assert rule in refused(tmp_path, lines)
 
@@ -126,7 +149,9 @@ def test_csv_packed_or_not_with_one_moment_or_both(tmp_path: Path) -> None:
         assert (run.name, run.arrival_s, run.send_s) == ("run", [0.0, 1.0], [0.25, 1.0])
         assert (run.first_s, run.last_s) == ([0.5, 1.5], [1.5, 1.5])
     for name in ("arrival_s", "send_s"):
-        [run] = read(tmp_path, f"{name},input_tokens,output_tokens,first_s,last_s\n1,10,3,2,3\n", "run.csv")
+        [run] = read(
+            tmp_path, f"{name},input_tokens,output_tokens,first_s,last_s\n1,10,3,2,3\n", "run.csv"
+        )
         assert (run.arrival_s, run.send_s, run.first_s) == ([0.0], [0.0], [1.0])
 
 
@@ -137,7 +162,10 @@ def test_csv_packed_or_not_with_one_moment_or_both(tmp_path: Path) -> None:
         (CSV, "has no requests"),
         ("arrival_s,input_tokens,output_tokens,first_s\n", "line 1: there is no column last_s"),
         (CSV + "0,10,3,0,1\n", "line 2: has 5 cells, the header 6"),
-        (CSV + "0,10,3,0,1,2\n0,ten,3,0,1,2\n", "line 3: Expected `int`, got `str` - at `$.input_tokens`"),
+        (
+            CSV + "0,10,3,0,1,2\n0,ten,3,0,1,2\n",
+            "line 3: Expected `int`, got `str` - at `$.input_tokens`",
+        ),
         (CSV + "0,10,3,0,nan,2\n", "line 2: moments must be finite numbers"),
         (CSV + "1,10,3,1,2,3\n0,10,3,0,1,2\n", "line 3: rows must be in order of arrival"),
         (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, before its arrival at 1 s"),
@@ -149,8 +177,12 @@ def test_csv_that_is_wrong_is_told_in_one_line(tmp_path: Path, text: str, rule: 
 
 
 def test_files_of_nobody_are_refused(tmp_path: Path) -> None:
-    assert "is no file of vllm bench serve, guidellm or aiperf" in refused(tmp_path, {"results": []})
-    assert "profile_export.jsonl" in refused(tmp_path, {"input_config": {}, "request_count": {"avg": 2}})
+    assert "is no file of vllm bench serve, guidellm or aiperf" in refused(
+        tmp_path, {"results": []}
+    )
+    assert "profile_export.jsonl" in refused(
+        tmp_path, {"input_config": {}, "request_count": {"avg": 2}}
+    )
     assert "is not a JSON object" in refused(tmp_path, "{oops")
     (tmp_path / "run.csv.gz").write_bytes(gzip.compress(b"cut off")[:-9])
     for name in ("nothing.json", "run.csv.gz"):

@@ -46,7 +46,9 @@ def problem() -> Problem:
     """Its start is `OFF` the truth."""
     cost = {name: getattr(TRUE.cost, name) * OFF[name] for name in ("weights", "per_token")}
     front = msgspec.structs.replace(TRUE.front, front=TRUE.front.front * OFF["front"])
-    start = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, **cost), front=front)
+    start = msgspec.structs.replace(
+        TRUE, cost=msgspec.structs.replace(TRUE.cost, **cost), front=front
+    )
     fixed = [it.name for it in CONSTANTS if it.name not in FITTED]
     return make_problem(start, [run_of(load(3, 30, 800)), run_of(load(9, 45, 2000))], fixed)
 
@@ -94,7 +96,9 @@ def test_an_idle_server_tells_what_host_and_engine_add_and_the_kernels_stay() ->
         MeasuredRun("idle", at_s, at_s, at_s, at_s, *tokens).load, SimulationPlan(profile=true)
     )
     first_s = [first + rng.gauss(0, 1e-4) for first in outcome.first_s]
-    recording = MeasuredRun("idle", at_s, list(outcome.send_s), first_s, list(outcome.last_s), *tokens)
+    recording = MeasuredRun(
+        "idle", at_s, list(outcome.send_s), first_s, list(outcome.last_s), *tokens
+    )
     made = make_problem(auto, [Run(recording, None, 0.0, recording.figures())])
     found = Search(made, None, 50, lambda done: None).run(seed=3)
     fitted = made.profile(found.x)
@@ -108,7 +112,9 @@ def test_an_idle_server_tells_what_host_and_engine_add_and_the_kernels_stay() ->
 
 def test_the_time_at_which_prompts_are_cut_is_found_again() -> None:
     start, recording = read_profile("smollm2-135m-cpu"), load(2, 60, 300)
-    true = msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, engine_step_time=0.16))
+    true = msgspec.structs.replace(
+        start, engine=msgspec.structs.replace(start.engine, engine_step_time=0.16)
+    )
     run = Run(recording, 16, 0.0, Run(recording, 16, 0.0, []).replay(true).figures)
     fixed = [it.name for it in CONSTANTS if it.name != "engine_step_time"]
     made = make_problem(start, [run], fixed)
@@ -119,7 +125,9 @@ def test_the_time_at_which_prompts_are_cut_is_found_again() -> None:
 
 def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
-    small = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17))
+    small = msgspec.structs.replace(
+        TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17)
+    )
     path.write_text(as_yaml(small, [Certainty("tile", 1, 1, 0.5)]))
     assert read_profile(str(path)) == small
     assert "# Not identified by the recordings: tile." in path.read_text()
@@ -131,7 +139,9 @@ def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
 def recorded(folder: Path, name: str = "run.csv") -> Path:
     path = folder / name
     took_s = 0.3 + len(name) / 70
-    rows = [f"{at / 4},{200 + at},{5 + at % 7},{at / 4 + 0.05},{at / 4 + took_s}" for at in range(40)]
+    rows = [
+        f"{at / 4},{200 + at},{5 + at % 7},{at / 4 + 0.05},{at / 4 + took_s}" for at in range(40)
+    ]
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens,first_s,last_s", *rows]))
     return path
 
@@ -140,8 +150,23 @@ def test_the_command_writes_a_profile_a_table_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, png = tmp_path / "mine.yaml", tmp_path / "mine.png"
-    words = [str(recorded(tmp_path)), "--start", "qwen3-14b-h100", "--evaluations", "60", "--jobs", "1"]
-    words += ["--check", str(recorded(tmp_path, "other.csv")), "--in-flight", "8", "--turnaround", "60us"]
+    words = [
+        str(recorded(tmp_path)),
+        "--start",
+        "qwen3-14b-h100",
+        "--evaluations",
+        "60",
+        "--jobs",
+        "1",
+    ]
+    words += [
+        "--check",
+        str(recorded(tmp_path, "other.csv")),
+        "--in-flight",
+        "8",
+        "--turnaround",
+        "60us",
+    ]
     assert calibrate.run([*words, "--out", str(out), "--png", str(png), "--model", "mine"]) == 0
     profile = read_profile(str(out))
     assert profile.model == "mine" and list(profile.errors) == ["run", "other"]
@@ -149,13 +174,22 @@ def test_the_command_writes_a_profile_a_table_and_a_picture(
     assert png.read_bytes().startswith(b"\x89PNG")
     told = capsys.readouterr()
     assert (
-        "TTFT mean" in told.out and "base + weights" in told.out and "warning: no run idles" not in told.err
+        "TTFT mean" in told.out
+        and "base + weights" in told.out
+        and "warning: no run idles" not in told.err
     )
 
 
 def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
-    config, names = tmp_path / "config.json", ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    shape = {"architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "max_position_embeddings": 4096}
+    config, names = (
+        tmp_path / "config.json",
+        ("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    )
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+    }
     shape |= {**dict(zip(names, (2048, 16, 16), strict=True)), "intermediate_size": 5632}
     config.write_text(json.dumps(shape))
     words = ["--model-config", str(config), "--device", "l40s", "--num-gpu-blocks", "3000"]
@@ -170,12 +204,21 @@ def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
     [
         ([], "profile auto: device must be given, too"),
         (["--start", "qwen3-14b-h100", "--device", "h100"], "start is given, so device"),
-        (["--start", "qwen3-14b-h100", "--num-gpu-blocks", "10"], "do not fit into the KV cache of 144"),
+        (
+            ["--start", "qwen3-14b-h100", "--num-gpu-blocks", "10"],
+            "do not fit into the KV cache of 144",
+        ),
         (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "there is no folder /nowhere"),
         (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: No such file"),
-        (["--start", "qwen3-14b-h100", "--check", "copy.csv"], "copy is fitted: --check takes runs that"),
+        (
+            ["--start", "qwen3-14b-h100", "--check", "copy.csv"],
+            "copy is fitted: --check takes runs that",
+        ),
         (["--start", "qwen3-14b-h100", "--check", "mine.yaml"], "mine.yaml is named twice"),
-        (["run.csv", "--start", "qwen3-14b-h100"], "two runs are called run: give the files different names"),
+        (
+            ["run.csv", "--start", "qwen3-14b-h100"],
+            "two runs are called run: give the files different names",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_and_nothing_is_written(
@@ -184,8 +227,13 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_is_written(
     out = tmp_path / "mine.yaml"
     run = recorded(tmp_path)
     shutil.copy(run, tmp_path / "copy.csv")
-    words = [str(tmp_path / word) if word in ("run.csv", "copy.csv", "mine.yaml") else word for word in words]
-    usage = any(word in rule for word in ("start is given", "turnaround", "fitted", "whole number", "twice"))
+    words = [
+        str(tmp_path / word) if word in ("run.csv", "copy.csv", "mine.yaml") else word
+        for word in words
+    ]
+    usage = any(
+        word in rule for word in ("start is given", "turnaround", "fitted", "whole number", "twice")
+    )
     assert calibrate.run([str(run), *words, "--out", str(out)]) == (2 if usage else 1)
     told = capsys.readouterr().err
     assert rule in told and told.startswith("error: ") and told.count("\n") == 1
@@ -196,14 +244,21 @@ def test_without_the_optimizer_it_says_how_to_get_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cma", None)
-    words = [str(recorded(tmp_path)), "--start", "qwen3-14b-h100", "--out", str(tmp_path / "mine.yaml")]
+    words = [
+        str(recorded(tmp_path)),
+        "--start",
+        "qwen3-14b-h100",
+        "--out",
+        str(tmp_path / "mine.yaml"),
+    ]
     assert calibrate.run(words) == 1
     assert "pip install -r requirements-calibrate.txt" in capsys.readouterr().err
 
 
 def test_a_start_of_another_machine_gets_the_costs_of_the_recorded_one() -> None:
     costs = {
-        name: 40 * getattr(TRUE.cost, name) for name in ("base", "weights", "per_token", "per_attention")
+        name: 40 * getattr(TRUE.cost, name)
+        for name in ("base", "weights", "per_token", "per_attention")
     }
     slow = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, **costs))
     runs = [run_of(load(3, 30, 800))]

@@ -16,7 +16,16 @@ from app.lab.load.report import progress_of
 from tests.running_server import ROOT
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"
-DRAWN = ["--rate", "5", "--seconds", "4", "--input-tokens", "300:lognormal", "--output-tokens", "1-40"]
+DRAWN = [
+    "--rate",
+    "5",
+    "--seconds",
+    "4",
+    "--input-tokens",
+    "300:lognormal",
+    "--output-tokens",
+    "1-40",
+]
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"], "hidden_size": 2560, "num_hidden_layers": 36, "head_dim": 128,
     "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 9728, "vocab_size": 151936,
@@ -38,11 +47,19 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_the_figures_are_those_of_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace, requests, picture = (tmp_path / name for name in ("trace.csv", "requests.csv", "run.png"))
-    trace.write_text(HEADER + "".join(f"{number / 10},{100 + number},{5 + number}\n" for number in range(20)))
+def test_the_figures_are_those_of_the_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, requests, picture = (
+        tmp_path / name for name in ("trace.csv", "requests.csv", "run.png")
+    )
+    trace.write_text(
+        HEADER + "".join(f"{number / 10},{100 + number},{5 + number}\n" for number in range(20))
+    )
     requests.symlink_to(tmp_path / "target")
-    summary = figures(capsys, "--trace", str(trace), "--requests", str(requests), "--plot", str(picture))
+    summary = figures(
+        capsys, "--trace", str(trace), "--requests", str(requests), "--plot", str(picture)
+    )
     assert picture.read_bytes().startswith(b"\x89PNG") and requests.is_symlink()
     with requests.open() as file:
         rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
@@ -52,7 +69,11 @@ def test_the_figures_are_those_of_the_requests(tmp_path: Path, capsys: pytest.Ca
         wanted = {"mean": sum(values) / 20, "p50": values[10], "p90": values[18], "p99": values[19]}
         assert summary[name] == pytest.approx(wanted, abs=2e-6)
     assert [it["input_tokens"] for it in rows] == [100 + number for number in range(20)]
-    assert (summary["requests"], summary["preemptions"], summary["requests_per_pod"]) == (20, 0, [20])
+    assert (summary["requests"], summary["preemptions"], summary["requests_per_pod"]) == (
+        20,
+        0,
+        [20],
+    )
     assert summary["duration_s"] == pytest.approx(max(it["last_s"] for it in rows), abs=2e-6)
     assert figures(capsys, "--trace", str(requests))["ttft_s"] == summary["ttft_s"]
 
@@ -60,7 +81,9 @@ def test_the_figures_are_those_of_the_requests(tmp_path: Path, capsys: pytest.Ca
 def test_a_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("qwen3-14b-h100: drawn load, ") and lines[0].endswith("; 2 pods, random")
+    assert lines[0].startswith("qwen3-14b-h100: drawn load, ") and lines[0].endswith(
+        "; 2 pods, random"
+    )
     assert [line.split("|")[1].strip() for line in lines[1:6]] == ["", "----", "TTFT", "ITL", "E2E"]
     names = [line.partition(":")[0] for line in lines[6:]]
     assert names[:6] == ["requests", "tokens", "KV cache", "running", "steps", "pods"]
@@ -76,7 +99,9 @@ def test_the_limits_of_the_engine_are_flags(capsys: pytest.CaptureFixture[str]) 
     assert figures(capsys, *tight)["preemptions"] > 0
     slow = figures(capsys, *closed, "--no-async-scheduling")
     assert slow["duration_s"] != free["duration_s"]
-    assert figures(capsys, *closed, "--in-flight", "3", "--turnaround", "1s")["running"]["peak"] == 3
+    assert (
+        figures(capsys, *closed, "--in-flight", "3", "--turnaround", "1s")["running"]["peak"] == 3
+    )
 
 
 def test_a_data_sheet_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +110,9 @@ def test_a_data_sheet_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture
     auto = ["--num-requests", "20", "--profile", "auto", "--model-config", str(config), "--device"]
     fast, slow = (figures(capsys, *auto, device)["duration_s"] for device in ("b200", "l40s"))
     assert fast < slow
-    assert "device must be given, too" in refusal(capsys, "--num-requests", "1", "--profile", "auto")
+    assert "device must be given, too" in refusal(
+        capsys, "--num-requests", "1", "--profile", "auto"
+    )
 
 
 def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,8 +142,12 @@ def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
 
 
-def test_a_sweep_tells_rows_without_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (trace := tmp_path / "trace.csv").write_text("Timestamp,Request tokens,Response tokens\n0,9,0\n1,9,9\n")
+def test_a_sweep_tells_rows_without_an_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trace := tmp_path / "trace.csv").write_text(
+        "Timestamp,Request tokens,Response tokens\n0,9,0\n1,9,9\n"
+    )
     assert run(["--trace", str(trace), "--sweep", "pods=1:2:1", "--processes", "1"]) == 0
     assert capsys.readouterr().err == f"{trace}: 1 rows without an answer are left out\n"
 
@@ -142,11 +173,20 @@ FAILURES: list[tuple[list[str], str]] = [
     (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
     (["--num-requests", "1000000000"], "the load would have more than 100,000,000 requests"),
     (["--rate", "1e-6", "--seconds", "1"], "a load of 1e-06 requests/s has no request in 1 s"),
-    ([*DRAWN, "--tensor-parallel-size", "2"], "tensor-parallel-size can be given with profile auto only"),
+    (
+        [*DRAWN, "--tensor-parallel-size", "2"],
+        "tensor-parallel-size can be given with profile auto only",
+    ),
     ([*DRAWN, "--profile", "none"], "profile none: neither a file nor one of"),
-    ([*DRAWN, "--max-num-batched-tokens", "100"], "max-num-batched-tokens 100 must not be less than"),
+    (
+        [*DRAWN, "--max-num-batched-tokens", "100"],
+        "max-num-batched-tokens 100 must not be less than",
+    ),
     ([*DRAWN, "--num-gpu-blocks-override", "99"], "must hold a prompt of max-model-len 40960"),
-    ([*FEW, "--num-requests", "1", "--input-tokens", "2000"], "the load, request 1: input_tokens 2000"),
+    (
+        [*FEW, "--num-requests", "1", "--input-tokens", "2000"],
+        "the load, request 1: input_tokens 2000",
+    ),
     ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: there is no folder {ROOT / 'absent'}"),
     ([*DRAWN, "--plot", "app"], "app: is a folder"),
     ([*DRAWN, "--json", "/dev/null"], "/dev/null: is not an ordinary file"),
@@ -160,23 +200,41 @@ FAILURES: list[tuple[list[str], str]] = [
     ("argv", "told"),
     [
         ([], "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests"),
-        (["--rate", "5"], "a load that has a rate alone never ends: give --seconds or --num-requests"),
+        (
+            ["--rate", "5"],
+            "a load that has a rate alone never ends: give --seconds or --num-requests",
+        ),
         (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals go with --rate"),
         (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
         ([*DRAWN, "--burstiness", "2"], "--burstiness goes with --arrivals bursty"),
         ([*DRAWN, "--ramp-from", "2"], "--ramp-from goes with --arrivals ramp"),
-        (["--rate", "1", "--num-requests", "1", "--arrivals", "ramp"], "--arrivals ramp needs --seconds"),
+        (
+            ["--rate", "1", "--num-requests", "1", "--arrivals", "ramp"],
+            "--arrivals ramp needs --seconds",
+        ),
         ([*DRAWN, "--prefix-groups", "2"], "--prefix-groups and --prefix-tokens go together"),
         ([*DRAWN, "--think", "1s"], "--think goes with --turns"),
         ([*DRAWN, "--turnaround", "1ms"], "--turnaround goes with --in-flight"),
         ([*DRAWN, "--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 10000"),
         ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
-        ([*DRAWN, "--sweep", "pods=1:2:1", "--pods", "2"], "--pods must not be given with --sweep pods"),
+        (
+            [*DRAWN, "--sweep", "pods=1:2:1", "--pods", "2"],
+            "--pods must not be given with --sweep pods",
+        ),
         (["--rate", "1e-320", "--seconds", "5"], "'1e-320' must be a number above 0"),
-        ([*DRAWN, "--arrivals", "bursty", "--burstiness", "1e-9"], "must be a number from 0.01 to 1,000"),
-        ([*DRAWN, "--sweep", "pods=1:2:0.5"], "argument --sweep: 'pods=1:2:0.5' must be whole numbers"),
+        (
+            [*DRAWN, "--arrivals", "bursty", "--burstiness", "1e-9"],
+            "must be a number from 0.01 to 1,000",
+        ),
+        (
+            [*DRAWN, "--sweep", "pods=1:2:0.5"],
+            "argument --sweep: 'pods=1:2:0.5' must be whole numbers",
+        ),
         ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
-        ([*DRAWN, "--slo", "ttft=1"], "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99"),
+        (
+            [*DRAWN, "--slo", "ttft=1"],
+            "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99",
+        ),
         ([*DRAWN, "--json", "x", "--requests", "./x"], "x is named twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
         (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
@@ -193,7 +251,11 @@ def test_bad_input_is_told_in_one_line(
 def test_a_wrong_row_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (trace := tmp_path / "trace.csv").write_text(HEADER + "0,10,5\n0,1990,11\n")
     (document := tmp_path / "x.json").write_bytes(before := b"as it was")
-    flags = [f"--json={document}", f"--requests={tmp_path / 'x.csv'}", f"--plot={tmp_path / 'x.png'}"]
+    flags = [
+        f"--json={document}",
+        f"--requests={tmp_path / 'x.csv'}",
+        f"--plot={tmp_path / 'x.png'}",
+    ]
     message = refusal(capsys, "--trace", str(trace), *FEW, *flags)
     assert message.startswith(
         f"{trace}, row 3: input_tokens 1990 and output_tokens 11 together must not exceed"
@@ -206,7 +268,12 @@ def test_sweeps_and_objectives_are_read() -> None:
     assert read_sweep("rate=0.1:0.5:0.1").values == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert read_sweep("in-flight=1:6:2").values == (1, 3, 5)
     first, second = read_objectives("ttft_p99=500ms, e2e_mean=2s")
-    assert (first.latency, first.statistic, first.limit_s, second.limit_s) == ("ttft", "p99", 0.5, 2.0)
+    assert (first.latency, first.statistic, first.limit_s, second.limit_s) == (
+        "ttft",
+        "p99",
+        0.5,
+        2.0,
+    )
     wrong = ("rate", "rate=1:2", "rate=2:1:1", "rate=0:1:1", "rate=1:2:0", "rate=a:b:c", "x=1:2:1")
     for text in (*wrong, "rate=1:2:1e-9", "rate=nan:2:1", "pods=1:20000:5000"):
         with pytest.raises(ValueError, match="must"):

@@ -1,4 +1,7 @@
-"""`simulate --compare`: two runs in one table and one page, what it says of them, and of bad input."""
+"""`simulate --compare`:
+
+two runs in one table and one page, what it says of them, and of bad input.
+"""
 
 import json
 from pathlib import Path
@@ -9,11 +12,30 @@ import pytest
 from app.console.compare import RunFigures, compare
 from app.lab.fidelity.simulate import run
 
-FLEET = ["--rate", "20", "--seconds", "10", "--pods", "4", "--input-tokens", "200", "--output-tokens", "32"]
+FLEET = [
+    "--rate",
+    "20",
+    "--seconds",
+    "10",
+    "--pods",
+    "4",
+    "--input-tokens",
+    "200",
+    "--output-tokens",
+    "32",
+]
 SHARED = [*FLEET, "--prefix-groups", "24", "--prefix-tokens", "3000"]
 BASE = {
-    **{f"{time} {part}": 100.0 for time in ("TTFT", "ITL", "E2E") for part in ("p50", "p90", "p99")},
-    **{"requests": 200.0, "prompt tokens": 1e5, "failed": 0.0, "output tokens/s": 1000.0, "GPU-hours": 0.5},
+    **{
+        f"{time} {part}": 100.0 for time in ("TTFT", "ITL", "E2E") for part in ("p50", "p90", "p99")
+    },
+    **{
+        "requests": 200.0,
+        "prompt tokens": 1e5,
+        "failed": 0.0,
+        "output tokens/s": 1000.0,
+        "GPU-hours": 0.5,
+    },
 }
 
 
@@ -53,10 +75,16 @@ def test_the_router_that_finds_prompts_is_better_and_the_sentence_says_why(
     told = figures(capsys, *both)
     assert first == told["sentence"] and told["better"] == "prefix"
     assert heads[0].startswith("random: ") and heads[1].endswith("; 4 pods, prefix-aware")
-    random, prefix = (figures(capsys, *SHARED, "--policy", name) for name in ("random", "prefix-aware"))
+    random, prefix = (
+        figures(capsys, *SHARED, "--policy", name) for name in ("random", "prefix-aware")
+    )
     assert told["runs"] == {"random": random, "prefix": prefix}
-    shares = [f"{100 * its['cached_tokens'] / its['input_tokens']:.1f} %" for its in (prefix, random)]
-    because = f"because {shares[0]} of its prompt tokens were found in a cache instead of {shares[1]}"
+    shares = [
+        f"{100 * its['cached_tokens'] / its['input_tokens']:.1f} %" for its in (prefix, random)
+    ]
+    because = (
+        f"because {shares[0]} of its prompt tokens were found in a cache instead of {shares[1]}"
+    )
     assert first.startswith("prefix is better: TTFT p99 ") and f", {because} and " in first
     rows = {line.split("|")[1].strip(): line for line in heads if line.startswith("|")}
     itl = [f"{its['itl_s']['p50'] * 1000:.1f} ms" for its in (random, prefix)]
@@ -65,7 +93,9 @@ def test_the_router_that_finds_prompts_is_better_and_the_sentence_says_why(
 
 def test_a_file_has_any_option_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = "rate: 5\nseconds: 4\nenable-prefix-caching: {}\ngoodput: ['ttft:500', 'tpot:50']\npods: 2\n"
-    told = figures(capsys, "--compare", *files(tmp_path, options.format("true"), options.format("false")))
+    told = figures(
+        capsys, "--compare", *files(tmp_path, options.format("true"), options.format("false"))
+    )
     assert told["better"] is None and told["sentence"].startswith("Neither is better: ")
     assert all(its["goodput"]["requests"] == its["requests"] for its in told["runs"].values())
 
@@ -96,13 +126,17 @@ def test_what_costs_more_is_named_with_what_it_gains() -> None:
         "Neither is better in all: a has GPU-hours 0.50 against 1.00 (50 % less), "
         "b has TTFT p99 50.0 ms against 100 ms (50 % less)."
     )
-    assert sentence(failed=0.25)[1] == "a is better: failed 0.0 % against 25.0 % (25.0 points less)."
+    assert (
+        sentence(failed=0.25)[1] == "a is better: failed 0.0 % against 25.0 % (25.0 points less)."
+    )
 
 
 def test_what_does_not_explain_is_not_named() -> None:
     """Fewer cached tokens and longer queues are no reasons for a better run."""
     a = RunFigures("a", BASE | {"prompt tokens cached": 0.6, "mean wait in the queue": 1.0})
-    b = RunFigures("b", BASE | {"prompt tokens cached": 0.1, "mean wait in the queue": 50.0, "E2E p99": 50.0})
+    b = RunFigures(
+        "b", BASE | {"prompt tokens cached": 0.1, "mean wait in the queue": 50.0, "E2E p99": 50.0}
+    )
     assert compare(a, b).sentence.endswith("; these figures do not show why.")
 
 
@@ -115,11 +149,15 @@ def test_runs_of_different_loads_are_told() -> None:
     assert sentence(requests=400.0)[1].endswith("differs by 5 %; but the loads differ in requests.")
     more = {"requests": 400.0, "output tokens/s": 2000.0, "GPU-hours": 1.0}
     assert sentence(**more)[0] is None and sentence(**{"output tokens/s": 2000.0})[0] == "b"
-    assert sentence(TTFT_p99=25.0, prompt_tokens=9e5)[1].endswith("but the loads differ in prompt tokens.")
+    assert sentence(TTFT_p99=25.0, prompt_tokens=9e5)[1].endswith(
+        "but the loads differ in prompt tokens."
+    )
 
 
 def test_runs_without_a_request_in_common_are_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match="^idle has no request that ended: there is nothing to compare$"):
+    with pytest.raises(
+        ValueError, match="^idle has no request that ended: there is nothing to compare$"
+    ):
         compare(RunFigures("a", BASE), RunFigures("idle", {"requests": 3.0}))
 
 
@@ -134,7 +172,10 @@ def test_runs_without_a_request_in_common_are_refused_in_one_line() -> None:
         ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
         ("help: true", "prefix.yaml: help is of the whole comparison, not of one run"),
         ("html: x.html", "prefix.yaml: html is of the whole comparison, not of one run"),
-        ("trace: absent.csv", "prefix.yaml: --rate is of a load that is drawn, and --trace is a whole load"),
+        (
+            "trace: absent.csv",
+            "prefix.yaml: --rate is of a load that is drawn, and --trace is a whole load",
+        ),
         ("seed: 5", "--compare needs one seed for both runs, not 1 and 5"),
         ("pods: yes", "prefix.yaml: argument --pods: expected one argument"),
     ],
@@ -170,4 +211,7 @@ def test_the_page_holds_both_runs_and_no_text_ends_its_script(tmp_path: Path) ->
     recording = page.read_text("utf-8").partition('id="recording">')[2].partition("</script>")[0]
     head, *lines = map(json.loads, recording.splitlines())
     assert [name for name, _ in head["runs"]] == list(map(str, paths))
-    assert sum(count for _, count in head["runs"]) == len(lines) and "names" in lines[head["runs"][0][1]]
+    assert (
+        sum(count for _, count in head["runs"]) == len(lines)
+        and "names" in lines[head["runs"][0][1]]
+    )

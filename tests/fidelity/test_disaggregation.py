@@ -1,4 +1,7 @@
-"""Prefill and decode on pods of their own: what a request passes through, and what the pods hold."""
+"""Prefill and decode on pods of their own:
+
+what a request passes through, and what the pods hold.
+"""
 
 from math import inf
 from pathlib import Path
@@ -20,11 +23,20 @@ from tests.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_o
 
 
 def simulated(
-    load: Any, prefill: int = 1, decode: int = 1, bandwidth: float = inf, watch: Any = None, **more: Any
+    load: Any,
+    prefill: int = 1,
+    decode: int = 1,
+    bandwidth: float = inf,
+    watch: Any = None,
+    **more: Any,
 ) -> Any:
     """A simulation that has run; a block has 4 bytes, a transfer takes 50 ms besides."""
     split = Disaggregation(
-        prefill_pods=prefill, decode_pods=decode, bytes_per_token=1, bandwidth=bandwidth, latency_s=0.05
+        prefill_pods=prefill,
+        decode_pods=decode,
+        bytes_per_token=1,
+        bandwidth=bandwidth,
+        latency_s=0.05,
     )
     plan = SimulationPlan(disaggregation=split, pods=prefill + decode, **{"profile": PLAIN, **more})
     (its := Simulation(load, plan, lambda done: None, watch)).run()
@@ -41,7 +53,12 @@ def test_a_prompt_is_computed_then_sent_then_continued() -> None:
     assert [*out.first_s, *out.last_s] == pytest.approx([1.19, 1.31, 1.21, 1.31])
     prefill, decode = its.pools
     assert sum(prefill.blocks) == pytest.approx(6 * 0.01 + 3 * 0.17 + 3 * 0.29)
-    assert (prefill.most_blocks, decode.most_blocks, prefill.most_sequences, its.bytes) == (6, 6, 2, 24)
+    assert (prefill.most_blocks, decode.most_blocks, prefill.most_sequences, its.bytes) == (
+        6,
+        6,
+        2,
+        24,
+    )
 
 
 def test_a_transfer_waits_for_blocks_and_prefill_for_the_transfer() -> None:
@@ -56,23 +73,33 @@ def test_a_transfer_waits_for_blocks_and_prefill_for_the_transfer() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     REQUESTS,
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), min_size=25, max_size=25) | st.just([]),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), min_size=25, max_size=25)
+    | st.just([]),
     st.sampled_from(POLICIES),
     st.tuples(st.integers(1, 3), st.integers(1, 3)),
     st.sampled_from([inf, 2000.0, 100.0]),
     st.none() | st.integers(1, 6),
 )
 def test_no_request_is_lost_and_no_block(
-    requests: list[tuple[float, int, int]], groups: Any, policy: str, pods: Any, rate: float, places: Any
+    requests: list[tuple[float, int, int]],
+    groups: Any,
+    policy: str,
+    pods: Any,
+    rate: float,
+    places: Any,
 ) -> None:
     load = load_of(requests, groups[: len(requests)])
     simulation = simulated(load, *pods, rate, profile=REAL, policy=policy, in_flight=places)
     out, its = simulation.outcome, simulation.outcome.transfers
-    for row in zip(out.send_s, its.prefilled_s, its.seen_s, its.begin_s, its.end_s, out.first_s, strict=True):
+    for row in zip(
+        out.send_s, its.prefilled_s, its.seen_s, its.begin_s, its.end_s, out.first_s, strict=True
+    ):
         assert list(row) == sorted(row)
         assert row[-1] - row[0] > (row[1] - row[0]) + (row[4] - row[3])  # prefill and transfer
     assert all(first_s <= last_s for first_s, last_s in zip(out.first_s, out.last_s, strict=True))
-    assert all(prefill < pods[0] <= pod for prefill, pod in zip(its.prefill_pod, out.pod, strict=True))
+    assert all(
+        prefill < pods[0] <= pod for prefill, pod in zip(its.prefill_pod, out.pod, strict=True)
+    )
     capacity = ENGINE.num_gpu_blocks - 1
     assert max(pool.most_blocks for pool in its.pools) <= capacity
     assert [pod.blocks.free for pod in simulation.pods] == [capacity] * sum(pods)
@@ -87,7 +114,9 @@ def test_steps_of_decode_pods_have_no_prefill(requests: list[tuple[float, int, i
     def watch(pod: Any, batch: Any, start_s: float, end_s: float) -> None:
         prefills[pod.number] += batch.prefills
 
-    roomy = msgspec.structs.replace(REAL, engine=msgspec.structs.replace(ENGINE, num_gpu_blocks=4000))
+    roomy = msgspec.structs.replace(
+        REAL, engine=msgspec.structs.replace(ENGINE, num_gpu_blocks=4000)
+    )
     simulated(load_of(requests), watch=watch, profile=roomy)
     assert prefills[0] >= len(requests) and prefills[1] == 0
 
@@ -100,7 +129,10 @@ SPLIT = [*LOAD, "--prefill-pods", "2", "--decode-pods", "1"]
 def test_the_table_tells_the_pools_apart(capsys: Capture) -> None:
     summary = figures(capsys, *SPLIT, "--transfer-latency", "20ms")
     its, requests = summary["disaggregation"], summary["requests"]
-    assert [sum(its[name]["requests_per_pod"]) for name in ("prefill", "decode")] == [requests, requests]
+    assert [sum(its[name]["requests_per_pod"]) for name in ("prefill", "decode")] == [
+        requests,
+        requests,
+    ]
     assert its["transferred_bytes"] == requests * 2000 * 163840
     assert its["transfer_s"]["p50"] >= 0.02 + 2000 * 163840 / 50e9
     assert summary["gpu_hours"] == pytest.approx(3 * summary["duration_s"] / 3600)
@@ -108,7 +140,11 @@ def test_the_table_tells_the_pools_apart(capsys: Capture) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("; 3 pods, random, 2 of them prefill, 163.84 kB a token at 50 GB/s")
     assert [line.split("|")[1].strip() for line in lines[6:9]] == ["prefill", "waiting", "transfer"]
-    assert [line.partition(":")[0] for line in lines[-3:]] == ["prefill pods", "decode pods", "transfers"]
+    assert [line.partition(":")[0] for line in lines[-3:]] == [
+        "prefill pods",
+        "decode pods",
+        "transfers",
+    ]
     assert datasheet_profile(SHAPE, "h100").kv_bytes_per_token == 2 * 2 * 8 * 128 * 36
 
 
@@ -117,7 +153,12 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
     found = figures(capsys, *argv, "itl_p99=14ms", "--goodput", "ttft:400", "tpot:14")
     good = [it["summary"]["goodput"]["good"] for it in found["points"]]
     assert good.index(max(good)) == found["best"] == 3
-    assert ["disaggregation" in it["summary"] for it in found["points"]] == [False, True, True, True]
+    assert ["disaggregation" in it["summary"] for it in found["points"]] == [
+        False,
+        True,
+        True,
+        True,
+    ]
     assert run([*argv, "ttft_p50=1ms"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in table[3:]] == ["4 ordinary", "1:3", "2:2", "3:1"]
@@ -128,10 +169,22 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
     ("argv", "told"),
     [
         ([*LOAD, "--prefill-pods", "2"], "--prefill-pods and --decode-pods go together"),
-        ([*SPLIT, "--pods", "3"], "--prefill-pods and --decode-pods count all pods: --pods and --sweep of"),
-        ([*LOAD, "--sweep", "prefill-pods=1:2:1", "--pods", "2"], "--sweep prefill-pods needs more --pods"),
-        ([*LOAD, "--transfer-bandwidth", "5GB"], "--transfer-bandwidth only with --prefill-pods and"),
-        ([*SPLIT, "--profile", "./old.yaml"], "profile ./old.yaml does not tell the bytes of a token's keys"),
+        (
+            [*SPLIT, "--pods", "3"],
+            "--prefill-pods and --decode-pods count all pods: --pods and --sweep of",
+        ),
+        (
+            [*LOAD, "--sweep", "prefill-pods=1:2:1", "--pods", "2"],
+            "--sweep prefill-pods needs more --pods",
+        ),
+        (
+            [*LOAD, "--transfer-bandwidth", "5GB"],
+            "--transfer-bandwidth only with --prefill-pods and",
+        ),
+        (
+            [*SPLIT, "--profile", "./old.yaml"],
+            "profile ./old.yaml does not tell the bytes of a token's keys",
+        ),
     ],
 )
 def test_flags_that_do_not_fit_are_told(

@@ -24,7 +24,9 @@ TOLD = "a <b>title</b></script><script>alert(1)</script>"
 
 def filmed(pods: int = 1, **engine: Any) -> tuple[LoadTrace, SimulationOutcome, Film, Page]:
     profile = profile_of("qwen3-14b-h100", None, 1, None)
-    profile = msgspec.structs.replace(profile, engine=msgspec.structs.replace(profile.engine, **engine))
+    profile = msgspec.structs.replace(
+        profile, engine=msgspec.structs.replace(profile.engine, **engine)
+    )
     plan = SimulationPlan(profile=profile, pods=pods)
     sizes = {"input_tokens": Between(50, 900), "output_tokens": Between(1, 120)}
     load = draw_load(Recipe(**sizes, rate=10.0, arrivals="poisson", seconds=8.0, seed=4), 40_960)
@@ -50,12 +52,19 @@ def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
         assert last_ms == pytest.approx((outcome.last_s[place] - begin_s) * 1000, abs=0.1)
         assert page.bars[number][5] - 0.1 <= running_ms <= first_ms
         assert page.phases[number] == [Phase.PREFILL, Phase.DECODE]
-    assert (figures["generated"], figures["prompt"]) == (sum(load.output_tokens), sum(load.input_tokens))
+    assert (figures["generated"], figures["prompt"]) == (
+        sum(load.output_tokens),
+        sum(load.input_tokens),
+    )
     assert (figures["length"], figures["running"], figures["waiting"]) == (len(load), 0, 0)
     assert len(page.ttft) == len(load) and len(page.steps) == outcome.steps
     assert sum(row[2] for row in page.steps) == sum(load.input_tokens)
     again = simulate(load, film._plan)  # to watch changes nothing
-    assert (again.first_s, again.last_s, again.pod) == (outcome.first_s, outcome.last_s, outcome.pod)
+    assert (again.first_s, again.last_s, again.pod) == (
+        outcome.first_s,
+        outcome.last_s,
+        outcome.pod,
+    )
 
 
 def test_a_fleet_has_a_lane_a_pod_and_counts_a_shared_block_once() -> None:
@@ -71,7 +80,9 @@ def test_a_fleet_has_a_lane_a_pod_and_counts_a_shared_block_once() -> None:
         running, waiting, used = (sum(column) for column in list(zip(*frame.pods, strict=True))[:3])
         assert (running, waiting) == (page.figures["running"], page.figures["waiting"])
         assert used / 3 == pytest.approx(page.figures["cache_usage"], abs=1e-4)
-        assert page.figures["cache_usage"] * capacity < 100 * 5 * 3 + running * 10  # prefixes, and the rest
+        assert (
+            page.figures["cache_usage"] * capacity < 100 * 5 * 3 + running * 10
+        )  # prefixes, and the rest
     assert {row[5] for row in page.steps} == {0, 1, 2} and len(page.steps) == outcome.steps
     assert page.figures["hits"] == page.figures["cached"] == outcome.cached_tokens > 0
     assert page.figures["queries"] == sum(load.input_tokens)
@@ -87,10 +98,15 @@ def test_pods_of_prefill_and_of_decode_have_lanes_too() -> None:
     film, page = Film(load, plan, TOLD), Page()
     for frame in film.frames(simulate(load, plan, watch=film.watch)):
         page.take(frame)
-    assert {tuple(its) for its in page.phases.values()} == {(Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)}
+    assert {tuple(its) for its in page.phases.values()} == {
+        (Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
+    }
     prefilled = [sum(row[2] for row in page.steps if row[5] == pod) for pod in range(3)]
     assert prefilled[0] == sum(load.input_tokens) and max(prefilled[1:]) <= len(load)
-    assert len(page.ended) == len(load) and (page.figures["running"], page.figures["waiting"]) == (0, 0)
+    assert len(page.ended) == len(load) and (page.figures["running"], page.figures["waiting"]) == (
+        0,
+        0,
+    )
 
 
 def test_pods_of_an_autoscaled_fleet_load_and_get_ready(tmp_path: Path) -> None:
@@ -121,7 +137,9 @@ def test_large_ones_are_thinned_out_and_say_so(monkeypatch: pytest.MonkeyPatch) 
 def test_the_page_stands_alone_and_no_text_ends_its_script(tmp_path: Path) -> None:
     _, outcome, film, _ = filmed()
     html = report_of(film.picture(outcome), film.frames(outcome))
-    recording = re.search(r'<script type="application/json" id="recording">(.*?)\n', html, re.DOTALL)
+    recording = re.search(
+        r'<script type="application/json" id="recording">(.*?)\n', html, re.DOTALL
+    )
     assert recording and json.loads(recording[1])["server"]["model"] == TOLD
     assert not re.search(r'<script[^>]*src=|<link rel="stylesheet"|alert\(1\)</script>', html)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)

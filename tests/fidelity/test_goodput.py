@@ -21,13 +21,20 @@ def trace_of(path: Path, classes: bool = True) -> str:
     rows = []
     for number in range(60):
         kind = ("chat", "code")[number % 2]
-        row = [f"{number / 5}", *([kind] if classes else []), str(3000 if kind == "code" else 100), "20"]
+        row = [
+            f"{number / 5}",
+            *([kind] if classes else []),
+            str(3000 if kind == "code" else 100),
+            "20",
+        ]
         rows.append(",".join(row))
     path.write_text((WITH_CLASSES if classes else HEADER) + "\n".join(rows) + "\n")
     return str(path)
 
 
-def test_the_good_ones_are_those_of_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_good_ones_are_those_of_the_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace, requests = trace_of(tmp_path / "trace.csv"), tmp_path / "requests.csv"
     limits = ["ttft:150", "code=e2el:371", "chat=tpot:15"]
     summary = figures(capsys, "--trace", trace, "--requests", str(requests), "--goodput", *limits)
@@ -90,7 +97,9 @@ def test_limits_of_one_class_count_its_misses_per_interval(
     assert found["goodput"]["by_class"]["chat"]["good"] == 30
 
 
-def test_a_class_that_no_request_has_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_that_no_request_has_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace, plain = trace_of(tmp_path / "trace.csv"), trace_of(tmp_path / "plain.csv", classes=False)
     told = refusal(capsys, "--trace", trace, "--goodput", "hat=ttft:1")
     assert told.endswith("has no requests of class hat; known are chat, code")
@@ -100,7 +109,9 @@ def test_a_class_that_no_request_has_is_told(tmp_path: Path, capsys: pytest.Capt
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(st.floats(0, 10), st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30
+    ),
     st.dictionaries(st.sampled_from(METRICS), st.floats(1, 20_000), min_size=1),
 )
 def test_a_looser_limit_is_met_by_no_fewer(

@@ -36,7 +36,9 @@ ANSWER = [
 
 @contextmanager
 def answering(pieces: Sequence[bytes]) -> Iterator[tuple[str, list[float]]]:
-    """A server that sends `pieces` for one request a connection; its URL, and when it sent each piece."""
+    """A server that sends `pieces` for one request a connection; its URL, and when it sent each
+    piece.
+    """
     sent_s: list[float] = []
 
     def serve(connection: socket.socket, address: object) -> None:
@@ -84,10 +86,16 @@ def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
 @pytest.mark.parametrize(
     ("pieces", "rule"),
     [
-        ([b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\nfull\n!"], "request 1: HTTP/1.1 503 Busy: full !"),
+        (
+            [b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\nfull\n!"],
+            "request 1: HTTP/1.1 503 Busy: full !",
+        ),
         (ANSWER[:2] + [b"0\r\n\r\n"], "request 1: its stream broke off"),
         (ANSWER[:2], "broke off"),
-        (ANSWER[:2] + [event({"error": {"message": "gone"}}) + b"0\r\n\r\n"], "its stream has an error"),
+        (
+            ANSWER[:2] + [event({"error": {"message": "gone"}}) + b"0\r\n\r\n"],
+            "its stream has an error",
+        ),
         (ANSWER[:2] + [event(b"{") + b"0\r\n\r\n"], "an event of its stream cannot be read"),
         (
             [*ANSWER[:2], event(SHORT) + event(b"[DONE]") + b"0\r\n\r\n"],

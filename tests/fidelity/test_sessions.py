@@ -24,7 +24,8 @@ from tests.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_o
 from tests.kvcache.caches import check_pool
 
 ROOMY = msgspec.structs.replace(
-    PLAIN, engine=msgspec.structs.replace(ENGINE, num_gpu_blocks=2000, block_size=16, max_model_len=4000)
+    PLAIN,
+    engine=msgspec.structs.replace(ENGINE, num_gpu_blocks=2000, block_size=16, max_model_len=4000),
 )
 SPLIT = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e9)
 FLEETS = (
@@ -48,7 +49,9 @@ SESSIONS = st.builds(
 
 @settings(max_examples=50, deadline=None)
 @given(SESSIONS, st.sampled_from(FLEETS))
-def test_a_turn_comes_when_its_answer_has_been_thought_about(recipe: Recipe, fleet: dict[str, Any]) -> None:
+def test_a_turn_comes_when_its_answer_has_been_thought_about(
+    recipe: Recipe, fleet: dict[str, Any]
+) -> None:
     load = draw_load(recipe, 100)
     plan = SimulationPlan(profile=REAL, **fleet)
     simulation = Simulation(load, plan, lambda done: None)
@@ -108,7 +111,9 @@ def test_cached_tokens_of_a_tree_are_those_counted_by_hand(tmp_path: Path) -> No
     )
     (path := tmp_path / "tree.jsonl").write_text("".join(lines))
     load = read_trace(path)
-    assert simulate(load, SimulationPlan(profile=ROOMY)).cached_tokens == sum(cached for *_, cached in rows)
+    assert simulate(load, SimulationPlan(profile=ROOMY)).cached_tokens == sum(
+        cached for *_, cached in rows
+    )
     sent = [json.loads(it.body)["prompt"] for it in prompts(load, "m", range(1000), seed=1)]
     assert [len(prompt) for prompt in sent] == [tokens for tokens, *_ in rows]
     assert sent[1][:1024] == sent[0][:1024] and sent[1][1024:1100] != sent[0][1024:]

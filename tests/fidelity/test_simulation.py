@@ -32,7 +32,9 @@ REQUESTS = st.lists(
 """Gap, input and output tokens of each."""
 
 
-def load_of(requests: Sequence[tuple[float, int, int]], groups: Sequence[tuple[int, int]] = ()) -> LoadTrace:
+def load_of(
+    requests: Sequence[tuple[float, int, int]], groups: Sequence[tuple[int, int]] = ()
+) -> LoadTrace:
     """Each of `groups` is a group and how many tokens it shares."""
     load, at_s = LoadTrace("test"), 0.0
     for gap_s, tokens_in, tokens_out in requests:
@@ -55,13 +57,17 @@ def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
 
 
 def test_moments_of_steps_that_are_fixed_and_of_the_front() -> None:
-    def seen(*requests: tuple[float, int, int], profile: Profile = PLAIN) -> list[tuple[float, float, float]]:
+    def seen(
+        *requests: tuple[float, int, int], profile: Profile = PLAIN
+    ) -> list[tuple[float, float, float]]:
         return moments(simulated(load_of(requests), SimulationPlan(profile=profile)))
 
     assert seen((1.0, 10, 3)) == [pytest.approx((1.0, 1.01, 1.03))]
     # It comes in the second step, when the third is already fixed, and runs in the fourth.
     assert seen((0.0, 4, 9), (0.011, 4, 1))[1][1] == pytest.approx(0.04)
-    alone = msgspec.structs.replace(PLAIN, engine=msgspec.structs.replace(ENGINE, async_scheduling=False))
+    alone = msgspec.structs.replace(
+        PLAIN, engine=msgspec.structs.replace(ENGINE, async_scheduling=False)
+    )
     assert seen((0.0, 4, 9), (0.011, 4, 1), profile=alone)[1][1] == pytest.approx(0.03)
     front = FrontCosts(front=0.5, front_per_token=0.01, out_per_stream=0.001)
     fronted = msgspec.structs.replace(PLAIN, front=front)
@@ -98,7 +104,11 @@ def test_pod_by_pod_is_as_all_together(
 ) -> None:
     load, plan = load_of(requests), SimulationPlan(profile=REAL, pods=pods, policy=policy)
     apart, together = simulated(load, plan), simulate(load, plan, watch=lambda *step: None)
-    assert (moments(apart), apart.pod, apart.steps) == (moments(together), together.pod, together.steps)
+    assert (moments(apart), apart.pod, apart.steps) == (
+        moments(together),
+        together.pod,
+        together.steps,
+    )
     assert apart.timeline.blocks == pytest.approx(together.timeline.blocks)
 
 
@@ -135,7 +145,8 @@ def test_everybody_gets_all_tokens_whatever_is_shared(
 
 def test_who_shares_a_beginning_computes_the_rest_only() -> None:
     profile = msgspec.structs.replace(PLAIN, cost=CostConstants(per_token=0.001, p=1))
-    # Of 22 shared tokens 5 whole blocks are found; of a prompt of 20 never the block of the last token.
+    # Of 22 shared tokens 5 whole blocks are found; of a prompt of 20 never the block of the last
+    # token.
     load = load_of(
         [(0.0, 30, 1), (1.0, 30, 1), (1.0, 30, 1), (1.0, 20, 1), (0.0, 20, 1), (0.0, 22, 1)],
         [(0, 22), (0, 22), (1, 22), (0, 20), (2, 20), (2, 20)],
@@ -171,11 +182,17 @@ def test_policies_do_what_they_say() -> None:
     st.none() | st.integers(1, 6),
 )
 def test_no_request_is_lost_when_pods_join_and_leave(
-    requests: list[tuple[float, int, int]], metric: str, policy: str, cold_s: float, places: int | None
+    requests: list[tuple[float, int, int]],
+    metric: str,
+    policy: str,
+    cold_s: float,
+    places: int | None,
 ) -> None:
     hpa = read_policy(f"hpa:metric={metric},min=1,max=4,window-down=0s,up=2/1s", {})
     scaling = Autoscaling(policy=hpa, cold_start_s=cold_s, every_s=0.06, scrape_s=0.04)
-    plan = SimulationPlan(profile=REAL, pods=2, policy=policy, in_flight=places, autoscaling=scaling)
+    plan = SimulationPlan(
+        profile=REAL, pods=2, policy=policy, in_flight=places, autoscaling=scaling
+    )
     load = load_of(requests, [(number % 2, 16) for number in range(len(requests))])
     simulation = Simulation(load, plan, lambda done: None)
     outcome = simulation.run()
@@ -185,13 +202,17 @@ def test_no_request_is_lost_when_pods_join_and_leave(
         assert load.arrival_s[number] <= send_s < first_s <= last_s
         assert life.ready_s <= send_s <= life.drain_s and last_s <= life.gone_s
     for at_s in [load.arrival_s[0], *(life.begun_s for life in lives), *outcome.last_s]:
-        assert 1 <= sum(life.begun_s <= at_s < max(life.drain_s, life.begun_s) for life in lives) <= 4
+        assert (
+            1 <= sum(life.begun_s <= at_s < max(life.drain_s, life.begun_s) for life in lives) <= 4
+        )
     for pod in simulation.pods:
         assert pod.blocks.free == pod.blocks.capacity
 
 
 def test_prompts_are_cut_by_time_as_the_real_engine_cuts_them() -> None:
-    """Steps with a part of a prompt take 0.2 s, or 1.25 times what their decodes take, and use that up."""
+    """Steps with a part of a prompt take 0.2 s, or 1.25 times what their decodes take, and use that
+    up.
+    """
     profile = read_profile("smollm2-135m-cpu")
     steps: list[tuple[int, int, float]] = []
     plan = SimulationPlan(profile=profile)

@@ -49,7 +49,9 @@ def trace(folder: Path, text: str) -> Path:
 
 
 def test_columns_are_found_by_name_and_others_ignored(tmp_path: Path) -> None:
-    load = read_trace(trace(tmp_path, "note,output_tokens,arrival_s,input_tokens\nx,3,0.5,10\n,4,0.5,20\n"))
+    load = read_trace(
+        trace(tmp_path, "note,output_tokens,arrival_s,input_tokens\nx,3,0.5,10\n,4,0.5,20\n")
+    )
     assert (list(load.arrival_s), list(load.input_tokens)) == ([0.5, 0.5], [10, 20])
     assert list(load.output_tokens) == [3, 4]
     assert not load.group
@@ -69,7 +71,9 @@ def test_columns_are_found_by_name_and_others_ignored(tmp_path: Path) -> None:
     ],
 )
 def test_public_formats_are_recognised(tmp_path: Path, text: str, packed: bool) -> None:
-    (path := tmp_path / "load").write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    (path := tmp_path / "load").write_bytes(
+        gzip.compress(text.encode()) if packed else text.encode()
+    )
     load = read_trace(path)
     assert list(load.arrival_s) == [0.0, pytest.approx(0.19815)]
     assert (list(load.input_tokens), list(load.output_tokens)) == ([4808, 110], [10, 27])
@@ -82,7 +86,9 @@ def test_hash_ids_are_paths_of_a_tree(tmp_path: Path) -> None:
     assert list(load.arrival_s) == pytest.approx([0.0, 0.04, 0.08, 0.12, 0.16])
     paths = [load.path(number) for number in range(5)]
     assert [len(path) for path in paths] == [len(ids) for ids in TREE]
-    assert paths[0][:2] == paths[1][:2] and paths[3][0] == paths[0][0] and paths[4][0] == paths[2][0]
+    assert (
+        paths[0][:2] == paths[1][:2] and paths[3][0] == paths[0][0] and paths[4][0] == paths[2][0]
+    )
     # An id below another parent is another beginning.
     assert len({node for path in paths for node in path}) == 8
     assert list(load.prefix_tokens) == [1100, 1536, 512, 1536, 1000]
@@ -98,7 +104,9 @@ def test_turns_follow_each_other_in_their_session(tmp_path: Path) -> None:
 
 
 def test_groups_have_numbers_and_no_name_is_no_group(tmp_path: Path) -> None:
-    path = trace(tmp_path, GROUPED + "0,9,1,sales,8\n1,9,1,,\n2,9,1,help,4\n3,9,1,sales,9\n4,9,1,sales,0\n")
+    path = trace(
+        tmp_path, GROUPED + "0,9,1,sales,8\n1,9,1,,\n2,9,1,help,4\n3,9,1,sales,9\n4,9,1,sales,0\n"
+    )
     load = read_trace(path)
     assert list(load.group) == [0, NO_GROUP, 1, 0, NO_GROUP]
     assert list(load.prefix_tokens) == [8, 0, 4, 9, 0]
@@ -109,9 +117,18 @@ def test_groups_have_numbers_and_no_name_is_no_group(tmp_path: Path) -> None:
     [
         (HEADER + "2,1,1\n1,1,1\n", ", row 3: arrival_s 1 is before that of the row above"),
         (HEADER + "1.7e308,1,1\n", ", row 2: arrival_s '1.7e308' must be a number of seconds"),
-        (HEADER + "nan,1,1\n", ", row 2: arrival_s 'nan' must be a number of seconds from 0 to 1e+300"),
-        (HEADER + "1,0,1\n", ", row 2: input_tokens '0' must be a whole number from 1 to 1073741824"),
-        (HEADER + "1,1," + "9" * 5000 + "\n", f", row 2: output_tokens '{'9' * 40}' must be a whole number"),
+        (
+            HEADER + "nan,1,1\n",
+            ", row 2: arrival_s 'nan' must be a number of seconds from 0 to 1e+300",
+        ),
+        (
+            HEADER + "1,0,1\n",
+            ", row 2: input_tokens '0' must be a whole number from 1 to 1073741824",
+        ),
+        (
+            HEADER + "1,1," + "9" * 5000 + "\n",
+            f", row 2: output_tokens '{'9' * 40}' must be a whole number",
+        ),
         (HEADER + "1,1,1\n\n2,1,1\n", ", row 3: is empty"),
         (HEADER + "1,1,1\n2,1\n", ", row 3: has 2 fields, and lacks some"),
         (HEADER + '1,1,"1\n', ", row 2: unexpected end of data"),
@@ -122,9 +139,18 @@ def test_groups_have_numbers_and_no_name_is_no_group(tmp_path: Path) -> None:
         ("arrival_s,arrival_s,input_tokens,output_tokens\n", ", row 1: column arrival_s is twice"),
         (GROUPED.replace(",prefix_tokens", ""), ", row 1: column prefix_tokens is missing"),
         (GROUPED + "0,9,1,a,10\n", ", row 2: prefix_tokens 10 must not exceed input_tokens 9"),
-        (SESSIONS + "0,9,1,a,\n,10,1,a,-1\n", ", row 3: think_s '-1' must be a number of seconds from 0 to"),
-        (SESSIONS + "0,9,1,a,\n,9,1,a,0\n", ", row 3: input_tokens 9 must hold the conversation so far, 10"),
-        (SESSIONS + ",9,1,a,0\n", ", row 2: arrival_s '' must be a number of seconds from 0 to 1e+300"),
+        (
+            SESSIONS + "0,9,1,a,\n,10,1,a,-1\n",
+            ", row 3: think_s '-1' must be a number of seconds from 0 to",
+        ),
+        (
+            SESSIONS + "0,9,1,a,\n,9,1,a,0\n",
+            ", row 3: input_tokens 9 must hold the conversation so far, 10",
+        ),
+        (
+            SESSIONS + ",9,1,a,0\n",
+            ", row 2: arrival_s '' must be a number of seconds from 0 to 1e+300",
+        ),
         (SESSIONS.replace(",think_s", ""), ", row 1: column think_s is missing"),
         (
             AZURE.replace("18:17:04.1", "25:17:04.1"),
@@ -134,7 +160,10 @@ def test_groups_have_numbers_and_no_name_is_no_group(tmp_path: Path) -> None:
         (BURSTGPT.replace("Response tokens", "Tokens"), ", row 1: column arrival_s is missing"),
         (BURSTGPT.splitlines()[0] + "\n1,,1,GPT-4,3,0,3,x\n", ": it has no rows with tokens"),
         (MOONCAKE.replace("1537", '"x"'), ", row 2: Expected `int`, got `str`"),
-        (MOONCAKE.replace("[7]", "[7, 8]"), ", row 3: 2 hash_ids are more than the 1 blocks of 512 tokens"),
+        (
+            MOONCAKE.replace("[7]", "[7, 8]"),
+            ", row 3: 2 hash_ids are more than the 1 blocks of 512 tokens",
+        ),
         (MOONCAKE.replace("27482", "-1"), ", row 1: Expected `float` >= 0.0"),
         (MOONCAKE + "{", ", row 6: "),
         (MOONCAKE + '{"x": ' + "[" * 10000, ", row 6: maximum recursion depth exceeded"),

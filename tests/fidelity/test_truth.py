@@ -37,7 +37,9 @@ def test_a_recorded_run_is_simulated(name: str, tmp_path: Path) -> None:
         for latency, recorded in recorded_spreads(trace).items()
         for statistic in STATISTICS
     ]
-    assert errors == pytest.approx([float(it) for it in TOLD[name].replace("|", "").split()], abs=0.5)
+    assert errors == pytest.approx(
+        [float(it) for it in TOLD[name].replace("|", "").split()], abs=0.5
+    )
     assert (summary["steps"], summary["preemptions"]) == (STEPS[name], 0)
 
 
@@ -49,4 +51,6 @@ def recorded_spreads(path: Path) -> dict[str, dict[str, float]]:
         "itl_s": [(it["last_s"] - it["first_s"]) / (it["output_tokens"] - 1) for it in rows],
         "e2e_s": [it["last_s"] - it["send_s"] for it in rows],
     }
-    return {name: dict(zip(STATISTICS, four(values), strict=True)) for name, values in latencies.items()}
+    return {
+        name: dict(zip(STATISTICS, four(values), strict=True)) for name, values in latencies.items()
+    }

@@ -14,7 +14,14 @@ from app.lab.fleet.fleet import Fleet, Processes, Workload, make_workload, runni
 from app.wiring.factory import tokenizer_of
 from config.loader import load
 
-FAST = ["--prefill-time-per-token", "20us", "--prefill-overhead", "2ms", "--inter-token-latency", "0"]
+FAST = [
+    "--prefill-time-per-token",
+    "20us",
+    "--prefill-overhead",
+    "2ms",
+    "--inter-token-latency",
+    "0",
+]
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +37,9 @@ def workload(options: Namespace) -> Workload:
     def compose(tokens: int, rng: Random) -> str:
         return "".join(book.compose(tokens, rng)[1])
 
-    return make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
+    return make_workload(
+        options.requests, options.groups, options.prefix_tokens, options.seed, compose
+    )
 
 
 @pytest.fixture(scope="session")

@@ -42,17 +42,24 @@ class Pod:
         self.asked: list[tuple[str, str, bytes]] = []
         self.headers: list[dict[str, str]] = []
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         body = environ["wsgi.input"].read()
         self.asked.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], body))
-        self.headers.append({key: value for key, value in environ.items() if key.startswith("HTTP_")})
+        self.headers.append(
+            {key: value for key, value in environ.items() if key.startswith("HTTP_")}
+        )
         answer = self.name.encode()
         start_response("201 Created", [("Content-Length", str(len(answer))), ("x-pod", self.name)])
         return [answer]
 
 
 class Talker:
-    """A server that speaks bytes: it sends `head` when a request has come, then waits for the end."""
+    """A server that speaks bytes:
+
+    it sends `head` when a request has come, then waits for the end.
+    """
 
     def __init__(self, head: bytes, hang_up: bool = False) -> None:
         self.client_left = Event()
@@ -99,7 +106,9 @@ class Indexer:
         self.answer = answer
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         self.asked.append((environ["PATH_INFO"], json.loads(environ["wsgi.input"].read())))
         if isinstance(self.answer, int):
             start_response(f"{self.answer} Bad", [("Content-Length", "0")])

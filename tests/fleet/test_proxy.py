@@ -1,4 +1,6 @@
-"""Requests pass the proxy unchanged, to the pod that the policy chooses, for as long as somebody listens."""
+"""Requests pass the proxy unchanged, to the pod that the policy chooses, for as long as somebody
+listens.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +15,9 @@ from app.lab.load.policies import PrefixAware, RoundRobin
 from app.serving.http.client import JSON, HttpConnection, exchange
 from tests.fleet import stubs
 
-CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 
 
 class Always:
@@ -87,7 +91,12 @@ def test_a_dead_pod_is_passed_over() -> None:
 
 
 def test_without_any_pod_or_its_answer_the_answer_is_502() -> None:
-    expected = {"message": "no pod can be reached", "type": "Bad Gateway", "param": None, "code": 502}
+    expected = {
+        "message": "no pod can be reached",
+        "type": "Bad Gateway",
+        "param": None,
+        "code": 502,
+    }
     with (
         stubs.proxying([stubs.unused_address()], RoundRobin()) as (proxy, _),
         stubs.posted(proxy, {}) as response,

@@ -146,7 +146,9 @@ def test_a_workload_shares_what_it_says(requests: int, groups: int, seed: int) -
     assert max(counts.values()) - min(counts.values()) <= 1, "groups get the same share"
     longest = max(len(prompt.split()) for prompt in workload.prompts)
     assert abs(workload.longest_tokens - longest) <= 2  # the heading's words
-    last = {talk: max((it for it in workload.prompts if it.startswith(talk)), key=len) for talk in turns}
+    last = {
+        talk: max((it for it in workload.prompts if it.startswith(talk)), key=len) for talk in turns
+    }
     own = sum(len(prompt.split()) - 22 for prompt in last.values())
     assert workload.distinct_tokens == 20 * len(prefixes) + own
 
@@ -209,7 +211,17 @@ def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() ->
     lines = table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
-    assert cells == ["round-robin", "200 ms", "200 ms", "300 ms", "300 ms", "50%", "1.5", "0-2", "1"]
+    assert cells == [
+        "round-robin",
+        "200 ms",
+        "200 ms",
+        "300 ms",
+        "300 ms",
+        "50%",
+        "1.5",
+        "0-2",
+        "1",
+    ]
     assert notes([summary(fallbacks=2)]) == [
         "random: 2 requests were routed without the indexer, which failed",
         "random: 1 requests failed, most of them so: status 502: no pod",

@@ -38,7 +38,9 @@ def test_what_a_grammar_of_json_derives_is_json() -> None:
 
 
 def test_a_sentence_of_rules() -> None:
-    query = grammar('root ::= "SELECT " column " FROM " table\ncolumn ::= "a" | "b"\ntable ::= "t1" | "t2"')
+    query = grammar(
+        'root ::= "SELECT " column " FROM " table\ncolumn ::= "a" | "b"\ntable ::= "t1" | "t2"'
+    )
     wanted = {f"SELECT {column} FROM {table}" for column in "ab" for table in ("t1", "t2")}
     assert {text(query, seed=seed) for seed in range(60)} == wanted
 

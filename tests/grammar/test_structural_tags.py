@@ -1,4 +1,7 @@
-"""Structural tags: what is in the tags keeps to its format, and what is no structural tag is refused."""
+"""Structural tags:
+
+what is in the tags keeps to its format, and what is no structural tag is refused.
+"""
 
 import json
 import re
@@ -36,7 +39,9 @@ def test_the_schemas_of_the_older_form_are_kept_inside_the_tags() -> None:
         assert found
         for name, inside in found:
             seen.add(name)
-            jsonschema.validate(json.loads(inside), WEATHER if name == "weather" else {"const": "now"})
+            jsonschema.validate(
+                json.loads(inside), WEATHER if name == "weather" else {"const": "now"}
+            )
         outside = re.sub(r"<function=\w+>.*?</function>", "", each)
         assert set(outside) <= set(SPOKEN)
     assert seen == {"weather", "time"}
@@ -50,7 +55,10 @@ def test_the_schemas_of_the_older_form_are_kept_inside_the_tags() -> None:
         ({"type": "grammar", "grammar": 'root ::= "x" | "x" root'}, "x+"),
         ({"type": "grammar", "grammar": 'start: "y"+'}, "y+"),
         ({"type": "any_text"}, f"[{SPOKEN}]*"),
-        ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": [">", "!"]}, "<[^>!]*[>!]"),
+        (
+            {"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": [">", "!"]},
+            "<[^>!]*[>!]",
+        ),
         (TOKENS, "<s>1</s>"),
         ({"type": "repeat", "min": 2, "max": 3, "content": Z}, "zz|zzz"),
         ({"type": "optional", "content": Z}, "z?"),
@@ -99,6 +107,11 @@ def test_what_is_no_json_or_too_deep_is_refused() -> None:
     deep: dict[str, Any] = {"type": "any_text"}
     for _ in range(200):
         deep = {"type": "optional", "content": deep}
-    for source in ("{", "[" * 5000, json.dumps({"format": deep}), '{"format": "' + "a" * 60_000 + '"}'):
+    for source in (
+        "{",
+        "[" * 5000,
+        json.dumps({"format": deep}),
+        '{"format": "' + "a" * 60_000 + '"}',
+    ):
         with pytest.raises(SchemaError):
             compile_structural_tag(source, Schemas())

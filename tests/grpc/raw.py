@@ -11,9 +11,18 @@ from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from tests.grpc.client import LIMIT_S
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    range(10)
-)
+(
+    DATA,
+    HEADERS,
+    PRIORITY,
+    RST_STREAM,
+    SETTINGS,
+    PUSH_PROMISE,
+    PING,
+    GOAWAY,
+    WINDOW_UPDATE,
+    CONTINUATION,
+) = range(10)
 END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 INITIAL_WINDOW_SIZE = 4

@@ -31,7 +31,9 @@ def large(**fields: Any) -> bytes:
 
 def test_large_prompts_texts_schemas_and_tensors_are_read() -> None:
     tensor = messages.TensorData(inline=bytes(9 << 20), shape=[3, 4])
-    media = messages.MultimodalInputs(pixel_values=tensor, model_specific_tensors={"a": tensor, "b": tensor})
+    media = messages.MultimodalInputs(
+        pixel_values=tensor, model_specific_tensors={"a": tensor, "b": tensor}
+    )
     check(large(mm_inputs=media, extra_mm_inputs=[media]))
     request = generate()
     request.text = "é" * (1 << 20)

@@ -1,4 +1,5 @@
-"""Requests for every route of a server, made from its own /openapi.json, from good ones, and damaged.
+"""Requests for every route of a server, made from its own /openapi.json, from good ones, and
+damaged.
 
 All of it follows from a seed: what fails once fails again.
 """
@@ -17,13 +18,40 @@ from config.settings import ToolSettings
 
 GOOD: Mapping[str, Sequence[Any]] = {
     path: bodies
-    for paths, bodies in json.loads(Path(__file__).with_name("good_bodies.json").read_text()).items()
+    for paths, bodies in json.loads(
+        Path(__file__).with_name("good_bodies.json").read_text()
+    ).items()
     for path in paths.split()
 }
 """Bodies that every route takes, of many kinds: what a fuzzer begins with."""
-NUMBERS: list[Any] = [0, -1, 1, 2, 17, 1.5, 2**31, 2**63, -(2**63) - 1, 2**64, 10**400, 1e-300, -1e308]
+NUMBERS: list[Any] = [
+    0,
+    -1,
+    1,
+    2,
+    17,
+    1.5,
+    2**31,
+    2**63,
+    -(2**63) - 1,
+    2**64,
+    10**400,
+    1e-300,
+    -1e308,
+]
 NUMBERS += [nan, inf, -inf]
-TEXTS_OF_EVIL = ["", " ", "\0", "\ud800", "é" * 999, "a" * 20_000, "{", "</tool_call>", "9" * 5000, "None"]
+TEXTS_OF_EVIL = [
+    "",
+    " ",
+    "\0",
+    "\ud800",
+    "é" * 999,
+    "a" * 20_000,
+    "{",
+    "</tool_call>",
+    "9" * 5000,
+    "None",
+]
 TEXTS_OF_EVIL += ["\u202e", "🦉"]
 VALUES: list[Any] = [*NUMBERS, *TEXTS_OF_EVIL, None, True, False]
 VALUES += [[], {}, [None], [[]], {"": None}, [{}] * 300, {"a": {"b": 1}}]
@@ -53,7 +81,11 @@ HEADERS: Mapping[str, Sequence[str]] = {
     "X-Vllm-Priority": ("1", "-99999999999999999999", "x", "1e9"),
     "endpoint-load-metrics-format": ("TEXT", "JSON", "BIN", ""),
     "Authorization": ("Bearer", "Bearer ", "Basic x", "\u00ff"),
-    "traceparent": ("00-" + "0" * 32, "zz", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    "traceparent": (
+        "00-" + "0" * 32,
+        "zz",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    ),
     "Content-Type": ("text/plain", "application/json; charset=utf-16", "", "application/json;;"),
     "Content-Encoding": ("gzip", "x"),
     "X-Send-Image": ("true", "maybe"),
@@ -61,7 +93,15 @@ HEADERS: Mapping[str, Sequence[str]] = {
     "Origin": ("null", "http://a b"),
     "Accept": ("text/event-stream", "*/*;q=x"),
 }
-QUERIES = ["", "", "", "?level=9", "?level=x&mode=abort", "?mode=wait&mode=wait", "?tags=weights&tags=x"]
+QUERIES = [
+    "",
+    "",
+    "",
+    "?level=9",
+    "?level=x&mode=abort",
+    "?mode=wait&mode=wait",
+    "?tags=weights&tags=x",
+]
 QUERIES += ["?check=true", "?%ff=%", "?a[]=1", "?over=true"]
 
 
@@ -119,7 +159,10 @@ class Fuzzer:
         return self._damaged(written) if rng.random() < 0.06 else written
 
     def _value(self, path: str, operation: Mapping[str, Any]) -> Any:
-        """A body that should do: a good one, perhaps with fields that the schema knows; or one of its own."""
+        """A body that should do:
+
+        a good one, perhaps with fields that the schema knows; or one of its own.
+        """
         rng, good = self._rng, deepcopy(self._rng.choice(GOOD.get(path, ({},))))
         if "requestBody" not in operation or rng.random() < 0.5:
             return good

@@ -15,7 +15,9 @@ LATENCY = {"SIM_TIME_TO_FIRST_TOKEN": "5ms", "SIM_INTER_TOKEN_LATENCY": "2ms"}
 
 @dataclass
 class Clients:
-    """Threads that ask without a pause over kept connections, and reconnect only when they are told to."""
+    """Threads that ask without a pause over kept connections, and reconnect only when they are told
+    to.
+    """
 
     connect: Callable[[], Wire]
     answered: int = 0
@@ -26,7 +28,9 @@ class Clients:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(CLIENTS)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,)) for number in range(CLIENTS)
+        ]
         for thread in self._threads:
             thread.start()
         wait_until(lambda: self.answered > CLIENTS)

@@ -33,7 +33,10 @@ def ask(**fields: Any) -> dict[str, Any]:
 
 
 def http_post(path: str, body: bytes, *headers: str, version: str = "1.1") -> bytes:
-    """The bytes of a POST; `headers` ("Name: value") replace the content type, a length is always sent."""
+    """The bytes of a POST; `headers` ("Name:
+
+    value") replace the content type, a length is always sent.
+    """
     lines = [f"POST {path} HTTP/{version}", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += headers or ("Content-Type: application/json",)
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -72,7 +75,9 @@ class Wire:
         with closing(self.begin()) as response:
             body = response.read()
             return Whole(
-                response.status, {name.lower(): value for name, value in response.getheaders()}, body
+                response.status,
+                {name.lower(): value for name, value in response.getheaders()},
+                body,
             )
 
     def begin(self) -> HTTPResponse:
@@ -86,7 +91,10 @@ class Wire:
         return response
 
     def events(self) -> Iterator[Any]:
-        """The events of a stream as they come, `[DONE]` left out. HTTPException unless it ends well."""
+        """The events of a stream as they come, `[DONE]` left out.
+
+        HTTPException unless it ends well.
+        """
         with closing(self.begin()) as response:
             assert response.status == 200, response.read()
             done = False
@@ -105,7 +113,10 @@ class Wire:
         self.sock.close()
 
     def seconds_until_closed(self, limit_s: float = PATIENCE_S) -> float:
-        """How long the server keeps the connection; what it sends meanwhile is dropped. TimeoutError."""
+        """How long the server keeps the connection; what it sends meanwhile is dropped.
+
+        TimeoutError.
+        """
         start = time.monotonic()
         self.sock.settimeout(limit_s)
         try:

@@ -37,14 +37,18 @@ def assert_in_order(server: RunningServer) -> None:
     """The worker lives; every log line is in order, and none tells of an error."""
     written, _, _ = server.log().rpartition("\n")  # the last line may be on its way
     lines = [json.loads(line) for line in written.splitlines()]
-    broken = [line for line in lines if "exc_info" in line or line["level"] in ("ERROR", "CRITICAL")]
+    broken = [
+        line for line in lines if "exc_info" in line or line["level"] in ("ERROR", "CRITICAL")
+    ]
     assert not broken, broken[0]
     assert all(line["request_id"] for line in lines)
     answered = [line for line in lines if line["logger"] == "gunicorn.access"]
     # gunicorn itself refuses what it cannot parse: there was no request to name yet.
     assert all(line["request_id"] != "-" or line["status"] in (400, 414, 431) for line in answered)
     assert all(line["status"] != 500 for line in answered)
-    assert not any("Booting worker" in line["message"] for line in lines)  # again: the first is not told
+    assert not any(
+        "Booting worker" in line["message"] for line in lines
+    )  # again: the first is not told
 
 
 def assert_idle(port: int) -> None:

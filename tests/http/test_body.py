@@ -45,7 +45,9 @@ def refused(stream: SupportsRead[bytes], length: int | str | None = None) -> int
 def test_a_body_up_to_the_limit_is_read_once_and_kept() -> None:
     for size in (0, 1, 99, 100):
         assert LIMITS.read(posted(io.BytesIO(b"x" * size), size)) == b"x" * size
-    assert LIMITS.read(posted(io.BytesIO(b"abc"))) == b"abc", "without a length it is read to its end"
+    assert LIMITS.read(posted(io.BytesIO(b"abc"))) == b"abc", (
+        "without a length it is read to its end"
+    )
     assert LIMITS.read(posted(io.BytesIO(b""), "")) == b""
     context = posted(io.BytesIO(b"abc"), 3)
     assert LIMITS.read(context) is LIMITS.read(context) is context.body
@@ -55,7 +57,13 @@ def test_a_body_up_to_the_limit_is_read_once_and_kept() -> None:
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"[1,2,3,4]", 0), (b"[1,2,3,4,5]", 413), (b"[[[[[", 413), (b"{{{{{", 413), (b'"' + b"x" * 90, 0)],
+    [
+        (b"[1,2,3,4]", 0),
+        (b"[1,2,3,4,5]", 413),
+        (b"[[[[[", 413),
+        (b"{{{{{", 413),
+        (b'"' + b"x" * 90, 0),
+    ],
 )
 def test_a_body_has_no_more_values_than_its_limit(body: bytes, status: int) -> None:
     limits = BodyLimits(100, 0.05, most_values=4)
@@ -83,7 +91,13 @@ def chunked(*chunks: bytes) -> Body:
 
 
 def test_a_chunked_body_is_whole_however_it_is_cut() -> None:
-    for chunks in ([b"x"] * 10_000, [b"y" * 300_000], [b"z" * 70_000] * 3, [b"ab", b"c" * 5000, b"d"], []):
+    for chunks in (
+        [b"x"] * 10_000,
+        [b"y" * 300_000],
+        [b"z" * 70_000] * 3,
+        [b"ab", b"c" * 5000, b"d"],
+        [],
+    ):
         assert BodyLimits(1 << 20, 20.0).read(posted(chunked(*chunks))) == b"".join(chunks)
     with pytest.raises(ApiError) as caught:
         LIMITS.read(posted(chunked(*[b"x"] * 101)))

@@ -1,4 +1,7 @@
-"""Chunked bodies: within the limits they are read as gunicorn reads them, whatever the pieces on the wire."""
+"""Chunked bodies:
+
+within the limits they are read as gunicorn reads them, whatever the pieces on the wire.
+"""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -47,7 +50,13 @@ def chunked_bodies(draw: st.DrawFn) -> bytes:
         form = draw(st.sampled_from(SIZES)) if draw(st.integers(0, 4)) == 0 else b"%x"
         size = form % len(content) if form else b""
         data += size + draw(st.sampled_from(EXTENSIONS)) + b"\r\n" + content + b"\r\n"
-    data += b"0" + draw(st.sampled_from(EXTENSIONS)) + b"\r\n" + draw(st.sampled_from(TRAILERS)) + b"\r\n"
+    data += (
+        b"0"
+        + draw(st.sampled_from(EXTENSIONS))
+        + b"\r\n"
+        + draw(st.sampled_from(TRAILERS))
+        + b"\r\n"
+    )
     data += draw(st.sampled_from([b"", b"GET / HTTP/1.1\r\n"]))
     for junk in draw(st.lists(st.sampled_from(JUNK), max_size=1)):
         place = draw(st.integers(0, len(data)))
@@ -77,7 +86,9 @@ def read(kind: type[ChunkedReader], data: bytes, cuts: list[int]) -> object:
 
 
 @given(chunked_bodies(), st.lists(st.integers(0, 200), max_size=6))
-def test_bodies_within_the_limits_are_read_as_gunicorn_reads_them(data: bytes, cuts: list[int]) -> None:
+def test_bodies_within_the_limits_are_read_as_gunicorn_reads_them(
+    data: bytes, cuts: list[int]
+) -> None:
     assert read(BoundedChunks, data, cuts) == read(ChunkedReader, data, [])
 
 

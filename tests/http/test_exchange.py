@@ -1,4 +1,6 @@
-"""What a request is to those who handle it; what leaves as a response, and who is told when it is over."""
+"""What a request is to those who handle it; what leaves as a response, and who is told when it is
+over.
+"""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -43,7 +45,9 @@ class Closing:
         self.closed += 1
 
 
-def test_a_whole_body_has_its_type_and_length_after_the_given_headers_and_pieces_have_none() -> None:
+def test_a_whole_body_has_its_type_and_length_after_the_given_headers_and_pieces_have_none() -> (
+    None
+):
     response = Response(b"{}", 201, {"X-First": "1"}, "application/json")
     response.headers["X-Last"] = "2"
     status, headers, body = served(response)
@@ -56,7 +60,12 @@ def test_a_whole_body_has_its_type_and_length_after_the_given_headers_and_pieces
 
 
 def test_a_status_line_is_the_same_under_every_python() -> None:
-    phrases = {200: "OK", 405: "METHOD NOT ALLOWED", 413: "REQUEST ENTITY TOO LARGE", 449: "RETRY WITH"}
+    phrases = {
+        200: "OK",
+        405: "METHOD NOT ALLOWED",
+        413: "REQUEST ENTITY TOO LARGE",
+        449: "RETRY WITH",
+    }
     phrases |= {422: "UNPROCESSABLE ENTITY", 499: "UNKNOWN", 599: "UNKNOWN"}
     for status, phrase in phrases.items():
         assert Response(status=status).status_line == f"{status} {phrase}"
@@ -111,8 +120,16 @@ def test_an_environ_becomes_a_context() -> None:
         environ_overrides={"REMOTE_ADDR": "10.1.2.3", "SERVER_PROTOCOL": "HTTP/1.0"},
     )
     context = context_of(given, 12.5)
-    assert (context.method, context.path, context.target) == ("POST", "/v1/café", "/v1/caf%C3%A9?a=1")
-    assert (context.client, context.arrival_s, context.http_version) == ("10.1.2.3", 12.5, "HTTP/1.0")
+    assert (context.method, context.path, context.target) == (
+        "POST",
+        "/v1/café",
+        "/v1/caf%C3%A9?a=1",
+    )
+    assert (context.client, context.arrival_s, context.http_version) == (
+        "10.1.2.3",
+        12.5,
+        "HTTP/1.0",
+    )
     assert (context.scheme, context.host) == ("https", "example")
     assert (context.content_type, context.headers["x-request-id"]) == ("application/json", "mine")
     assert (context.source, context.body, context.connection) == (body, None, None)

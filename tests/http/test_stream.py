@@ -1,5 +1,5 @@
-"""A chunked body on its way to a real socket: pieces of a turn together, slices for a slow client, an end for
-a client that does not read.
+"""A chunked body on its way to a real socket: pieces of a turn together, slices for a slow client,
+an end for a client that does not read.
 """
 
 import socket
@@ -142,7 +142,9 @@ def test_a_client_that_takes_each_slice_in_time_is_served_however_long_it_takes(
             reads += 1
             gevent.sleep(QUICK_S / 2)
         assert body_of(data + client.read_until_over()) == PIECE * (given + 40)
-        assert client.left == 0 and reads * QUICK_S / 2 > 4 * QUICK_S, "longer than the limit of a slice"
+        assert client.left == 0 and reads * QUICK_S / 2 > 4 * QUICK_S, (
+            "longer than the limit of a slice"
+        )
 
 
 @given(

@@ -37,13 +37,18 @@ class Replying(SequenceState):
 
 
 def admit(cache: KVCache, sequence: SequenceState, blocks: int | None = None) -> int | None:
-    """Gives a sequence so many blocks, or all of its prompt's: the cached tokens, None without room."""
+    """Gives a sequence so many blocks, or all of its prompt's:
+
+    the cached tokens, None without room.
+    """
     assert sequence.prompt is not None
     tokens = len(sequence.prompt.token_ids)
     found = cache.find(sequence, tokens)
     if not cache.fits(sequence, tokens, found):
         return None
-    cache.begin(sequence, found, (-(-tokens // cache.block_size) if blocks is None else blocks) - found)
+    cache.begin(
+        sequence, found, (-(-tokens // cache.block_size) if blocks is None else blocks) - found
+    )
     if blocks is None:
         sequence.computed = tokens
         cache.filled(sequence)
@@ -110,5 +115,9 @@ def check_pool(pool: BlockPool, used: Sequence[Sequence[Block]]) -> None:
     assert all(block.references == references[block] for block in everyone), "references are wrong"
     assert pool.free == pool.capacity - pool._created + len(idle), "free blocks are miscounted"
     assert pool.free + len(references) == pool.capacity, "blocks are missing, or there are too many"
-    assert set(pool._cached.values()).union(*pool._copies.values()) == hashed, "found is not what is held"
-    assert {block.hash for block in hashed} == pool._cached.keys(), "a hash finds a block of another"
+    assert set(pool._cached.values()).union(*pool._copies.values()) == hashed, (
+        "found is not what is held"
+    )
+    assert {block.hash for block in hashed} == pool._cached.keys(), (
+        "a hash finds a block of another"
+    )

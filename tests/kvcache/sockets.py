@@ -90,7 +90,11 @@ def removed(number: int) -> list[KVEvent]:
 def received(socket: Any) -> tuple[str, int, EventBatch]:
     with patience():
         topic, sequence, payload = socket.recv_multipart()
-    return topic.decode(), int.from_bytes(sequence, "big"), msgspec.msgpack.decode(payload, type=EventBatch)
+    return (
+        topic.decode(),
+        int.from_bytes(sequence, "big"),
+        msgspec.msgpack.decode(payload, type=EventBatch),
+    )
 
 
 def meet(publisher: Publisher, subscriber: Any) -> int:

@@ -7,7 +7,17 @@ import gevent
 from app.base.clock.clock import VirtualClock
 from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.events import BlockStored
-from tests.kvcache.caches import ALICE, Replying, admit, begin, check, serve, small_cache, summary, tokens
+from tests.kvcache.caches import (
+    ALICE,
+    Replying,
+    admit,
+    begin,
+    check,
+    serve,
+    small_cache,
+    summary,
+    tokens,
+)
 
 
 def test_events_carry_salt_adapter_and_hashes() -> None:
@@ -25,7 +35,11 @@ def test_events_carry_salt_adapter_and_hashes() -> None:
     assert isinstance(event, BlockStored)
     assert [len(hash_) for hash_ in event.block_hashes if isinstance(hash_, bytes)] == [32, 32]
     unwanted = small_cache(2, events=False)
-    assert [serve(unwanted, tokens(0, 8)), serve(unwanted, tokens(0, 8)), serve(unwanted, tokens(50, 8))]
+    assert [
+        serve(unwanted, tokens(0, 8)),
+        serve(unwanted, tokens(0, 8)),
+        serve(unwanted, tokens(50, 8)),
+    ]
     assert unwanted.reset() and unwanted.take_events() == []
 
 
@@ -37,7 +51,9 @@ def test_a_long_prompt_is_hashed_with_pauses() -> None:
     assert prompt[1] and len(prompt[0].hashes or ()) == 250
 
 
-def test_a_prompt_that_is_computed_in_parts_stores_the_blocks_that_are_computed_to_their_end() -> None:
+def test_a_prompt_that_is_computed_in_parts_stores_the_blocks_that_are_computed_to_their_end() -> (
+    None
+):
     cache = small_cache()
     sequence = Replying(cache, tokens(0, 14))
     assert admit(cache, sequence, blocks=2) == 0

@@ -1,4 +1,6 @@
-"""Whatever is asked of the cache, it does what vLLM's rules, told plainly, do, and its books balance."""
+"""Whatever is asked of the cache, it does what vLLM's rules, told plainly, do, and its books
+balance.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,7 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from app.engine.kvcache.events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+)
 from app.engine.kvcache.hashing import Adapter
 from tests.kvcache.caches import ALICE, Replying, admit, check, small_cache
 
@@ -17,7 +25,10 @@ Prefix = tuple[Any, ...]
 
 @dataclass(eq=False)
 class Room:
-    """A block: how many use it, and the tokens from the start up to its end that it is cached for."""
+    """A block:
+
+    how many use it, and the tokens from the start up to its end that it is cached for.
+    """
 
     references: int = 0
     prefix: Prefix | None = None
@@ -124,7 +135,9 @@ adapters = st.sampled_from([None, ALICE])
 
 
 class Compared(RuleBasedStateMachine):
-    """Our cache beside the plain one; hashes are told apart by the prefixes that they were stored with."""
+    """Our cache beside the plain one; hashes are told apart by the prefixes that they were stored
+    with.
+    """
 
     @initialize(usable=st.integers(1, 12), size=st.integers(1, 3))
     def make(self, usable: int, size: int) -> None:
@@ -212,7 +225,10 @@ class Compared(RuleBasedStateMachine):
 
 
 class Adapters(RuleBasedStateMachine):
-    """Adapters come and go, caching is switched, everything is discarded: the books balance all the same."""
+    """Adapters come and go, caching is switched, everything is discarded:
+
+    the books balance all the same.
+    """
 
     @initialize(usable=st.integers(1, 10))
     def make(self, usable: int) -> None:

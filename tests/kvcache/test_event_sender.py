@@ -23,7 +23,9 @@ def test_of_events_that_are_lost_all_the_time_one_line_a_minute_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = VirtualClock(100.0)
-    sender = EventSender(PublisherSettings(endpoint=None, topic=TOPIC, queue_events=1), now=clock.now)
+    sender = EventSender(
+        PublisherSettings(endpoint=None, topic=TOPIC, queue_events=1), now=clock.now
+    )
     with caplog.at_level(logging.WARNING):
         for _ in range(1 + 3 * 60):  # once a second; the first has room
             sender.put(removed(1))
@@ -41,7 +43,9 @@ def test_events_go_to_listeners_in_batches_with_numbers_and_the_time_of_day() ->
     clock = VirtualClock(100.0)
     sender = EventSender(settings, wall=lambda: 1.5, now=clock.now)
     heard: list[tuple[int, float, int]] = []
-    sender.listen(lambda topic, sequence, batch: heard.append((sequence, batch.ts, len(batch.events))))
+    sender.listen(
+        lambda topic, sequence, batch: heard.append((sequence, batch.ts, len(batch.events)))
+    )
     sender.put(removed(1))
     assert sender.turn() == math.inf and len(heard) == 1  # the first goes at once
     sender.put(removed(2))
@@ -74,7 +78,9 @@ def test_without_an_interval_every_step_goes_alone_as_from_vllm() -> None:
 
 def test_a_message_has_no_more_events_than_its_bytes_allow_but_always_one() -> None:
     def large(share: float) -> KVEvent:
-        return BlockRemoved([0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000))
+        return BlockRemoved(
+            [0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000)
+        )
 
     queue = EventQueue(100, 4, 0.0)
     waiting = [large(0.4), large(0.4), large(0.4), large(2.0), large(0.9), large(0.05)]

@@ -1,4 +1,7 @@
-"""Block hashes equal vLLM's. The numbers V1 to V19 are those of the KV cache specification, section 7.2."""
+"""Block hashes equal vLLM's.
+
+The numbers V1 to V19 are those of the KV cache specification, section 7.2.
+"""
 
 import hashlib
 import tracemalloc
@@ -82,11 +85,17 @@ EXTRAS: list[tuple[str, list[Extra], list[int]]] = [
     ("V16", [(("cache_salt", "tenant-a"),), None], [18004764957418570026, 2176423041615275570]),
     ("V17", [("img-1",)] * 2, [8817235727458927434, 162509787549312867]),
     ("V18", [(("img-1", 4),), (("img-1", -12),)], [803902504788187887, 17208516582300983813]),
-    ("V19", [(("mm", "img-1", 4),), (("mm", "img-1", -12),)], [10327407240189147075, 16601439576050719493]),
+    (
+        "V19",
+        [(("mm", "img-1", 4),), (("mm", "img-1", -12),)],
+        [10327407240189147075, 16601439576050719493],
+    ),
 ]
 
 
-def hasher(algorithm: Algorithm = "sha256_cbor", block_size: int = 16, seed: str | None = "0") -> BlockHasher:
+def hasher(
+    algorithm: Algorithm = "sha256_cbor", block_size: int = 16, seed: str | None = "0"
+) -> BlockHasher:
     return BlockHasher(algorithm, block_size, seed, Random(0))
 
 
@@ -113,7 +122,9 @@ def test_v11_blocks_of_four() -> None:
     assert [low64(block) for block in found] == [5988051177307384287, 11214766589215907092]
 
 
-@pytest.mark.parametrize(("extras", "numbers"), [row[1:] for row in EXTRAS], ids=[row[0] for row in EXTRAS])
+@pytest.mark.parametrize(
+    ("extras", "numbers"), [row[1:] for row in EXTRAS], ids=[row[0] for row in EXTRAS]
+)
 def test_hashes_with_extra_keys_are_vllms(extras: list[Extra], numbers: list[int]) -> None:
     ours = hasher(seed="42")
     for _ in range(2):
@@ -156,7 +167,9 @@ def test_hashes_are_those_of_a_cbor_library_for_ids_of_every_width(
         assert ours.hashes(ids, extras) == expected
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=30), max_size=30), st.integers(2, 8))
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=30), max_size=30), st.integers(2, 8)
+)
 def test_forgetting_hashes_changes_none(prompts: list[list[int]], entries: int) -> None:
     forgetful = BlockHasher("sha256_cbor", 2, "0", Random(0), entries * 500)
     for prompt in prompts:
@@ -188,7 +201,12 @@ LORA, SALT = ("lora", "Alice", "/p/alice"), ("cache_salt", "s1")
 def test_extra_keys_are_in_the_blocks_that_they_are_about() -> None:
     keys = ExtraKeys(16, ALICE, "s1", [Placeholder("second", 14, 20), Placeholder("first", 1, 2)])
     first, second = [("mm", "first", 1), ("mm", "second", 14)], ("mm", "second", -2)
-    assert keys.hashed(0, 4) == [(LORA, *first, SALT), (LORA, second), (LORA, ("mm", "second", -18)), (LORA,)]
+    assert keys.hashed(0, 4) == [
+        (LORA, *first, SALT),
+        (LORA, second),
+        (LORA, ("mm", "second", -18)),
+        (LORA,),
+    ]
     published = [["Alice", ["first", 1], ["second", 14], "s1"], ["Alice", ["second", -2]]]
     published += [["Alice", ["second", -18]], ["Alice"]]
     assert (keys.published(0, 4), keys.published(3, 4)) == (published, published[3:])
@@ -201,7 +219,9 @@ spans = st.tuples(st.integers(0, 100), st.integers(0, 60))
 def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
     found: list[tuple[int, int]], block_size: int
 ) -> None:
-    images = [Placeholder(str(n), offset, length) for n, (offset, length) in enumerate(found) if length]
+    images = [
+        Placeholder(str(n), offset, length) for n, (offset, length) in enumerate(found) if length
+    ]
     published = ExtraKeys(block_size, placeholders=images).published(0, 200)
     for image in images:
         tokens = range(image.offset, image.offset + image.length)

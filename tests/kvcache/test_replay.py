@@ -49,7 +49,9 @@ def test_a_late_subscriber_asks_for_what_it_missed(peers: Peers) -> None:
     assert messages[-1] == [b"", END, b""]
 
 
-@pytest.mark.parametrize(("start", "expected"), [(0, [2, 3, 4]), (3, [3, 4]), (5, []), (2**64 - 2, [])])
+@pytest.mark.parametrize(
+    ("start", "expected"), [(0, [2, 3, 4]), (3, [3, 4]), (5, []), (2**64 - 2, [])]
+)
 def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list[int]) -> None:
     publisher = published(peers, 5, replay_batches=3)
     client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)

@@ -13,7 +13,14 @@ STEPS = ("--timing", "steps")
 
 
 def served(connector: str, *flags: str) -> Understudy:
-    line = ("--kv-connector", connector, "--enable-kvcache", "--block-size=32", "--zmq-endpoint=", *flags)
+    line = (
+        "--kv-connector",
+        connector,
+        "--enable-kvcache",
+        "--block-size=32",
+        "--zmq-endpoint=",
+        *flags,
+    )
     shown = ("--enable-prompt-tokens-details", "--server-dev-mode", "--force-dummy-tokenizer")
     return app_of(*line, *shown)
 
@@ -22,7 +29,9 @@ def cached(app: Understudy, prompt: list[int], reset: bool = True, **more: Any) 
     client = app.test_client()
     if reset:
         assert client.post("/reset_prefix_cache").get_json() == {"success": True}
-    told = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, **more}).get_json()
+    told = client.post(
+        "/v1/completions", json={"prompt": prompt, "max_tokens": 1, **more}
+    ).get_json()
     if "do_remote_decode" not in more.get("kv_transfer_params", ()):
         assert told["kv_transfer_params"] is None
     return told["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[no-any-return]
@@ -30,7 +39,9 @@ def cached(app: Understudy, prompt: list[int], reset: bool = True, **more: Any) 
 
 def metric(app: Understudy, name: str) -> float:
     text = app.test_client().get("/metrics").text
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)
+    )
 
 
 CASES = [
@@ -55,9 +66,8 @@ def test_a_store_outlives_a_reset(
     assert metric(app, "vllm:external_prefix_cache_queries_total") == queried
     assert metric(app, "vllm:external_prefix_cache_hits_total") == found
     tier = "host" if connector == "offloading" else "external_unspecified"
-    label = (
-        f'vllm:prompt_tokens_cached_by_source_total{{engine="0",model_name="understudy-tiny",source="{tier}"'
-    )
+    labels = f'engine="0",model_name="understudy-tiny",source="{tier}"'
+    label = f"vllm:prompt_tokens_cached_by_source_total{{{labels}"
     assert metric(app, label) == found
     assert metric(app, "vllm:prompt_tokens_cached_total") == found
     assert metric(app, "vllm:nixl_xfer_time_seconds_count") == 0
@@ -81,8 +91,12 @@ def test_a_decode_tells_what_was_fetched_or_what_the_prefill_had_cached(
 def test_transfer_parameters_may_stand_at_the_top(path: str, body: dict[str, Any]) -> None:
     client = served("").test_client()
     body = {**body, "max_tokens": 1}
-    inside = client.post(path, json={**body, "kv_transfer_params": {"do_remote_decode": True}}).get_json()
-    flat = client.post(path, json={**body, "do_remote_decode": True, "remote_host": None}).get_json()
+    inside = client.post(
+        path, json={**body, "kv_transfer_params": {"do_remote_decode": True}}
+    ).get_json()
+    flat = client.post(
+        path, json={**body, "do_remote_decode": True, "remote_host": None}
+    ).get_json()
     own = {name: flat["kv_transfer_params"].pop(name) for name in ("remote_request_id",)}
     inside["kv_transfer_params"].pop("remote_request_id")
     assert flat["kv_transfer_params"] == inside["kv_transfer_params"]

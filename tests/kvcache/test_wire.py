@@ -1,4 +1,6 @@
-"""Batches have the bytes of each vLLM; expected ones are those of the KV cache specification, section 2.4."""
+"""Batches have the bytes of each vLLM; expected ones are those of the KV cache specification,
+section 2.4.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +20,14 @@ from app.engine.kvcache.events import (
 
 HASH = 0xE235FCC84BC5706D
 STORED = BlockStored(
-    [HASH], None, [1, 2, 3, 4], 4, None, extra_keys=[None], group_idx=0, kv_cache_spec_kind="full_attention"
+    [HASH],
+    None,
+    [1, 2, 3, 4],
+    4,
+    None,
+    extra_keys=[None],
+    group_idx=0,
+    kv_cache_spec_kind="full_attention",
 )
 REMOVED = BlockRemoved([HASH], group_idx=0)
 CLEARED = AllBlocksCleared()
@@ -32,7 +41,10 @@ MAP = (
     "6c656172656400"
 )  # fmt: skip
 
-BATCH, STORED_TAG = "93cb3ff800000000000091", "ab426c6f636b53746f72656491cfe235fcc84bc5706dc0940102030404c0"
+BATCH, STORED_TAG = (
+    "93cb3ff800000000000091",
+    "ab426c6f636b53746f72656491cfe235fcc84bc5706dc0940102030404c0",
+)
 GPU, KIND = "a3475055", "ae66756c6c5f617474656e74696f6e"
 
 ONE_BLOCK: list[tuple[LayoutName, str]] = [
@@ -80,16 +92,29 @@ def test_removals_grow_with_the_versions(layout: LayoutName, expected: list[Any]
 
 
 def test_vllm_0_17_names_images_without_their_offset() -> None:
-    event = BlockStored([1, 2, 3], 9, [], 0, 5, "CPU", "Alice", [["Alice", ["img", -4], "salt"], None, []])
+    event = BlockStored(
+        [1, 2, 3], 9, [], 0, 5, "CPU", "Alice", [["Alice", ["img", -4], "salt"], None, []]
+    )
     assert read("0.17", event)[0][6:] == ["CPU", "Alice", [["Alice", "img", "salt"], None, []]]
-    assert read("0.19", event)[0][6:] == ["CPU", "Alice", [["Alice", ["img", -4], "salt"], None, []]]
+    assert read("0.19", event)[0][6:] == [
+        "CPU",
+        "Alice",
+        [["Alice", ["img", -4], "salt"], None, []],
+    ]
     assert read("0.17", BlockStored([1], None, [], 0, None))[0][8] is None
 
 
 def test_llm_ds_simulator_writes_nine_items_and_0_for_no_parent() -> None:
     name = "ab426c6f636b53746f726564"
     expected = (
-        BATCH + "99" + name + "91cfe235fcc84bc5706d" + "cf0000000000000000" + "9401020304" + "04c0" + GPU
+        BATCH
+        + "99"
+        + name
+        + "91cfe235fcc84bc5706d"
+        + "cf0000000000000000"
+        + "9401020304"
+        + "04c0"
+        + GPU
     )
     assert written("llm-d-inference-sim", STORED).hex() == expected + "c0c0" + "00"
     with_parent = BlockStored([HASH], HASH - 1, [1], 1, 3, "GPU", "Alice", [["Alice"]])

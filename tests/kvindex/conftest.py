@@ -1,4 +1,7 @@
-"""What the tests of the index share: a real Redis, and the backends that all have to behave alike."""
+"""What the tests of the index share:
+
+a real Redis, and the backends that all have to behave alike.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import count

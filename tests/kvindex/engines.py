@@ -38,7 +38,9 @@ def removed(hashes: Iterable[BlockHash], medium: str | None = "GPU", **more: Any
     return BlockRemoved(list(hashes), medium, **more)
 
 
-def ingest(index: Index, pod: str, *events: KVEvent, model: str = "m", rank: int = 0) -> Outcome | None:
+def ingest(
+    index: Index, pod: str, *events: KVEvent, model: str = "m", rank: int = 0
+) -> Outcome | None:
     """Applies a batch without a number."""
     return index.ingest(IndexedEngine(pod, model, rank), PodBatch(1.0, rank, events))
 
@@ -48,7 +50,9 @@ def batch(*events: KVEvent, rank: int | None = 0, ts: float = 1.0) -> EventBatch
 
 
 Copy = tuple[str, str]
-"""A pod, and a tier in which it has a block; groups above 0 and ranks above 0 are part of the pod's name."""
+"""A pod, and a tier in which it has a block; groups above 0 and ranks above 0 are part of the pod's
+name.
+"""
 
 
 def source(pod: str = "a", model: str = "m", rank: int = 0) -> IndexedEngine:

@@ -22,7 +22,9 @@ LOCAL = "tcp://127.0.0.1"
 
 
 class FakeEngine:
-    """Publishes batches and answers requests for replays, with topics as vLLM from 0.26 on, or without."""
+    """Publishes batches and answers requests for replays, with topics as vLLM from 0.26 on, or
+    without.
+    """
 
     def __init__(
         self,
@@ -59,9 +61,13 @@ class FakeEngine:
         return f"{LOCAL}:{self.replay_port}"
 
     def pack(self, *events: KVEvent, rank: int = 0, ts: float | None = None) -> bytes:
-        return encoder("map")(batch(*events, rank=rank, ts=1000.0 + self.sequence if ts is None else ts))
+        return encoder("map")(
+            batch(*events, rank=rank, ts=1000.0 + self.sequence if ts is None else ts)
+        )
 
-    def publish(self, *events: KVEvent, lose: bool = False, ts: float | None = None, rank: int = 0) -> int:
+    def publish(
+        self, *events: KVEvent, lose: bool = False, ts: float | None = None, rank: int = 0
+    ) -> int:
         """Publish a batch, or only keep it for replays; its number."""
         payload = self.pack(*events, ts=ts, rank=rank)
         self.kept[self.sequence] = payload
@@ -112,7 +118,9 @@ class Station:
         self.engines: list[FakeEngine] = []
 
     def make_pool(self, **limits: int) -> Pool:
-        pool = Pool(self.index, PoolSettings(**limits), lambda: self.now, lambda: 2000.0, lambda: 0.0)
+        pool = Pool(
+            self.index, PoolSettings(**limits), lambda: self.now, lambda: 2000.0, lambda: 0.0
+        )
         pool.context = self.context
         return pool
 
@@ -154,9 +162,14 @@ class Station:
             gevent.sleep(WAITING_S / 2)
 
     def meet(self, engine: FakeEngine) -> None:
-        """Until messages of the engine arrive: those that it sends before a subscription are lost."""
+        """Until messages of the engine arrive:
+
+        those that it sends before a subscription are lost.
+        """
         before = self.received()
-        self.until(lambda: self.received() > before, self._now_and_then(engine, b"kv@a@m", b"hello"))
+        self.until(
+            lambda: self.received() > before, self._now_and_then(engine, b"kv@a@m", b"hello")
+        )
         lost = self.index.metrics.skipped_messages
         last_hello = self._now_and_then(engine, b"kv@", bytes(8), b"that was the last hello")
         self.until(lambda: lost.get("bad_topic", 0) > 0, last_hello)
@@ -172,7 +185,11 @@ class Station:
 
     def ended_replays(self) -> dict[str, int]:
         lines = self.index.metrics.render({}).splitlines()
-        counts = {line.split('"')[1]: float(line.split()[-1]) for line in lines if "replays_total{" in line}
+        counts = {
+            line.split('"')[1]: float(line.split()[-1])
+            for line in lines
+            if "replays_total{" in line
+        }
         return {result: int(count) for result, count in counts.items() if count}
 
     def matched(self, tokens: list[int], model: str = "m") -> dict[str, int]:

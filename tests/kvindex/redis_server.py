@@ -14,7 +14,9 @@ from tests.running_server import free_port
 
 
 class RedisServer:
-    """Can be killed, and started again on the same port; a `durable` one then has the data that it had."""
+    """Can be killed, and started again on the same port; a `durable` one then has the data that it
+    had.
+    """
 
     def __init__(self, folder: Path, durable: bool) -> None:
         self.folder, self.port, self.durable = folder, free_port(), durable
@@ -54,7 +56,10 @@ class RedisServer:
         return redis.Redis(port=self.port)
 
     def _wait(self) -> None:
-        """Until it answers: an answer that is refused comes back at once, so look until it is one."""
+        """Until it answers:
+
+        an answer that is refused comes back at once, so look until it is one.
+        """
         assert self._process is not None
         with redis.Redis(port=self.port) as client:
             while True:

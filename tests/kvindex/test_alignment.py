@@ -28,7 +28,11 @@ def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
 def test_an_image_is_met_by_engines_whose_blocks_divide_the_index_s() -> None:
     index, tokens = make_index(16), list(range(64))
     image = [Placeholder("img", 20, 10)]
-    ingest(index, "a", stored([1, 2, 3, 4], tokens, size=16, extra_keys=[None, [["img", 4]], None, None]))
+    ingest(
+        index,
+        "a",
+        stored([1, 2, 3, 4], tokens, size=16, extra_keys=[None, [["img", 4]], None, None]),
+    )
     extra_keys = [None, None, [["img", 4]], [["img", -4]], *[None] * 4]
     ingest(index, "b", stored(range(1, 9), tokens, size=8, extra_keys=extra_keys))
     ingest(index, "c", stored([1, 2], tokens, size=32, extra_keys=[[["img", 20]], None]))
@@ -55,7 +59,9 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
         part = tokens[done * engine_size : (done + count) * engine_size]
         extra = [["salt"] if salt and not number else None for number in range(done, done + count)]
         events.append(
-            stored(range(done + 1, done + count + 1), part, done or None, engine_size, extra_keys=extra)
+            stored(
+                range(done + 1, done + count + 1), part, done or None, engine_size, extra_keys=extra
+            )
         )
         done += count
     apart = data.draw(st.booleans())

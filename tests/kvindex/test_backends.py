@@ -14,7 +14,9 @@ from tests.kvindex.engines import content, holders_of, source, store
 A, B = source("a"), source("b")
 
 
-def test_an_engine_key_means_something_else_on_every_pod_model_rank_and_group(backend: Backend) -> None:
+def test_an_engine_key_means_something_else_on_every_pod_model_rank_and_group(
+    backend: Backend,
+) -> None:
     others = [source("b"), source("a", "other"), source("a", "m", 1)]
     backend.apply(A, [store([1], [11]), store([1], [15], group=1)])
     for number, other in enumerate(others):
@@ -82,7 +84,9 @@ def test_greenlets_do_not_race(backend: Backend, monkeypatch: pytest.MonkeyPatch
     def work(number: int) -> None:
         mine = source(f"pod{number}")
         for step in range(10):
-            backend.apply(mine, [store([number * 100 + key], [key]) for key in range(step, step + 3)])
+            backend.apply(
+                mine, [store([number * 100 + key], [key]) for key in range(step, step + 3)]
+            )
             backend.lookup(list(range(10)))
             gevent.sleep(0)
             backend.apply(mine, [Clear()])

@@ -1,4 +1,7 @@
-"""A day of 100 pods, in seconds: in the end the index is what their caches hold, no more and no less."""
+"""A day of 100 pods, in seconds:
+
+in the end the index is what their caches hold, no more and no less.
+"""
 
 import heapq
 from collections.abc import Iterator

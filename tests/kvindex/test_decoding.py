@@ -92,8 +92,12 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in WRONG.items() for v in values])
-def test_a_wrong_type_in_any_field_loses_that_event_alone_and_names_the_field(field: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
+)
+def test_a_wrong_type_in_any_field_loses_that_event_alone_and_names_the_field(
+    field: str, value: Any
+) -> None:
     mapped = STORED | {field: value}
     fields = STORED | {name: None for name in ORDER[5:]} | {field: value}
     listed = ["BlockStored", *(fields[name] for name in ORDER)]
@@ -184,7 +188,8 @@ numbers = st.integers(-(1 << 63), (1 << 64) - 1)
 values = st.recursive(
     st.none() | st.booleans() | numbers | st.floats() | st.binary(max_size=9) | words,
     lambda inner: (
-        st.lists(inner, max_size=7) | st.dictionaries(st.sampled_from(["type", *ORDER]), inner, max_size=7)
+        st.lists(inner, max_size=7)
+        | st.dictionaries(st.sampled_from(["type", *ORDER]), inner, max_size=7)
     ),
     max_leaves=30,
 )
@@ -202,8 +207,13 @@ def test_good_events_survive_any_neighbours(others: list[Any]) -> None:
     assert len(batch.events) + len(batch.losses) == len(events)
 
 
-UNREAD = st.sampled_from(["locality", "ownership", "session_id", "lookahead_token_ids", "later", "newest"])
-"""Names of fields that the index does not read: those of vLLM 0.33, and those of versions to come."""
+UNREAD = st.sampled_from(
+    ["locality", "ownership", "session_id", "lookahead_token_ids", "later", "newest"]
+)
+"""Names of fields that the index does not read:
+
+those of vLLM 0.33, and those of versions to come.
+"""
 
 
 @settings(max_examples=100, deadline=None)
@@ -216,7 +226,10 @@ def test_fields_that_are_not_read_may_have_any_name_and_shape(
     fields: dict[str, Any], items: list[Any], of_batch: list[Any]
 ) -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": None}
-    complete = ["BlockStored", *((STORED | dict.fromkeys(ORDER[5:]) | STORED)[name] for name in ORDER)]
+    complete = [
+        "BlockStored",
+        *((STORED | dict.fromkeys(ORDER[5:]) | STORED)[name] for name in ORDER),
+    ]
     later_items = [None] * 4 + items
     events = [STORED | fields, removed | fields, [*complete, *later_items], GOOD]
     batch = decode(pack([1.0, events, 0, *of_batch]))

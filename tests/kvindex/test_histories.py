@@ -30,7 +30,10 @@ ENGINE, KEYS = range(1, 6), range(11, 16)
 
 
 class FakeEngine:
-    """One group of an engine: what it calls blocks, where it has them, and which it stored more than once."""
+    """One group of an engine:
+
+    what it calls blocks, where it has them, and which it stored more than once.
+    """
 
     def __init__(self) -> None:
         self.owned: dict[int, tuple[int, ...]] = {}
@@ -100,14 +103,18 @@ class Model:
                     outcome.removed += len(self.engines.pop(name).held)
             case Store():
                 self.tiers.add(operation.tier)
-                self.engines.setdefault((pod, operation.group), FakeEngine()).store(operation, outcome)
+                self.engines.setdefault((pod, operation.group), FakeEngine()).store(
+                    operation, outcome
+                )
             case Offload():
                 self.tiers.add(operation.tier)
                 engine = self.engines.get((pod, operation.group), FakeEngine())
                 engine.offload(operation.engine, operation.tier, outcome)
             case Remove():
                 engine = self.engines.get((pod, operation.group), FakeEngine())
-                engine.remove(operation.engine, operation.tier, operation.tier in self.tiers, outcome)
+                engine.remove(
+                    operation.engine, operation.tier, operation.tier in self.tiers, outcome
+                )
         return outcome
 
     def content(self) -> dict[int, set[Copy]]:
@@ -119,7 +126,9 @@ class Model:
 
 
 parts = st.builds(
-    lambda first, count, whole: tuple(range(first, min(first + count, 16))) + (() if whole else (UNALIGNED,)),
+    lambda first, count, whole: (
+        tuple(range(first, min(first + count, 16))) + (() if whole else (UNALIGNED,))
+    ),
     st.sampled_from(KEYS),
     st.integers(0, 2),
     st.booleans(),
@@ -157,7 +166,9 @@ def check(backend: Backend, model: Model) -> None:
     assert backend.size().copies == sum(len(engine.held) for engine in model.engines.values())
     for (pod, group), engine in model.engines.items():
         asked = [(group, name) for name in ENGINE]
-        known = [None if owned is None else _whole(owned) for owned in backend.owned(source(pod), asked)]
+        known = [
+            None if owned is None else _whole(owned) for owned in backend.owned(source(pod), asked)
+        ]
         assert known == [engine.owned.get(name) for name in ENGINE]
 
 
@@ -167,7 +178,9 @@ def check(backend: Backend, model: Model) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_any_history_leaves_what_a_plain_model_of_it_leaves(make_backend: MakeBackend, history: Any) -> None:
+def test_any_history_leaves_what_a_plain_model_of_it_leaves(
+    make_backend: MakeBackend, history: Any
+) -> None:
     backend, model = make_backend(), Model()
     for tier in model.tiers:  # Redis learns of every tier from a first block
         backend.apply(source("first"), [store([1], [11], tier), Clear()])
@@ -185,7 +198,9 @@ def recount(backend: MemoryBackend) -> None:
     maps = {number: list(each.owned) for number, each in backend._maps.items()}
     assert backend._copies == sum(map(count_copies, held.values())) == backend.size().copies
     assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
-    assert all(tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats)
+    assert all(
+        tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats
+    )
     weigh = backend.table.weigh
     assert backend.table.weight == sum(map(weigh, held.values())) <= backend.table.bound
     unit = 1 if weigh is weigh_bytes else SHARE_BYTES
@@ -194,7 +209,12 @@ def recount(backend: MemoryBackend) -> None:
         number: {key for name in names for key in keys_of(backend._maps[number].owned[name])}
         for number, names in maps.items()
     }
-    assert all(key in named[number] for key, masks in held.items() for mask in masks for number in bits(mask))
+    assert all(
+        key in named[number]
+        for key, masks in held.items()
+        for mask in masks
+        for number in bits(mask)
+    )
 
 
 @given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]), st.booleans())

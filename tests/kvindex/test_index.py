@@ -67,7 +67,14 @@ def test_blocks_count_by_the_best_tier_that_they_are_in(index: Index) -> None:
 
 def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
     index = make_index(backend, weights={"gpu": 0.2, "cpu": 0.9, "disk": 0.0})
-    ingest(index, "a", stored([1, 2, 3], PROMPT[:12]), offloaded([1]), removed([3]), offloaded([3], "disk"))
+    ingest(
+        index,
+        "a",
+        stored([1, 2, 3], PROMPT[:12]),
+        offloaded([1]),
+        removed([3]),
+        offloaded([3], "disk"),
+    )
     (score,) = index.score("m", PROMPT)
     assert score.tiers == {"cpu": 1, "gpu": 1}
     assert (score.score, score.matched) == (pytest.approx(1.1), 2)
@@ -83,7 +90,10 @@ def test_models_do_not_meet(index: Index) -> None:
 def test_ranks_of_a_pod_are_scored_one_by_one(index: Index) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8]), rank=0)
     ingest(index, "a", stored([1], PROMPT[:4]), rank=1)
-    assert [(s.pod, s.rank, s.matched) for s in index.score("m", PROMPT)] == [("a", 0, 2), ("a", 1, 1)]
+    assert [(s.pod, s.rank, s.matched) for s in index.score("m", PROMPT)] == [
+        ("a", 0, 2),
+        ("a", 1, 1),
+    ]
     ingest(index, "a", AllBlocksCleared(), rank=0)
     assert [(s.rank, s.matched) for s in index.score("m", PROMPT)] == [(1, 1)]
 
@@ -138,7 +148,11 @@ def test_old_engines_publish_images_without_offsets(index: Index) -> None:
 
 def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: Index) -> None:
     full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-    window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8}
+    window = {
+        "group_idx": 1,
+        "kv_cache_spec_kind": "sliding_window",
+        "kv_cache_spec_sliding_window": 8,
+    }
     ingest(index, "a", stored([1, 2], PROMPT[:8], **full), stored([1, 2], PROMPT[:8], **window))
     ingest(index, "a", removed([1], group_idx=1))
     assert matched(index, PROMPT) == {"a": 2}
@@ -318,8 +332,12 @@ def test_of_an_engine_the_group_counts_that_has_least(
             has = alone(found, number)
             shares = expected.setdefault(f"pod{number // groups}", {has})
             least = min(shares | {has})[0]
-            expected[f"pod{number // groups}"] = {share for share in shares | {has} if share[0] == least}
-    assert {score.pod for score in scores} == {pod for pod, shares in expected.items() if min(shares)[0]}
+            expected[f"pod{number // groups}"] = {
+                share for share in shares | {has} if share[0] == least
+            }
+    assert {score.pod for score in scores} == {
+        pod for pod, shares in expected.items() if min(shares)[0]
+    }
     assert all((score.matched, score.score) in expected[score.pod] for score in scores)
 
 
@@ -335,14 +353,21 @@ def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
     return matched, worth
 
 
-def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("app.kvindex.backend.MOST_ADAPTERS", 3)
     holders = Holders(3)
     for each in map(source, "ab"):
         holders.number(each, 0)
     for name, number in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 1), ("d", 1)):
         holders.serves(name, number)
-    assert [holders.mask(name) for name in "abcd"] == [0b11, 0, 0b10, 0b10]  # b was used longest ago
+    assert [holders.mask(name) for name in "abcd"] == [
+        0b11,
+        0,
+        0b10,
+        0b10,
+    ]  # b was used longest ago
     for number, left in ((1, [0b01, 0, 0, 0]), (0, [0] * 4)):
         holders.release(number)
         assert [holders.mask(name) for name in "abcd"] == left

@@ -1,4 +1,7 @@
-"""Keys of prompts: the vectors of the specifications (7.2 and 13.2), the formulas written out, features."""
+"""Keys of prompts:
+
+the vectors of the specifications (7.2 and 13.2), the formulas written out, features.
+"""
 
 import struct
 import tracemalloc
@@ -25,13 +28,20 @@ TOKENS = list(range(1, 33))
 VECTORS = [
     ("", 658786475292698776, [13553460584553255540, 9887990258693334188], 17040855999153989087),
     ("42", 15859082555703346732, [9464999881402841487, 9092100070645212763], 263490605840217335),
-    ("test-seed", 13373400314837912325, [11694654239915353807, 15308833439905929429], 1046574642920768175),
+    (
+        "test-seed",
+        13373400314837912325,
+        [11694654239915353807, 15308833439905929429],
+        1046574642920768175,
+    ),
 ]
 """Seed, root, keys, and the first key with an image."""
 
 
 @pytest.mark.parametrize(("seed", "root", "expected", "with_image"), VECTORS)
-def test_keys_are_those_of_llm_d(seed: str, root: int, expected: list[int], with_image: int) -> None:
+def test_keys_are_those_of_llm_d(
+    seed: str, root: int, expected: list[int], with_image: int
+) -> None:
     keys = RequestKeys(16, seed)
     for _ in range(2):  # computed, then remembered
         assert keys.root(MODEL) == root
@@ -54,7 +64,9 @@ texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 @settings(max_examples=40, deadline=None)
 @given(ids, st.integers(1, 9), st.data())
-def test_keys_are_xxh64_of_numbers_and_texts(tokens: list[int], size: int, data: st.DataObject) -> None:
+def test_keys_are_xxh64_of_numbers_and_texts(
+    tokens: list[int], size: int, data: st.DataObject
+) -> None:
     blocks = len(tokens) // size
     features = data.draw(st.none() | st.lists(texts, min_size=blocks, max_size=blocks))
     parent, expected = 77, []
@@ -70,7 +82,8 @@ def test_keys_are_xxh64_of_numbers_and_texts(tokens: list[int], size: int, data:
 SIZE = 2
 PART = PART_BLOCKS * SIZE
 prompts = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(1, 2 * PART + 3)).map(lambda it: [it[0]] * it[1]), max_size=4
+    st.tuples(st.integers(0, 3), st.integers(1, 2 * PART + 3)).map(lambda it: [it[0]] * it[1]),
+    max_size=4,
 ).map(lambda parts: [token for part in parts for token in part])
 
 

@@ -78,7 +78,9 @@ def test_what_is_no_target_is_refused(text: str) -> None:
         target_sources([text])
 
 
-def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_is_read_again_when_it_has_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "pods"
     source = file_targets(path)
     assert now(source) == () == now(source)
@@ -141,7 +143,9 @@ def test_a_name_has_the_options_of_a_target(
 
 
 def test_several_pods_under_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    source = dns_targets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"])
+    source = dns_targets(
+        parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"]
+    )
     assert [target.name for target in now(source)] == ["a", "a"] and now(source)
     assert len(caplog.records) == 1 and "all of them called a" in caplog.text
     source = dns_targets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1"])

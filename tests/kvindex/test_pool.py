@@ -52,7 +52,9 @@ def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
     assert len(pool.positions()) == 20
 
 
-def test_a_restart_is_counted_once_though_the_backend_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_is_counted_once_though_the_backend_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backend = Failing()
     index, pool = make(backend)
     for sequence in (5, 6):
@@ -101,7 +103,9 @@ def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
                 engine.send_frames(*each)
             if rng.random() < 0.5:
                 number = rng.randrange(10)
-                engine.send(encode(batch(stored([sequence + 1], [number] * 4), ts=5000.0 + sequence)))
+                engine.send(
+                    encode(batch(stored([sequence + 1], [number] * 4), ts=5000.0 + sequence))
+                )
                 sequence += 1
         engine.publish(stored([77], PROMPT[:4]), ts=1e6)
         place.until(lambda: matched(place.index, PROMPT).get("a") == 1)
@@ -145,14 +149,18 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
     index, pool = make(most_pods=3)
     for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
         pool.put(
-            PublishedMessage(pod, "m", sequence, encode(batch(stored([1], PROMPT[:4]), ts=1000.0 + sequence)))
+            PublishedMessage(
+                pod, "m", sequence, encode(batch(stored([1], PROMPT[:4]), ts=1000.0 + sequence))
+            )
         )
     work(pool)
     assert set(matched(index, PROMPT)) == {"a", "d", "e"}
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({})
 
 
-def test_what_is_lost_is_counted_once_though_the_backend_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lost_is_counted_once_though_the_backend_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
     backend = Failing()
     backend.fails_at = range(1, 4)
@@ -170,12 +178,15 @@ def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.Monke
     copies = [0]
     for module in ("index", "memory", "pool"):
         monkeypatch.setattr(
-            f"app.kvindex.{module}.pause_if_possible", lambda: copies.append(index.backend.size().copies)
+            f"app.kvindex.{module}.pause_if_possible",
+            lambda: copies.append(index.backend.size().copies),
         )
     stores = [stored([number], [number] * 4) for number in range(1, 5_001)]
     for sequence, events in enumerate((stores, [AllBlocksCleared()])):
         pool.put(PublishedMessage("a", "m", sequence, encode(batch(*events, ts=1000.0 + sequence))))
     work(pool)
-    most = max(abs(after - before) for before, after in pairwise([*copies, index.backend.size().copies]))
+    most = max(
+        abs(after - before) for before, after in pairwise([*copies, index.backend.size().copies])
+    )
     assert max(copies) > 4_000 and index.backend.size().copies == 0 and most <= 2048
     assert index.metrics.skipped_events == {}

@@ -39,7 +39,9 @@ def load(model: str) -> LocalTokenizer:
     return default_tokenizer()
 
 
-def make(backend: Backend | None = None, subscriber: SubscriberSettings = SUBSCRIBER, **more: Any) -> KvIndex:
+def make(
+    backend: Backend | None = None, subscriber: SubscriberSettings = SUBSCRIBER, **more: Any
+) -> KvIndex:
     index = Index(backend or MemoryBackend(), block_size=4)
     return KvIndex(index, Tokenization(load, index.metrics, 10.0), subscriber, **more)
 
@@ -71,7 +73,9 @@ def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngin
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
     until(lambda: bool(index.index.score("m", PROMPT)))
-    families = {family.name: family for family in text_string_to_metric_families(index.metrics_text())}
+    families = {
+        family.name: family for family in text_string_to_metric_families(index.metrics_text())
+    }
     assert all(name.startswith("kvcache_") for name in families)
     samples = {
         (sample.name, *sample.labels.values()): sample.value
@@ -90,13 +94,28 @@ def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngin
 
 
 def test_latencies_have_the_buckets_of_llm_d_and_lookups_some_below() -> None:
-    of_llm_d = ["0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "+Inf"]
+    of_llm_d = [
+        "0.005",
+        "0.01",
+        "0.025",
+        "0.05",
+        "0.1",
+        "0.25",
+        "0.5",
+        "1.0",
+        "2.5",
+        "5.0",
+        "10.0",
+        "+Inf",
+    ]
     metrics = IndexMetrics()
     metrics.looked_up(0.0002, 3)
     metrics.tokenized("t", 0.3, 5)
     metrics.rendered("t", 0.02)
     text = metrics.render({})
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
     for name, faster in (
         ("index_lookup", "0.0001 0.00025 0.0005 0.001 0.0025"),
         ("tokenization_render_chat_template", ""),
@@ -185,7 +204,9 @@ def made(**asked: Any) -> KvIndex:
         ({"role": "indexer", "kv_index_pods": ("h:1",), "kv_index_bind": "tcp://*:7"}, "tcp://*:7"),
     ],
 )
-def test_an_indexer_listens_unless_it_is_given_pods(asked: dict[str, Any], bind: str | None) -> None:
+def test_an_indexer_listens_unless_it_is_given_pods(
+    asked: dict[str, Any], bind: str | None
+) -> None:
     index = made(**asked)
     assert index._subscriber._settings.bind == bind
     index.close()
@@ -206,7 +227,9 @@ def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(tmp_pat
     index.close()
 
 
-@pytest.mark.parametrize("asked", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}])
+@pytest.mark.parametrize(
+    "asked", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}]
+)
 def test_an_address_that_is_none_is_told_by_its_setting(asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="setting kv-index-pods or kv-index-redis-url: "):
         made(kv_index_backend="redis", **asked)
@@ -239,7 +262,9 @@ def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
     pool, subscriber = PoolSettings(), SUBSCRIBER
     assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `RETIRED` says
     assert (WORKERS, TOKENIZER_TIMEOUT_S) == (5, 10.0)
-    queue = f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
+    queue = (
+        f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
+    )
     assert queue in told and f"there are {pool.most_engines:,} engines already" in told
     assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told
     assert subscriber.most_bytes == pool.most_answer_bytes

@@ -1,4 +1,7 @@
-"""Streams of batches: each once and in order; gaps and how they are filled, by whom, and for how long."""
+"""Streams of batches:
+
+each once and in order; gaps and how they are filled, by whom, and for how long.
+"""
 
 from collections.abc import Sequence
 
@@ -60,18 +63,24 @@ def test_a_pod_that_is_first_heard_late_has_lost_what_came_before(place: Station
 
 
 @pytest.mark.parametrize("topics", [True, False])
-def test_a_gap_is_filled_by_a_replay_before_what_comes_after_it(place: Station, topics: bool) -> None:
+def test_a_gap_is_filled_by_a_replay_before_what_comes_after_it(
+    place: Station, topics: bool
+) -> None:
     engine = place.engine(connect=False, topics=topics)
     for numbers, lost in (([0, 1], []), ([2, 3, 4, 5], [2, 3]), ([6, 7], [6])):
         for number in numbers:
             engine.publish(block(number), lose=True)
             if number not in lost:
-                place.pool.put(PublishedMessage("a", "m", number, engine.kept[number], engine.replay))
+                place.pool.put(
+                    PublishedMessage("a", "m", number, engine.kept[number], engine.replay)
+                )
         place.until(lambda last=numbers[-1]: place.matched(PROMPT) == {"a": last + 1})  # type: ignore[misc]
     assert losses(place) == {}
     assert engine.asked == [2, 6]
     complete = 'kvcache_events_replays_total{result="complete"} 2.0'
-    place.until(lambda: complete in place.index.metrics.render({}))  # its end comes after its batches
+    place.until(
+        lambda: complete in place.index.metrics.render({})
+    )  # its end comes after its batches
 
 
 def test_an_address_that_is_none_fails_at_once(place: Station) -> None:
@@ -109,10 +118,14 @@ OTHER = list(range(500, 540))
 
 
 def other_block(number: int) -> BlockStored:
-    return stored([number + 51], OTHER[number * 4 : number * 4 + 4], number + 50 if number else None)
+    return stored(
+        [number + 51], OTHER[number * 4 : number * 4 + 4], number + 50 if number else None
+    )
 
 
-def publish(engine: FakeEngine, numbers: Sequence[int], lost: Sequence[int] = (), rank: int = 0) -> None:
+def publish(
+    engine: FakeEngine, numbers: Sequence[int], lost: Sequence[int] = (), rank: int = 0
+) -> None:
     """Blocks of the prompt, or of another one where the rank is not 0."""
     for number in numbers:
         event = other_block(number) if rank else block(number)
@@ -133,7 +146,9 @@ def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -
         ranks.append(place.engine("kv@a@m", connect=connect, replay_port=port + rank))
     if not connect:
         place.listen(
-            TargetSource([PodEndpoint(each.endpoint) for each in ranks]), bind=None, replay_port=port
+            TargetSource([PodEndpoint(each.endpoint) for each in ranks]),
+            bind=None,
+            replay_port=port,
         )
     for engine in ranks:
         place.meet(engine)
@@ -144,9 +159,13 @@ def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -
     assert losses(place) == {}
 
 
-def test_a_target_with_an_address_for_replays_is_asked_there_whatever_its_rank(place: Station) -> None:
+def test_a_target_with_an_address_for_replays_is_asked_there_whatever_its_rank(
+    place: Station,
+) -> None:
     engine = place.engine("kv@a@m", connect=False)
-    place.listen(TargetSource([PodEndpoint(engine.endpoint, engine.replay)]), bind=None, replay_port=1)
+    place.listen(
+        TargetSource([PodEndpoint(engine.endpoint, engine.replay)]), bind=None, replay_port=1
+    )
     place.meet(engine)
     publish(engine, range(3), lost=range(2), rank=3)
     place.until(lambda: ranks_have(place, OTHER) == {3: 3})
@@ -179,7 +198,9 @@ def test_the_answer_of_another_rank_is_refused(place: Station, topics: bool) -> 
     place.pool.put(PublishedMessage("a", "m", 5, payload, other.replay, topic=b"kv@a@m"))
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     assert place.index.backend.size().copies == 1
-    assert losses(place) == {"foreign_replay": 1, "gap": 5} and place.ended_replays() == {"failed": 1}
+    assert losses(place) == {"foreign_replay": 1, "gap": 5} and place.ended_replays() == {
+        "failed": 1
+    }
 
 
 @pytest.mark.parametrize("topic", [b"", b"kv@a@m"], ids=["no topic", "answers without"])
@@ -195,7 +216,9 @@ def test_ones_own_answer_without_a_topic_is_believed(place: Station, topic: byte
 @pytest.mark.parametrize("rank", [-3, 70_000])
 def test_a_rank_that_has_no_port_is_asked_nothing(place: Station, rank: int) -> None:
     engine = place.engine(connect=False)
-    message = PublishedMessage("a", "m", 2, engine.pack(block(0), rank=rank), engine.replay, True, b"kv@a@m")
+    message = PublishedMessage(
+        "a", "m", 2, engine.pack(block(0), rank=rank), engine.replay, True, b"kv@a@m"
+    )
     place.pool.put(message)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     assert losses(place) == {"gap": 2} and place.pool.places.counter == 8
@@ -232,7 +255,9 @@ def test_what_is_no_answer_is_passed_over(place: Station, silent: FakeEngine) ->
     silent.close()
 
 
-@pytest.mark.parametrize(("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 79, 120.0)])
+@pytest.mark.parametrize(
+    ("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 79, 120.0)]
+)
 def test_silence_and_an_answer_without_end_are_failures(
     place: Station, silent: FakeEngine, pause_s: float, answers: int, fails_s: float
 ) -> None:
@@ -278,7 +303,11 @@ def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: FakeEngine) ->
     assert (position.sequence, position.lag_s) == (None, 0.0)
     place.pool.gone("a")
     place.settle()
-    assert place.pool.held_bytes == 0 and place.pool.places.counter == 8 and place.pool.positions() == []
+    assert (
+        place.pool.held_bytes == 0
+        and place.pool.places.counter == 8
+        and place.pool.positions() == []
+    )
     silent.close()
 
 
@@ -337,7 +366,9 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
         if waiting:
             ask(place, engine, 4, block(4))
             place.settle()
-            engine.asked.append(engine.hear())  # else it may be lost with the socket that it left by
+            engine.asked.append(
+                engine.hear()
+            )  # else it may be lost with the socket that it left by
         backend.lose()
         ask(place, engine, 5 if waiting else 4, *([] if waiting else [block(4)]))
         place.settle()
@@ -350,21 +381,29 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
 
 
 fates = st.lists(
-    st.sampled_from(["comes", "comes", "comes twice", "is lost", "is lost on both ways"]), max_size=12
+    st.sampled_from(["comes", "comes", "comes twice", "is lost", "is lost on both ways"]),
+    max_size=12,
 )
 
 
 @settings(max_examples=30, deadline=None)
 @given(fates, st.integers(0, 3))
 def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], steps: int) -> None:
-    """Each batch takes away the block of the one before it: in another order, others would be left."""
+    """Each batch takes away the block of the one before it:
+
+    in another order, others would be left.
+    """
     with station() as place:
         engine = place.engine(connect=False)
         left: set[int] = set()
         for number, fate in enumerate([*lost, "comes"]):
             engine.publish(removed([number]), stored([number + 1], [number] * 4), lose=True)
-            for _ in range(("comes", "comes twice").index(fate) + 1 if fate.startswith("comes") else 0):
-                place.pool.put(PublishedMessage("a", "m", number, engine.kept[number], engine.replay))
+            for _ in range(
+                ("comes", "comes twice").index(fate) + 1 if fate.startswith("comes") else 0
+            ):
+                place.pool.put(
+                    PublishedMessage("a", "m", number, engine.kept[number], engine.replay)
+                )
             if fate == "is lost on both ways":
                 del engine.kept[number]
             else:

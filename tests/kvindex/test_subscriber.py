@@ -1,4 +1,7 @@
-"""Real sockets: pods that connect, pods that are connected to, what is read in one go, what goes wrong."""
+"""Real sockets:
+
+pods that connect, pods that are connected to, what is read in one go, what goes wrong.
+"""
 
 from pathlib import Path
 
@@ -18,7 +21,10 @@ SECOND = stored([2], PROMPT[4:8], 1)
 
 
 def leaves(place: Station, engine: FakeEngine) -> dict[str, float]:
-    """Close pod a's engine and wait until that is noticed: the pods that are to be forgotten, and when."""
+    """Close pod a's engine and wait until that is noticed:
+
+    the pods that are to be forgotten, and when.
+    """
     engine.close()
     place.engines.remove(engine)
     assert place.subscriber is not None
@@ -121,14 +127,24 @@ def test_what_is_no_message_is_counted_and_the_next_is_read(place: Station) -> N
         (b"kv@a@m", number + b"9", b""),
     ):
         a.send_frames(*frames)
-    for topic in (b"kv@", b"kv@@m", b"kv@\xff\xfe@m", b"kv@a\n@m", b"kv@" + b"x" * 1000, b"kv@a\0b@m"):
+    for topic in (
+        b"kv@",
+        b"kv@@m",
+        b"kv@\xff\xfe@m",
+        b"kv@a\n@m",
+        b"kv@" + b"x" * 1000,
+        b"kv@a\0b@m",
+    ):
         a.send_frames(topic, number, b"")
     for payload in (b"", b"\xc1", b"garbage", a.pack(FIRST)[:-5]):
         a.send(payload)
     a.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     before = {"gap": 4}  # nobody can tell whose numbers the four were
-    assert place.index.metrics.skipped_messages == {"bad_frames": 6, "bad_topic": 6, "unreadable": 4} | before
+    assert (
+        place.index.metrics.skipped_messages
+        == {"bad_frames": 6, "bad_topic": 6, "unreadable": 4} | before
+    )
 
 
 def test_events_of_vllm_0_33_with_lookahead_tokens_of_each_block_arrive(place: Station) -> None:
@@ -138,7 +154,11 @@ def test_events_of_vllm_0_33_with_lookahead_tokens_of_each_block_arrive(place: S
     place.meet(engine)
     events = []
     for event in (FIRST, SECOND):
-        fields = {"session_id": "s-1", "lookahead_token_ids": [[7, 8]], "of_a_later_version": {"any": 1}}
+        fields = {
+            "session_id": "s-1",
+            "lookahead_token_ids": [[7, 8]],
+            "of_a_later_version": {"any": 1},
+        }
         events.append(to_builtins(event) | fields)
     engine.send(msgspec.msgpack.encode([1000.0, events, 0]))
     place.until(lambda: place.matched(PROMPT) == {"a": 2})
@@ -180,7 +200,9 @@ def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Stati
 
 def test_a_target_with_an_address_that_zmq_refuses_is_left_out(place: Station) -> None:
     a = place.engine("kv@a@m", connect=False)
-    place.listen(TargetSource([PodEndpoint("tcp://no such host:1"), PodEndpoint(a.endpoint)]), bind=None)
+    place.listen(
+        TargetSource([PodEndpoint("tcp://no such host:1"), PodEndpoint(a.endpoint)]), bind=None
+    )
     place.meet(a)
     assert place.subscriber is not None
     assert [target.endpoint for target in place.subscriber.targets] == [a.endpoint]
@@ -228,7 +250,9 @@ def heard(place: Station, **settings: object) -> FakeEngine:
     return engine
 
 
-def test_a_message_of_many_parts_is_read_with_pauses(place: Station, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_of_many_parts_is_read_with_pauses(
+    place: Station, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = heard(place)
     monkeypatch.setattr(module, "MOST_A_STEP", 1)
     monkeypatch.setattr(module, "MOST_FRAMES", 5)

@@ -1,4 +1,6 @@
-"""Prompts as token ids, in time or refused; tokenizers loaded once, and never waited for without end."""
+"""Prompts as token ids, in time or refused; tokenizers loaded once, and never waited for without
+end.
+"""
 
 import os
 import threading
@@ -26,7 +28,13 @@ from app.kvindex.tokenizers import (
     find_tokenizer,
     tokenizer_bytes,
 )
-from app.text.base import ChatOptions, Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
+from app.text.base import (
+    ChatOptions,
+    Tokenizer,
+    TokenizerError,
+    TokenizerLoadError,
+    TokenizerServiceError,
+)
 from app.text.files import TokenizerFolder
 from app.text.huggingface import LocalTokenizer, default_tokenizer
 
@@ -66,7 +74,9 @@ def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask
         assert made.encode("m", text, add_special_tokens=False) == plain
     asked = ChatOptions(add_special_tokens=True)
     assert made.encode_chat("m", CHAT, asked) == [1, *tokenizer.encode(TEXT)]
-    assert made.encode_chat("m", CHAT, replace(asked, add_special_tokens=False)) == tokenizer.encode(TEXT)
+    assert made.encode_chat(
+        "m", CHAT, replace(asked, add_special_tokens=False)
+    ) == tokenizer.encode(TEXT)
 
 
 def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_tokens() -> None:
@@ -98,7 +108,9 @@ def test_what_takes_too_long_is_an_error_in_time_and_what_is_too_much_one_at_onc
     made = Tokenization(lambda model: stuck, IndexMetrics(), 0.05)  # type: ignore[arg-type,return-value]
     asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(4)]
     gevent.joinall(asked)
-    assert [type(each.exception) for each in asked] == [TokenizationTimeout] * 3 + [TokenizationBusy]
+    assert [type(each.exception) for each in asked] == [TokenizationTimeout] * 3 + [
+        TokenizationBusy
+    ]
     assert "0.05 seconds" in str(asked[0].exception)
     stuck.let.set()
     assert made.encode("m", "hello") == tokenizer.encode("hello", True)
@@ -108,7 +120,9 @@ PATIENCE_S = 20.0
 
 
 class Loader:
-    """Counts what it is asked for, holds back what is gated, and fails for sources that begin with `bad`."""
+    """Counts what it is asked for, holds back what is gated, and fails for sources that begin with
+    `bad`.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.calls: list[str] = []
@@ -139,7 +153,9 @@ def library(loader: Loader, models: str = "a b c bad", **settings: Any) -> Token
     return TokenizerLibrary(loader, sources={model: model for model in models.split()}, **settings)
 
 
-def outcomes(library: TokenizerLibrary, model: str, requests: int = 16) -> list[Tokenizer | TokenizerError]:
+def outcomes(
+    library: TokenizerLibrary, model: str, requests: int = 16
+) -> list[Tokenizer | TokenizerError]:
     def ask() -> Tokenizer | TokenizerError:
         try:
             return library.get(model)
@@ -149,7 +165,9 @@ def outcomes(library: TokenizerLibrary, model: str, requests: int = 16) -> list[
     return [each.value for each in gevent.joinall([gevent.spawn(ask) for _ in range(requests)])]
 
 
-def test_a_failure_is_told_to_all_in_one_sentence_each_with_an_error_of_its_own(loader: Loader) -> None:
+def test_a_failure_is_told_to_all_in_one_sentence_each_with_an_error_of_its_own(
+    loader: Loader,
+) -> None:
     told = outcomes(library(loader), "bad")
     assert loader.calls == ["bad"]
     assert {str(each) for each in told} == {
@@ -183,10 +201,22 @@ def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(
     assert models.size_bytes == room + FAILURE_BYTES
 
 
-def test_the_hub_is_asked_only_when_allowed_and_only_for_names_that_it_can_have(loader: Loader) -> None:
+def test_the_hub_is_asked_only_when_allowed_and_only_for_names_that_it_can_have(
+    loader: Loader,
+) -> None:
     models = library(loader, hub=True)
     models.get("org/some-model.v2")
-    for name in ("", "gpt2", "/etc/passwd", "../secret/x", "org/..", "org/a..b", "a/b/c", "-x/y", "a/b c"):
+    for name in (
+        "",
+        "gpt2",
+        "/etc/passwd",
+        "../secret/x",
+        "org/..",
+        "org/a..b",
+        "a/b/c",
+        "-x/y",
+        "a/b c",
+    ):
         with pytest.raises(UnknownModelError):
             models.get(name)
     assert loader.calls == ["org/some-model.v2"]
@@ -252,7 +282,9 @@ def test_a_folder_has_tokenizers_by_path_and_as_in_the_hubs_cache(tmp_path: Path
         ("org/a--b", "models--org--a--b/snapshots/x"),
     ):
         assert find_tokenizer(tmp_path, model) == tmp_path / folder / "tokenizer.json"
-    assert find_tokenizer(tmp_path / "mine/tuned", "tuned") == tmp_path / "mine/tuned/tokenizer.json"
+    assert (
+        find_tokenizer(tmp_path / "mine/tuned", "tuned") == tmp_path / "mine/tuned/tokenizer.json"
+    )
     for model in (
         "late",
         "mine/empty",
@@ -268,7 +300,9 @@ def test_a_folder_has_tokenizers_by_path_and_as_in_the_hubs_cache(tmp_path: Path
     assert find_tokenizer(tmp_path, "late") == tmp_path / "late/tokenizer.json"
 
 
-def test_of_several_snapshots_the_current_one_counts_and_else_what_was_written_last(tmp_path: Path) -> None:
+def test_of_several_snapshots_the_current_one_counts_and_else_what_was_written_last(
+    tmp_path: Path,
+) -> None:
     repository = tmp_path / "models--org--name"
     for name, written_s in (("a", 3000), ("b", 1000), ("c", 2000)):
         put(repository, f"snapshots/{name}")

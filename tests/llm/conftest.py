@@ -1,4 +1,6 @@
-"""One tiny model for all tests that do not care which; and what stands for these tests where torch is not."""
+"""One tiny model for all tests that do not care which; and what stands for these tests where torch
+is not.
+"""
 
 from __future__ import annotations
 

@@ -27,15 +27,27 @@ class EngineProcess:
     def __init__(self, options: wire.EngineProcessOptions, folder: Path) -> None:
         self.options, self.log = options, folder / "log"
         with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "app.llm.service", msgspec.json.encode(options).decode()]
+            command = [
+                sys.executable,
+                "-m",
+                "app.llm.service",
+                msgspec.json.encode(options).decode(),
+            ]
             self.process = subprocess.Popen(command, cwd=ROOT, stderr=log, env=ENVIRONMENT)
 
 
 @contextmanager
 def engine_process(model: Path, **options: object) -> Iterator[EngineProcess]:
     """An engine for a tiny model, with 256 blocks if `options` do not say otherwise."""
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are too long for the path of a socket
-        wanted = {"endpoint": f"ipc://{folder}/engine", "model": str(model), "num_blocks": 256, **options}
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # pytest's own are too long for the path of a socket
+        wanted = {
+            "endpoint": f"ipc://{folder}/engine",
+            "model": str(model),
+            "num_blocks": 256,
+            **options,
+        }
         running = EngineProcess(msgspec.convert(wanted, wire.EngineProcessOptions), Path(folder))
         try:
             yield running
@@ -70,10 +82,20 @@ class Worker:
         self.until(lambda: len(self.ready) > before)
         return self.ready[-1]
 
-    def generate(self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **more: object) -> None:
-        plain = {"sampling": GREEDY, "ignore_eos": True, "request_id": str(key), "arrival_s": 0.0, **more}
+    def generate(
+        self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **more: object
+    ) -> None:
+        plain = {
+            "sampling": GREEDY,
+            "ignore_eos": True,
+            "request_id": str(key),
+            "arrival_s": 0.0,
+            **more,
+        }
         self.order(
-            wire.EngineCoreRequest(key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, **plain)
+            wire.EngineCoreRequest(
+                key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, **plain
+            )
         )
 
     def abort(self, *keys: int) -> None:
@@ -123,7 +145,9 @@ class Worker:
         """Tokens and text of a choice, which is waited for and then forgotten."""
         self.wait(key)
         said = self.said.pop(key)
-        return [it for part in said for it in part.ids], "".join(text for part in said for text in part.texts)
+        return [it for part in said for it in part.ids], "".join(
+            text for part in said for text in part.texts
+        )
 
     def close(self) -> None:
         self._socket.close()

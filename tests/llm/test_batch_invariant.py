@@ -10,7 +10,16 @@ from msgspec.structs import replace
 
 from app.llm.engine import LLMEngine, Output
 from app.llm.sampling_params import SamplingParams
-from tests.llm.tiny import GREEDY, Shape, generate, greedy_after, make_engine, make_model, prompts, run_all
+from tests.llm.tiny import (
+    GREEDY,
+    Shape,
+    generate,
+    greedy_after,
+    make_engine,
+    make_model,
+    prompts,
+    run_all,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -50,7 +59,9 @@ def alone(
     return folder, request.param, own
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.permutations(range(len(WANTED))), st.data())
 def test_no_schedule_changes_a_bit(alone: Alone, order: list[int], data: st.DataObject) -> None:
     folder, dtype, own = alone
@@ -73,5 +84,7 @@ def test_no_schedule_changes_a_bit(alone: Alone, order: list[int], data: st.Data
 def test_its_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     model = make_model(tmp_path, Shape(kind))
     engine = make_engine(tmp_path, batch_invariant=True, max_num_batched_tokens=23)
-    for prompt, tokens in zip(WANTED, generate(engine, WANTED, replace(GREEDY, max_tokens=24)), strict=True):
+    for prompt, tokens in zip(
+        WANTED, generate(engine, WANTED, replace(GREEDY, max_tokens=24)), strict=True
+    ):
         assert greedy_after(model, prompt, tokens) == tokens

@@ -1,7 +1,8 @@
 """Devices other than the CPU, as far as that can be tried without one.
 
-torch's `meta` device has shapes and no numbers. A step that ran on it mixes no devices (but for indices, that
-torch takes from the CPU), and reads nothing from the device but what is listed here: the CPU waits for that.
+torch's `meta` device has shapes and no numbers. A step that ran on it mixes no devices (but for
+indices, that torch takes from the CPU), and reads nothing from the device but what is listed here:
+the CPU waits for that.
 """
 
 from pathlib import Path
@@ -47,7 +48,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     ("kind", "dtype"),
     [*((kind, "bfloat16") for kind in KINDS), ("llama", "float16"), ("llama", "float32")],
 )
-def test_one_tensor_a_step_is_read(kind: str, dtype: str, tmp_path: Path, reads: list[torch.Size]) -> None:
+def test_one_tensor_a_step_is_read(
+    kind: str, dtype: str, tmp_path: Path, reads: list[torch.Size]
+) -> None:
     make_model(tmp_path, Shape(kind))
     options = EngineOptions(num_blocks=64, max_seq_length=512, max_num_batched_tokens=64)
     runner = ModelRunner(load_checkpoint(tmp_path), DeviceManager("cuda", dtype), 64, 16, 512)

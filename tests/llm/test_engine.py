@@ -1,4 +1,7 @@
-"""The engine's behaviour: ends, aborts, priorities, limits, and replies that do not depend on others."""
+"""The engine's behaviour:
+
+ends, aborts, priorities, limits, and replies that do not depend on others.
+"""
 
 from pathlib import Path
 
@@ -34,14 +37,20 @@ SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=5, max_tokens=24, ign
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> list[list[int]]:
     """What each of `WANTED` is answered when nothing else runs; the odd ones are sampled."""
-    return [generate(make_engine(folder), [prompt], params_of(i))[0] for i, prompt in enumerate(WANTED)]
+    return [
+        generate(make_engine(folder), [prompt], params_of(i))[0] for i, prompt in enumerate(WANTED)
+    ]
 
 
 def params_of(number: int) -> SamplingParams:
-    return SAMPLED if number % 2 else SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    return (
+        SAMPLED if number % 2 else SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    )
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.permutations(range(len(WANTED))), st.data())
 def test_replies_do_not_depend_on_batch_mates(
     folder: Path, alone: list[list[int]], order: list[int], data: st.DataObject
@@ -122,7 +131,9 @@ def test_ends(folder: Path) -> None:
         tokens = run_all(engine, outputs)["one"]
         last = outputs["one"][-1].said
         assert (len(tokens), last.finish, last.stop_reason) == (count, reason, stop)
-    [later] = generate(engine, [prompt], SamplingParams(temperature=0.0, min_tokens=place + 5, max_tokens=40))
+    [later] = generate(
+        engine, [prompt], SamplingParams(temperature=0.0, min_tokens=place + 5, max_tokens=40)
+    )
     assert end not in later[: place + 5]
 
 
@@ -146,8 +157,13 @@ def test_queue_limit_and_time_limit(folder: Path) -> None:
         engine.add_request("too many", WANTED[3], GREEDY)
     now[0] = 1.5
     ended = [output for output in engine.step() if output.said.finish]
-    assert [(output.sequence.request_id, output.said.finish) for output in ended] == [("waits", "timeout")]
-    assert {name: len(tokens) for name, tokens in run_all(engine).items()} == {"runs": 62, "waits long": 64}
+    assert [(output.sequence.request_id, output.said.finish) for output in ended] == [
+        ("waits", "timeout")
+    ]
+    assert {name: len(tokens) for name, tokens in run_all(engine).items()} == {
+        "runs": 62,
+        "waits long": 64,
+    }
 
 
 def test_refusals(folder: Path) -> None:
@@ -199,7 +215,9 @@ def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
     engine, prompt = make_engine(folder, max_num_batched_tokens=20), WANTED[3]
     generate(engine, [prompt])
     outputs: dict[str, list[Output]] = {}
-    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=5, logprobs=3, prompt_logprobs=2, ignore_eos=True
+    )
     engine.add_request("one", prompt, params)
     tokens = run_all(engine, outputs)["one"]
     told = [it for output in outputs["one"] for it in output.said.logprobs or ()]

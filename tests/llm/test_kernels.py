@@ -19,8 +19,16 @@ SEQUENCE: Any = None
 
 def store_of(kv_heads: int, group: int, block_size: int) -> PagedStore:
     """A layer of random keys and values in 40 blocks; heads have 24 numbers."""
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "head_dim": 24}
-    config = ModelConfig(architecture="llama", num_heads=kv_heads * group, num_kv_heads=kv_heads, **sizes)
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_layers": 1,
+        "head_dim": 24,
+    }
+    config = ModelConfig(
+        architecture="llama", num_heads=kv_heads * group, num_kv_heads=kv_heads, **sizes
+    )
     store = PagedStore(config, 40, block_size, torch.float32, torch.device("cpu"))
     store.layers[0].normal_(generator=torch.Generator().manual_seed(1))
     return store

@@ -52,7 +52,11 @@ def test_streams_say_what_batches_say(llm: LLM) -> None:
     results = llm.generate(PROMPTS, GREEDY)
     for prompt, result in zip(PROMPTS, results, strict=True):
         items = list(llm.generate_stream(prompt, GREEDY))
-        assert "".join(str(item["token"]) for item in items) == result["generated_text"] == items[-1]["text"]
+        assert (
+            "".join(str(item["token"]) for item in items)
+            == result["generated_text"]
+            == items[-1]["text"]
+        )
         assert [item["finished"] for item in items] == [False] * 23 + [True]
         assert [item["token_id"] for item in items] == result["token_ids"]
         assert (result["tokens_generated"], result["finish_reason"]) == (24, "length")
@@ -90,14 +94,18 @@ def test_what_fails_is_told_and_others_live(llm: LLM) -> None:
 
 def test_more_prompts_than_may_wait(model: str) -> None:
     with LLM(model, num_blocks=64, max_seq_length=512, max_queue_size=2, max_num_seqs=2) as llm:
-        assert [it["tokens_generated"] for it in llm.generate(["a"] * 9, GREEDY, progress=False)] == [24] * 9
+        assert [
+            it["tokens_generated"] for it in llm.generate(["a"] * 9, GREEDY, progress=False)
+        ] == [24] * 9
         stats = llm.get_stats()
         assert (stats["completed_requests"], stats["success_rate"]) == (9, 1.0)
         llm.clear_stats()
         assert llm.get_stats()["total_requests"] == 0
 
 
-def test_a_name_of_the_hub_is_found_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_the_hub_is_found_in_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     snapshot = cached_repository(tmp_path, "some-people/a-model")
     (snapshot / "config.json").write_text("{}")
@@ -120,7 +128,9 @@ def test_presets(llm: LLM) -> None:
 
 
 def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
-    texts = [text_of(result) for result in llm.generate(["Hello", "One", "Two"], FIVE, progress=False)]
+    texts = [
+        text_of(result) for result in llm.generate(["Hello", "One", "Two"], FIVE, progress=False)
+    ]
     chat = text_of(llm.chat(HELLO, FIVE, system_prompt="Be brief."))
 
     async def stream(engine: AsyncLLM, prompt: str) -> tuple[str, int]:
@@ -128,7 +138,9 @@ def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
         return "".join(str(item["token"]) for item in items), len(items)
 
     async def talk() -> None:
-        async with AsyncLLM(model_name=model, device="cpu", num_blocks=64, max_seq_length=512) as engine:
+        async with AsyncLLM(
+            model_name=model, device="cpu", num_blocks=64, max_seq_length=512
+        ) as engine:
             assert text_of(await engine.generate("Hello", FIVE)) == texts[0]
             assert [*map(text_of, await engine.generate_async("Hello", FIVE))] == texts[:1]
             assert [*map(text_of, await engine.generate(["Hello"], FIVE))] == texts[:1]
@@ -136,17 +148,28 @@ def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
             batch = await engine.generate_batch(["Hello", "One", "Two"], FIVE, batch_size=2)
             assert [*map(text_of, batch)] == texts
             assert text_of(await engine.chat(HELLO, FIVE, system_prompt="Be brief.")) == chat
-            items = [item async for item in engine.chat_stream(HELLO, FIVE, system_prompt="Be brief.")]
+            items = [
+                item async for item in engine.chat_stream(HELLO, FIVE, system_prompt="Be brief.")
+            ]
             assert "".join(str(item["token"]) for item in items) == items[-1]["text"] == chat
             assert [item["finished"] for item in items] == [False] * 4 + [True]
-            assert text_of(await engine.get_result(await engine.submit_request("Hello", FIVE))) == texts[0]
+            assert (
+                text_of(await engine.get_result(await engine.submit_request("Hello", FIVE)))
+                == texts[0]
+            )
             assert (await engine.get_stats())["completed_requests"] == 9
             await engine.clear_stats()
             assert (await engine.get_stats())["total_requests"] == 0
             info = engine.get_model_info()
             assert (info["model_name"], info["max_seq_length"]) == (model, 512)
-            assert (info["architecture"], info["device"], info["dtype"]) == ("qwen3", "cpu", "float32")
-            streams = await asyncio.gather(*(stream(engine, prompt) for prompt in ("Hello", "One", "Two")))
+            assert (info["architecture"], info["device"], info["dtype"]) == (
+                "qwen3",
+                "cpu",
+                "float32",
+            )
+            streams = await asyncio.gather(
+                *(stream(engine, prompt) for prompt in ("Hello", "One", "Two"))
+            )
             assert [text for text, _ in streams] == texts and {count for _, count in streams} == {5}
             left = engine.generate_stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
             await anext(left)
@@ -228,7 +251,9 @@ def told(
     return run
 
 
-def test_the_command_reads_and_writes_files(llm: LLM, told: Callable[..., str], tmp_path: Path) -> None:
+def test_the_command_reads_and_writes_files(
+    llm: LLM, told: Callable[..., str], tmp_path: Path
+) -> None:
     prompts, output = tmp_path / "prompts.txt", tmp_path / "results.json"
     prompts.write_text("One\n\n  Two\n")
     texts = [text_of(result) for result in llm.generate(["One", "Two"], FIVE, progress=False)]
@@ -237,7 +262,11 @@ def test_the_command_reads_and_writes_files(llm: LLM, told: Callable[..., str], 
     assert [text_of(result) for result in json.loads(output.read_text())] == texts
     told("One", "-o", str(output))
     assert [text_of(result) for result in json.loads(output.read_text())] == texts[:1]
-    for wrong in (("--file", str(tmp_path / "none")), ("--output", str(output)), ("a", "--model", "./no")):
+    for wrong in (
+        ("--file", str(tmp_path / "none")),
+        ("--output", str(output)),
+        ("a", "--model", "./no"),
+    ):
         assert told(*wrong, status=1).startswith("error: ")
 
 

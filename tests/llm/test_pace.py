@@ -1,4 +1,6 @@
-"""How much of a prompt a step computes, and on how many threads, on a machine that the tests make up."""
+"""How much of a prompt a step computes, and on how many threads, on a machine that the tests make
+up.
+"""
 
 import subprocess
 import sys
@@ -53,16 +55,24 @@ class Machine:
         options = {"num_blocks": 256, "max_seq_length": 1024, "step_time_s": TARGET_S, **options}
         sizes = EngineOptions(**options)  # type: ignore[arg-type]
         checkpoint, device = load_checkpoint(folder), DeviceManager("cpu", "float32")
-        runner = ModelRunner(checkpoint, device, sizes.num_blocks, sizes.block_size, sizes.max_seq_length)
+        runner = ModelRunner(
+            checkpoint, device, sizes.num_blocks, sizes.block_size, sizes.max_seq_length
+        )
         self.engine = LLMEngine(runner, None, sizes, now=lambda: self.now_s)
         run = runner.run
 
         def layer_s(parts: list[Chunk]) -> float:
             pairs = sum(len(it.tokens) * (it.start + len(it.tokens) / 2) for it in parts)
             slower = SLOWER if len(self.steps) in slow_steps else 1.0
-            return slower * seconds(sum(len(it.tokens) for it in parts), pairs) / runner.config.num_layers
+            return (
+                slower
+                * seconds(sum(len(it.tokens) for it in parts), pairs)
+                / runner.config.num_layers
+            )
 
-        def timed(decodes: list[Chunk], chunks: list[Chunk], is_late: Callable[[float], bool]) -> StepLogits:
+        def timed(
+            decodes: list[Chunk], chunks: list[Chunk], is_late: Callable[[float], bool]
+        ) -> StepLogits:
             def asked(done: float) -> bool:
                 self.now_s += layer_s([*decodes, *chunks]) if done else 0.0
                 return is_late(done)
@@ -97,7 +107,9 @@ def test_a_long_prompt_holds_no_stream_and_its_chunks_fill_the_time(folder: Path
     mixed = [took_s for decodes, prompt, took_s in machine.steps if decodes and prompt]
     assert len(mixed) > 5 and max(took_s for _, _, took_s in machine.steps) < 1.2 * TARGET_S
     assert min(mixed[2:-1]) > 0.8 * TARGET_S
-    assert all(decodes == 3 for decodes, prompt, _ in machine.steps[1:] if prompt)  # each gets its token
+    assert all(
+        decodes == 3 for decodes, prompt, _ in machine.steps[1:] if prompt
+    )  # each gets its token
 
 
 def test_a_late_step_drops_its_prompt_and_no_reply_changes(folder: Path) -> None:
@@ -105,7 +117,11 @@ def test_a_late_step_drops_its_prompt_and_no_reply_changes(folder: Path) -> None
     for machine in (plain, slow):
         machine.run(8, 8, 8, 900)
     assert slow.replies == plain.replies and plain.dropped == 0 and slow.dropped > 5
-    assert max(took_s for decodes, _, took_s in slow.steps if decodes) < 1.6 * TARGET_S < SLOWER * TARGET_S
+    assert (
+        max(took_s for decodes, _, took_s in slow.steps if decodes)
+        < 1.6 * TARGET_S
+        < SLOWER * TARGET_S
+    )
     slow.add(3, 900)
     while slow.engine.has_work:
         slow.step()
@@ -154,7 +170,9 @@ def test_a_prompt_goes_on_where_every_step_is_late(folder: Path) -> None:
 
 
 def test_without_a_target_prompts_are_cut_by_tokens(folder: Path) -> None:
-    machine = Machine(folder, lambda tokens, pairs: 1.0, max_num_batched_tokens=300, step_time_s=0.0)
+    machine = Machine(
+        folder, lambda tokens, pairs: 1.0, max_num_batched_tokens=300, step_time_s=0.0
+    )
     machine.run(900)
     assert [prompt for _, prompt, _ in machine.steps if prompt] == [300] * 3
 

@@ -1,4 +1,6 @@
-"""Greedy tokens in float32 are those of transformers, whatever else happens; those in bfloat16 are near."""
+"""Greedy tokens in float32 are those of transformers, whatever else happens; those in bfloat16 are
+near.
+"""
 
 from pathlib import Path
 from random import Random
@@ -102,12 +104,18 @@ OLDER = {
 }
 
 
-@pytest.mark.parametrize("changes", [OLDER, {"rope_parameters": LLAMA3}], ids=["older spelling", "scaled"])
-def test_rotations_and_spellings_of_the_configuration(changes: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [OLDER, {"rope_parameters": LLAMA3}], ids=["older spelling", "scaled"]
+)
+def test_rotations_and_spellings_of_the_configuration(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
     make_model(tmp_path)
     edit_config(tmp_path, **changes)
     model, wanted = LlamaForCausalLM.from_pretrained(tmp_path).eval(), prompts(4)
-    assert generate(make_engine(tmp_path), wanted) == [greedy_tokens(model, prompt) for prompt in wanted]
+    assert generate(make_engine(tmp_path), wanted) == [
+        greedy_tokens(model, prompt) for prompt in wanted
+    ]
 
 
 # Numbers of 16 bits: near those of float32.
@@ -117,7 +125,9 @@ def test_rotations_and_spellings_of_the_configuration(changes: dict[str, object]
 def test_most_likely_tokens_are_those_of_float32(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path, Shape(kind))
     wide, narrow = make_engine(tmp_path), make_engine(tmp_path, dtype="bfloat16")
-    texts = [prompt + said for prompt, said in zip(prompts(), generate(wide, prompts()), strict=True)]
+    texts = [
+        prompt + said for prompt, said in zip(prompts(), generate(wide, prompts()), strict=True)
+    ]
     (likeliest, logprobs), (near, rounded) = told(wide, texts), told(narrow, texts)
     assert len(near) > 1000
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.9 * len(near)
@@ -125,5 +135,8 @@ def test_most_likely_tokens_are_those_of_float32(kind: str, tmp_path: Path) -> N
     assert float((rounded - logprobs).abs().mean()) < 0.1
     runner, info = narrow.runner, narrow.runner.device.info()
     assert (info["device"], info["dtype"]) == ("cpu", "bfloat16")
-    assert (runner.store.layers[0].dtype, runner.model.embedding.dtype) == (torch.float32, torch.bfloat16)
+    assert (runner.store.layers[0].dtype, runner.model.embedding.dtype) == (
+        torch.float32,
+        torch.bfloat16,
+    )
     assert runner.model.layers[0].qkv.weight.dtype == torch.bfloat16

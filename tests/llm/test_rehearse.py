@@ -1,4 +1,5 @@
-"""`python -m app rehearse` with a tiny model: the real engine and the simulation make the same steps.
+"""`python -m app rehearse` with a tiny model: the real engine and the simulation make the same
+steps.
 
 How long steps take is the machine's affair, so the verdict is not.
 """
@@ -29,7 +30,9 @@ LIMITS = EngineLimits(
 LENGTHS = (100, 9), (3, 30), (17, 1), (48, 5), (60, 12), (1, 40), (16, 16), (31, 2)
 
 
-def test_a_rehearsal_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rehearsal_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = command.run([*SMALL, "--out", str(tmp_path / "new" / "out")])
     text = capsys.readouterr().out
     assert status in (0, OUTSIDE)
@@ -41,7 +44,9 @@ def test_a_rehearsal_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert document["within"] == (status == 0)
     assert [it["in_flight"] for it in document["loads"]] == [2, 5]
     assert all(it["same_steps"] and it["requests"] == 8 for it in document["loads"])
-    assert all(figure["simulated_s"] > 0 for it in document["loads"] for figure in it["figures"].values())
+    assert all(
+        figure["simulated_s"] > 0 for it in document["loads"] for figure in it["figures"].values()
+    )
     with (out / "steps.csv").open() as file:
         assert len(list(csv.DictReader(file))) == document["fitted_steps"]
 
@@ -59,8 +64,8 @@ def test_a_rehearsal_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
 def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
     in_flight: int | None, blocks: int
 ) -> None:
-    """Prompts in chunks, requests that wait for a place, one that has all of the budget; in the smaller cache
-    some that lose their blocks.
+    """Prompts in chunks, requests that wait for a place, one that has all of the budget; in the
+    smaller cache some that lose their blocks.
     """
     load = LoadTrace("test")
     for tokens_in, tokens_out in LENGTHS:
@@ -69,11 +74,15 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
         load.output_tokens.append(tokens_out)
     limits = msgspec.structs.replace(LIMITS, num_gpu_blocks=blocks)
     engine = RealEngine("tiny", "cpu", 1, limits, 1)
-    profile = Profile(source="-", model="-", device="-", engine=limits, cost=CostConstants(base=1.0))
+    profile = Profile(
+        source="-", model="-", device="-", engine=limits, cost=CostConstants(base=1.0)
+    )
     simulated = play_offline(profile, load, in_flight)
     ticks = count()  # on this clock every step takes a second
     for _ in range(2):  # what the first time left in the cache is forgotten
-        real = play_on(engine, load, in_flight, Clock(lambda: float(next(ticks)), lambda seconds: None))
+        real = play_on(
+            engine, load, in_flight, Clock(lambda: float(next(ticks)), lambda seconds: None)
+        )
         assert [it.held for it in real.steps] == [it.held for it in simulated.steps]
 
 

@@ -1,4 +1,6 @@
-"""What is likely, beside a plain computation in numpy; and draws that depend on nothing but their own row."""
+"""What is likely, beside a plain computation in numpy; and draws that depend on nothing but their
+own row.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,8 +57,14 @@ LIMITS = st.builds(
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([5, 100, 700, 3000]), st.lists(LIMITS, min_size=1, max_size=4))
-def test_each_row_keeps_what_the_oracle_keeps(seed: int, size: int, params: list[SamplingParams]) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([5, 100, 700, 3000]),
+    st.lists(LIMITS, min_size=1, max_size=4),
+)
+def test_each_row_keeps_what_the_oracle_keeps(
+    seed: int, size: int, params: list[SamplingParams]
+) -> None:
     rows = np.random.default_rng(seed).normal(0, 3, (len(params), size))
     temperatures = torch.tensor([[it.temperature] for it in params], dtype=torch.float64)
     shares = limited(torch.from_numpy(rows) / temperatures, params).softmax(-1)
@@ -67,7 +75,9 @@ def test_each_row_keeps_what_the_oracle_keeps(seed: int, size: int, params: list
 def test_equal_tokens_are_kept_together() -> None:
     row = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
-        assert limited(row.clone(), [params]).isfinite().tolist() == [[False, True, True, True, True, False]]
+        assert limited(row.clone(), [params]).isfinite().tolist() == [
+            [False, True, True, True, True, False]
+        ]
 
 
 def at(params: SamplingParams, seed: int, position: int) -> SamplingState:
@@ -90,12 +100,18 @@ def test_every_draw_is_of_a_token_that_is_left(
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(0, 10**6), st.sampled_from([2, 64, 65, 320, 1000]), st.integers(1, 9))
-def test_a_draw_depends_on_its_row_alone(data: st.DataObject, numbers: int, size: int, count: int) -> None:
+def test_a_draw_depends_on_its_row_alone(
+    data: st.DataObject, numbers: int, size: int, count: int
+) -> None:
     logits = torch.from_numpy(np.random.default_rng(numbers).normal(0, 3, (count, size))).float()
-    states = [at(data.draw(LIMITS), data.draw(SEEDS), data.draw(st.integers(0, 99))) for _ in range(count)]
+    states = [
+        at(data.draw(LIMITS), data.draw(SEEDS), data.draw(st.integers(0, 99))) for _ in range(count)
+    ]
     together = draw(logits, states).tolist()
     order = data.draw(st.permutations(range(count)))
-    assert draw(logits[order], [states[it] for it in order]).tolist() == [together[it] for it in order]
+    assert draw(logits[order], [states[it] for it in order]).tolist() == [
+        together[it] for it in order
+    ]
     assert [draw(logits[it : it + 1], [states[it]]).item() for it in range(count)] == together
 
 
@@ -105,7 +121,9 @@ CLIFF = np.array([-np.inf] * 3 + [-80.0, 0.0, 0.0, 2.0] + [-np.inf] * 70 + [1.0]
 """Ties, tokens that never come, one that almost never does, and the second block's only one."""
 
 
-def drawn(logits: Numbers, params: SamplingParams, places: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+def drawn(
+    logits: Numbers, params: SamplingParams, places: Sequence[tuple[int, int]]
+) -> NDArray[np.int64]:
     """The token of each (seed, position)."""
     rows = torch.from_numpy(logits).float().expand(len(places), -1)
     return draw(rows, [at(params, seed, position) for seed, position in places]).numpy()
@@ -116,18 +134,28 @@ def chi_square(seen: Numbers, expected: Numbers) -> float:
     here = expected > 1
     assert not seen[expected == 0].any()
     degrees = max(1, int(here.sum()) - 1)
-    return float((((seen - expected)[here] ** 2 / expected[here]).sum() - degrees) / np.sqrt(2 * degrees))
+    return float(
+        (((seen - expected)[here] ** 2 / expected[here]).sum() - degrees) / np.sqrt(2 * degrees)
+    )
 
 
 @pytest.mark.parametrize(
     "logits", [FLAT, HILLS, CLIFF, np.array([0.3])], ids=["flat", "hills", "cliff", "one"]
 )
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.8, top_k=6, top_p=0.95)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.8, top_k=6, top_p=0.95)]
+)
 @pytest.mark.parametrize("along", ["seeds", "positions"])
-def test_frequencies_are_those_of_the_oracle(logits: Numbers, params: SamplingParams, along: str) -> None:
+def test_frequencies_are_those_of_the_oracle(
+    logits: Numbers, params: SamplingParams, along: str
+) -> None:
     count = 20_000
     places = [(it, 3) if along == "seeds" else (3, it) for it in range(count)]
-    shares = limited(torch.from_numpy(logits)[None] / params.temperature, [params]).softmax(-1)[0].numpy()
+    shares = (
+        limited(torch.from_numpy(logits)[None] / params.temperature, [params])
+        .softmax(-1)[0]
+        .numpy()
+    )
     seen = np.bincount(drawn(logits, params, places), minlength=len(logits)).astype(float)
     assert chi_square(seen, shares * count) < 4
 
@@ -145,7 +173,9 @@ def test_neighbouring_draws_are_independent(step: tuple[int, int]) -> None:
 
 
 def test_small_errors_change_few_draws() -> None:
-    """A sum of probabilities in the order of ids, walked to a random number, changes seven times as many."""
+    """A sum of probabilities in the order of ids, walked to a random number, changes seven times as
+    many.
+    """
     random = np.random.default_rng(3)
     logits = torch.from_numpy(random.normal(0, 2, (400, 5000))).float()
     rounded = logits + torch.from_numpy(random.normal(0, 0.05, logits.shape)).float()
@@ -157,7 +187,10 @@ def test_small_errors_change_few_draws() -> None:
 
 def test_penalties_and_bias() -> None:
     params = SamplingParams(
-        repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, logit_bias={3: -1.5, 4: 100}
+        repetition_penalty=2.0,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={3: -1.5, 4: 100},
     )
     row = torch.tensor([1.0, -1.0, 2.0, 3.0, 0.0, 5.0])
     changed = row.clone()
@@ -194,7 +227,11 @@ def test_only_allowed_tokens_come_and_no_bad_words() -> None:
 def test_logits_that_are_no_numbers_spoil_their_row_alone(broken: list[float]) -> None:
     rows = torch.tensor([[0.0, 1.0], broken, [1.0, 0.0]])
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_p=0.1)):
-        assert [it.token_id for it in sample(rows, [state(params) for _ in range(3)])] == [1, None, 0]
+        assert [it.token_id for it in sample(rows, [state(params) for _ in range(3)])] == [
+            1,
+            None,
+            0,
+        ]
 
 
 WRONG = (

@@ -1,4 +1,7 @@
-"""A server before a model that computes: nothing is played, the engine alone has torch; SDKs before it."""
+"""A server before a model that computes:
+
+nothing is played, the engine alone has torch; SDKs before it.
+"""
 
 import os
 import re
@@ -33,8 +36,19 @@ LONG = HELLO | {"max_tokens": 700, "ignore_eos": True, "stream": True}
 
 
 @contextmanager
-def serving(model: Path | str, *flags: str, env: dict[str, str] | None = None) -> Iterator[RunningServer]:
-    words = ("--engine", "llm", "--model", str(model), "--served-model-name", "tiny", "--zmq-endpoint", "")
+def serving(
+    model: Path | str, *flags: str, env: dict[str, str] | None = None
+) -> Iterator[RunningServer]:
+    words = (
+        "--engine",
+        "llm",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "tiny",
+        "--zmq-endpoint",
+        "",
+    )
     with running_server(*words, *flags, env=ONE_THREAD | (env or {})) as server:
         yield server
 
@@ -66,7 +80,9 @@ def engine_of(server: RunningServer) -> int:
     return pid
 
 
-def test_only_the_engines_process_has_torch_and_the_context_is_the_models_own(server: RunningServer) -> None:
+def test_only_the_engines_process_has_torch_and_the_context_is_the_models_own(
+    server: RunningServer,
+) -> None:
     chat(server, max_tokens=2)
     workers = children(server.process.pid) - {engine_of(server)}
     assert len(workers) == 1
@@ -120,14 +136,21 @@ def test_chats_whole_streamed_and_with_log_probabilities(server: RunningServer) 
 
 def test_anthropics_messages_are_read_whole_and_streamed(server: RunningServer) -> None:
     with anthropic.Anthropic(
-        base_url=server.url, auth_token="x", max_retries=0, timeout=20, _strict_response_validation=True
+        base_url=server.url,
+        auth_token="x",
+        max_retries=0,
+        timeout=20,
+        _strict_response_validation=True,
     ) as client:
         asked = {name: ASKED[name] for name in ("model", "messages", "max_tokens")}
         greedy = asked | {"extra_body": {"temperature": 0}}
         whole = client.messages.create(**greedy)
         with client.messages.stream(**greedy) as stream:
             streamed = stream.get_final_message()
-    said = [[(block.type, getattr(block, "text", "")) for block in it.content] for it in (whole, streamed)]
+    said = [
+        [(block.type, getattr(block, "text", "")) for block in it.content]
+        for it in (whole, streamed)
+    ]
     assert said[0] == said[1]
     assert whole.usage.output_tokens == streamed.usage.output_tokens > 0
 

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 
 from app.engine.core.remote import TELL_WHERE
 from app.engine.core.wire import Sampling
-from app.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent, PublisherSettings
+from app.engine.kvcache.events import (
+    AllBlocksCleared,
+    BlockStored,
+    EventBatch,
+    KVEvent,
+    PublisherSettings,
+)
 from app.engine.kvcache.hashing import BlockHasher, low64
 from tests.hostile.raw_client import wait_until
 from tests.llm.process import EngineProcess, Worker, engine_process
@@ -101,7 +107,9 @@ NAMES = st.sampled_from(["type", "key", "keys"])
 PACKED = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.binary() | PACKED.map(msgspec.msgpack.encode), max_size=3))
 def test_what_is_no_order_changes_nothing(worker: Worker, frames: list[bytes]) -> None:
     worker.raw(*frames or [b""])
@@ -160,7 +168,9 @@ def test_the_engine_ends_with_its_parent(folder: Path) -> None:
 # Commands of an operator, and what the index of blocks hears.
 
 
-def test_a_pause_lets_nothing_begin_and_what_runs_go_on_or_end(worker: Worker, other: Worker) -> None:
+def test_a_pause_lets_nothing_begin_and_what_runs_go_on_or_end(
+    worker: Worker, other: Worker
+) -> None:
     assert worker.command("pause").error is None
     other.generate(1, WANTED[0])
     other.until(lambda: other.loads[-1].waiting == 1)
@@ -192,7 +202,9 @@ def test_a_pause_can_wait_for_what_runs(worker: Worker, other: Worker) -> None:
     other.abort(2)
 
 
-def test_sleep_of_level_0_admits_nothing_and_what_runs_goes_on(worker: Worker, other: Worker) -> None:
+def test_sleep_of_level_0_admits_nothing_and_what_runs_goes_on(
+    worker: Worker, other: Worker
+) -> None:
     other.generate(1, WANTED[1], 100)
     other.until(lambda: len(other.said.get(1, [])) > 5)
     assert worker.command("sleep", level=0).error is None
@@ -226,10 +238,14 @@ def test_after_sleep_it_says_the_same(worker: Worker, other: Worker, level: int)
     assert other.whole(3) == slept
 
 
-def test_kv_events_are_those_of_the_cache_and_can_be_had_again(folder: Path, tmp_path: Path) -> None:
+def test_kv_events_are_those_of_the_cache_and_can_be_had_again(
+    folder: Path, tmp_path: Path
+) -> None:
     """Prompts and replies, by the hashes with which an index looks for them."""
     where, again, topic = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/again", "kv@pod@tiny"
-    kept = PublisherSettings(endpoint=where, topic=topic, flush_s=0.0, batch_events=1, replay_endpoint=again)
+    kept = PublisherSettings(
+        endpoint=where, topic=topic, flush_s=0.0, batch_events=1, replay_endpoint=again
+    )
     more = {"prefix_caching_hash_algo": "sha256_cbor", "hash_seed": "0"}
     events: list[KVEvent] = []
     numbers: list[int] = []

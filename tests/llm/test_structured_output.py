@@ -32,9 +32,14 @@ def text_of(least: int, more: int) -> Schema:
 LEAVES: st.SearchStrategy[Schema] = st.one_of(
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "string", "format": "date"}]),
     st.just({"type": "string", "pattern": "^[a-f]{2}-[0-9]{1,3}$"}),
-    st.builds(lambda low: {"type": "integer", "minimum": low, "maximum": low + 99}, st.integers(-1000, 1000)),
+    st.builds(
+        lambda low: {"type": "integer", "minimum": low, "maximum": low + 99},
+        st.integers(-1000, 1000),
+    ),
     st.builds(text_of, NUMBERS, NUMBERS),
-    st.builds(lambda it: {"enum": it}, st.lists(st.sampled_from([1, "x", None, 'q"', "日本"]), min_size=1)),
+    st.builds(
+        lambda it: {"enum": it}, st.lists(st.sampled_from([1, "x", None, 'q"', "日本"]), min_size=1)
+    ),
     st.sampled_from([{"const": it} for it in (3, "two words", {"k": [1]}, True)]),
 )
 
@@ -86,7 +91,10 @@ def test_what_has_a_pattern_matches(llm: LLM) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), min_size=1), st.integers())
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), min_size=1),
+    st.integers(),
+)
 def test_a_choice_is_one_of_them(llm: LLM, choices: list[str], seed: int) -> None:
     text, reason = say(llm, abs(seed), choice=choices)
     assert text in choices and reason == "stop"
@@ -103,8 +111,12 @@ def test_grammars_of_both_notations(llm: LLM) -> None:
 def test_any_object(llm: LLM) -> None:
     likely = dict.fromkeys(llm.engine.tokenizer.encode("}", False), 50.0)
     wanted = StructuredOutputsParams(json_object=True)
-    greedy = SamplingParams(temperature=0.0, max_tokens=300, structured_outputs=wanted, logit_bias=likely)
-    assert isinstance(json.loads(str(llm.generate_single("Say it:", greedy)["generated_text"])), dict)
+    greedy = SamplingParams(
+        temperature=0.0, max_tokens=300, structured_outputs=wanted, logit_bias=likely
+    )
+    assert isinstance(
+        json.loads(str(llm.generate_single("Say it:", greedy)["generated_text"])), dict
+    )
 
 
 TAG = {"begin": "<f=a>", "schema": {"type": "integer", "minimum": 0, "maximum": 99}, "end": "</f>"}
@@ -134,17 +146,33 @@ def triggered(**more: object) -> Schema:
         (tagged(NUMBER), ["<f=a>7</f>"], ["<f=a>x</f>", "<f=a>700</f>"]),
         (triggered(), ["", "x", "x<f=a>1</f>y<f=a>2</f>"], ["<f=b>1</f>", "<f=a>x</f>", "<f=a>1"]),
         (triggered(at_least_one=True), ["x<f=a>1</f>y"], ["", "x"]),
-        (triggered(at_least_one=True, stop_after_first=True), ["x<f=a>1</f>"], ["x", "<f=a>1</f>y"]),
         (
-            {"type": "sequence", "elements": [ANY, literal("END"), {"type": "regex", "pattern": "a/b+"}]},
+            triggered(at_least_one=True, stop_after_first=True),
+            ["x<f=a>1</f>"],
+            ["x", "<f=a>1</f>y"],
+        ),
+        (
+            {
+                "type": "sequence",
+                "elements": [ANY, literal("END"), {"type": "regex", "pattern": "a/b+"}],
+            },
             ["ENDa/b", "x ENDa/bbb"],
             ["END", "x", "a/b"],
         ),
         ({"type": "or", "elements": [literal("x"), GRAMMAR]}, ["x", "yz", "yzz"], ["", "y", "xyz"]),
         ({"type": "repeat", "min": 1, "max": 2, "content": literal("x")}, ["x", "xx"], ["", "xxx"]),
-        ({"type": "optional", "content": {"type": "plus", "content": literal("x")}}, ["", "xx"], ["y"]),
         (
-            {"type": "tags_with_separator", "separator": ",", "tags": [tagged(NUMBER)], "at_least_one": True},
+            {"type": "optional", "content": {"type": "plus", "content": literal("x")}},
+            ["", "xx"],
+            ["y"],
+        ),
+        (
+            {
+                "type": "tags_with_separator",
+                "separator": ",",
+                "tags": [tagged(NUMBER)],
+                "at_least_one": True,
+            },
             ["<f=a>1</f>", "<f=a>1</f>,<f=a>2</f>"],
             ["", "<f=a>1</f><f=a>2</f>"],
         ),
@@ -210,10 +238,14 @@ def test_one_form_and_only_one() -> None:
 
 
 def test_ends_of_all_kinds(llm: LLM) -> None:
-    """Stop strings come first; least lengths are kept while the form leaves a way; ends are not ignored."""
+    """Stop strings come first; least lengths are kept while the form leaves a way; ends are not
+    ignored.
+    """
 
     def ended(pattern: str, **more: Any) -> tuple[object, object]:
-        params = SamplingParams(seed=3, structured_outputs=StructuredOutputsParams(regex=pattern), **more)
+        params = SamplingParams(
+            seed=3, structured_outputs=StructuredOutputsParams(regex=pattern), **more
+        )
         result = llm.generate_single("Say it:", params)
         return result["generated_text"], result["finish_reason"]
 
@@ -223,7 +255,9 @@ def test_ends_of_all_kinds(llm: LLM) -> None:
     text, reason = ended("[ab]{1,50}", min_tokens=12, max_tokens=12)
     assert reason == "length" and len(text) >= 12
     assert ended("[ab]{9}", max_tokens=2)[1] == "length"
-    several = SamplingParams(seed=2, n=4, structured_outputs=StructuredOutputsParams(regex="[a-z]{6,9}"))
+    several = SamplingParams(
+        seed=2, n=4, structured_outputs=StructuredOutputsParams(regex="[a-z]{6,9}")
+    )
     texts = [str(result["generated_text"]) for result in llm.generate(["Say it:"], several)]
     assert len(set(texts)) == 4 and all(re.fullmatch("[a-z]{6,9}", text) for text in texts)
 
@@ -247,12 +281,18 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
 
 
 HEAVY = [{"type": "string", "pattern": f"(a|b){{{least},{least + 500}}}"} for least in range(1, 30)]
-EXPLODING = {"allOf": [{"type": "object", "properties": {"p": it}} for it in HEAVY], "required": ["p"]}
+EXPLODING = {
+    "allOf": [{"type": "object", "properties": {"p": it}} for it in HEAVY],
+    "required": ["p"],
+}
 """Of these the library computes for minutes, in gigabytes."""
 
 
 def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(model: str) -> None:
-    with engine_process(Path(model), max_model_len=512) as engine, Worker(engine.options.endpoint) as worker:
+    with (
+        engine_process(Path(model), max_model_len=512) as engine,
+        Worker(engine.options.endpoint) as worker,
+    ):
         for key in (3, 4):
             worker.generate(key, [9], 8, form=TextForm(json_schema=json.dumps(EXPLODING)))
             [refusal] = worker.wait(key)
@@ -263,6 +303,8 @@ def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(model: str
 
 def test_when_nothing_is_left_one_request_ends(llm: LLM) -> None:
     wanted = StructuredOutputsParams(regex="abc")
-    result = llm.generate_single("a", SamplingParams(structured_outputs=wanted, allowed_token_ids=[5]))
+    result = llm.generate_single(
+        "a", SamplingParams(structured_outputs=wanted, allowed_token_ids=[5])
+    )
     assert result["finish_reason"] == "error" and "left" in str(result["error"])
     assert say(llm, regex="abc") == ("abc", "stop")

@@ -30,7 +30,9 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required"
 SCHEMA["additionalProperties"] = False
 REGEX = "[ab]{6}"
 LIKELY = 60.0
-"""Added to a logit it makes a token as likely as the others of which that is said, and others impossible."""
+"""Added to a logit it makes a token as likely as the others of which that is said, and others
+impossible.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +61,20 @@ def test_the_form_holds_behind_thoughts_of_any_form(thinker: Path, tags: tuple[i
     thoughts, likely = Thoughts(end_id=end, begin_id=begin), {begin: LIKELY, end: LIKELY}
     with LLM(str(thinker), "cpu", num_blocks=256, max_seq_length=512) as llm:
 
-        def said(thoughts: Thoughts | None, bias: dict[int, float], seed: int, tokens: int = 200) -> str:
+        def said(
+            thoughts: Thoughts | None, bias: dict[int, float], seed: int, tokens: int = 200
+        ) -> str:
             form = TextForm(regex=REGEX, thoughts=thoughts)
-            params = SamplingParams(structured_outputs=form, logit_bias=bias, seed=seed, max_tokens=tokens)
+            params = SamplingParams(
+                structured_outputs=form, logit_bias=bias, seed=seed, max_tokens=tokens
+            )
             result = llm.generate_single("Hello", params)
             return str(result.get("error") or result["generated_text"])
 
         for seed in range(3):
-            assert re.fullmatch(rf"(?s).*?</think>{REGEX}", said(Thoughts(end_id=end), likely, seed))
+            assert re.fullmatch(
+                rf"(?s).*?</think>{REGEX}", said(Thoughts(end_id=end), likely, seed)
+            )
             assert re.fullmatch(rf"(?s)<think>.*?</think>{REGEX}", said(thoughts, likely, seed))
         text = said(Thoughts(end_id=end), {end: -LIKELY}, seed=1, tokens=30)
         assert len(text) > 20 and not set(text) <= set("ab")
@@ -83,8 +91,14 @@ def test_a_server_tells_thoughts_and_form_apart(thinker: Path, tags: tuple[int, 
         **{"max_tokens": 200, "seed": 5, "n": 4},
     }
     with serving(thinker, "--reasoning-parser", "qwen3", "--seed", "3") as server:
-        for kwargs, thinks in (({"opened": True}, True), ({}, True), ({"enable_thinking": False}, False)):
-            answer = post(server.port, asked | {"chat_template_kwargs": kwargs}, "/v1/chat/completions")
+        for kwargs, thinks in (
+            ({"opened": True}, True),
+            ({}, True),
+            ({"enable_thinking": False}, False),
+        ):
+            answer = post(
+                server.port, asked | {"chat_template_kwargs": kwargs}, "/v1/chat/completions"
+            )
             assert answer.status == 200, answer.body
             choices = answer.json()["choices"]
             assert {choice["finish_reason"] for choice in choices} == {"stop"}

@@ -45,7 +45,10 @@ def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "The architecture GPT2LMHeadModel is not supported"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "The architecture GPT2LMHeadModel is not supported",
+        ),
         ({"hidden_size": "large"}, "Expected `int`, got `str` - at `$.hidden_size`"),
         ({"num_key_value_heads": 3}, "do not share"),
         ({"hidden_act": "gelu"}, "The activation gelu"),
@@ -62,7 +65,9 @@ def test_configuration(broken: Path, changes: dict[str, object], said: str) -> N
 def test_files_that_are_missing_or_no_json(broken: Path) -> None:
     (broken / WEIGHTS).rename(broken / "weights")
     assert "holds no .safetensors file" in refusal(broken)
-    (broken / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    (broken / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "b.safetensors"}})
+    )
     assert "is not there" in refusal(broken)
     (broken / "config.json").write_text("{")
     assert "not readable JSON" in refusal(broken)
@@ -70,12 +75,16 @@ def test_files_that_are_missing_or_no_json(broken: Path) -> None:
     assert "holds no config.json" in refusal(broken)
 
 
-def test_a_model_that_is_larger_than_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_larger_than_the_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for free_bytes, said in (
         (80 << 20, r"8 MiB.* 80 MiB are free: num_blocks=\d+ fits"),
         (100 << 10, "The weights take 0 MiB in float32, 0 MiB are free"),
     ):
-        monkeypatch.setattr(DeviceManager, "free_bytes", lambda self, free_bytes=free_bytes: free_bytes)
+        monkeypatch.setattr(
+            DeviceManager, "free_bytes", lambda self, free_bytes=free_bytes: free_bytes
+        )
         with pytest.raises(ModelLoadError, match=said):
             make_engine(folder, num_blocks=10_000)
 
@@ -89,4 +98,8 @@ def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ModelLoadError, match="dtype int3"):
         DeviceManager("cpu", "int3")
     manager = DeviceManager("cpu", "bfloat16")
-    assert manager.info()["dtype"] == "bfloat16" and manager.detect_device() in ("cpu", "cuda", "mps")
+    assert manager.info()["dtype"] == "bfloat16" and manager.detect_device() in (
+        "cpu",
+        "cuda",
+        "mps",
+    )

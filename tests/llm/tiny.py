@@ -39,7 +39,9 @@ class Shape:
     tied: bool = False
 
 
-def make_model(folder: Path, shape: Shape = Shape(), vocabulary: int = VOCABULARY) -> PreTrainedModel:
+def make_model(
+    folder: Path, shape: Shape = Shape(), vocabulary: int = VOCABULARY
+) -> PreTrainedModel:
     """Save a random model in `folder`; the same one each time."""
     torch.manual_seed(7)
     config_class, model_class = KINDS[shape.kind]
@@ -68,7 +70,9 @@ def make_engine(folder: Path, dtype: str = "float32", **options: object) -> LLME
     settings = EngineOptions(**{"num_blocks": 256, "max_seq_length": 512, **options})  # type: ignore[arg-type]
     sizes = settings.num_blocks, settings.block_size, settings.max_seq_length
     return LLMEngine(
-        ModelRunner(load_checkpoint(folder), DeviceManager("cpu", dtype), *sizes, settings.batch_invariant),
+        ModelRunner(
+            load_checkpoint(folder), DeviceManager("cpu", dtype), *sizes, settings.batch_invariant
+        ),
         None,
         settings,
     )
@@ -78,26 +82,34 @@ def prompts(count: int = 16, seed: int = 3, shared: int = 0) -> list[list[int]]:
     """Of 3 to 60 tokens, the first `shared` of which are the same."""
     random = Random(seed)
     head = [random.randrange(VOCABULARY) for _ in range(shared)]
-    return [head + [random.randrange(VOCABULARY) for _ in range(random.randint(3, 60))] for _ in range(count)]
+    return [
+        head + [random.randrange(VOCABULARY) for _ in range(random.randint(3, 60))]
+        for _ in range(count)
+    ]
 
 
 def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int = 64) -> list[int]:
     ids = torch.tensor([prompt])
     with torch.no_grad():
         own = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **own)
+        whole = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **own
+        )
     return whole[0, len(prompt) :].tolist()
 
 
 def greedy_after(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> list[int]:
-    """The likeliest token after the prompt, and after each of `tokens` but the last: they are greedy when
-    they are the same."""
+    """The likeliest token after the prompt, and after each of `tokens` but the last: they are
+    greedy when they are the same.
+    """
     with torch.no_grad():
         logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0]
     return logits[len(prompt) - 1 :].argmax(-1).tolist()
 
 
-def run_all(engine: LLMEngine, outputs: dict[str, list[Output]] | None = None) -> dict[str, list[int]]:
+def run_all(
+    engine: LLMEngine, outputs: dict[str, list[Output]] | None = None
+) -> dict[str, list[int]]:
     """Steps until all is over; the tokens by request."""
     tokens: dict[str, list[int]] = {}
     while engine.has_work:
@@ -108,7 +120,9 @@ def run_all(engine: LLMEngine, outputs: dict[str, list[Output]] | None = None) -
     return tokens
 
 
-def generate(engine: LLMEngine, wanted: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
+def generate(
+    engine: LLMEngine, wanted: list[list[int]], params: SamplingParams = GREEDY
+) -> list[list[int]]:
     for number, prompt in enumerate(wanted):
         engine.add_request(str(number), prompt, params)
     tokens = run_all(engine)
@@ -116,7 +130,10 @@ def generate(engine: LLMEngine, wanted: list[list[int]], params: SamplingParams 
 
 
 def told(engine: LLMEngine, texts: list[list[int]]) -> tuple[list[int], torch.Tensor]:
-    """Of each place of each text: the likeliest token, and the log probability of the one that is there."""
+    """Of each place of each text:
+
+    the likeliest token, and the log probability of the one that is there.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     outputs: dict[str, list[Output]] = {}
     for number, text in enumerate(texts):
@@ -131,4 +148,6 @@ def edit_config(folder: Path, **changes: object) -> None:
     """Change entries of config.json; None takes one out."""
     file = folder / "config.json"
     config = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    file.write_text(
+        json.dumps({name: value for name, value in config.items() if value is not None})
+    )

@@ -1,4 +1,7 @@
-"""Autoscaling policies: the examples of Kubernetes' documentation, bounds, and how policies are written."""
+"""Autoscaling policies:
+
+the examples of Kubernetes' documentation, bounds, and how policies are written.
+"""
 
 from argparse import ArgumentTypeError
 
@@ -22,13 +25,20 @@ def wanted(more: str, pods: int, metric: float, looks: int, every_s: float = 60.
 
 
 def test_the_formula_with_its_tolerance() -> None:
-    assert [replicas_for(5, [value] * 5, 0.1) for value in (0.2, 0.05, 0.11, 0.091)] == [10, 3, 5, 5]
+    assert [replicas_for(5, [value] * 5, 0.1) for value in (0.2, 0.05, 0.11, 0.091)] == [
+        10,
+        3,
+        5,
+        5,
+    ]
     assert replicas_for(3, [0.5, 0.7, 0.9], 0.5) == 5
     assert replicas_for(3, [], 0.5) == 3
 
 
 def test_pods_without_metrics_dampen_and_never_reverse() -> None:
-    assert replicas_for(4, [8.0, 8.0], 4.0) == 4, "two that load count as idle: the mean is on target"
+    assert replicas_for(4, [8.0, 8.0], 4.0) == 4, (
+        "two that load count as idle: the mean is on target"
+    )
     assert replicas_for(4, [16.0, 16.0], 4.0) == 8
     assert replicas_for(8, [2.0] * 4, 4.0) == 6, "before a scale down they are on target"
     assert replicas_for(4, [5.0], 4.0) == 4, "idle ones would turn it into a scale down"
@@ -55,7 +65,9 @@ def test_windows_take_the_highest_before_a_scale_down_and_the_lowest_before_a_sc
     for number, value in enumerate(values, 1):
         pods = down(Look(number * 15.0, pods, [{"waiting": value}] * pods))
         counts.append(pods)
-    assert counts == [6, 6, 6, 6, 1, 1], "the peak of 8 (of which 6 were allowed) holds for a minute"
+    assert counts == [6, 6, 6, 6, 1, 1], (
+        "the peak of 8 (of which 6 were allowed) holds for a minute"
+    )
     up = read_policy(USUAL + ",window-up=30s", {}).start(2)
     assert [up(Look(number * 15.0, 2, [{"waiting": 16.0}] * 2)) for number in (1, 2)] == [2, 6]
 
@@ -98,9 +110,15 @@ def test_a_quantile_is_that_of_prometheus() -> None:
         (f"{USUAL},min=2", "'min=2' must be NAME=VALUE, each name once"),
         ("hpa", "must be NAME=VALUE"),
         ("hpa:metric=queue,target=4,min=1,max=2", "metric: invalid choice: 'queue'"),
-        ("hpa:metric=waiting,target=0,min=1,max=2", "hpa: target: '0' must be a number from 0.001 to"),
+        (
+            "hpa:metric=waiting,target=0,min=1,max=2",
+            "hpa: target: '0' must be a number from 0.001 to",
+        ),
         ("hpa:metric=waiting,target=4,min=3,max=2", "min 3 must not exceed max 2"),
-        ("hpa:metric=waiting,target=4,min=0,max=2", "hpa: min: '0' must be a whole number from 1 to 10000"),
+        (
+            "hpa:metric=waiting,target=4,min=0,max=2",
+            "hpa: min: '0' must be a whole number from 1 to 10000",
+        ),
         ("hpa:metric=waiting,target=4,min=1", "arguments are required: max"),
         (f"{USUAL},top=1", "unknown flag top"),
         (f"{USUAL},tolerance=inf", "hpa: tolerance: 'inf' must be a number from 0 to"),

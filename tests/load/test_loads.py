@@ -25,8 +25,12 @@ def drawn(most: int = LONGEST, **fields: Any) -> LoadTrace:
     return draw_load(Recipe(**{"input_tokens": SOME, "output_tokens": SOME} | fields), most)
 
 
-@pytest.mark.parametrize(("arrivals", "deviation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 2.0)])
-def test_gaps_have_the_mean_of_the_rate_and_their_own_deviation(arrivals: str, deviation: float) -> None:
+@pytest.mark.parametrize(
+    ("arrivals", "deviation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 2.0)]
+)
+def test_gaps_have_the_mean_of_the_rate_and_their_own_deviation(
+    arrivals: str, deviation: float
+) -> None:
     moments = drawn(rate=20.0, arrivals=arrivals, burstiness=0.25, seconds=1000).arrival_s
     found = [after - before for before, after in zip(moments, moments[1:], strict=False)]
     assert max(moments) < 1000 and fmean(found) == pytest.approx(1 / 20, rel=0.1)
@@ -37,7 +41,9 @@ def test_gaps_have_the_mean_of_the_rate_and_their_own_deviation(arrivals: str, d
 def test_a_ramp_goes_from_rate_to_rate(low: float, high: float) -> None:
     moments = drawn(rate=high, ramp_from=low, arrivals="ramp", seconds=400).arrival_s
     assert list(moments) == sorted(moments)
-    quarters = [sum(place * 100 <= at_s < (place + 1) * 100 for at_s in moments) / 100 for place in range(4)]
+    quarters = [
+        sum(place * 100 <= at_s < (place + 1) * 100 for at_s in moments) / 100 for place in range(4)
+    ]
     wanted = [low + (high - low) * (place + 0.5) / 4 for place in range(4)]
     assert quarters == pytest.approx(wanted, abs=2.0)
 
@@ -59,7 +65,17 @@ def test_lengths_have_their_mean_and_range(text: str, mean: float, least: int, m
 
 
 def test_other_lengths_are_refused() -> None:
-    for text in ("", "0", "1.5", "9-3", "10:normal", "10:lognormal:0", "10:uniform:2", "٣", "9" * 5000):
+    for text in (
+        "",
+        "0",
+        "1.5",
+        "9-3",
+        "10:normal",
+        "10:lognormal:0",
+        "10:uniform:2",
+        "٣",
+        "9" * 5000,
+    ):
         with pytest.raises(ValueError, match="must"):
             read_lengths(text, "output")
 
@@ -67,7 +83,10 @@ def test_other_lengths_are_refused() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ARRIVALS), st.integers(0, 3), st.integers(1, 50))
 def test_the_same_recipe_makes_the_same_load(arrivals: str, seed: int, most: int) -> None:
-    lengths = {"input_tokens": read_lengths("50:lognormal", "input"), "output_tokens": Between(1, 9)}
+    lengths = {
+        "input_tokens": read_lengths("50:lognormal", "input"),
+        "output_tokens": Between(1, 9),
+    }
     recipe = Recipe(
         **lengths, rate=5.0, arrivals=arrivals, seconds=20.0, requests=most, prefix_groups=3,
         prefix_tokens=16, seed=seed,

@@ -84,7 +84,10 @@ def test_the_families_tell_the_places(tmp_path: Path) -> None:
     registry = LoRARegistry([Adapter("a", str(tmp_path)), Adapter("b", "/nowhere")])
     server = {"model_name": "m", "engine": "0"}
     residency = LoraResidency(
-        memory(registry, 1, 2), lambda name: rank_of(registry.adapter(name).path) or 16, server, lambda: 0.0
+        memory(registry, 1, 2),
+        lambda name: rank_of(registry.adapter(name).path) or 16,
+        server,
+        lambda: 0.0,
     )
     text = residency.render()
     of, same = 'engine="0"', 'model_name="m",pinned="false"'
@@ -101,5 +104,6 @@ def test_the_families_tell_the_places(tmp_path: Path) -> None:
     registry.unload("b")
     text = residency.render()
     assert (
-        'adapter_name="b"' not in text and f'num_cpu_loaded_lora_adapters{{{of},model_name="m"}} 1.0' in text
+        'adapter_name="b"' not in text
+        and f'num_cpu_loaded_lora_adapters{{{of},model_name="m"}} 1.0' in text
     )

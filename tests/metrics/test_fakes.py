@@ -1,4 +1,7 @@
-"""The setting `fake-metrics`: how it is written, what a scrape then tells, and how it changes in parts."""
+"""The setting `fake-metrics`:
+
+how it is written, what a scrape then tells, and how it changes in parts.
+"""
 
 import json
 import re
@@ -65,9 +68,15 @@ class Faked:
 
     def samples(self, name: str) -> list[str]:
         """The sample lines of one name, without `vllm:` and the server's labels."""
-        found = (line.removeprefix("vllm:") for line in self.lines() if re.match(rf"vllm:{name}[{{ ]", line))
+        found = (
+            line.removeprefix("vllm:")
+            for line in self.lines()
+            if re.match(rf"vllm:{name}[{{ ]", line)
+        )
         return [
-            re.sub(r'engine="0",|model_name="tiny",?|,(?=})', "", line).replace("{}", "").replace(",}", "}")
+            re.sub(r'engine="0",|model_name="tiny",?|,(?=})', "", line)
+            .replace("{}", "")
+            .replace(",}", "}")
             for line in found
         ]
 
@@ -140,7 +149,10 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
     ("keys", "complaint"),
     [
         ([1], "fake-metrics must be a JSON object"),
-        ({"runing-requests": 1}, "'runing-requests' is not a fake metric; did you mean running-requests?"),
+        (
+            {"runing-requests": 1},
+            "'runing-requests' is not a fake metric; did you mean running-requests?",
+        ),
         ({"running-requests": 1, "running_requests": 2}, "running-requests is given twice"),
         ({"running-requests": -1}, f"running-requests: Expected `float` >= 0.0{LEVEL}"),
         ({"waiting-requests": True}, f"waiting-requests: {WANTED}, got `bool`{LEVEL}"),
@@ -152,17 +164,41 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
             f"running-requests.shape: Invalid enum value 'sawtooth'{LEVEL}",
         ),
         ({"running-requests": "ramp:-1:10:5s"}, "running-requests.start: Expected `float` >= 0.0"),
-        ({"running-requests": "ramp:0:10:soon"}, "running-requests.period_s: Expected `float`, got `str`"),
+        (
+            {"running-requests": "ramp:0:10:soon"},
+            "running-requests.period_s: Expected `float`, got `str`",
+        ),
         ({"running-requests": "ramp:0:10:0s"}, "running-requests.period_s: Expected `float` > 0.0"),
         ({"kv-cache-usage": 1.5}, f"kv-cache-usage: Expected `float` <= 1.0{LEVEL}"),
         ({"kv-cache-usage": "ramp:0:1.1:5s"}, "kv-cache-usage.end: Expected `float` <= 1.0"),
-        ({"ttft-buckets-values": [0] * 24}, "ttft-buckets-values: Expected `array` of length <= 23"),
-        ({"request-success-total": [1]}, "request-success-total: Expected `object | null`, got `array`"),
-        ({"request-success-total": {"bored": 1}}, "request-success-total: Invalid enum value 'bored'"),
-        ({"request-success-total": {"stop": -1}}, "request-success-total[...]: Expected `int` >= 0"),
-        ({"total-generation-tokens": 2**63}, "total-generation-tokens: Expected `int` <= 9223372036854775"),
-        ({"prefix-cache-hits": -1, "prefix-cache-queries": 2}, "prefix-cache-hits: Expected `int` >= 0"),
-        ({"prefix-cache-hits": 1}, "prefix-cache-hits must be given together with prefix-cache-queries"),
+        (
+            {"ttft-buckets-values": [0] * 24},
+            "ttft-buckets-values: Expected `array` of length <= 23",
+        ),
+        (
+            {"request-success-total": [1]},
+            "request-success-total: Expected `object | null`, got `array`",
+        ),
+        (
+            {"request-success-total": {"bored": 1}},
+            "request-success-total: Invalid enum value 'bored'",
+        ),
+        (
+            {"request-success-total": {"stop": -1}},
+            "request-success-total[...]: Expected `int` >= 0",
+        ),
+        (
+            {"total-generation-tokens": 2**63},
+            "total-generation-tokens: Expected `int` <= 9223372036854775",
+        ),
+        (
+            {"prefix-cache-hits": -1, "prefix-cache-queries": 2},
+            "prefix-cache-hits: Expected `int` >= 0",
+        ),
+        (
+            {"prefix-cache-hits": 1},
+            "prefix-cache-hits must be given together with prefix-cache-queries",
+        ),
         (
             {"prefix-cache-hits": 3, "prefix-cache-queries": 2},
             "prefix-cache-hits must not be more than prefix-cache-queries",
@@ -183,17 +219,25 @@ def test_a_wrong_value_stops_the_start_and_names_its_key(keys: Any, complaint: s
 
 def test_the_refresh_interval_is_longer_than_nothing() -> None:
     for text in ("0s", "-1s"):
-        with pytest.raises(ConfigError, match="fake-metrics-refresh-interval: .* must be longer than 0s"):
+        with pytest.raises(
+            ConfigError, match="fake-metrics-refresh-interval: .* must be longer than 0s"
+        ):
             load([f"--fake-metrics-refresh-interval={text}"], {})
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 KEYS = st.sampled_from([field.encode_name for field in fields(FakeMetrics)])
-LIKELY = JSON | st.lists(st.integers(0, 9), max_size=5) | st.sampled_from(["ramp:0:1:1s", "squarewave:1:0:1"])
+LIKELY = (
+    JSON
+    | st.lists(st.integers(0, 9), max_size=5)
+    | st.sampled_from(["ramp:0:1:1s", "squarewave:1:0:1"])
+)
 
 
 @given(st.dictionaries(KEYS, LIKELY, max_size=6))
@@ -215,21 +259,31 @@ SERVER = 'engine="0",model_name="tiny"'
     ("keys", "lines"),
     [
         ({"running-requests": 10}, ["vllm:num_requests_running{%s} 10.0"]),
-        ({"kv-cache-usage": 0.4}, ["vllm:kv_cache_usage_perc{%s} 0.4", "vllm:gpu_cache_usage_perc{%s} 0.4"]),
+        (
+            {"kv-cache-usage": 0.4},
+            ["vllm:kv_cache_usage_perc{%s} 0.4", "vllm:gpu_cache_usage_perc{%s} 0.4"],
+        ),
         ({"total-generation-tokens": 1500000}, ["vllm:generation_tokens_total{%s} 1.5e+06"]),
         (
             {"prefix-cache-hits": 750, "prefix-cache-queries": 2000},
-            ["vllm:prefix_cache_hits_total{%s} 750.0", "vllm:prefix_cache_queries_total{%s} 2000.0"],
+            [
+                "vllm:prefix_cache_hits_total{%s} 750.0",
+                "vllm:prefix_cache_queries_total{%s} 2000.0",
+            ],
         ),
     ],
 )
 def test_a_number_is_told_as_it_is(keys: dict[str, Any], lines: list[str]) -> None:
     told = Faked(keys).lines()
-    assert [line % SERVER for line in lines] == [line % SERVER for line in lines if line % SERVER in told]
+    assert [line % SERVER for line in lines] == [
+        line % SERVER for line in lines if line % SERVER in told
+    ]
 
 
 def test_each_finish_reason_of_vllm_is_there_and_others_when_they_are_named() -> None:
-    samples = Faked({"request-success-total": {"stop": 20, "tool_calls": 3}}).samples("request_success_total")
+    samples = Faked({"request-success-total": {"stop": 20, "tool_calls": 3}}).samples(
+        "request_success_total"
+    )
     assert samples == [
         'request_success_total{finished_reason="stop"} 20.0',
         'request_success_total{finished_reason="length"} 0.0',
@@ -250,7 +304,9 @@ def test_counts_are_observations_of_the_upper_bound_of_their_bucket() -> None:
     ]
     assert faked.samples("time_to_first_token_seconds_bucket")[-1].endswith('{le="+Inf"} 6.0')
     assert faked.value("time_to_first_token_seconds_count") == 6
-    assert faked.value("time_to_first_token_seconds_sum") == pytest.approx(0.001 + 2 * 0.005 + 3 * 0.01)
+    assert faked.value("time_to_first_token_seconds_sum") == pytest.approx(
+        0.001 + 2 * 0.005 + 3 * 0.01
+    )
 
 
 @pytest.mark.parametrize(("key", "family"), HISTOGRAMS.items())
@@ -298,10 +354,22 @@ def test_requests_are_whole_and_the_usage_is_not() -> None:
     told = []
     for _ in range(6):
         told.append(
-            tuple(map(faked.value, ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")))
+            tuple(
+                map(
+                    faked.value,
+                    ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+                )
+            )
         )
         faked.clock.advance(1)
-    assert told == [(2, 0, 0), (5, 2, 0.125), (2, 5, 0.25), (0, 7, 0.375), (2, 10, 0.5), (5, 10, 0.625)]
+    assert told == [
+        (2, 0, 0),
+        (5, 2, 0.125),
+        (2, 5, 0.25),
+        (0, 7, 0.375),
+        (2, 10, 0.5),
+        (5, 10, 0.625),
+    ]
 
 
 def test_a_value_changes_only_with_the_refresh_interval() -> None:
@@ -344,7 +412,12 @@ WAYS = pytest.mark.parametrize("update", [Faked.update, update_by_post], ids=["a
 
 @WAYS
 def test_an_empty_list_or_object_makes_a_family_disappear(update: Update) -> None:
-    lists = ("ttft_buckets_values", "tpot_buckets_values", "e2erl_buckets_values", "request_prompt_tokens")
+    lists = (
+        "ttft_buckets_values",
+        "tpot_buckets_values",
+        "e2erl_buckets_values",
+        "request_prompt_tokens",
+    )
     faked = Faked(
         {
             **{name.replace("_", "-"): [1] for name in lists},
@@ -371,7 +444,9 @@ def test_adapters_are_replaced_and_an_empty_list_is_an_entry_of_now(update: Upda
     faked = Faked({"loras": [ADAPTER]})
     faked.clock.advance(10)
     update(faked, loras=[{**ADAPTER, "running": "c"}])
-    labels = 'lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters="%s"} %s'
+    labels = (
+        'lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters="%s"} %s'
+    )
     assert faked.samples("lora_requests_info") == [labels % ("c", "b", "1.257894567e+09")]
     update(faked, loras=[])
     assert faked.samples("lora_requests_info") == [labels % ("", "", "1.70000001e+09")]
@@ -389,7 +464,11 @@ LISTED = {"request-prompt-tokens": [10, 20, 30]}  # amounts to 200 tokens
         (LISTED, {"request_prompt_tokens": [1, 1], "total_prompt_tokens": 9}, 9),
         ({"total-prompt-tokens": 7}, {"request_prompt_tokens": [1, 1]}, 3),
         ({**LISTED, "total-prompt-tokens": 7}, {"request_generation_tokens": [1]}, 7),
-        ({**LISTED, "total-prompt-tokens": 7}, {"request_prompt_tokens": [], "total_prompt_tokens": 9}, 9),
+        (
+            {**LISTED, "total-prompt-tokens": 7},
+            {"request_prompt_tokens": [], "total_prompt_tokens": 9},
+            9,
+        ),
         ({}, {"request_prompt_tokens": [10, 20, 30]}, 200),
     ],
 )
@@ -406,12 +485,18 @@ def test_a_total_is_derived_anew_unless_it_comes_along(
     ("body", "message"),
     [
         (b'{"kv-cache-usage": 2}', "kv-cache-usage: Expected `float` <= 1.0"),
-        (b'{"prefix-cache-hits": 11}', "prefix-cache-hits must not be more than prefix-cache-queries"),
+        (
+            b'{"prefix-cache-hits": 11}',
+            "prefix-cache-hits must not be more than prefix-cache-queries",
+        ),
         (
             b'{"running-requests": 5, "ttft-buckets-values": [-1]}',
             "ttft-buckets-values[0]: Expected `int` >= 0",
         ),
-        (b'{"request-success-total": {"bored": 1}}', "request-success-total: Invalid enum value 'bored'"),
+        (
+            b'{"request-success-total": {"bored": 1}}',
+            "request-success-total: Invalid enum value 'bored'",
+        ),
         (b"{", "fake-metrics must be JSON"),
         (b"\xff{}", "fake-metrics must be JSON"),
         (b'{"running-requests": ' + b"9" * 5000 + b"}", "fake-metrics must be JSON"),

@@ -1,4 +1,7 @@
-"""The families are those of the recorded vLLM 0.32: names, types, labels, bounds (families.json)."""
+"""The families are those of the recorded vLLM 0.32:
+
+names, types, labels, bounds (families.json).
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +29,9 @@ def scrape(recorder: Recorder) -> dict[str, Metric]:
 
 
 def new_recorder(older_names: bool = False) -> Recorder:
-    return Recorder("tiny", 2048, {"block_size": "32", "num_gpu_blocks": "66"}, older_names=older_names)
+    return Recorder(
+        "tiny", 2048, {"block_size": "32", "num_gpu_blocks": "66"}, older_names=older_names
+    )
 
 
 @pytest.fixture
@@ -42,13 +47,18 @@ def test_a_family_is_as_recorded(name: str, recorder: Recorder) -> None:
     bounds = dict.fromkeys(
         sample.labels["le"] for sample in family.samples if sample.name.endswith("_bucket")
     )
-    assert (family.type, labels, list(bounds)) == (facts["type"], facts["labels"], facts.get("bounds", []))
+    assert (family.type, labels, list(bounds)) == (
+        facts["type"],
+        facts["labels"],
+        facts.get("bounds", []),
+    )
 
 
 @pytest.mark.parametrize("older_names", [False, True])
 def test_vllm_has_all_families_but_the_older_names_that_a_setting_adds(older_names: bool) -> None:
     bases = {
-        name.removesuffix("_total") if fact["type"] == "counter" else name for name, fact in FACTS.items()
+        name.removesuffix("_total") if fact["type"] == "counter" else name
+        for name, fact in FACTS.items()
     }
     found = {name for name in scrape(new_recorder(older_names)) if name.startswith("vllm:")}
     others = found - bases - {f"{base}_created" for base in bases | ALIASES.keys()}
@@ -58,16 +68,22 @@ def test_vllm_has_all_families_but_the_older_names_that_a_setting_adds(older_nam
 def test_the_older_names_repeat_the_modern_numbers() -> None:
     recorder = new_recorder(older_names=True)
     recorder.decoded(4, 0.03, at_s=1.0)
-    recorder.sequence_finished(FinishedSequence("stop", 1, 17, 0, 64, 0, 0, 0, 1, choices=2, longest=17))
+    recorder.sequence_finished(
+        FinishedSequence("stop", 1, 17, 0, 64, 0, 0, 0, 1, choices=2, longest=17)
+    )
     families = scrape(recorder)
     for alias, modern in ALIASES.items():
-        repeated = [(sample.name.replace(alias, modern), *sample[1:3]) for sample in families[alias].samples]
+        repeated = [
+            (sample.name.replace(alias, modern), *sample[1:3]) for sample in families[alias].samples
+        ]
         assert repeated == [sample[:3] for sample in families[modern].samples]
 
 
 def test_series_that_vllm_has_at_start_are_there_at_zero(recorder: Recorder) -> None:
     families = scrape(recorder)
-    success = {s.labels["finished_reason"]: s.value for s in families["vllm:request_success"].samples}
+    success = {
+        s.labels["finished_reason"]: s.value for s in families["vllm:request_success"].samples
+    }
     assert success == dict.fromkeys(FINISHED, 0.0)
     state = {s.labels["sleep_state"]: s.value for s in families["vllm:engine_sleep_state"].samples}
     assert state == {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
@@ -117,7 +133,9 @@ def test_process_families_are_read_now_and_then_and_the_others_always() -> None:
 
     recorder = Recorder("tiny", 2048, {})
     http = Counted()
-    exposition = Exposition([recorder.render], http.process_text, clock=clock.now, process_age_s=1.0)
+    exposition = Exposition(
+        [recorder.render], http.process_text, clock=clock.now, process_age_s=1.0
+    )
     for count, pause_s in enumerate((0.0, 0.05, 0.9, 0.05, 0.5), start=1):
         clock.advance(pause_s)
         recorder.decoded(1, 0.02, at_s=clock.now())

@@ -100,7 +100,9 @@ def test_a_stream_lasts_until_its_end(app: Understudy, metrics: HttpMetrics) -> 
     assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 0}
     end(response)
     assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 1}
-    assert samples(metrics, "http_request_duration_seconds_sum") == {("/v1/completions", "POST"): 1.5}
+    assert samples(metrics, "http_request_duration_seconds_sum") == {
+        ("/v1/completions", "POST"): 1.5
+    }
     assert samples(metrics, "http_request_duration_highr_seconds_sum") == {(): 1.5}
     assert samples(metrics, "http_response_size_bytes_sum") == {("/v1/completions",): 27}
     assert samples(metrics, "http_request_size_bytes_sum") == {("/v1/completions",): 5}
@@ -110,17 +112,32 @@ def test_exchanges_of_several_kinds_are_counted_each_where_it_belongs(
     app: Understudy, metrics: HttpMetrics, clock: Clock
 ) -> None:
     for number in range(300):  # more than are noted before they are counted
-        for path, body in (("/v1/chat/completions", b"x" * (number % 3)), ("/v1/completions", b"12345")):
+        for path, body in (
+            ("/v1/chat/completions", b"x" * (number % 3)),
+            ("/v1/completions", b"12345"),
+        ):
             clock.now = 100.0
             call(app, path, "POST", body)
     chats, completions = ("/v1/chat/completions", "POST"), ("/v1/completions", "POST")
-    assert samples(metrics, "http_requests_total") == {(*chats, "2xx"): 300, (*completions, "2xx"): 300}
+    assert samples(metrics, "http_requests_total") == {
+        (*chats, "2xx"): 300,
+        (*completions, "2xx"): 300,
+    }
     assert samples(metrics, "http_request_duration_seconds_sum") == {chats: 75, completions: 450}
     assert samples(metrics, "http_request_duration_highr_seconds_sum") == {(): 525}
     assert samples(metrics, "http_request_duration_highr_seconds_count") == {(): 600}
-    assert samples(metrics, "http_request_size_bytes_sum") == {chats[:1]: 300, completions[:1]: 1_500}
-    assert samples(metrics, "http_response_size_bytes_sum") == {chats[:1]: 600, completions[:1]: 8_100}
-    assert samples(metrics, "http_response_size_bytes_count") == {chats[:1]: 300, completions[:1]: 300}
+    assert samples(metrics, "http_request_size_bytes_sum") == {
+        chats[:1]: 300,
+        completions[:1]: 1_500,
+    }
+    assert samples(metrics, "http_response_size_bytes_sum") == {
+        chats[:1]: 600,
+        completions[:1]: 8_100,
+    }
+    assert samples(metrics, "http_response_size_bytes_count") == {
+        chats[:1]: 300,
+        completions[:1]: 300,
+    }
 
 
 def test_a_client_that_goes_away_ends_the_stream(app: Understudy, metrics: HttpMetrics) -> None:
@@ -128,7 +145,9 @@ def test_a_client_that_goes_away_ends_the_stream(app: Understudy, metrics: HttpM
     next(iter(response))
     response.close()
     assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 1}
-    assert samples(metrics, "http_request_duration_seconds_sum") == {("/v1/completions", "POST"): 0.5}
+    assert samples(metrics, "http_request_duration_seconds_sum") == {
+        ("/v1/completions", "POST"): 0.5
+    }
     assert samples(metrics, "http_response_size_bytes_sum") == {("/v1/completions",): 9}
 
 
@@ -156,7 +175,9 @@ def test_a_client_cannot_create_series_at_will(app: Understudy, metrics: HttpMet
 
 
 @pytest.mark.parametrize("path", [*PROBES, "/x/health"])
-def test_probes_and_scrapes_are_not_counted(app: Understudy, metrics: HttpMetrics, path: str) -> None:
+def test_probes_and_scrapes_are_not_counted(
+    app: Understudy, metrics: HttpMetrics, path: str
+) -> None:
     call(app, path)
     assert samples(metrics, "http_requests_total") == {}
 
@@ -174,14 +195,23 @@ def test_a_senseless_content_length_counts_as_nothing(
     ("flags", "tokens", "concurrency"),
     [
         (("--block-size=32", "--kv-cache-size=32768", "--max-model-len=2048"), "1048576", "512.0"),
-        (("--block-size=16", "--kv-cache-size=64", "--max-model-len=100"), "914", "9.142857142857142"),
+        (
+            ("--block-size=16", "--kv-cache-size=64", "--max-model-len=100"),
+            "914",
+            "9.142857142857142",
+        ),
     ],
     ids=["as recorded from a real vLLM", "a context that does not fill its last block"],
 )
 def test_labels_of_the_cache_give_its_capacity_as_vllm_does(
     flags: tuple[str, ...], tokens: str, concurrency: str
 ) -> None:
-    page = app_of("--force-dummy-tokenizer", *flags).test_client().get("/metrics").get_data(as_text=True)
+    page = (
+        app_of("--force-dummy-tokenizer", *flags)
+        .test_client()
+        .get("/metrics")
+        .get_data(as_text=True)
+    )
     families = {family.name: family for family in text_string_to_metric_families(page)}
     [sample] = families["vllm:cache_config_info"].samples
     capacity = sample.labels["kv_cache_size_tokens"], sample.labels["kv_cache_max_concurrency"]

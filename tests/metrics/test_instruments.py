@@ -20,7 +20,9 @@ bounds = st.lists(finite, unique=True, max_size=12).map(sorted)
 
 
 @given(bounds, st.lists(st.tuples(finite, st.integers(1, 5)), max_size=40))
-def test_a_histogram_counts_as_a_naive_one(limits: list[float], seen: list[tuple[float, int]]) -> None:
+def test_a_histogram_counts_as_a_naive_one(
+    limits: list[float], seen: list[tuple[float, int]]
+) -> None:
     histogram = Histogram(limits)
     for value, count in seen:
         histogram.observe(value, count)
@@ -41,9 +43,13 @@ CREATED = 1_700_000_000.25
 values = st.lists(st.floats(min_value=0, max_value=1e8), max_size=8)
 
 
-def theirs(family: type, name: str, labels: dict[str, str], seen: list[float], **options: object) -> str:
+def theirs(
+    family: type, name: str, labels: dict[str, str], seen: list[float], **options: object
+) -> str:
     registry = CollectorRegistry()
-    child = family(name, 'a "help"\n\\', list(labels), registry=registry, **options).labels(**labels)
+    child = family(name, 'a "help"\n\\', list(labels), registry=registry, **options).labels(
+        **labels
+    )
     child._created = CREATED
     for value in seen:
         child.inc(value) if hasattr(child, "inc") else child.observe(value)
@@ -61,12 +67,19 @@ def ours(name: str, create: type, kind: str, labels: dict[str, str], seen: list[
     return family.render()
 
 
-@given(st.dictionaries(st.sampled_from(["model_name", "engine", "zone"]), st.text(), min_size=1), values)
-def test_every_kind_prints_byte_for_byte_the_same(labels: dict[str, str], seen: list[float]) -> None:
+@given(
+    st.dictionaries(st.sampled_from(["model_name", "engine", "zone"]), st.text(), min_size=1),
+    values,
+)
+def test_every_kind_prints_byte_for_byte_the_same(
+    labels: dict[str, str], seen: list[float]
+) -> None:
     histogram = partial(Histogram, BOUNDS)
     assert ours("h", histogram, "histogram", labels, seen) == theirs(
         TheirHistogram, "h", labels, seen, buckets=BOUNDS
     )
-    assert ours("c_total", Counter, "counter", labels, seen) == theirs(TheirCounter, "c", labels, seen)
+    assert ours("c_total", Counter, "counter", labels, seen) == theirs(
+        TheirCounter, "c", labels, seen
+    )
     assert ours("g", Gauge, "gauge", labels, seen) == theirs(TheirGauge, "g", labels, seen)
     assert ours("s", Summary, "summary", labels, seen) == theirs(TheirSummary, "s", labels, seen)

@@ -23,7 +23,9 @@ def samples(recorder: Recorder) -> dict[str, float]:
     for family in text_string_to_metric_families(recorder.render()):
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
-            found[sample.name + "".join(f'{{{k}="{v}"}}' for k, v in sorted(labels.items()))] = sample.value
+            found[sample.name + "".join(f'{{{k}="{v}"}}' for k, v in sorted(labels.items()))] = (
+                sample.value
+            )
     return found
 
 
@@ -44,7 +46,8 @@ ROWS = st.fixed_dictionaries(
 EVENTS = st.one_of(
     st.tuples(st.just("decoded"), st.tuples(st.integers(1, 3), SECONDS, MOMENTS)),
     st.tuples(
-        st.just("prefilled"), st.tuples(SECONDS, TOKENS, st.integers(0, 100), MOMENTS, st.integers(0, 1))
+        st.just("prefilled"),
+        st.tuples(SECONDS, TOKENS, st.integers(0, 100), MOMENTS, st.integers(0, 1)),
     ),
     st.tuples(st.just("finished"), st.tuples(st.sampled_from(FINISHED), ROWS)),
 )
@@ -100,7 +103,11 @@ def series(loras: LoraRequests) -> list[tuple[str, str, float]]:
     (family,) = text_string_to_metric_families(loras.render())
     assert {sample.labels["max_lora"] for sample in family.samples} == {"2"}
     return [
-        (sample.labels["running_lora_adapters"], sample.labels["waiting_lora_adapters"], sample.value)
+        (
+            sample.labels["running_lora_adapters"],
+            sample.labels["waiting_lora_adapters"],
+            sample.value,
+        )
         for sample in family.samples
     ]
 

@@ -1,4 +1,7 @@
-"""Who may ask: API keys as vLLM asks for them, a key for /admin alone, and web pages of other origins."""
+"""Who may ask:
+
+API keys as vLLM asks for them, a key for /admin alone, and web pages of other origins.
+"""
 
 import pytest
 import requests
@@ -89,7 +92,14 @@ def test_an_origin_is_no_pattern_and_options_without_a_question_no_preflight() -
         assert client(allowed_origins=(PAGE,)).options("/thing", headers=headers).status_code == 405
 
 
-CONTROL_PATHS = ("/admin/journal", "/admin/config", "/console", "/fake_metrics", "/sleep", "/adapters/one")
+CONTROL_PATHS = (
+    "/admin/journal",
+    "/admin/config",
+    "/console",
+    "/fake_metrics",
+    "/sleep",
+    "/adapters/one",
+)
 
 
 @pytest.mark.parametrize("credentials", [False, True])

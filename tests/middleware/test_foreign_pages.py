@@ -57,7 +57,9 @@ def status(
     **body: Any,
 ) -> int:
     environ = {"SERVER_NAME": bound_to, "HTTP_HOST": host}
-    answer = app.test_client().open(path, method=method, headers=headers, environ_overrides=environ, **body)
+    answer = app.test_client().open(
+        path, method=method, headers=headers, environ_overrides=environ, **body
+    )
     return int(answer.status_code)
 
 
@@ -76,25 +78,37 @@ ORIGINS = {
     "the console": ({"Origin": SELF, "Sec-Fetch-Site": "same-origin"}, ALLOWED),
     "the console, in an old browser": ({"Origin": SELF}, ALLOWED),
     "somebody at the browser": ({"Sec-Fetch-Site": "none"}, ALLOWED),
-    "a page that may": ({"Origin": "https://tool.example", "Sec-Fetch-Site": "cross-site"}, ALLOWED),
+    "a page that may": (
+        {"Origin": "https://tool.example", "Sec-Fetch-Site": "cross-site"},
+        ALLOWED,
+    ),
     "the console, by a proxy's name": ({"Origin": "http://console.example:8443"}, ALLOWED),
     "another page": ({"Origin": EVIL, "Sec-Fetch-Site": "cross-site"}, FOREIGN),
     "another page, in an old browser": ({"Origin": EVIL}, FOREIGN),
     "a page whose origin is hidden": ({"Origin": "null"}, FOREIGN),
     "a navigation": ({"Sec-Fetch-Site": "cross-site"}, FOREIGN),
-    "a page of another port": ({"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"}, FOREIGN),
+    "a page of another port": (
+        {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"},
+        FOREIGN,
+    ),
     "another port, in an old browser": ({"Origin": "http://localhost:3000"}, FOREIGN),
 }
 
 
 def test_pages_of_other_origins_are_refused(app: Any) -> None:
     for page, (headers, is_allowed) in ORIGINS.items():
-        for path, answer in (("/admin/console/resume", 200), ("/fake_metrics", 400), ("/resume", 200)):
+        for path, answer in (
+            ("/admin/console/resume", 200),
+            ("/fake_metrics", 400),
+            ("/resume", 200),
+        ):
             assert status(app, path, headers) == (answer if is_allowed else 403), (page, path)
     for bound_to in ("127.0.0.1", "0.0.0.0", "vllm.example"):  # wherever the server listens
         assert status(app, "/pause", {"Origin": EVIL}, bound_to=bound_to) == 403
         assert status(app, "/admin/verdict", {"Origin": EVIL}, "DELETE", bound_to) == 403
-        assert status(app, "/admin/verdict", {"Origin": EVIL}, "GET", bound_to) == 200, "it cannot read it"
+        assert status(app, "/admin/verdict", {"Origin": EVIL}, "GET", bound_to) == 200, (
+            "it cannot read it"
+        )
 
 
 HOSTS = [
@@ -126,7 +140,13 @@ HOSTS = [
 
 def test_control_routes_answer_to_names_that_no_stranger_can_point_here(app: Any) -> None:
     for bound_to, host, expected in HOSTS:
-        for path in ("/admin/config", "/console", "/admin/memory", "/admin/journal", "/server_info"):
+        for path in (
+            "/admin/config",
+            "/console",
+            "/admin/memory",
+            "/admin/journal",
+            "/server_info",
+        ):
             assert status(app, path, method="GET", bound_to=bound_to, host=host) == expected, host
         assert status(app, "/admin/config", bound_to=bound_to, host=host, json={}) == expected
         page = {"Origin": f"http://{host}"}
@@ -185,7 +205,9 @@ def test_keys_that_change_while_serving_count(app: Any) -> None:
 
 
 def test_an_indexer_checks_the_host_too() -> None:
-    indexer = app_of("--role", "indexer", "--kv-index-pods", "tcp://pod:5557", "--force-dummy-tokenizer")
+    indexer = app_of(
+        "--role", "indexer", "--kv-index-pods", "tcp://pod:5557", "--force-dummy-tokenizer"
+    )
     assert status(indexer, "/admin/memory", method="GET", host="evil.example") == 403
     assert status(indexer, "/admin/memory", method="GET", host="indexer.default.svc:8000") == 200
     assert status(indexer, "/health", method="GET", host="evil.example") == 200
@@ -215,7 +237,9 @@ def test_the_machines_own_names_are_accepted() -> None:
 
 
 @given(
-    st.from_regex(r"[a-z0-9-]{1,20}(\.[a-z0-9-]{1,20}){0,3}\.(com|example|app|zip|dev)", fullmatch=True),
+    st.from_regex(
+        r"[a-z0-9-]{1,20}(\.[a-z0-9-]{1,20}){0,3}\.(com|example|app|zip|dev)", fullmatch=True
+    ),
     st.sampled_from(
         ["{}", "{}:8000", "{}.", "{}.:80", "user@{}", "localhost@{}", "{}\t", "[{}]", "[::1].{}"]
     ),
@@ -228,7 +252,14 @@ def test_no_spelling_of_a_public_name_is_accepted(name: str, spelling: str) -> N
 
 def test_control_paths_are_known_by_their_request(app: Any) -> None:
     """A preflight has no route, so its path alone decides."""
-    for path in ("/admin/journal", "/console/", "/fake_metrics", "/sleep", "/sleep/", "/adapters/one"):
+    for path in (
+        "/admin/journal",
+        "/console/",
+        "/fake_metrics",
+        "/sleep",
+        "/sleep/",
+        "/adapters/one",
+    ):
         assert is_control(path)
     for path in ("/v1/models", "/health", "/metrics", "/", "/sleepless", "/is_sleeping"):
         assert not is_control(path)

@@ -42,11 +42,19 @@ def test_an_entry_has_the_request_and_what_the_client_was_told() -> None:
     first, second, broken = entries(client)
     assert " ".join(sorted(first)) == "at id model request route rule scope status text usage"
     assert (first["route"], first["model"], first["status"]) == (CHAT, told["model"], 200)
-    assert first["request"]["messages"][0]["content"] == 'A "café"' and first["request"]["api_key"] == "***"
+    assert (
+        first["request"]["messages"][0]["content"] == 'A "café"'
+        and first["request"]["api_key"] == "***"
+    )
     assert first["text"] == told["choices"][0]["message"]["content"]
     assert first["usage"].items() <= told["usage"].items()
     assert (second["scope"], second["usage"]["completion_tokens"]) == ("one", 4) and second["text"]
-    assert (broken["status"], broken["request"], broken["text"], broken["usage"]) == (400, "{", None, None)
+    assert (broken["status"], broken["request"], broken["text"], broken["usage"]) == (
+        400,
+        "{",
+        None,
+        None,
+    )
 
 
 def test_entries_are_found_by_route_text_and_scope_and_forgotten() -> None:
@@ -56,7 +64,9 @@ def test_entries_are_found_by_route_text_and_scope_and_forgotten() -> None:
     assert len(entries(client, route=CHAT)) == 3 and not entries(client, route="/v1/completions")
     assert [each["scope"] for each in entries(client, contains="Rome")] == ["a", "b"]
     assert len(entries(client, contains='"Rome"')) == 1
-    assert [each["request"]["messages"][0]["content"] for each in entries(client, limit=1)] == ["Oslo"]
+    assert [each["request"]["messages"][0]["content"] for each in entries(client, limit=1)] == [
+        "Oslo"
+    ]
     client.delete("/admin/journal?scope=a")
     assert [each["scope"] for each in entries(client)] == ["b"]
     client.delete("/admin/journal")
@@ -78,7 +88,11 @@ def test_it_is_bounded_by_number_and_by_bytes() -> None:
     client = client_of("--journal", "3")
     for number in range(5):
         chat(client, str(number))
-    assert [each["request"]["messages"][0]["content"] for each in entries(client)] == ["2", "3", "4"]
+    assert [each["request"]["messages"][0]["content"] for each in entries(client)] == [
+        "2",
+        "3",
+        "4",
+    ]
     client = client_of("--journal", "100000")
     for number in range(30):
         chat(client, f"{number} " + "x" * 3_000_000)
@@ -121,14 +135,24 @@ def test_strangers_evict_no_request_of_a_client_with_a_key() -> None:
     client.post(CHAT, json=body, headers=KEY)
     for number in range(20):
         for path in (CHAT, "/tokenize", "/nowhere"):  # of these, the first alone needs a key
-            client.post(path, json={"prompt": f"{number} {path}"}, headers={"Authorization": "Bearer wrong"})
+            client.post(
+                path, json={"prompt": f"{number} {path}"}, headers={"Authorization": "Bearer wrong"}
+            )
     client.post(CHAT, json={**body, "max_tokens": 3}, headers=KEY)
     mine = [entry for entry in kept(client) if entry["status"] == 200 and entry["route"] == CHAT]
     assert [entry["request"]["max_tokens"] for entry in mine] == [2, 3]
     strangers = kept(client)[1:-1]
-    assert [entry["route"] for entry in strangers] == ["/tokenize", "/nowhere", CHAT, "/tokenize", "/nowhere"]
+    assert [entry["route"] for entry in strangers] == [
+        "/tokenize",
+        "/nowhere",
+        CHAT,
+        "/tokenize",
+        "/nowhere",
+    ]
     assert {entry["status"] for entry in strangers} == {200, 401, 404}
-    assert [entry["max_tokens"] for entry in (mine[-1]["request"], kept(client)[-1]["request"])] == [3, 3]
+    assert [
+        entry["max_tokens"] for entry in (mine[-1]["request"], kept(client)[-1]["request"])
+    ] == [3, 3]
 
 
 def test_requests_of_strangers_are_few_and_small() -> None:
@@ -174,11 +198,15 @@ def as_json(value: object) -> Encoded:
 
 
 def as_utf8_json(value: object) -> Encoded:
-    return json.dumps(value, ensure_ascii=False, indent=1).encode(), "application/json; charset=utf-8"
+    return json.dumps(
+        value, ensure_ascii=False, indent=1
+    ).encode(), "application/json; charset=utf-8"
 
 
 def as_multipart(name: str, secret: str) -> Encoded:
-    return encode_multipart_formdata([("n", "1"), (name, secret), ("text", "hello")], "limit-of-the-test")
+    return encode_multipart_formdata(
+        [("n", "1"), (name, secret), ("text", "hello")], "limit-of-the-test"
+    )
 
 
 def as_raw_form(name: str, secret: str) -> Encoded:
@@ -192,7 +220,10 @@ ENCODINGS: dict[str, Callable[[str, str], Encoded]] = {
     "JSON declared as a form": lambda name, secret: (json.dumps({name: secret}).encode(), FORM),
     "a form": lambda name, secret: (urlencode({"n": 1, name: secret, "m": 2}).encode(), FORM),
     "a form without a type": lambda name, secret: (urlencode({name: secret, "m": 2}).encode(), ""),
-    "a form of JavaScript": lambda name, secret: (f"{name}={in_javascript(secret)}&n=1".encode(), FORM),
+    "a form of JavaScript": lambda name, secret: (
+        f"{name}={in_javascript(secret)}&n=1".encode(),
+        FORM,
+    ),
     "a form with an escaped name": lambda name, secret: (
         f"n=1&{with_every_byte_escaped(name)}={with_every_byte_escaped(secret)}".encode(),
         FORM,
@@ -204,7 +235,9 @@ ENCODINGS: dict[str, Callable[[str, str], Encoded]] = {
     ),
     "a multipart field": as_multipart,
     "a multipart field without a type": lambda name, secret: (as_multipart(name, secret)[0], ""),
-    "JSON in a multipart field": lambda name, secret: as_multipart("payload", json.dumps({name: secret})),
+    "JSON in a multipart field": lambda name, secret: as_multipart(
+        "payload", json.dumps({name: secret})
+    ),
     "a query in JSON": lambda name, secret: as_json(
         {"content": f"see https://host/path?n=1&{urlencode({name: secret})}#top, please"}
     ),
@@ -239,7 +272,9 @@ ENCODINGS: dict[str, Callable[[str, str], Encoded]] = {
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(NAMES), st.text(st.characters(exclude_categories=["Cs"])))
 def test_no_encoding_shows_a_secret(encoding: str, name: str, middle: str) -> None:
-    """Beginning and end of the secret are letters, which no encoding changes but the one of every byte."""
+    """Beginning and end of the secret are letters, which no encoding changes but the one of every
+    byte.
+    """
     body, content_type = ENCODINGS[encoding](name, f"zqzqzq{middle}qxqxqx")
     headers = {"content-type": content_type} if content_type else {}
     journal = Journal(10)
@@ -261,7 +296,12 @@ def test_without_one_nothing_is_kept_and_the_route_says_how_to_have_one() -> Non
 
 
 def test_what_is_no_json_is_a_text_and_what_is_no_text_is_null() -> None:
-    assert masked_json(b'{"token": "s", "a": [1e400]') == b'"{\\"token\\": \\"***\\", \\"a\\": [1e400]"'
+    assert (
+        masked_json(b'{"token": "s", "a": [1e400]')
+        == b'"{\\"token\\": \\"***\\", \\"a\\": [1e400]"'
+    )
     assert masked_json(b"\xff") == masked_json(b"") == masked_json(b"\0\1") == b"null"
     assert masked_json(b"[" * 5000).startswith(b'"[[[')
-    assert masked_json('{"a": "ö", "b": 123456789012345678901234567890}'.encode()).startswith(b'{"a":"\xc3')
+    assert masked_json('{"a": "ö", "b": 123456789012345678901234567890}'.encode()).startswith(
+        b'{"a":"\xc3'
+    )

@@ -18,14 +18,54 @@ from app.serving.middleware.masking import (
 )
 
 SECRETS = (
-    *("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Admin-Key", "apikey"),
-    *("api_key", "api-keys", "openaiApiKey", "hf-token", "accessToken", "token", "X-Amz-Security-Token"),
-    *("password", "client_secret", "clientSecrets", "DB_PASSWORD", "credentials", "X-Signature", "key"),
+    *(
+        "Authorization",
+        "Proxy-Authorization",
+        "Cookie",
+        "Set-Cookie",
+        "X-Api-Key",
+        "X-Admin-Key",
+        "apikey",
+    ),
+    *(
+        "api_key",
+        "api-keys",
+        "openaiApiKey",
+        "hf-token",
+        "accessToken",
+        "token",
+        "X-Amz-Security-Token",
+    ),
+    *(
+        "password",
+        "client_secret",
+        "clientSecrets",
+        "DB_PASSWORD",
+        "credentials",
+        "X-Signature",
+        "key",
+    ),
     *("pwd", "DB_PWD", "userPwd", "auth", "proxy-auth", "httpAuth", "passwords", "passwd"),
 )
 OTHERS = (
-    *("max_tokens", "tokens", "token_ids", "stop_token_ids", "prompt_tokens_details", "return_token_strs"),
-    *("x-ratelimit-limit-tokens", "monkey", "Content-Type", "model", "keyboard", "secretary", "skip", ""),
+    *(
+        "max_tokens",
+        "tokens",
+        "token_ids",
+        "stop_token_ids",
+        "prompt_tokens_details",
+        "return_token_strs",
+    ),
+    *(
+        "x-ratelimit-limit-tokens",
+        "monkey",
+        "Content-Type",
+        "model",
+        "keyboard",
+        "secretary",
+        "skip",
+        "",
+    ),
     *("tokenizer", "cookies_allowed", "top_k", "author", "Accept", "traceparent", "turkey"),
     *("authors", "oauth", "pwdx", "authority", "pwds"),
 )
@@ -53,7 +93,9 @@ def test_headers_and_queries_keep_their_names() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SECRETS), st.text(min_size=4), st.sampled_from([None, 2]), st.booleans())
-def test_a_secret_field_is_hidden_wherever_it_is(name: str, secret: str, indent: int, nested: bool) -> None:
+def test_a_secret_field_is_hidden_wherever_it_is(
+    name: str, secret: str, indent: int, nested: bool
+) -> None:
     body = {"model": "m", name: secret, "max_tokens": 5}
     text = json.dumps({"tools": [{"headers": body}]} if nested else body, indent=indent)
     masked = json.loads(mask_text(text))
@@ -62,7 +104,9 @@ def test_a_secret_field_is_hidden_wherever_it_is(name: str, secret: str, indent:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.dictionaries(st.sampled_from(OTHERS), st.text() | st.integers() | st.lists(st.integers())))
+@given(
+    st.dictionaries(st.sampled_from(OTHERS), st.text() | st.integers() | st.lists(st.integers()))
+)
 def test_other_fields_stay_as_they_are(body: dict[str, object]) -> None:
     assert json.loads(mask_text(json.dumps(body))) == body
 
@@ -90,13 +134,18 @@ def test_no_way_of_writing_a_secret_shows_it(text: str) -> None:
 
 def test_what_is_no_secret_stays() -> None:
     def body(key: str) -> str:
-        return json.dumps({"arguments": json.dumps({"city": 'Paris, "TX"', "api_key": key}), "n": 1})
+        return json.dumps(
+            {"arguments": json.dumps({"city": 'Paris, "TX"', "api_key": key}), "n": 1}
+        )
 
     for text, masked in (
         (body("hidden"), body("***")),
         ('{"api-key": ["a", "b"], "n": 1}', '{"api-key": "***", "n": 1}'),
         *([r'{"properties":{"api_key":{"type":"string"}},"required":["api_key"]}'] * 2,),
-        *(['{"token": " Hi","logprob": -1.0}'] * 2, ['{"token": " Hi","bytes":[72],"logprob":-1.0}'] * 2),
+        *(
+            ['{"token": " Hi","logprob": -1.0}'] * 2,
+            ['{"token": " Hi","bytes":[72],"logprob":-1.0}'] * 2,
+        ),
         ('{"token": "Hi"}', '{"token": "***"}'),
         ("curl -H 'Authorization: Bearer sk-a.b_c' url", "curl -H 'Authorization: Bearer ***' url"),
     ):
@@ -126,7 +175,10 @@ URLS = (
 @pytest.mark.parametrize(("url", "masked"), URLS)
 def test_secrets_in_urls_are_hidden_in_every_text(url: str, masked: str) -> None:
     assert mask_text(f"see {url} now") == f"see {masked} now"
-    for dump in (json.dumps, lambda value: json.dumps(value).replace("/", "\\/").replace("&", "\\u0026")):
+    for dump in (
+        json.dumps,
+        lambda value: json.dumps(value).replace("/", "\\/").replace("&", "\\u0026"),
+    ):
         text = dump({"messages": [{"content": f"see {url} now"}]})
         assert json.loads(mask_text(text)) == {"messages": [{"content": f"see {masked} now"}]}
     assert mask_headers([("Referer", url)]) == [("Referer", masked)]
@@ -136,10 +188,32 @@ FORM = "application/x-www-form-urlencoded"
 MULTIPART = "\r\n".join(
     (
         *("--limit", 'Content-Disposition: form-data; name="n"', "", "1"),
-        *("--limit", "Content-Type: text/plain", 'content-disposition: form-data; NAME="api_key"', ""),
-        *("hidden", "--limi hidden", "--limit", 'Content-Disposition: form-data; name=pwd; filename="a"', ""),
-        *("hidden", "--limit", "Content-Disposition: form-data; name*=UTF-8''api%5Fkey", "", "hidden"),
-        *("--limit", 'Content-Disposition: form-data; name="text"', "", '{"auth": "hidden", "n": 2}'),
+        *(
+            "--limit",
+            "Content-Type: text/plain",
+            'content-disposition: form-data; NAME="api_key"',
+            "",
+        ),
+        *(
+            "hidden",
+            "--limi hidden",
+            "--limit",
+            'Content-Disposition: form-data; name=pwd; filename="a"',
+            "",
+        ),
+        *(
+            "hidden",
+            "--limit",
+            "Content-Disposition: form-data; name*=UTF-8''api%5Fkey",
+            "",
+            "hidden",
+        ),
+        *(
+            "--limit",
+            'Content-Disposition: form-data; name="text"',
+            "",
+            '{"auth": "hidden", "n": 2}',
+        ),
         *("--limit", 'Content-Disposition: form-data; name="token"', "", "", "--limit--", ""),
     )
 )
@@ -154,11 +228,16 @@ def test_secret_fields_of_forms_are_hidden_and_the_others_stay() -> None:
     ):
         assert mask_text(text, content_type=f"{FORM}; charset=utf-8") == mask_text(text) == masked
     assert mask_text('n=1 2&password=a "b" {c};d', content_type=FORM) == "n=1 2&password=***"
-    assert mask_text('{"n": "a=b", "key": "a&b"}', content_type=FORM) == '{"n": "a=b", "key": "***"}'
+    assert (
+        mask_text('{"n": "a=b", "key": "a&b"}', content_type=FORM) == '{"n": "a=b", "key": "***"}'
+    )
     masked = mask_text(MULTIPART)
     assert mask_text(MULTIPART, content_type="multipart/form-data; boundary=limit") == masked
     preamble = "a preamble\r\n"
-    assert mask_text(preamble + MULTIPART, content_type='Multipart/x; boundary="limit"') == preamble + masked
+    assert (
+        mask_text(preamble + MULTIPART, content_type='Multipart/x; boundary="limit"')
+        == preamble + masked
+    )
     assert "hidden" not in masked and masked.count(MASK) == 5
     assert masked.count("--limit") == MULTIPART.count("--limit") and '"n": 2' in masked
     for cut in range(len(MULTIPART)):

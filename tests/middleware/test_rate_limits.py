@@ -32,7 +32,9 @@ class Limited:
         self.live = LiveSettings(Settings(access=AccessSettings(**access)))
         self.limits = RateLimits(self.harness.clock)
         paths = (COMPLETIONS, "/v1/messages", "/tokenize")
-        routes = [Route(methods=("POST", "GET"), path=path, handle=self._generate) for path in paths]
+        routes = [
+            Route(methods=("POST", "GET"), path=path, handle=self._generate) for path in paths
+        ]
         self.client: FlaskClient = application(routes, self.limits, live=self.live).test_client()
         self.group: Any = None
 
@@ -107,7 +109,9 @@ def test_prompts_are_charged_at_once_and_replies_at_their_end() -> None:
     limited.advance(40.5)
     assert told(limited.post(max_tokens=0), "tokens")[1] == "20"
     limited.post("other", choices=4)
-    assert told(limited.post("other", max_tokens=0), "tokens")[1] == "57", "choices share their prompt"
+    assert told(limited.post("other", max_tokens=0), "tokens")[1] == "57", (
+        "choices share their prompt"
+    )
 
 
 def test_a_client_that_leaves_pays_for_what_was_generated() -> None:
@@ -154,7 +158,9 @@ def test_no_more_than_so_many_callers_are_remembered() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 50), st.lists(st.floats(0, 30), min_size=1, max_size=80))
-def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(per_minute: int, gaps: list[float]) -> None:
+def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(
+    per_minute: int, gaps: list[float]
+) -> None:
     limited = Limited(requests_per_minute=per_minute)
     served = 0
     begin_s = limited.harness.clock.now()

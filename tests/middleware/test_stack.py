@@ -1,4 +1,7 @@
-"""The list of middleware: down it to the route, up it from the response, and only those that are active."""
+"""The list of middleware:
+
+down it to the route, up it from the response, and only those that are active.
+"""
 
 import pytest
 
@@ -44,7 +47,10 @@ def test_requests_go_down_the_list_to_the_first_that_answers_and_responses_up() 
     assert ran == ["a begins", "b begins", "c begins", "c ends 200", "b ends 200", "a ends 200"]
     del ran[:]
     answer = Response(status=401)
-    assert exchange(MiddlewareStack([Named("a", ran), Named("b", ran, answer), Named("c", ran)])) is answer
+    assert (
+        exchange(MiddlewareStack([Named("a", ran), Named("b", ran, answer), Named("c", ran)]))
+        is answer
+    )
     assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
 
 
@@ -62,7 +68,8 @@ def test_a_request_ends_with_those_that_were_active_when_it_began() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/", 200), ("/none", 404), ("/fails", 405), ("/fails", 500), ("/refuses", 429)]
+    ("path", "status"),
+    [("/", 200), ("/none", 404), ("/fails", 405), ("/fails", 500), ("/refuses", 429)],
 )
 def test_every_answer_of_an_application_passes_once(path: str, status: int) -> None:
     ran: Ran = []
@@ -81,12 +88,24 @@ def test_every_answer_of_an_application_passes_once(path: str, status: int) -> N
 
 
 def test_odd_requests_are_answered_and_counted_as_vllm_does() -> None:
-    flags = ["--server-dev-mode", "--enable-scale-out", "--api-key", "k", "--enable-request-id-headers"]
+    flags = [
+        "--server-dev-mode",
+        "--enable-scale-out",
+        "--api-key",
+        "k",
+        "--enable-request-id-headers",
+    ]
     client = app_of(*flags).test_client()
 
     def counted() -> float:
-        lines = [line for line in client.get("/metrics").text.splitlines() if "http_requests_total{" in line]
-        return sum(float(line.rpartition(" ")[2]) for line in lines if not line.startswith("understudy"))
+        lines = [
+            line
+            for line in client.get("/metrics").text.splitlines()
+            if "http_requests_total{" in line
+        ]
+        return sum(
+            float(line.rpartition(" ")[2]) for line in lines if not line.startswith("understudy")
+        )
 
     preflight = {"Origin": "https://a", "Access-Control-Request-Method": "GET"}
     for method, path, headers, body, status, counts in (

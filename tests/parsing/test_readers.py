@@ -29,7 +29,10 @@ WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"
 def read(reader: TextReader, tokens: Sequence[str]) -> list[Piece]:
     """The pieces, joined where they are of one part."""
     told: list[Piece] = []
-    for part, text in [*(piece for token in tokens for piece in reader.feed(token)), *reader.finish()]:
+    for part, text in [
+        *(piece for token in tokens for piece in reader.feed(token)),
+        *reader.finish(),
+    ]:
         if told and told[-1][0] == part:
             told[-1] = part, told[-1][1] + text
         else:
@@ -60,11 +63,19 @@ CASES: list[tuple[str, str, list[Piece]]] = [
         ("hermes", text := f"<tool_call>{inner}</tool_call> and so on", [(None, text)])
         for inner in ("no JSON", '{"arguments": {}}', '{"name": 3, "arguments": {}}', "[]", "")
     ),
-    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [call(0, "f", '{"a": 1}')]),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
+        [call(0, "f", '{"a": 1}')],
+    ),
     ("hermes", f"<tool_call>{WEATHER}", [CALLED]),
     ("hermes", CUT_OFF, [call(0, "f", '{"a'), (Part("call", 0, raw=CUT_OFF), "")]),
     *(
-        ("llama3", f'{before}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}', TWO)
+        (
+            "llama3",
+            f'{before}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}',
+            TWO,
+        )
         for before in ("", "\n ", "<|python_tag|>")
         for key in ("arguments", "parameters")
     ),
@@ -81,14 +92,22 @@ CASES: list[tuple[str, str, list[Piece]]] = [
     ),
     ("thoughts and calls", "<think>Hm </thi", [(THOUGHT, "Hm </thi")]),
     *(
-        ("thoughts that may come", f"{blank}<think>Hm</think>\n{{}}", [(THOUGHT, "Hm"), (None, "\n{}")])
+        (
+            "thoughts that may come",
+            f"{blank}<think>Hm</think>\n{{}}",
+            [(THOUGHT, "Hm"), (None, "\n{}")],
+        )
         for blank in ("", " ")
     ),
     *(
         ("thoughts that may come", text, [(None, text)] if text else [])
         for text in ("{}", "<thi", "", "\n", "<b>")
     ),
-    ("thoughts and calls", f"Hm</think><tool_call>{WEATHER}</tool_call>", [(THOUGHT, "Hm"), CALLED]),
+    (
+        "thoughts and calls",
+        f"Hm</think><tool_call>{WEATHER}</tool_call>",
+        [(THOUGHT, "Hm"), CALLED],
+    ),
 ]
 
 
@@ -125,9 +144,26 @@ def test_a_call_that_must_be_made_may_follow_thoughts(
 
 SCRAPS = st.sampled_from(
     [
-        *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "<tool", "</", "<"),
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "<think>",
+            "</think>",
+            "<|python_tag|>",
+            "<tool",
+            "</",
+            "<",
+        ),
         *("{", "}", "[", "]", '"', "\\", ",", ";", ":", " ", "\n", "text", "3.5", "null"),
-        *(WEATHER, '{"name": "f", "parameters": ', '{"a": [1, "]"]}', '"name"', '"arguments"', "{}", '""'),
+        *(
+            WEATHER,
+            '{"name": "f", "parameters": ',
+            '{"a": [1, "]"]}',
+            '"name"',
+            '"arguments"',
+            "{}",
+            '""',
+        ),
     ]
 )
 TEXTS = st.lists(SCRAPS, max_size=12).map("".join)
@@ -145,10 +181,15 @@ def test_any_cut_of_a_text_has_the_same_parts(kind: str, data: st.DataObject) ->
     assert cut == whole == single
 
 
-TOLD = st.text().filter(lambda text: "</tool_call>" not in text)  # which ends the call, wherever it stands
+TOLD = st.text().filter(
+    lambda text: "</tool_call>" not in text
+)  # which ends the call, wherever it stands
 
 
-@given(st.dictionaries(st.text(max_size=5), st.integers() | TOLD | st.none(), max_size=4), st.booleans())
+@given(
+    st.dictionaries(st.text(max_size=5), st.integers() | TOLD | st.none(), max_size=4),
+    st.booleans(),
+)
 @settings(max_examples=40, deadline=None)
 def test_arguments_are_told_as_they_were_written(arguments: dict[str, object], tight: bool) -> None:
     separators = (",", ":") if tight else (", ", ": ")

@@ -1,4 +1,7 @@
-"""`python -m app plan`: its choice beside an exhaustive search, its reasons, its files, and bad input."""
+"""`python -m app plan`:
+
+its choice beside an exhaustive search, its reasons, its files, and bad input.
+"""
 
 from itertools import count, product
 from pathlib import Path
@@ -87,8 +90,29 @@ def test_the_table_has_a_reason_for_each_device(
     shape = SHAPE | {"hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672}
     Path(model[1]).write_bytes(msgspec.json.encode(shape))
     picture = tmp_path / "plan.svg"
-    argv = [*model, "--device", "h100=2", "h200=3", "b200=20", "--tensor-parallel-size", "1", "4", "64"]
-    argv += ["--rate", "2", "4", "--seconds", "5", "--goodput", "ttft:400", "tpot:22", "--slo", "e2e_mean=9s"]
+    argv = [
+        *model,
+        "--device",
+        "h100=2",
+        "h200=3",
+        "b200=20",
+        "--tensor-parallel-size",
+        "1",
+        "4",
+        "64",
+    ]
+    argv += [
+        "--rate",
+        "2",
+        "4",
+        "--seconds",
+        "5",
+        "--goodput",
+        "ttft:400",
+        "tpot:22",
+        "--slo",
+        "e2e_mean=9s",
+    ]
     assert run([*argv, "--processes", "1", "--plot", str(picture)]) == 0
     out, err = capsys.readouterr()
     assert picture.read_text().startswith("<?xml")
@@ -109,7 +133,17 @@ def test_an_slo_that_nothing_meets_is_told_with_the_nearest_fleet(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "plan.json"
-    argv = [*model, "--device", "h100=2", "--json", str(target), "--processes", "1", "--num-requests", "40"]
+    argv = [
+        *model,
+        "--device",
+        "h100=2",
+        "--json",
+        str(target),
+        "--processes",
+        "1",
+        "--num-requests",
+        "40",
+    ]
     for slo, told in {
         "--goodput tpot:1": "tp 8 misses tpot by . ms|even on an idle pod",
         "--slo ttft_p99=100ms --max-pods 2": "nearest: h100 tp 8 x 2 --max-num-seqs",
@@ -133,7 +167,10 @@ def test_an_slo_that_nothing_meets_is_told_with_the_nearest_fleet(
         (["--backend", "spark=here:1"], "must be dask=HOST:PORT"),
         (["--attainment", "1.5"], "must be a number above 0, at most 1"),
         (["--model-config", "/nowhere.json"], "/nowhere.json: cannot be read"),
-        (["--max-num-seqs", "16384", "--max-num-batched-tokens", "8"], "must not be less than max-num-seqs"),
+        (
+            ["--max-num-seqs", "16384", "--max-num-batched-tokens", "8"],
+            "must not be less than max-num-seqs",
+        ),
         (["--trace", "a.csv"], "--trace is a whole load"),
         (["--plot", "x.gif"], "ends with .png or .svg"),
         (["--goodput", "ttft:x"], "--goodput must be"),

@@ -1,4 +1,6 @@
-"""What several plugins do together, and how one that cannot be used stops the start, in this process."""
+"""What several plugins do together, and how one that cannot be used stops the start, in this
+process.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -40,16 +42,25 @@ def test_the_first_plugin_that_has_a_reply_is_believed(plugin: Write) -> None:
             ("nothing", nothing),
             ("first", SAYING.format(text="first")),
             ("second", SAYING.format(text="second")),
-            ("urgent", SAYING.format(text="urgent").replace("@hookimpl", "@hookimpl(tryfirst=True)")),
+            (
+                "urgent",
+                SAYING.format(text="urgent").replace("@hookimpl", "@hookimpl(tryfirst=True)"),
+            ),
         )
     ]
-    for flags, expected in ((paths[:3], "first"), (paths, "urgent"), (paths[2:3] + paths[:2], "second")):
+    for flags, expected in (
+        (paths[:3], "first"),
+        (paths, "urgent"),
+        (paths[2:3] + paths[:2], "second"),
+    ):
         assert answered("--plugin", *flags)["message"]["content"] == expected
 
 
 def test_a_script_has_its_say_before_a_plugin(plugin: Write, tmp_path: Path) -> None:
     script = tmp_path / "rules.yaml"
-    script.write_text("rules:\n- when: {message: {contains: scripted}}\n  then: {text: by the script}\n")
+    script.write_text(
+        "rules:\n- when: {message: {contains: scripted}}\n  then: {text: by the script}\n"
+    )
     flags = ["--plugin", plugin(SAYING.format(text="by the plugin")), "--script", str(script)]
     for text, expected in (("scripted", "by the script"), ("else", "by the plugin")):
         assert answered(*flags, text=text)["message"]["content"] == expected
@@ -134,7 +145,10 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
         ("def f(:", "cannot be imported: SyntaxError: "),
         ("API = 2", "is written for API 2; this server has API 1"),
         ("Settings = 3", "its Settings must be a config.declaration.Section"),
-        (SECTION + "    a: Annotated[int, About('A.')]", "its Settings: TypeError: Missing required"),
+        (
+            SECTION + "    a: Annotated[int, About('A.')]",
+            "its Settings: TypeError: Missing required",
+        ),
         (own() + "NAME = 'server'", "this name is taken"),
         (own(default=0), "its Settings: ValidationError: Expected `int` >= 1"),
         (own("num_seqs") + "NAME = 'max'", "setting max-num-seqs is there already"),
@@ -142,7 +156,10 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
         ("", "has no hooks: no function of it is marked with @hookimpl"),
         (REPLY.replace("reply", "repply"), "unknown hook 'repply'; did you mean reply?"),
         (REPLY.replace("(host)", "(host, model)"), "Argument(s) {'model'} are declared"),
-        ("@hookimpl(wrapper=True)\ndef reply(host):\n    yield", "hook reply: wrappers are not called"),
+        (
+            "@hookimpl(wrapper=True)\ndef reply(host):\n    yield",
+            "hook reply: wrappers are not called",
+        ),
         (gives("reply", "{}['key']"), "hook reply failed at the start: KeyError: 'key'"),
         (gives("routes", "[1]"), "hook routes failed at the start: AttributeError: "),
         (
@@ -173,7 +190,9 @@ def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> N
 
 
 def test_a_name_that_is_no_flag_is_refused(plugin: Write) -> None:
-    assert "a name is made of a-z, digits and single dashes" in refusal("--plugin", plugin(REPLY, "my plug"))
+    assert "a name is made of a-z, digits and single dashes" in refusal(
+        "--plugin", plugin(REPLY, "my plug")
+    )
 
 
 def test_a_module_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:

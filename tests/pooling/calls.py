@@ -1,4 +1,6 @@
-"""Pooling models in process, with a context of 64 tokens and vectors of 16 numbers; requests and answers."""
+"""Pooling models in process, with a context of 64 tokens and vectors of 16 numbers; requests and
+answers.
+"""
 
 from functools import cache
 from typing import Any
@@ -7,7 +9,13 @@ from flask.testing import FlaskClient
 
 from tests.application import app_of
 
-EMBED, POOL, CLASSIFY, SCORE, RERANK = "/v1/embeddings", "/pooling", "/classify", "/score", "/rerank"
+EMBED, POOL, CLASSIFY, SCORE, RERANK = (
+    "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
+)
 COHERE = "/v2/embed"
 DIMENSIONS = 16
 FLAGS = ("--model=tiny", "--max-model-len=64", f"--default-embedding-dimensions={DIMENSIONS}")

@@ -1,4 +1,7 @@
-"""What the played model computes: vectors, classes, scores; and vectors as bytes in every format."""
+"""What the played model computes:
+
+vectors, classes, scores; and vectors as bytes in every format.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ def vector(text: str, dimensions: int = 384) -> array[float]:
 
 
 def cosine(one: str, other: str, dimensions: int = 384) -> float:
-    return sum(a * b for a, b in zip(vector(one, dimensions), vector(other, dimensions), strict=True))
+    return sum(
+        a * b for a, b in zip(vector(one, dimensions), vector(other, dimensions), strict=True)
+    )
 
 
 @given(text=TEXTS, dimensions=DIMENSIONS)
@@ -52,7 +57,9 @@ def test_every_text_has_a_vector_of_length_one(text: str, dimensions: int) -> No
 
 
 @given(text=TEXTS, short=DIMENSIONS, long=DIMENSIONS)
-def test_a_shorter_vector_is_the_beginning_of_a_longer_one(text: str, short: int, long: int) -> None:
+def test_a_shorter_vector_is_the_beginning_of_a_longer_one(
+    text: str, short: int, long: int
+) -> None:
     short, long = sorted((short, long))
     beginning, whole = (embedding(text, count, no_pause, unit=False) for count in (short, long))
     if any(whole[:short]):
@@ -67,9 +74,21 @@ def test_a_vector_is_the_same_on_every_machine() -> None:
 @pytest.mark.parametrize(
     ("text", "near", "far"),
     [
-        ("How do I reset my password?", "I forgot my password, how can I reset it?", "Rain in Paris today"),
-        ("The quick brown fox jumps", "A quick brown fox jumped", "Quarterly revenue grew by nine percent"),
-        ("Paris is the capital of France", "the capital of France", "Plants turn light into energy"),
+        (
+            "How do I reset my password?",
+            "I forgot my password, how can I reset it?",
+            "Rain in Paris today",
+        ),
+        (
+            "The quick brown fox jumps",
+            "A quick brown fox jumped",
+            "Quarterly revenue grew by nine percent",
+        ),
+        (
+            "Paris is the capital of France",
+            "the capital of France",
+            "Plants turn light into energy",
+        ),
         ("Straße nach Zürich", "STRASSE NACH ZÜRICH", "Brot und Butter"),
     ],
 )
@@ -128,7 +147,9 @@ def test_numbers_are_packed_in_the_order_that_is_asked_for(dtype: str) -> None:
     little = b"".join(big[i : i + size][::-1] for i in range(0, len(big), size))
     assert packing(dtype, "big", no_pause)(NUMBERS) == big
     assert packing(dtype, "little", no_pause)(NUMBERS) == little
-    assert packing(dtype, "native", no_pause)(NUMBERS) == (little if sys.byteorder == "little" else big)
+    assert packing(dtype, "native", no_pause)(NUMBERS) == (
+        little if sys.byteorder == "little" else big
+    )
 
 
 @given(number=SINGLES)
@@ -145,6 +166,8 @@ def test_a_bfloat16_is_the_nearest_upper_half_of_a_single_and_even_on_a_tie(numb
     ("number", "code"),
     [(448.0, 0x7E), (2**-6, 0x08), (2**-9, 0x01), (2**-11, 0x00), (1.0625, 0x38), (1.1875, 0x3A)],
 )
-def test_eight_bits_have_their_limits_and_ties_go_to_the_even_neighbour(number: float, code: int) -> None:
+def test_eight_bits_have_their_limits_and_ties_go_to_the_even_neighbour(
+    number: float, code: int
+) -> None:
     assert small_float(number, 4, 3) == code
     assert small_float(-number, 4, 3) == 0x80 | code

@@ -91,7 +91,12 @@ def test_embeddings_alone_take_several_conversations() -> None:
 
 
 def test_the_sides_of_a_score_have_four_pairs_of_names() -> None:
-    for names in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")):
+    for names in (
+        ("queries", "documents"),
+        ("queries", "items"),
+        ("data_1", "data_2"),
+        ("text_1", "text_2"),
+    ):
         for more in ({}, {"priority": "1"}):
             asked = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **more)
             assert (asked.queries, asked.documents) == ("a", ["b", "c"])
@@ -113,11 +118,19 @@ REFUSED: list[tuple[type[Request], dict[str, Any], str]] = [
     (ScoreRequest, {"text_1": "a", "text_2": 5}, "body.queries"),
     (ScoreRequest, {"queries": "a"}, "body.documents"),
     (ScoreRequest, {"queries": "a", "documents": {"content": "x"}}, "body.documents"),
-    (ScoreRequest, {"queries": "a", "documents": {"content": [{"type": "text"}]}}, "body.documents"),
+    (
+        ScoreRequest,
+        {"queries": "a", "documents": {"content": [{"type": "text"}]}},
+        "body.documents",
+    ),
     (RerankRequest, {}, "body.query"),
     (RerankRequest, {"query": "a", "documents": 5}, "body.documents"),
     (RerankRequest, {"query": {"content": "no list"}, "documents": ["a"]}, "body.query"),
-    (RerankRequest, {"query": {"content": [{"type": "smell", "smell": "x"}]}, "documents": []}, "body.query"),
+    (
+        RerankRequest,
+        {"query": {"content": [{"type": "smell", "smell": "x"}]}, "documents": []},
+        "body.query",
+    ),
     *(
         (RerankRequest, {"query": "a", "documents": documents}, "body.documents")
         for documents in ({}, ["b", None], [{"content": [{"type": "text", "text": 5}]}])
@@ -163,7 +176,9 @@ def test_embeddings_may_stand_beside_chat_and_completions() -> None:
     client = create_app(Settings(model=model)).test_client()
     answer = client.post(EMBED, json=BASE[EMBED])
     assert answer.status_code == 200 and answer.json["usage"]["completion_tokens"] == 0
-    chat = client.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3})
+    chat = client.post(
+        CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    )
     assert chat.json["usage"]["completion_tokens"] == 3
     assert client.post(POOL, json=BASE[POOL]).status_code == 404
 
@@ -197,7 +212,9 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("path", "asked", "param"), RULES)
-def test_a_broken_rule_is_a_bad_request_error(path: str, asked: dict[str, Any], param: str | None) -> None:
+def test_a_broken_rule_is_a_bad_request_error(
+    path: str, asked: dict[str, Any], param: str | None
+) -> None:
     told = refused(path, {**BASE[path], **asked}, "--task=pooling")
     assert told == (400, "BadRequestError", param)
 
@@ -260,21 +277,28 @@ def test_an_input_of_the_whole_context_is_taken_and_a_longer_one_truncated() -> 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2), ("fp8_e4m3", 1), ("fp8_e5m2", 1)]
+    ("dtype", "size"),
+    [("float32", 4), ("float16", 2), ("bfloat16", 2), ("fp8_e4m3", 1), ("fp8_e5m2", 1)],
 )
 def test_bytes_come_with_their_description_or_alone(dtype: str, size: int) -> None:
     asked = {"input": ["hello", "world"], "embed_dtype": dtype, "endianness": "big"}
     client = client_of("--task=pooling")
     got, alone = (
-        client.post(EMBED, json={**asked, "encoding_format": f"bytes{end}"}) for end in ("", "_only")
+        client.post(EMBED, json={**asked, "encoding_format": f"bytes{end}"})
+        for end in ("", "_only")
     )
-    assert got.headers["Content-Type"] == alone.headers["Content-Type"] == "application/octet-stream"
+    assert (
+        got.headers["Content-Type"] == alone.headers["Content-Type"] == "application/octet-stream"
+    )
     assert got.data == alone.data and "metadata" not in alone.headers
     meta = json.loads(got.headers["metadata"])
     tokens = sum(len(token_ids(text)) for text in ("hello", "world"))
     assert list(meta) == ["id", "created", "model", "data", "usage"]
     assert meta["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    width, same = DIMENSIONS * size, {"embed_dtype": dtype, "endianness": "big", "shape": [DIMENSIONS]}
+    width, same = (
+        DIMENSIONS * size,
+        {"embed_dtype": dtype, "endianness": "big", "shape": [DIMENSIONS]},
+    )
     places = [{"index": at, "start": at * width, "end": (at + 1) * width, **same} for at in (0, 1)]
     assert meta["data"] == places
     in_json = told(EMBED, **asked, encoding_format="base64")["data"]
@@ -295,7 +319,10 @@ def test_pooling_gives_what_its_task_says(task: str | None, shape: tuple[int, ..
     asked, client = {"input": [1, 2, 3], "task": task}, client_of("--task=pooling")
     (item,) = client.post(POOL, json=asked).get_json()["data"]
     rows = item["data"] if len(shape) > 1 else [item["data"]]
-    assert (len(rows), {len(row) for row in rows}) == (shape[0] if len(shape) > 1 else 1, {shape[-1]})
+    assert (len(rows), {len(row) for row in rows}) == (
+        shape[0] if len(shape) > 1 else 1,
+        {shape[-1]},
+    )
     got = client.post(POOL, json={**asked, "encoding_format": "bytes"})
     assert tuple(json.loads(got.headers["metadata"])["data"][0]["shape"]) == shape
     numbers = struct.unpack(f"<{math.prod(shape)}f", got.data)
@@ -327,7 +354,9 @@ def test_probabilities_of_classes_add_up_to_one() -> None:
 @pytest.mark.parametrize("path", [SCORE, "/v1/score"])
 def test_common_tokens_raise_the_score(path: str) -> None:
     documents = ["red fox jumps", "red fox sleeps", "red cats sleep", "blue whales sing"]
-    values = [item["score"] for item in told(path, queries="red fox jumps", documents=documents)["data"]]
+    values = [
+        item["score"] for item in told(path, queries="red fox jumps", documents=documents)["data"]
+    ]
     assert values == sorted(values, reverse=True)
     assert len(set(values)) == 4 and all(0 < value < 1 for value in values)
 
@@ -350,7 +379,11 @@ def test_a_cross_encoder_reads_the_query_with_every_document() -> None:
 def test_a_cross_encoder_takes_a_place_for_each_pair() -> None:
     def counted() -> float:
         lines = client_of("--task=score").get("/metrics").text.splitlines()
-        return sum(float(it.split()[-1]) for it in lines if it.startswith("vllm:request_prompt_tokens_count"))
+        return sum(
+            float(it.split()[-1])
+            for it in lines
+            if it.startswith("vllm:request_prompt_tokens_count")
+        )
 
     before = counted()
     told(RERANK, "score", query="a", documents=["b", "c", "d"])
@@ -362,11 +395,16 @@ def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(path: str) -> None
     documents = ["blue whales", "red fox", "red cats", "blue whales"]
     results = told(path, query="red fox", documents=documents)["results"]
     assert [result["index"] for result in results] == [1, 2, 0, 3]
-    assert [result["document"]["text"] for result in results] == [documents[i] for i in (1, 2, 0, 3)]
+    assert [result["document"]["text"] for result in results] == [
+        documents[i] for i in (1, 2, 0, 3)
+    ]
     values = [result["relevance_score"] for result in results]
     assert values == scores(text_1="red fox", text_2=[documents[i] for i in (1, 2, 0, 3)])
     for top_n, count in ((0, 4), (2, 2), (99, 4)):
-        assert told(path, query="red fox", documents=documents, top_n=top_n)["results"] == results[:count]
+        assert (
+            told(path, query="red fox", documents=documents, top_n=top_n)["results"]
+            == results[:count]
+        )
 
 
 @pytest.mark.parametrize(
@@ -378,7 +416,9 @@ def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(path: str) -> None
         (SCORE, "score", ["index", "object", "score"]),
     ],
 )
-def test_a_list_has_vllms_keys_and_nulls_in_vllms_order(path: str, prefix: str, keys: list[str]) -> None:
+def test_a_list_has_vllms_keys_and_nulls_in_vllms_order(
+    path: str, prefix: str, keys: list[str]
+) -> None:
     answer = json.loads(client_of("--task=pooling").post(path, json=BASE[path]).data)
     assert list(answer) == ["id", "object", "created", "model", "data", "usage"]
     assert (answer["object"], answer["model"]) == ("list", "tiny")
@@ -414,7 +454,11 @@ def test_every_form_of_cohere_is_of_the_same_vector() -> None:
     told = embedded(texts=["hello", "world"], embedding_types=kinds)
     assert list(told) == ["id", "embeddings", "texts", "meta", "response_type"]
     assert told["texts"] == ["hello", "world"] and told["response_type"] == "embeddings_by_type"
-    usual = client_of(*COHERE_FLAGS).post("/v1/embeddings", json={"input": ["hello", "world"]}).get_json()
+    usual = (
+        client_of(*COHERE_FLAGS)
+        .post("/v1/embeddings", json={"input": ["hello", "world"]})
+        .get_json()
+    )
     for index, item in enumerate(usual["data"]):
         vector = item["embedding"]
         assert told["embeddings"]["float"][index] == vector
@@ -449,7 +493,10 @@ def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
     assert task_instructions(tmp_path / "missing") is None
     own = f"--model={tmp_path}"
     plain = embedded(own, texts=["cat"])["meta"]["billed_units"]["input_tokens"]
-    assert embedded(own, texts=["cat"], input_type="none")["meta"]["billed_units"]["input_tokens"] == plain
+    assert (
+        embedded(own, texts=["cat"], input_type="none")["meta"]["billed_units"]["input_tokens"]
+        == plain
+    )
     longer = embedded(own, texts=["cat"], input_type="search_query")["meta"]["billed_units"]
     assert longer["input_tokens"] > plain
     assert refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS, own)[0] == 400

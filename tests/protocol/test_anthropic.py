@@ -12,7 +12,11 @@ from app.serving.protocol.decoding import decode
 from tests.protocol.refused import refused
 
 HELLO = {"role": "user", "content": "hi"}
-WEATHER = {"name": "weather", "description": "How it is", "input_schema": {"properties": {"city": {}}}}
+WEATHER = {
+    "name": "weather",
+    "description": "How it is",
+    "input_schema": {"properties": {"city": {}}},
+}
 
 
 def decoded(**fields: Any) -> MessagesRequest:
@@ -70,8 +74,19 @@ def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
 
 def test_sampling_limits_and_forms_keep_their_values() -> None:
     same = {
-        **{"max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "stream": True, "priority": -2},
-        **{"cache_salt": "salt", "kv_transfer_params": {"do_remote_decode": True}, "vllm_xargs": {"a": 1}},
+        **{
+            "max_tokens": 7,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 3,
+            "stream": True,
+            "priority": -2,
+        },
+        **{
+            "cache_salt": "salt",
+            "kv_transfer_params": {"do_remote_decode": True},
+            "vllm_xargs": {"a": 1},
+        },
     }
     form = {"type": "json_schema", "schema": {"type": "object"}}
     asked = chat(**same, stop_sequences=["END"], output_config={"format": form})
@@ -82,8 +97,13 @@ def test_sampling_limits_and_forms_keep_their_values() -> None:
 
 
 def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None:
-    note, blocks = {"role": "system", "content": "Now be long."}, [text(f"{BILLING_HEADER}: cc=1"), text("!")]
-    asked = decoded(messages=[note, HELLO, {"role": "system", "content": blocks}], system="Be brief. ")
+    note, blocks = (
+        {"role": "system", "content": "Now be long."},
+        [text(f"{BILLING_HEADER}: cc=1"), text("!")],
+    )
+    asked = decoded(
+        messages=[note, HELLO, {"role": "system", "content": blocks}], system="Be brief. "
+    )
     first = {"role": "system", "content": "Be brief. "}
     assert chat_request(asked).messages == [first, note, HELLO, {"role": "system", "content": "!"}]
     assert chat_request(asked, merges=True).messages == [
@@ -96,7 +116,9 @@ def test_a_round_of_tools_becomes_calls_and_their_results() -> None:
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}
     thought = {"type": "thinking", "thinking": "Look outside.", "signature": "s"}
-    assert messages(HELLO, assistant(thought, text("Let me see."), call), user(text("And?"), result)) == [
+    assert messages(
+        HELLO, assistant(thought, text("Let me see."), call), user(text("And?"), result)
+    ) == [
         HELLO,
         {
             "role": "assistant",
@@ -129,13 +151,22 @@ def test_a_result_of_several_items_is_one_text_then_images_then_references() -> 
     assert messages(user({"type": "tool_result", "tool_use_id": "t1", "content": items})) == [
         {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]},
-        {"role": "tool", "tool_call_id": "t1", "content": [{"type": "tool_reference", "name": "weather"}]},
+        {
+            "role": "tool",
+            "tool_call_id": "t1",
+            "content": [{"type": "tool_reference", "name": "weather"}],
+        },
     ]
 
 
 @pytest.mark.parametrize(
     ("choice", "wanted"),
-    [(None, "auto"), ({"type": "auto"}, "auto"), ({"type": "any"}, "required"), ({"type": "none"}, "none")],
+    [
+        (None, "auto"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+    ],
 )
 def test_a_choice_among_tools_keeps_its_meaning(choice: dict[str, Any] | None, wanted: str) -> None:
     assert chat(tools=[WEATHER], tool_choice=choice).tool_choice == wanted

@@ -51,14 +51,18 @@ def test_what_cannot_even_be_tried_has_the_frameworks_own_body(body: bytes) -> N
     assert list(json.loads(error.body())) == ["detail"]
 
 
-@pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/jsonx", "application/json ;a"])
+@pytest.mark.parametrize(
+    "content_type", [None, "", "text/plain", "application/jsonx", "application/json ;a"]
+)
 def test_another_content_type_is_refused_without_a_param(content_type: str | None) -> None:
     assert answer(refusal(b'{"messages":[]}', content_type)) == (400, "Bad Request", None)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 def test_every_unicode_encoding_is_understood(encoding: str) -> None:
-    body = json.dumps({"messages": [{"role": "user", "content": "é"}]}, ensure_ascii=False).encode(encoding)
+    body = json.dumps({"messages": [{"role": "user", "content": "é"}]}, ensure_ascii=False).encode(
+        encoding
+    )
     assert decode(body, JSON, ChatCompletionRequest).messages[0]["content"] == "é"
 
 
@@ -100,7 +104,9 @@ def test_near_misses_are_converted(field: str, value: object, read: object) -> N
         ),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named_by_its_path(field: str, value: object, param: str) -> None:
+def test_a_value_of_the_wrong_type_is_named_by_its_path(
+    field: str, value: object, param: str
+) -> None:
     assert answer(refusal(json.dumps({"messages": HELLO, field: value}).encode())) == (
         400,
         "Bad Request",
@@ -127,7 +133,10 @@ def test_a_message_that_quotes_half_a_surrogate_pair_can_still_be_sent() -> None
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
     [
-        *(({"messages": messages}, "Bad Request", "body.messages") for messages in ([], {}, "hi", 5, None)),
+        *(
+            ({"messages": messages}, "Bad Request", "body.messages")
+            for messages in ([], {}, "hi", 5, None)
+        ),
         *(({"messages": [HELLO, one]}, "Bad Request", "body.messages.1") for one in ([], HELLO[0])),
         ({"tool_choice": "auto"}, "Bad Request", "body.tool_choice"),
         ({"use_beam_search": True}, "BadRequestError", "use_beam_search"),

@@ -1,4 +1,7 @@
-"""Rules that know the model: the last that is allowed, the first that is not, what follows from fields."""
+"""Rules that know the model:
+
+the last that is allowed, the first that is not, what follows from fields.
+"""
 
 import json
 import math
@@ -8,14 +11,21 @@ import pytest
 
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.generate import GenerateRequest
-from app.serving.protocol.validation import GenerationRequest, ModelLimits, ValidatedRequest, fit_prompt
+from app.serving.protocol.validation import (
+    GenerationRequest,
+    ModelLimits,
+    ValidatedRequest,
+    fit_prompt,
+)
 from tests.protocol.refused import chat, completion, refused
 
 CONTEXT = 2048
 LIMITS = ModelLimits(max_model_len=CONTEXT, vocab_size=4096)
 
 
-def accepted(request: GenerationRequest, limits: ModelLimits = LIMITS) -> ValidatedRequest[GenerationRequest]:
+def accepted(
+    request: GenerationRequest, limits: ModelLimits = LIMITS
+) -> ValidatedRequest[GenerationRequest]:
     return ValidatedRequest(request, "model", limits)
 
 
@@ -68,7 +78,11 @@ BORDERS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
     ({"allowed_token_ids": [0]}, {"allowed_token_ids": [-1]}, "allowed_token_ids"),
     ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 21}, "logprobs"),
     ({"prompt_logprobs": 20}, {"prompt_logprobs": 21}, "prompt_logprobs"),
-    ({**IDS, "logprob_token_ids": [1] * 128}, {**IDS, "logprob_token_ids": [1] * 129}, "logprob_token_ids"),
+    (
+        {**IDS, "logprob_token_ids": [1] * 128},
+        {**IDS, "logprob_token_ids": [1] * 129},
+        "logprob_token_ids",
+    ),
     ({}, {**IDS, "logprob_token_ids": [9999]}, "logprob_token_ids"),
     ({"vllm_xargs": {"a": 2**64 - 1}}, {"vllm_xargs": {"a": 2**64}}, "extra_args"),
     ({}, {"kv_transfer_params": {"a": [{"b": -(2**63) - 1}]}}, "extra_args"),
@@ -76,9 +90,21 @@ BORDERS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
     ({}, {"structured_outputs": {"choice": []}}, None),
     ({}, {"structured_outputs": {"regex": "\0"}}, None),
     (FORM, {"structured_outputs": {"regex": "a"}, **FORM}, None),
-    ({"structured_outputs": {"json": nested(64)}}, {"structured_outputs": {"json": nested(65)}}, None),
-    ({"truncate_prompt_tokens": CONTEXT}, {"truncate_prompt_tokens": 2049}, "truncate_prompt_tokens"),
-    ({"routed_experts_prompt_start": 16}, {"routed_experts_prompt_start": 17}, "routed_experts_prompt_start"),
+    (
+        {"structured_outputs": {"json": nested(64)}},
+        {"structured_outputs": {"json": nested(65)}},
+        None,
+    ),
+    (
+        {"truncate_prompt_tokens": CONTEXT},
+        {"truncate_prompt_tokens": 2049},
+        "truncate_prompt_tokens",
+    ),
+    (
+        {"routed_experts_prompt_start": 16},
+        {"routed_experts_prompt_start": 17},
+        "routed_experts_prompt_start",
+    ),
 ]
 
 
@@ -102,7 +128,9 @@ def test_the_rules_are_looked_at_in_vllms_order() -> None:
 
 def test_what_follows_from_the_fields_is_kept() -> None:
     asked = check(
-        chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5), 16, 2044
+        chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5),
+        16,
+        2044,
     )
     assert (asked.n, asked.requested, list(asked.max_tokens)) == (2, 7, [7, 4])
     assert (asked.stop, asked.seed, asked.greedy) == (("end",), None, False)
@@ -156,11 +184,30 @@ def test_echo_asks_for_log_probabilities_of_the_prompt() -> None:
 
 def test_what_is_asked_for_by_tokens_is_a_completion_of_the_same() -> None:
     sampling = {
-        **{"n": 2, "temperature": 0.25, "top_p": 0.75, "top_k": 7, "seed": 3, "stop": ["a"], "max_tokens": 5},
-        **{"stop_token_ids": [9], "min_tokens": 2, "logprobs": 4, "prompt_logprobs": 6, "bad_words": ["b"]},
+        **{
+            "n": 2,
+            "temperature": 0.25,
+            "top_p": 0.75,
+            "top_k": 7,
+            "seed": 3,
+            "stop": ["a"],
+            "max_tokens": 5,
+        },
+        **{
+            "stop_token_ids": [9],
+            "min_tokens": 2,
+            "logprobs": 4,
+            "prompt_logprobs": 6,
+            "bad_words": ["b"],
+        },
     }
     fields = {
-        **{"model": "m", "stream": True, "stream_options": {"include_usage": True}, "cache_salt": "s"},
+        **{
+            "model": "m",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": "s",
+        },
         **{"priority": 8, "request_id": "r", "return_token_ids": True},
     }
     extra = {"extra_args": {"kv_transfer_params": {"a": 1}}}
@@ -177,6 +224,8 @@ def test_what_is_asked_for_by_tokens_is_a_completion_of_the_same() -> None:
     assert {name: getattr(told, name) for name in plain} == plain
     assert (told.prompt, told.kv_transfer_params, told.ignore_eos) == ([1, 2], {"a": 1}, False)
     assert completion(extra, kv_transfer_params={"b": 2}).kv_transfer_params == {"b": 2}
-    assert completion({}, ignore_eos=True).ignore_eos and completion({"ignore_eos": True}).ignore_eos
+    assert (
+        completion({}, ignore_eos=True).ignore_eos and completion({"ignore_eos": True}).ignore_eos
+    )
     assert completion({}).bad_words == [] and completion({}).max_tokens == 62
     assert completion({"max_tokens": 9999}).max_tokens == 62

@@ -71,7 +71,10 @@ def test_any_values_in_the_fields_of_any_kind_give_one_or_an_api_error(
     decode_and_check(kind, json.dumps(body).encode())
 
 
-@given(st.binary(max_size=200), st.none() | st.sampled_from([JSON, "text/plain"]) | st.text(max_size=20))
+@given(
+    st.binary(max_size=200),
+    st.none() | st.sampled_from([JSON, "text/plain"]) | st.text(max_size=20),
+)
 @settings(max_examples=25)
 def test_any_bytes_give_a_request_or_an_api_error(body: bytes, content_type: str | None) -> None:
     for kind in KINDS:
@@ -96,12 +99,16 @@ sampling = {
     "stream": st.booleans(),
     "ignore_eos": st.booleans(),
     "logit_bias": st.dictionaries(st.integers(0, 4095).map(str), st.floats(-100, 100), max_size=3),
-    "kv_transfer_params": st.dictionaries(texts, texts | st.integers(-100, 100) | st.none(), max_size=3),
+    "kv_transfer_params": st.dictionaries(
+        texts, texts | st.integers(-100, 100) | st.none(), max_size=3
+    ),
     "return_token_ids": st.booleans() | st.none(),
     "truncate_prompt_tokens": st.integers(-1, 100),
 }
 messages = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": texts}),
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system"]), "content": texts}
+    ),
     max_size=4,
 )
 prompts = (

@@ -29,12 +29,21 @@ WEATHER = {"type": "function", "name": "weather", "description": "How it is", "p
 CUSTOM = {"type": "custom", "name": "shell"}
 SPACE = {"type": "namespace", "name": "home", "description": "d", "tools": [WEATHER, CUSTOM]}
 NAMED = {"type": "function", "name": "weather"}
-CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}
+CALL = {
+    "type": "function_call",
+    "call_id": "c1",
+    "name": "weather",
+    "arguments": '{"city": "Oslo"}',
+}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 ALLOWED = {"type": "allowed_tools", "mode": "auto"}
 JSON = {"type": "json_object"}
 HELLO = {"role": "user", "content": "hi"}
-TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+TOOL_CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+}
 
 
 def decoded(**fields: Any) -> ResponsesRequest:
@@ -64,11 +73,17 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"input": None}, "body.input"),
         ({"input": [{"type": "reasoning", "id": "r"}]}, "body.input"),
         ({"input": [user({"type": "output_text", "text": "a"})]}, "body.input"),
-        ({"input": [{"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}]}, "body.input"),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}]},
+            "body.input",
+        ),
         ({"metadata": {"a": 1}}, "body.metadata.a"),
         ({"text": {"format": {"type": "xml"}}}, "body.text.format.ResponseFormatText.type"),
         ({"tools": [WEATHER, {"type": "oven"}]}, "body.tools.1.FunctionTool.name"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}}, "body.tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}},
+            "body.tool_choice",
+        ),
     ],
 )
 def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
@@ -83,7 +98,10 @@ def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
         ({"background": True, "store": False}, "background"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": {**ALLOWED, "tools": [{"name": "time"}]}}, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {**ALLOWED, "tools": [{"name": "time"}]}},
+            "tool_choice",
+        ),
         ({"text": {"format": JSON}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
         ({"tools": [{**CUSTOM, "format": {"type": "grammar"}}]}, "tools"),
@@ -95,22 +113,53 @@ def test_what_breaks_a_rule_is_named(fields: dict[str, Any], param: str) -> None
 
 
 SAME = {
-    **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 5, "stop": ["E"], "stream": True},
-    **{"stop_token_ids": [7], "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5},
-    **{"logit_bias": {"5": 1}, "ignore_eos": True, "user": "me", "cache_salt": "salt", "priority": -2},
-    **{"vllm_xargs": {"a": 1}, "kv_transfer_params": {"do_remote_decode": True}, "include_reasoning": False},
+    **{
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 5,
+        "stop": ["E"],
+        "stream": True,
+    },
+    **{
+        "stop_token_ids": [7],
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.5,
+    },
+    **{
+        "logit_bias": {"5": 1},
+        "ignore_eos": True,
+        "user": "me",
+        "cache_salt": "salt",
+        "priority": -2,
+    },
+    **{
+        "vllm_xargs": {"a": 1},
+        "kv_transfer_params": {"do_remote_decode": True},
+        "include_reasoning": False,
+    },
 }
 
 
 def test_sampling_and_limits_keep_their_values() -> None:
     asked = chat(**SAME, max_output_tokens=7, reasoning={"effort": "low"}, instructions="Be brief.")
     assert {name: getattr(asked, name) for name in SAME} == SAME
-    assert (asked.max_completion_tokens, asked.max_tokens, asked.reasoning_effort) == (7, None, "low")
+    assert (asked.max_completion_tokens, asked.max_tokens, asked.reasoning_effort) == (
+        7,
+        None,
+        "low",
+    )
     assert asked.messages == [{"role": "system", "content": "Be brief."}, HELLO]
 
 
 def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
-    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+    thought = {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "Hm"}],
+    }
     said = {"role": "assistant", "content": "I look."}
     assert messages(HELLO, thought, said, CALL, {**CALL, "call_id": "c2"}, RESULT) == [
         HELLO,
@@ -134,7 +183,9 @@ def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
         (HELLO, False),
     ],
 )
-def test_an_unfinished_message_or_thought_is_continued(last: dict[str, Any], continued: bool) -> None:
+def test_an_unfinished_message_or_thought_is_continued(
+    last: dict[str, Any], continued: bool
+) -> None:
     asked = chat(input=[HELLO, last])
     assert (asked.continue_final_message, asked.add_generation_prompt) == (continued, not continued)
 
@@ -166,7 +217,11 @@ def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() 
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
     asked = chat(tools=[search, WEATHER, CUSTOM, SPACE])
     assert asked.tool_choice == "required"
-    assert [tool.function.name for tool in asked.tools or ()] == ["weather", "shell", "home__weather"]
+    assert [tool.function.name for tool in asked.tools or ()] == [
+        "weather",
+        "shell",
+        "home__weather",
+    ]
     assert (asked.tools or ())[1].function.parameters == CUSTOM_PARAMETERS
     assert called_tools(decoded(tools=[WEATHER, CUSTOM, SPACE]).tools) == {
         "weather": CalledTool("weather"),
@@ -176,9 +231,12 @@ def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() 
 
 
 @pytest.mark.parametrize(
-    ("tools", "name"), [([SPACE], "home__weather"), ([SPACE, WEATHER], "weather"), ([WEATHER], "weather")]
+    ("tools", "name"),
+    [([SPACE], "home__weather"), ([SPACE, WEATHER], "weather"), ([WEATHER], "weather")],
 )
-def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(tools: list[Any], name: str) -> None:
+def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(
+    tools: list[Any], name: str
+) -> None:
     assert decoded(tools=tools, tool_choice=NAMED).tool_choice == {**NAMED, "name": name}
     meant = chat(tools=tools, tool_choice=NAMED).tool_choice
     assert isinstance(meant, NamedToolChoice)
@@ -191,7 +249,11 @@ def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(tools: list[Any
         (None, "auto", "required"),
         ("required", "required", "required"),
         ("none", "none", "none"),
-        ({"type": "mcp", "server_label": "x"}, {"server_label": "x", "type": "mcp", "name": None}, "auto"),
+        (
+            {"type": "mcp", "server_label": "x"},
+            {"server_label": "x", "type": "mcp", "name": None},
+            "auto",
+        ),
     ],
 )
 def test_a_choice_is_repeated_as_it_was_asked_and_auto_means_a_call(
@@ -223,7 +285,13 @@ ALLOWLIST = {"type": "allowlist", "allowed_domains": ["a"], "domain_secrets": SE
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 GIVEN = [
     FUNCTION,
-    {**FUNCTION, "strict": "yes", "allowed_callers": ["direct"], "async": True, "cache_control": {"a": 1}},
+    {
+        **FUNCTION,
+        "strict": "yes",
+        "allowed_callers": ["direct"],
+        "async": True,
+        "cache_control": {"a": 1},
+    },
     {"type": "web_search", "filters": {"allowed_domains": ["a"]}, "user_location": {"city": "a"}},
     {"type": "web_search_2025_08_26", "search_context_size": "low"},
     {"type": "mcp", "server_label": "l", "require_approval": {"always": {"tool_names": ["x"]}}},
@@ -242,8 +310,14 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=lambda given: given["type"])
-def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(given: dict[str, Any]) -> None:
-    wrong = [{**given, key: value} for key in given for value in (None, 5, "x", [], {}, [5], {"type": "x"})]
+def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
+    given: dict[str, Any],
+) -> None:
+    wrong = [
+        {**given, key: value}
+        for key in given
+        for value in (None, 5, "x", [], {}, [5], {"type": "x"})
+    ]
     for tool in (given, *wrong):
         try:
             expected = TOOLS.validate_python(tool).model_dump(mode="json", by_alias=True)

@@ -37,21 +37,36 @@ def allowed(tools: object) -> dict[str, object]:
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         *(({"prompt_logprobs": number}, "prompt_logprobs") for number in (-2, -0.5)),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
-        ({"logprob_token_ids": [1], "logprobs": True, "use_beam_search": True}, "logprob_token_ids"),
+        (
+            {"logprob_token_ids": [1], "logprobs": True, "use_beam_search": True},
+            "logprob_token_ids",
+        ),
         ({"tools": []}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": named("tides"), "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": allowed([]), "tools": [TOOL]}, "tool_choice.allowed_tools"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, None),
-        ({"structured_outputs": {"regex": "a"}, "tools": [TOOL], "tool_choice": named("weather")}, None),
+        (
+            {
+                "structured_outputs": {"regex": "a"},
+                "tools": [TOOL],
+                "tool_choice": named("weather"),
+            },
+            None,
+        ),
         ({"continue_final_message": True, "add_generation_prompt": True}, None),
-        *(({"cache_salt": salt}, "cache_salt") for salt in ("", 5, "a@b", "a" * 129, "/", "\\", "\0")),
+        *(
+            ({"cache_salt": salt}, "cache_salt")
+            for salt in ("", 5, "a@b", "a" * 129, "/", "\\", "\0")
+        ),
         *(({"thinking_token_budget": it}, "thinking_token_budget") for it in (-2, True, 1.0, "1")),
         ({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, None),
     ],
 )
-def test_a_broken_rule_names_the_bare_field_or_none(fields: dict[str, Any], param: str | None) -> None:
+def test_a_broken_rule_names_the_bare_field_or_none(
+    fields: dict[str, Any], param: str | None
+) -> None:
     assert refusal(**fields) == (400, "BadRequestError", param)
 
 
@@ -101,10 +116,15 @@ def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]
         ({"role": "assistant", "content": {}, "function_call": {"name": "f"}}, DEVELOPER + ".role"),
         ({"role": "assistant", "tool_calls": [5]}, TOOL_CALL),
         ({"role": "assistant", "tool_calls": [{"id": "a"}]}, TOOL_CALL + ".function"),
-        ({"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f"}}]}, TOOL_CALL + ".function"),
+        (
+            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f"}}]},
+            TOOL_CALL + ".function",
+        ),
     ],
 )
-def test_a_message_of_no_kind_is_reported_as_a_developer_message(message: object, param: str) -> None:
+def test_a_message_of_no_kind_is_reported_as_a_developer_message(
+    message: object, param: str
+) -> None:
     assert refusal(messages=[message]) == (400, "Bad Request", param)
 
 
@@ -139,7 +159,10 @@ def test_forms_are_not_mixed(prompt: object, param: str) -> None:
         ({"prompt": ["a"] * (MAX_PROMPTS + 1)}, "prompt"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-        ({"logprob_token_ids": [1], "logprobs": 1, "echo": True, "max_tokens": 0}, "logprob_token_ids"),
+        (
+            {"logprob_token_ids": [1], "logprobs": 1, "echo": True, "max_tokens": 0},
+            "logprob_token_ids",
+        ),
         ({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
     ],

@@ -32,19 +32,29 @@ HEADER = line_of(Header(FORMAT, VERSION))
 def chat(*texts: str, **fields: Any) -> dict[str, Any]:
     """A chat whose messages are the user's and the assistant's in turn."""
     messages = [
-        {"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)
+        {"role": ("user", "assistant")[number % 2], "content": text}
+        for number, text in enumerate(texts)
     ]
     return {"model": "m", "messages": messages, **fields}
 
 
 def exchange(
-    asked: object, *chunks: tuple[float, bytes], target: str = CHAT, at_s: float = 0.0, **answer: Any
+    asked: object,
+    *chunks: tuple[float, bytes],
+    target: str = CHAT,
+    at_s: float = 0.0,
+    **answer: Any,
 ) -> Exchange:
     """An exchange whose answer is a stream of `chunks`, each with its moment."""
     body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
     pieces = [RecordedChunk(moment_s, data_of(data)) for moment_s, data in chunks]
     end_s = chunks[-1][0] if chunks else 0.0
-    given: dict[str, Any] = {"headers": STREAM_HEADERS, "status": 200, "head_s": 0.0, "end_s": end_s}
+    given: dict[str, Any] = {
+        "headers": STREAM_HEADERS,
+        "status": 200,
+        "head_s": 0.0,
+        "end_s": end_s,
+    }
     return Exchange(
         at_s,
         RecordedRequest("POST", target, JSON_HEADERS, data_of(body)),

@@ -97,7 +97,12 @@ SWITCHES = st.booleans()
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.lists(st.sampled_from(SEGMENTS), max_size=7), SWITCHES, SWITCHES, SWITCHES, SWITCHES, st.integers(0, 2)
+    st.lists(st.sampled_from(SEGMENTS), max_size=7),
+    SWITCHES,
+    SWITCHES,
+    SWITCHES,
+    SWITCHES,
+    st.integers(0, 2),
 )
 @example(["b%2fb", "%2e%2e", "%2e%2e"], True, False, False, False, 1)
 @example(["c\\c", "..", ".."], False, False, False, False, 0)
@@ -105,7 +110,10 @@ SWITCHES = st.booleans()
 def test_no_reading_of_a_forwarded_path_leads_out(
     segments: list[str], dots: bool, slashes: bool, backslashes: bool, merges: bool, rounds: int
 ) -> None:
-    """A server may decode, resolve, merge slashes and drop parameters as it likes: it stays below /v1."""
+    """A server may decode, resolve, merge slashes and drop parameters as it likes:
+
+    it stays below /v1.
+    """
     path = "/v1/" + "/".join(segments)
     try:
         check_path(path)
@@ -200,6 +208,8 @@ def test_a_server_that_passes_a_decoded_path_only_cannot_forge_another_one() -> 
 
 def test_encoded_separators_make_another_path_and_other_escapes_do_not() -> None:
     assert comparable_path("/v1/%61%20%c3%bc") == comparable_path("/v1/a ü")
-    assert comparable_path("/v1/a%2fb") == comparable_path("/v1/a%2Fb") != comparable_path("/v1/a/b")
+    assert (
+        comparable_path("/v1/a%2fb") == comparable_path("/v1/a%2Fb") != comparable_path("/v1/a/b")
+    )
     assert comparable_path("/v1/a%3Fb") != comparable_path("/v1/a?b")
     assert comparable_path("/v1/%252F") != comparable_path("/v1/%2F")

@@ -1,4 +1,6 @@
-"""Files that are not what they should be; which recorded request answers another one; no secret is kept."""
+"""Files that are not what they should be; which recorded request answers another one; no secret is
+kept.
+"""
 
 import json
 import logging
@@ -36,7 +38,10 @@ KEY = form_of("POST", CHAT, "application/json", bytes_of(ONE.request.body), Fals
         (b"", "is no recording of python -m app record --proxy"),
         (b"\x00\x1f\x8b", "is no recording"),
         (b'{"format": "har", "version": 1}\n', "is no recording"),
-        (HEADER.replace(b'"version":1', b'"version":7'), "has version 7 of the format; this is for 1"),
+        (
+            HEADER.replace(b'"version":1', b'"version":7'),
+            "has version 7 of the format; this is for 1",
+        ),
         (HEADER + b"{}\n" + line_of(ONE), "line 2 is no exchange"),
         (HEADER + b"\n" + line_of(ONE), "line 2 is no exchange"),
         (HEADER + line_of(ONE).replace(b'"end_s":0}', b'"end_s":1e300}'), "line 2 is no exchange"),
@@ -55,10 +60,14 @@ def test_a_last_line_that_was_cut_off_is_left_out(
     path = written(tmp_path / "r", [ONE, ONE], line_of(ONE)[:-cut])
     with caplog.at_level(logging.WARNING), closing(Recording(path)) as recording:
         assert len(recording) == 2
-    assert [record.getMessage() for record in caplog.records] == [f"{path}: line 4 is cut off, and left out"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: line 4 is cut off, and left out"
+    ]
 
 
-def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("app.serving.recording.exchange.MOST_LINE_BYTES", 1 << 20)
     path = written(tmp_path / "r", [exchange(b"x" * (1 << 20), (0, b"0")), ONE])
     with pytest.raises(RecordingError, match="line 2 is longer than 1 MiB"):
@@ -100,14 +109,17 @@ def test_order_of_keys_volatile_fields_and_nulls_make_no_difference(other: dict[
 
 
 @pytest.mark.parametrize(
-    "other", [chat("Ho"), chat("Hi", stream=True), chat("Hi", temperature=0.5), chat("Hi", "Ho", "Hi")]
+    "other",
+    [chat("Ho"), chat("Hi", stream=True), chat("Hi", temperature=0.5), chat("Hi", "Ho", "Hi")],
 )
 def test_what_changes_the_answer_makes_a_difference(other: dict[str, Any]) -> None:
     assert form(chat("Hi")).key != form(other).key
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[" * 100_000, b"[1, 2]"])
-def test_what_is_no_json_object_is_equal_to_itself_but_for_the_boundary_of_a_form(body: bytes) -> None:
+def test_what_is_no_json_object_is_equal_to_itself_but_for_the_boundary_of_a_form(
+    body: bytes,
+) -> None:
     assert form(body).key == form(body).key != form(body + b"x").key
     mixed = [
         form(b"--%s\r\n\r\n1" % mark, "/v1/a", f"multipart/form-data; boundary={mark.decode()}")
@@ -154,7 +166,9 @@ def test_the_request_most_like_it_is_found(tmp_path: Path, asked: Any, answer: b
         assert found(recording, asked) == answer
 
 
-def test_nothing_is_like_a_request_for_another_route_or_another_kind_of_answer(tmp_path: Path) -> None:
+def test_nothing_is_like_a_request_for_another_route_or_another_kind_of_answer(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"1"))])
     with closing(Recording(path, alike=True)) as recording:
         assert recording.find(form(chat("Hi"), "/v1/completions")) is None
@@ -162,8 +176,12 @@ def test_nothing_is_like_a_request_for_another_route_or_another_kind_of_answer(t
         assert recording.find(form(b"Hi")) is None
 
 
-def test_equal_requests_get_their_answers_in_the_order_in_which_they_were_asked(tmp_path: Path) -> None:
-    recorded = [exchange(chat("Hi"), (0, text), at_s=at_s) for text, at_s in ((b"2", 1.0), (b"1", 0.5))]
+def test_equal_requests_get_their_answers_in_the_order_in_which_they_were_asked(
+    tmp_path: Path,
+) -> None:
+    recorded = [
+        exchange(chat("Hi"), (0, text), at_s=at_s) for text, at_s in ((b"2", 1.0), (b"1", 0.5))
+    ]
     with closing(Recording(written(tmp_path / "r", recorded))) as recording:
         assert [found(recording, chat("Hi")) for _ in range(4)] == [b"1", b"2", b"2", b"2"]
         assert recording.given == {2: 3, 3: 1}

@@ -15,7 +15,9 @@ from app.serving.recording.lines import LineReader, Progress, recorded
 from tests.recording.recordings import HEADER, chat, exchange, written
 
 TEXTS = ("one", "two ünï", "three\nlines", "four")
-EXCHANGES = [exchange(chat(text), (0, text.encode()), at_s=float(place)) for place, text in enumerate(TEXTS)]
+EXCHANGES = [
+    exchange(chat(text), (0, text.encode()), at_s=float(place)) for place, text in enumerate(TEXTS)
+]
 LINES = [line_of(each) for each in EXCHANGES]
 CONTENT = HEADER + b"".join(LINES)
 HALF = LINES[1][: len(LINES[1]) // 2]
@@ -31,8 +33,12 @@ def whole_lines(content: bytes) -> int:
     return count
 
 
-def read(content: bytes, progress: Progress | None = None) -> tuple[list[float], LineReader, list[str]]:
-    """The moments of the exchanges that are found, which tell them apart, the reader, and its warnings."""
+def read(
+    content: bytes, progress: Progress | None = None
+) -> tuple[list[float], LineReader, list[str]]:
+    """The moments of the exchanges that are found, which tell them apart, the reader, and its
+    warnings.
+    """
     warnings: list[str] = []
     file = io.BytesIO(content)
     reader = LineReader("r", file, len(content), progress, is_tolerant=True, warn=warnings.append)
@@ -72,7 +78,9 @@ def test_lines_behind_a_cut_are_read_when_they_begin_on_a_line_of_their_own(cut:
     assert len(warnings) <= 1
 
 
-def test_a_last_line_without_its_newline_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_last_line_without_its_newline_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = written(tmp_path / "r", EXCHANGES[:2], LINES[2].rstrip(b"\n"))
     with closing(Recording(path)) as recording:
         assert len(recording) == 3
@@ -96,7 +104,9 @@ def test_a_half_line_is_skipped_with_one_warning_that_names_file_and_line(
         assert len(recording) == 3, "a server that only replays it starts, too"
 
 
-def test_the_rest_of_a_cut_line_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_rest_of_a_cut_line_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:1], HALF))
     with caplog.at_level(logging.WARNING), closing(Recording(str(path), grows=True)) as recording:
         recording.read_on()
@@ -104,10 +114,14 @@ def test_the_rest_of_a_cut_line_is_warned_of_once(tmp_path: Path, caplog: pytest
             file.write(b"\n" + LINES[2])
         recording.read_on()
         assert len(recording) == 2
-    assert [record.getMessage() for record in caplog.records] == [f"{path}: line 3 is cut off, and left out"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: line 3 is cut off, and left out"
+    ]
 
 
-@pytest.mark.parametrize("damage", [b"{}\n", b"\n", b"\x00" * 40 + b"\n", b"[" * 100_000 + b"\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "damage", [b"{}\n", b"\n", b"\x00" * 40 + b"\n", b"[" * 100_000 + b"\n", b"\xff\n"]
+)
 def test_a_growing_recording_skips_what_is_no_exchange(tmp_path: Path, damage: bytes) -> None:
     path = written(tmp_path / "r", EXCHANGES[:1], damage + LINES[1])
     with closing(Recording(path, grows=True)) as recording:

@@ -1,4 +1,6 @@
-"""What passes the proxy passes unchanged and at once, from strange servers, too; what is kept is whole."""
+"""What passes the proxy passes unchanged and at once, from strange servers, too; what is kept is
+whole.
+"""
 
 import errno
 import json
@@ -20,7 +22,9 @@ from app.serving.recording.writer import RecordingFile
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 
-CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -81,7 +85,9 @@ def test_an_exchange_passes_unchanged_and_is_kept_without_its_secrets(tmp_path: 
     assert pod.headers[0]["HTTP_AUTHORIZATION"] == "Bearer K1"
     assert pod.headers[0]["HTTP_ACCEPT_ENCODING"] == "identity"
     text = (tmp_path / "recording").read_text()
-    assert not [secret for secret in ("K1", "K2", "K3", "K4") if secret in text.replace("K2", "", 1)]
+    assert not [
+        secret for secret in ("K1", "K2", "K3", "K4") if secret in text.replace("K2", "", 1)
+    ]
     assert kept.request.target == "/v1/%63hat?beta=1&api_key=***"
     assert json.loads(bytes_of(kept.request.body)) == {"prompt": "ü", "hf_token": "***"}
     assert json.loads(body_of(kept)) == {"api_key": "***", "text": "ö"}
@@ -147,7 +153,11 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
         (3 << 20, OK + b"Content-Length: 2\r\n\r\nhi", "its request is larger than 2 MiB"),
         (10, OK + b"\r\n" + bytes(3 << 20), "its answer is larger than 2 MiB"),
         (10, CHUNKED + b"1\r\nh\r\n" * 501 + b"0\r\n\r\n", "its answer has more than 500 pieces"),
-        (10, OK + b"Content-Encoding: gzip\r\n\r\nhi", "secrets in its gzip body could not be masked"),
+        (
+            10,
+            OK + b"Content-Encoding: gzip\r\n\r\nhi",
+            "secrets in its gzip body could not be masked",
+        ),
     ],
     ids=["request", "answer", "pieces", "coding"],
 )
@@ -157,7 +167,10 @@ def test_a_huge_or_packed_body_passes_and_is_not_kept(
     monkeypatch.setattr("app.serving.recording.recorder.MOST_PIECES", 500)
     with (
         saying(answer) as address,
-        recording(tmp_path, address, most_bytes=2 << 20, most_held_bytes=32 << 20) as (proxy, recorder),
+        recording(tmp_path, address, most_bytes=2 << 20, most_held_bytes=32 << 20) as (
+            proxy,
+            recorder,
+        ),
     ):
         with stubs.posted(proxy, bytes(asked)) as response:
             assert response.read().strip(b"h\0") in (b"", b"i")
@@ -186,7 +199,9 @@ def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
     pod = stubs.Pod("one")
     with stubs.serving(pod) as address, recording(tmp_path, address) as (proxy, recorder):
         with closing(HttpConnection(proxy, stubs.PATIENCE_S)) as connection:
-            connection.request("POST", "/v1/completions", iter([b'{"a"', b": 1}"]), JSON, encode_chunked=True)
+            connection.request(
+                "POST", "/v1/completions", iter([b'{"a"', b": 1}"]), JSON, encode_chunked=True
+            )
             assert connection.getresponse().read() == b"one"
         [kept] = recorder.kept(1)
     assert pod.asked == [("POST", "/v1/completions", b'{"a": 1}')]
@@ -204,7 +219,10 @@ def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
         (CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n5\r\nhello\r\n0\r\n\r\n", b"hello"),
         (CHUNKED + b'5;a="b"\r\nhello\r\n0\r\nX-Trailer: 1\r\n\r\n', b"hello"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
-        (OK + b"X: a\r\n b\r\nX Y: 1\r\n\x01: 2\r\nnone\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
+        (
+            OK + b"X: a\r\n b\r\nX Y: 1\r\n\x01: 2\r\nnone\r\nContent-Length: 5\r\n\r\nhello",
+            b"hello",
+        ),
         (OK + b"Connection: close, x-mine\r\nX-Mine: 1\r\nContent-Length: 0\r\n\r\n", b""),
         (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
     ],
@@ -246,7 +264,11 @@ def test_an_answer_that_is_none_is_a_502_and_not_kept(tmp_path: Path, answer: by
 
 @pytest.mark.parametrize(
     "answer",
-    [CHUNKED + b"zz\r\nhello\r\n", CHUNKED + b"9\r\nhello", OK + b"Content-Length: 100\r\n\r\nhello"],
+    [
+        CHUNKED + b"zz\r\nhello\r\n",
+        CHUNKED + b"9\r\nhello",
+        OK + b"Content-Length: 100\r\n\r\nhello",
+    ],
 )
 def test_a_body_that_breaks_off_or_becomes_garbage_breaks_off_and_is_kept_as_such(
     tmp_path: Path, answer: bytes
@@ -270,8 +292,13 @@ def test_targets_by_model_get_their_requests_and_keys(tmp_path: Path) -> None:
                     names.append(response.read().decode())
             assert names == ["first", "second", "second"]
             kept = recorder.kept(3)
-    assert sorted(str(each.request.body) for each in kept) == sorted(json.dumps(body) for body in asked)
-    assert [pod.headers[0]["HTTP_AUTHORIZATION"] for pod in (first, second)] == ["Bearer K!", "Bearer K2"]
+    assert sorted(str(each.request.body) for each in kept) == sorted(
+        json.dumps(body) for body in asked
+    )
+    assert [pod.headers[0]["HTTP_AUTHORIZATION"] for pod in (first, second)] == [
+        "Bearer K!",
+        "Bearer K2",
+    ]
     assert first.asked[0][2] == json.dumps(asked[0]).encode()
 
 
@@ -298,7 +325,10 @@ class FullDisk:
 def test_a_disk_that_is_full_for_a_while_spoils_no_other_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with stubs.serving(stubs.Pod("one")) as address, recording(tmp_path, address) as (proxy, recorder):
+    with (
+        stubs.serving(stubs.Pod("one")) as address,
+        recording(tmp_path, address) as (proxy, recorder),
+    ):
         shared = recorder._file._file
         shared._file = FullDisk(shared._file, ["No space left on device", "half"])  # type: ignore[assignment]
         for number in range(4):

@@ -1,4 +1,7 @@
-"""A recording's answers come at their moments, byte by byte: on the virtual clock, without a server."""
+"""A recording's answers come at their moments, byte by byte:
+
+on the virtual clock, without a server.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -37,7 +40,13 @@ def replaying(
     faults = FaultInjector(Random(1), clock.now)
     body, miss = BodyLimits.of(ServerSettings()), given.get("replay_miss", "simulate")
     replay = Replay(
-        recording, body, faults, TimerWheel(clock), clock.now, given.get("journal", Journal(0)), miss
+        recording,
+        body,
+        faults,
+        TimerWheel(clock),
+        clock.now,
+        given.get("journal", Journal(0)),
+        miss,
     )
     try:
         yield replay
@@ -47,7 +56,10 @@ def replaying(
 
 def asking(body: Any, path: str = CHAT, method: str = "POST", **headers: str) -> RequestContext:
     return request(
-        path, method, {"content-type": "application/json", **headers}, body=json.dumps(body).encode()
+        path,
+        method,
+        {"content-type": "application/json", **headers},
+        body=json.dumps(body).encode(),
     )
 
 
@@ -119,7 +131,9 @@ def test_what_is_not_recorded_goes_on_or_is_refused(tmp_path: Path) -> None:
     with replaying(tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock) as replay:
         assert replay.begin(asking(chat("Ho"))) is None
         assert replay.begin(asking(chat("Hi"), "/admin/config")) is None
-    with replaying(tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock, replay_miss="not-found") as replay:
+    with replaying(
+        tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock, replay_miss="not-found"
+    ) as replay:
         with pytest.raises(ApiError) as refused:
             replay.begin(asking(chat("Ho")))
         assert (refused.value.status, refused.value.type) == (404, "NotFoundError")
@@ -137,7 +151,11 @@ def test_the_nearest_answer_is_given_where_that_is_asked_for(tmp_path: Path) -> 
         assert response is not None
         assert response.body == b"1"
         report = replay.report()
-    assert (report["equal"], report["nearest"], report["answers"]) == (0, 1, [{"line": 2, "times": 1}])
+    assert (report["equal"], report["nearest"], report["answers"]) == (
+        0,
+        1,
+        [{"line": 2, "times": 1}],
+    )
 
 
 def test_the_journal_has_the_text_and_usage_of_recorded_answers(tmp_path: Path) -> None:
@@ -148,9 +166,17 @@ def test_the_journal_has_the_text_and_usage_of_recorded_answers(tmp_path: Path) 
         {"delta": {}},
     ]
     parts[-1]["finish_reason"] = "stop"
-    events = [{"choices": [part], "usage": None} for part in parts] + [{"choices": [], "usage": usage}]
-    stream = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events) + b"data: [DONE]\n\n"
-    whole = {"choices": [{"text": "Whole.", "finish_reason": "stop"}], "usage": usage | {"more": None}}
+    events = [{"choices": [part], "usage": None} for part in parts] + [
+        {"choices": [], "usage": usage}
+    ]
+    stream = (
+        b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events)
+        + b"data: [DONE]\n\n"
+    )
+    whole = {
+        "choices": [{"text": "Whole.", "finish_reason": "stop"}],
+        "usage": usage | {"more": None},
+    }
     recorded = [
         exchange(chat("stream"), (0, stream[:50]), (0, stream[50:])),
         exchange(chat("whole"), (0, json.dumps(whole).encode()), headers=JSON_HEADERS),

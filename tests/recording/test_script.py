@@ -17,7 +17,11 @@ from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, writt
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 CALLS = [
-    {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "{{Köln}}"}'}}
+    {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "{{Köln}}"}'},
+    }
 ]
 COMMAND = ("script", "from-recording")
 
@@ -53,7 +57,9 @@ def test_a_loop_becomes_two_rules_and_its_tools() -> None:
         ],
     }
     document = script_of(
-        enumerate((whole(first, choice(tool_calls=CALLS)), whole(second, choice(content="Sun."))), 2)
+        enumerate(
+            (whole(first, choice(tool_calls=CALLS)), whole(second, choice(content="Sun."))), 2
+        )
     )
     assert document == {
         "tools": {"weather": {"type": "object"}},
@@ -177,8 +183,13 @@ def test_models_matter_where_there_are_several() -> None:
 
 def test_what_scripts_do_not_answer_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     others = ("/v1/embeddings", "/v1/responses", "/v1/messages")
-    assert rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices")) == []
-    told = [f"line {number}: left out: POST {path}" for number, path in enumerate((*others, CHAT), 2)]
+    assert (
+        rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices"))
+        == []
+    )
+    told = [
+        f"line {number}: left out: POST {path}" for number, path in enumerate((*others, CHAT), 2)
+    ]
     assert capsys.readouterr().err.splitlines() == told
 
 
@@ -197,16 +208,23 @@ def test_the_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*COMMAND, file]) == main(["script", "check", out[1]]) == 0
     assert capsys.readouterr().out.startswith(text)
     assert main([*COMMAND, file, *out]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 's.yaml'}: cannot be written: File exists\n"
+    assert (
+        capsys.readouterr().err == f"error: {tmp_path / 's.yaml'}: cannot be written: File exists\n"
+    )
     assert main([*COMMAND, written(tmp_path / "e", [])]) == 1
-    assert capsys.readouterr().err == "error: the recording has no exchange that a script could answer\n"
+    assert (
+        capsys.readouterr().err
+        == "error: the recording has no exchange that a script could answer\n"
+    )
 
 
 def test_a_server_says_by_the_script_what_was_recorded(tmp_path: Path) -> None:
     asked = chat("How is the weather?", tools=TOOLS)
     recorded = [
         exchange(asked, *stream(delta(content="Let me "), delta(content="{% look."), gap_s=0.001)),
-        whole(chat("Hi"), {"error": {"message": "Slow down", "type": "RateLimitError"}}, status=429),
+        whole(
+            chat("Hi"), {"error": {"message": "Slow down", "type": "RateLimitError"}}, status=429
+        ),
     ]
     path = tmp_path / "s.yaml"
     assert main([*COMMAND, written(tmp_path / "r", recorded), "--out", str(path)]) == 0

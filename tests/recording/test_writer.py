@@ -241,7 +241,9 @@ def test_two_recorders_share_a_file_and_its_successors(tmp_path: Path) -> None:
             gevent.sleep(0)
     numbers = [(tmp_path / "r.1", range(10)), (path, range(10, 20))]
     for file, expected in numbers:
-        assert texts_of(file) == [f"{name} {number}" for number in expected for name in ("first", "second")]
+        assert texts_of(file) == [
+            f"{name} {number}" for number in expected for name in ("first", "second")
+        ]
     assert first.warnings == second.warnings == []
 
 

@@ -1,9 +1,10 @@
-"""What stands for the engine's process where no torch is: a real ZMQ peer that speaks `app.engine.core.wire`.
+"""What stands for the engine's process where no torch is: a real ZMQ peer that speaks
+`app.engine.core.wire`.
 
-Started as `python -m tests.remote.engine OPTIONS`. It works in the folder of its model: says what stands in
-`text`, a token in so many seconds as stand in `pace`, tells KV events as in `blocks` with each request, and
-notes each order as a line of `orders.jsonl`; it refuses to start while there is a file `refusal`, for the
-reason that stands in it.
+Started as `python -m tests.remote.engine OPTIONS`. It works in the folder of its model: says what
+stands in `text`, a token in so many seconds as stand in `pace`, tells KV events as in `blocks` with
+each request, and notes each order as a line of `orders.jsonl`; it refuses to start while there is a
+file `refusal`, for the reason that stands in it.
 """
 
 import os
@@ -102,7 +103,9 @@ class Engine:
                     self.choices.pop((worker, key), None)
                 self.tell()
             case wire.EngineCommand():
-                self.paused = order.name in ("pause", "sleep") or (self.paused and order.name != "resume")
+                self.paused = order.name in ("pause", "sleep") or (
+                    self.paused and order.name != "resume"
+                )
                 told.append(wire.CommandResult(number=order.number, value=True))
             case wire.EngineCoreRequest() if (self.folder / "error").exists():
                 said = wire.EngineCoreOutput(key=order.key, at_s=time.monotonic(), finish="error")
@@ -111,7 +114,9 @@ class Engine:
             case wire.EngineCoreRequest():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
                 if worker in self.listeners:
-                    told.append(wire.PublishedEvents(TOPIC, 0, (self.folder / "blocks").read_bytes()))
+                    told.append(
+                        wire.PublishedEvents(TOPIC, 0, (self.folder / "blocks").read_bytes())
+                    )
 
     def ready(self) -> wire.Ready:
         return wire.Ready(
@@ -155,7 +160,10 @@ def main() -> int:
         engine.socket.poll(5000)
         worker, _ = engine.socket.recv_multipart()
         engine.socket.send_multipart(
-            [worker, msgspec.msgpack.encode([wire.CommandResult(number=0, error=refusal.read_text())])]
+            [
+                worker,
+                msgspec.msgpack.encode([wire.CommandResult(number=0, error=refusal.read_text())]),
+            ]
         )
         time.sleep(0.2)
         return 1

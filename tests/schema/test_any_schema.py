@@ -40,7 +40,9 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
             "$defs": named,
             "required": st.lists(NAMES, max_size=2, unique=True),
             "prefixItems": schemas,
-            "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2, unique=True), max_size=2),
+            "dependentRequired": st.dictionaries(
+                NAMES, st.lists(NAMES, max_size=2, unique=True), max_size=2
+            ),
             "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
             "pattern": PATTERNS,
             "properties": named,
@@ -91,7 +93,9 @@ def test_what_is_wrong_for_jsonschema_is_wrong_here(schema: Any) -> None:
     try:
         Draft202012Validator.check_schema(schema)
     except WrongSchema as error:
-        assert {"items", "exclusiveMinimum", "exclusiveMaximum"} & set(map(str, error.absolute_path))
+        assert {"items", "exclusiveMinimum", "exclusiveMaximum"} & set(
+            map(str, error.absolute_path)
+        )
 
 
 def test_tools_of_many_such_parameters_get_their_arguments() -> None:

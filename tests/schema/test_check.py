@@ -51,7 +51,11 @@ def test_unknown_keywords_and_older_spellings_are_taken() -> None:
 def test_with_leniency_what_is_wrong_is_left_out() -> None:
     schema = {
         "type": "object",
-        "properties": {"a": {"type": "strnig", "minLength": "5"}, "b": "string", "c": {"type": "integer"}},
+        "properties": {
+            "a": {"type": "strnig", "minLength": "5"},
+            "b": "string",
+            "c": {"type": "integer"},
+        },
         "required": ["a", "b", "c"],
         "anyOf": [],
         "maxProperties": "many",
@@ -70,14 +74,20 @@ def test_with_leniency_what_is_wrong_is_left_out() -> None:
         {"unevaluatedItems": {}},
     ],
 )
-def test_keywords_that_are_not_supported_are_refused_or_with_leniency_left_out(keyword: Any) -> None:
+def test_keywords_that_are_not_supported_are_refused_or_with_leniency_left_out(
+    keyword: Any,
+) -> None:
     schema = {"properties": {"a": keyword}, "$dynamicAnchor": "n"}
     with pytest.raises(SchemaError, match=r"^properties\.a\.\S+: this keyword is not supported$"):
         check_schema(schema)
     sample(schema, Random(1), ToolSettings(), lenient=True)
 
 
-PLAIN = {"type": "object", "properties": {"a": {"type": "string", "enum": ["x"]}}, "required": ["a"]}
+PLAIN = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "enum": ["x"]}},
+    "required": ["a"],
+}
 
 
 def test_a_schema_is_compiled_once_while_it_is_kept() -> None:
@@ -138,5 +148,7 @@ FALLS_BACK = {"type": "integer", "multipleOf": 2}
         ({"properties": {"not": FALLS_BACK, "uniqueItems": {"type": "array"}}}, None),
     ],
 )  # fmt: skip
-def test_a_keyword_that_no_backend_implements_is_refused(schema: object, keyword: str | None) -> None:
+def test_a_keyword_that_no_backend_implements_is_refused(
+    schema: object, keyword: str | None
+) -> None:
     assert untaken(schema) == keyword

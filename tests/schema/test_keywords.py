@@ -22,7 +22,11 @@ TIMES = 20
 RANGES = ToolSettings()
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
-NULL, HIGH, HERE = {"type": "null"}, {"type": "integer", "minimum": 1000}, {"$anchor": "d", "type": "integer"}
+NULL, HIGH, HERE = (
+    {"type": "null"},
+    {"type": "integer", "minimum": 1000},
+    {"$anchor": "d", "type": "integer"},
+)
 SOME = {"type": "array", "minItems": 2, "items": {"anyOf": [{"$ref": "#/$defs/node"}, STRING]}}
 CHILDREN = {"type": "object", "properties": {"some": SOME}, "required": ["some"]}
 CARD = {"properties": {"card": STRING}, "required": ["card"]}
@@ -120,7 +124,11 @@ def tool_parameters(rng: Random) -> dict[str, Any]:
     one, other, third, fourth = rng.sample(PARTS, 4)
     inner = {"type": "object", "properties": {"a": one, "b": {"anyOf": [other, {"type": "null"}]}}}
     properties = {"inner": inner, "list": {"type": "array", "items": third}, "c": fourth}
-    return {"type": "object", "properties": properties, "required": rng.sample(sorted(properties), 2)}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": rng.sample(sorted(properties), 2),
+    }
 
 
 def draws(schema: Any, count: int = TIMES) -> list[Any]:
@@ -169,7 +177,11 @@ def test_every_branch_is_taken_at_times() -> None:
 
 def test_properties_keep_the_order_of_the_schema() -> None:
     names = ["zeta", "alpha", "mid"]
-    schema = {"type": "object", "properties": dict.fromkeys(names, STRING), "required": sorted(names)}
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(names, STRING),
+        "required": sorted(names),
+    }
     assert list(sample(schema, Random(1), RANGES)) == names
 
 
@@ -187,7 +199,8 @@ def test_a_remote_reference_is_not_fetched() -> None:
 def test_a_recursive_value_stays_small() -> None:
     tree = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefghij"}}
     always = ToolSettings(
-        tool_call_not_required_param_probability=100, object_tool_call_not_required_field_probability=100
+        tool_call_not_required_param_probability=100,
+        object_tool_call_not_required_field_probability=100,
     )
     for seed in range(10):
         assert len(json.dumps(sample(tree, Random(seed), always))) < 20_000

@@ -22,7 +22,18 @@ ECMA = {
     r"^\/path\/$": "/path/", r"(?<word>ab)\k<word>": "abab", r"\u{1F600}": "\U0001f600", r"\cJ": "\n",
     r"\uD83D\uDE00": "\U0001f600", r"x[]|y": "y", r"[[]a": "[a", r"^\u0041$": "A",
 }  # fmt: skip
-WRONG = ["(", "[a", "*", r"\e", "a{3,2}", r"\p{Sanskrit}", "\\", "(?<a", "a{99999999999}", "(?P<a>x)(?P<a>y)"]
+WRONG = [
+    "(",
+    "[a",
+    "*",
+    r"\e",
+    "a{3,2}",
+    r"\p{Sanskrit}",
+    "\\",
+    "(?<a",
+    "a{99999999999}",
+    "(?P<a>x)(?P<a>y)",
+]
 
 
 def matching_text(pattern: str, rng: Random, whole: bool = True) -> str:
@@ -82,7 +93,22 @@ def test_texts_have_a_modest_length() -> None:
 
 PIECES = st.recursive(
     st.sampled_from(
-        ["a", "b", "0", r"\d", r"\w", r"\s", ".", "[a-c]", "[^a]", "-", r"\.", r"\b", "(?=a)", "(?!b)"]
+        [
+            "a",
+            "b",
+            "0",
+            r"\d",
+            r"\w",
+            r"\s",
+            ".",
+            "[a-c]",
+            "[^a]",
+            "-",
+            r"\.",
+            r"\b",
+            "(?=a)",
+            "(?!b)",
+        ]
     ),
     lambda inner: st.one_of(
         st.tuples(inner, inner).map("".join),

@@ -34,7 +34,9 @@ def draws(schema: Any, usual: ToolSettings = RANGES) -> list[Any]:
         ({"maximum": -1000}, range(-1010, -999)),
     ],
 )
-def test_integers_are_of_the_range_as_far_as_their_bounds_leave_it(bounds: Any, drawn: range) -> None:
+def test_integers_are_of_the_range_as_far_as_their_bounds_leave_it(
+    bounds: Any, drawn: range
+) -> None:
     assert set(draws({"type": "integer", **bounds})) == set(drawn)
 
 
@@ -46,7 +48,9 @@ def test_numbers_without_bounds_are_of_the_range_and_integers_within_64_bits() -
 
 def test_lengths_of_arrays_are_of_the_range_unless_the_schema_says() -> None:
     def lengths(**keywords: Any) -> set[int]:
-        return {len(value) for value in draws({"type": "array", "items": {"type": "null"}, **keywords})}
+        return {
+            len(value) for value in draws({"type": "array", "items": {"type": "null"}, **keywords})
+        }
 
     assert lengths() == {2, 3}
     assert lengths(minItems=1) == {1, 2, 3}
@@ -68,7 +72,10 @@ def test_optional_properties_have_a_chance_of_their_own_at_the_top_and_below() -
 def test_an_object_is_not_left_empty_by_chance() -> None:
     """Where nothing is required, a reader finds one property at least, on every floor."""
     users = {"type": "array", "items": {"$ref": "#/$defs/user"}}
-    user = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    user = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    }
     schema = {"type": "object", "properties": {"users": users}, "$defs": {"user": user}}
     drawn = draws(schema, ToolSettings())
     assert all(found["users"] for found in drawn)

@@ -38,7 +38,9 @@ class Books:
 
     def open(self, *texts: str, model: str = "") -> ScriptSet:
         """A book of one file for each text; the time stands still at 0 s, and at `NOON_S`."""
-        files = [(model, str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)]
+        files = [
+            (model, str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)
+        ]
         return ScriptSet(files, Random(1), lambda: 0.0, lambda: NOON_S, accepting(Schemas()))
 
 

@@ -20,7 +20,10 @@ def test_the_first_rule_that_fits_answers(books: Books) -> None:
     )
     assert [said(book, request(text)) for text in "abcd"] == ["A", "B", "C", None]
     report = book.report()
-    assert [[rule["answered"] for rule in file["rules"]] for file in report["files"]] == [[1, 1], [0, 1]]
+    assert [[rule["answered"] for rule in file["rules"]] for file in report["files"]] == [
+        [1, 1],
+        [0, 1],
+    ]
     assert report["unanswered"] == 1
     (line,) = book.unused()
     assert line.endswith("1.yaml: 1 of 2 rules never answered: rule 1")
@@ -48,7 +51,8 @@ def test_nth_counts_for_all_for_a_key_or_for_a_conversation(books: Books) -> Non
 def test_draws_repeat_by_the_seed_of_the_file_or_of_the_request(books: Books) -> None:
     text = "{seed: 3, rules: [{when: {chance: 0.5}, then: {text: x}}]}"
     first, same = (
-        [said(book, request("a")) for _ in range(200)] for book in (books.open(text), books.open(text))
+        [said(book, request("a")) for _ in range(200)]
+        for book in (books.open(text), books.open(text))
     )
     assert first == same and 60 < first.count("x") < 140
     book = books.open("rules: [{then: {text: '{{ hex(16) }}'}}]")
@@ -75,7 +79,11 @@ def test_a_fault_strikes_by_its_own_rule_and_else_others_answer(books: Books) ->
     )
     first, second, third = (book.decide(request("a")) for _ in range(3))
     assert first is not None and first.answer is None
-    assert first.fault is not None and first.fault.error is not None and first.fault.error.status == 503
+    assert (
+        first.fault is not None
+        and first.fault.error is not None
+        and first.fault.error.status == 503
+    )
     assert second is not None and second.answer is not None and second.fault is None
     assert third is not None and third.answer is not None
     assert third.fault is not None and third.fault.name == "truncate"
@@ -87,7 +95,9 @@ def test_calls_are_checked_against_what_the_request_offers(books: Books) -> None
     assert decision is not None and decision.answer is not None
     assert decision.answer.reply.calls == (("get_weather", '{"city": "Rome"}', ""),)
     book = books.open(CALL % "town: Rome")
-    with pytest.raises(ScriptFailure, match=r"schema of the tool 'get_weather' does not allow .*town"):
+    with pytest.raises(
+        ScriptFailure, match=r"schema of the tool 'get_weather' does not allow .*town"
+    ):
         book.decide(request("Rome", tools={"get_weather": CITY}))
     assert book.report()["files"][0]["rules"][0]["failed"] == 1
     book = books.open("rules: [{then: {tool_calls: [{name: any, unchecked: true}]}}]")
@@ -98,16 +108,26 @@ def test_a_call_that_is_not_offered_is_left_to_the_next_rule_and_logged_once(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = "{when: {nth: 1}, then: {tool_calls: [{name: get_weather}], fault: {action: truncate, times: 1}}}"
-    book = books.open(f"{{tools: {{get_weather: true}}, rules: [{call}, {{then: {{text: next}}}}]}}")
-    assert [said(book, request("Rome", tools=tools)) for tools in ({"a": True}, {})] == ["next", "next"]
+    book = books.open(
+        f"{{tools: {{get_weather: true}}, rules: [{call}, {{then: {{text: next}}}}]}}"
+    )
+    assert [said(book, request("Rome", tools=tools)) for tools in ({"a": True}, {})] == [
+        "next",
+        "next",
+    ]
     (line,) = caplog.messages
     assert "rule 1: passed over: it calls the tool 'get_weather', which is none of" in line
     assert line.endswith(": a")
     decision = book.decide(request("Rome", tools={"get_weather": True}))
     assert decision is not None and decision.answer is not None
-    assert decision.answer.reply.calls and decision.fault is not None, "neither nth nor times was used up"
+    assert decision.answer.reply.calls and decision.fault is not None, (
+        "neither nth nor times was used up"
+    )
     rules = book.report()["files"][0]["rules"]
-    assert [(rule["answered"], rule["failed"], rule["unoffered"]) for rule in rules] == [(1, 0, 2), (2, 0, 0)]
+    assert [(rule["answered"], rule["failed"], rule["unoffered"]) for rule in rules] == [
+        (1, 0, 2),
+        (2, 0, 0),
+    ]
 
 
 def test_calls_are_checked_at_the_start_where_the_script_has_schemas(
@@ -116,7 +136,10 @@ def test_calls_are_checked_at_the_start_where_the_script_has_schemas(
     tools = "tools: {get_weather: {type: object, required: [city]}}\n"
     books.open(tools + CALL % "city: Rome")
     assert caplog.messages == []
-    for call in ("town: Rome", "city: Rome}, unchecked: true}, {name: get_weather, arguments: {town: Rome"):
+    for call in (
+        "town: Rome",
+        "city: Rome}, unchecked: true}, {name: get_weather, arguments: {town: Rome",
+    ):
         flaw = r"rule 1: then.tool_calls.\d: the schema of the tool 'get_weather' does not allow .*town"
         with pytest.raises(ScriptError, match=flaw):
             books.open(tools + CALL % call)
@@ -130,10 +153,17 @@ def test_calls_are_checked_at_the_start_where_the_script_has_schemas(
     assert "the tool calls of rule 1 are checked only when requests offer the tools" in later
 
 
-def test_a_rule_that_cannot_answer_is_logged_once(books: Books, caplog: pytest.LogCaptureFixture) -> None:
-    book = books.open("rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: y}}]")
+def test_a_rule_that_cannot_answer_is_logged_once(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = books.open(
+        "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: y}}]"
+    )
     assert [said(book, request("a" * 60 + "b")) for _ in range(3)] == ["y"] * 3
-    assert len(caplog.messages) == 1 and "takes too long, the rule is passed over" in caplog.messages[0]
+    assert (
+        len(caplog.messages) == 1
+        and "takes too long, the rule is passed over" in caplog.messages[0]
+    )
     assert book.report()["files"][0]["rules"][0]["too_slow"] == 3
     caplog.clear()
     book = books.open("rules: [{then: {text: '{{ 1 / turn - 1 / 0 }}'}}]")
@@ -147,7 +177,10 @@ def test_a_rule_that_cannot_answer_is_logged_once(books: Books, caplog: pytest.L
 def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Books) -> None:
     book = books.open("rules: [{when: {nth: 2}, then: {text: second}}, {then: {text: old}}]")
     assert said(book, request("a")) == "old"
-    books.write("rules: [{then: pass, when: {message: x}}, {when: {nth: 2}, then: {text: second}}]", "0.yaml")
+    books.write(
+        "rules: [{then: pass, when: {message: x}}, {when: {nth: 2}, then: {text: second}}]",
+        "0.yaml",
+    )
     book.refresh()
     assert said(book, request("a")) == "second"
     assert [rule["rule"] for rule in book.report()["files"][0]["rules"]] == [1, 2]
@@ -157,7 +190,9 @@ def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Book
     assert [said(book, request("a")) for _ in range(2)] == [None, "second"]
 
 
-def test_a_broken_file_leaves_the_rules_of_before(books: Books, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_file_leaves_the_rules_of_before(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
     book = books.open("rules: [{then: {text: old}}]")
     caplog.set_level(logging.INFO)
     books.write("rules: [{then: {txt: new}}]", "0.yaml")

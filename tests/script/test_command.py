@@ -15,7 +15,9 @@ TOOLS = json.dumps(
 )
 
 
-def test_a_check_names_rules_or_the_first_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_names_rules_or_the_first_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["script", "check", EXAMPLE]) == 0
     assert capsys.readouterr().out == f"{EXAMPLE}: 5 rules are in order\n"
     path = tmp_path / "a.yaml"
@@ -23,7 +25,9 @@ def test_a_check_names_rules_or_the_first_mistake(tmp_path: Path, capsys: pytest
     assert main(["script", "check", EXAMPLE, str(path)]) == 1
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err == f"error: script {path}: rule 1: then: unknown key 'txt'; did you mean text?\n"
+    assert (
+        told.err == f"error: script {path}: rule 1: then: unknown key 'txt'; did you mean text?\n"
+    )
 
 
 def test_a_try_tells_the_rule_and_its_answer_and_why_others_do_not_answer(
@@ -34,7 +38,9 @@ def test_a_try_tells_the_rule_and_its_answer_and_why_others_do_not_answer(
     asked = {"role": "user", "content": "the weather in Rome"}
     answered = {"role": "tool", "tool_call_id": "a", "content": "sunny"}
     path.write_text(json.dumps([asked, {"role": "assistant", "tool_calls": [call]}, answered]))
-    assert main(["script", "try", EXAMPLE, "--messages", "the weather in Rome", "--tools", TOOLS]) == 0
+    assert (
+        main(["script", "try", EXAMPLE, "--messages", "the weather in Rome", "--tools", TOOLS]) == 0
+    )
     place, _, told = capsys.readouterr().out.partition("\n")
     assert place.endswith("rule 1 (ask the tool)")
     calls = [{"name": "get_weather", "arguments": {"city": "Rome"}}]

@@ -39,7 +39,9 @@ def test_a_script_of_the_page_is_in_order(
 ) -> None:
     assert main(["script", "check", str(books.write(script))]) == 0
     assert capsys.readouterr().out.endswith("rules are in order\n")
-    assert not [line for line in caplog.messages if "only when requests offer the tools" not in line]
+    assert not [
+        line for line in caplog.messages if "only when requests offer the tools" not in line
+    ]
 
 
 def reply(book: ScriptSet, asked: MatchedRequest) -> tuple[str, list[tuple[str, Any]]]:
@@ -62,7 +64,11 @@ def test_a_prompt_for_json_gets_json(books: Books) -> None:
         (fields("reasoning", "answer"), {"reasoning": "I have counted.", "answer": "3"}),
         (
             f"[[ ## question ## ]]\n1 + 2?\n\n[[ ## trajectory ## ]]\n\n\n{STEP}",
-            {"next_thought": "I have to add.", "next_tool_name": "add", "next_tool_args": '{"a": 1, "b": 2}'},
+            {
+                "next_thought": "I have to add.",
+                "next_tool_name": "add",
+                "next_tool_args": '{"a": 1, "b": 2}',
+            },
         ),
         (
             f"[[ ## trajectory ## ]]\n[[ ## observation_0 ## ]]\n3\n\n{STEP}",

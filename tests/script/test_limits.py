@@ -1,4 +1,7 @@
-"""Limits on hostile rules: templates and regexes that are too large, and too much work for a request."""
+"""Limits on hostile rules:
+
+templates and regexes that are too large, and too much work for a request.
+"""
 
 import json
 from collections.abc import Callable
@@ -23,7 +26,14 @@ from app.serving.scripts.matching import (
     unrolled_nodes,
 )
 from app.serving.scripts.rules import ScriptError, ScriptFailure, When
-from app.serving.scripts.template import BUDGET, MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, Budget, Template
+from app.serving.scripts.template import (
+    BUDGET,
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_NODES,
+    Budget,
+    Template,
+)
 from tests.application import app_of
 from tests.script.requests import Books, request, said
 
@@ -51,10 +61,19 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("{{ message" + "|json" * 200 + " }}", f"is nested too deeply: more than {MAX_DEPTH} levels"),
+        (
+            "{{ message" + "|json" * 200 + " }}",
+            f"is nested too deeply: more than {MAX_DEPTH} levels",
+        ),
         ("{{ 'a'" + "|json" * 90 + " }}", f"is nested too deeply: more than {MAX_DEPTH} levels"),
-        ("{{ " + "[" * 60 + "]" * 60 + " }}", f"is nested too deeply: more than {MAX_DEPTH} levels"),
-        ("{% if turn %}" * 60 + "{% endif %}" * 60, f"is nested too deeply: more than {MAX_DEPTH} levels"),
+        (
+            "{{ " + "[" * 60 + "]" * 60 + " }}",
+            f"is nested too deeply: more than {MAX_DEPTH} levels",
+        ),
+        (
+            "{% if turn %}" * 60 + "{% endif %}" * 60,
+            f"is nested too deeply: more than {MAX_DEPTH} levels",
+        ),
         ("{{ turn }}" * (MAX_NODES + 1), f"has more than {MAX_NODES} nodes"),
         ("{# #}" * 50_000, "has more than 4000 tokens"),
         ("{{ " + "(" * 100_000, "has more than 4000 tokens"),
@@ -75,7 +94,9 @@ def test_an_error_of_python_s_compiler_is_an_error_of_the_rule(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "MAX_DEPTH", 1_000)
-    status, message = error_of(client, {"then": {"text": "{% if turn %}" * 110 + "{% endif %}" * 110}})
+    status, message = error_of(
+        client, {"then": {"text": "{% if turn %}" * 110 + "{% endif %}" * 110}}
+    )
     assert status == 400
     assert "rule 1: then.text: template" in message
     assert "too many levels of indentation" in message
@@ -114,7 +135,10 @@ def test_a_rule_has_a_limit_of_templates(client: FlaskClient) -> None:
         ("{{ " + " ~ ".join(["message"] * 5) + " }}", "more than 262144 characters"),
         ("{{ " + " + ".join(["message"] * 5) + " }}", "makes more than 262144 characters"),
         ("{{ [message, message, message, message, message] }}", "more than 262144 characters"),
-        ("{{ [message, message, message, message, message] | string }}", "more than 262144 characters"),
+        (
+            "{{ [message, message, message, message, message] | string }}",
+            "more than 262144 characters",
+        ),
         ("{{ '%999999999d' is odd }}", "odd and even are for numbers"),
         ("{{ user | trim(message) }}", "trim strips at most 100"),
         ("{{ unix | date('%c' * 2) }}", "is for numbers"),
@@ -128,7 +152,9 @@ def test_work_without_bound_is_a_failure_of_the_request(source: str, reason: str
 
 
 def test_the_templates_of_an_answer_share_a_budget(books: Books) -> None:
-    book = books.open("rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]")
+    book = books.open(
+        "rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]"
+    )
     assert said(book, request("x" * 1_000)) is not None
     with pytest.raises(ScriptFailure, match="work through more than"):
         said(book, request("x" * 65_536))
@@ -151,7 +177,12 @@ def test_functions_can_only_be_called(name: str) -> None:
 
 def test_values_have_members_but_no_methods() -> None:
     assert Template("{{ match.items }}").value(VALUES) == "group"
-    for source in ("{{ user.upper }}", "{{ user['upper'] }}", "{{ match.keys }}", "{{ [1].append ~ '' }}"):
+    for source in (
+        "{{ user.upper }}",
+        "{{ user['upper'] }}",
+        "{{ match.keys }}",
+        "{{ [1].append ~ '' }}",
+    ):
         with pytest.raises(ScriptFailure, match="has no attribute"):
             Template(source).value(VALUES)
 
@@ -162,7 +193,13 @@ def test_a_negative_number_keeps_its_sign() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["a{65535}", "(?:a{140}){140}", "(?:a{1000}[)]b){1000}", "(?x)(a{140}) # ]\n{140}", "(a{" + "9" * 5_000],
+    [
+        "a{65535}",
+        "(?:a{140}){140}",
+        "(?:a{1000}[)]b){1000}",
+        "(?x)(a{140}) # ]\n{140}",
+        "(a{" + "9" * 5_000,
+    ],
 )
 def test_a_regex_that_repeats_too_much_is_rejected(client: FlaskClient, source: str) -> None:
     status, message = error_of(client, {"when": {"message": {"regex": source}}, "then": "pass"})
@@ -176,7 +213,8 @@ def test_a_count_with_a_blank_inside_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [r"\d{4}-\d{2}-\d{2}", r"(?:\d{1,3}\.){3}\d{1,3}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"]
+    "source",
+    [r"\d{4}-\d{2}-\d{2}", r"(?:\d{1,3}\.){3}\d{1,3}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"],
 )
 def test_ordinary_counts_are_far_below_the_limit(source: str) -> None:
     assert unrolled_nodes(source) < MAX_REGEX_NODES / 20
@@ -201,7 +239,10 @@ def test_rules_with_text_conditions_are_passed_over_when_the_time_is_used_up(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = ["{when: {message: {contains: [x, y]}}, then: {text: one}}"] * 5
-    rows += ["{when: {message: {regex: a}}, then: {text: two}}", "{when: {turn: 1}, then: {text: three}}"]
+    rows += [
+        "{when: {message: {regex: a}}, then: {text: two}}",
+        "{when: {turn: 1}, then: {text: three}}",
+    ]
     book = books.open(f"rules: [{', '.join(rows)}]")
     asked = request("a")
     asked.budget = MatchBudget(seconds=3, now=ticking())
@@ -212,7 +253,9 @@ def test_rules_with_text_conditions_are_passed_over_when_the_time_is_used_up(
     assert said(book, request("a")) == "two"
 
 
-@pytest.mark.parametrize("when", [{"contains": "b"}, {"regex": "b"}, {"contains": "b", "ignore_case": True}])
+@pytest.mark.parametrize(
+    "when", [{"contains": "b"}, {"regex": "b"}, {"contains": "b", "ignore_case": True}]
+)
 def test_every_kind_of_search_is_charged(when: dict[str, Any]) -> None:
     conditions = Conditions(convert({"message": when}, When))
     asked = request("a")

@@ -1,4 +1,6 @@
-"""Which requests a rule fits; templates fill in what they know, and neither run long nor reach beyond it."""
+"""Which requests a rule fits; templates fill in what they know, and neither run long nor reach
+beyond it.
+"""
 
 from random import Random
 from typing import Any
@@ -147,8 +149,18 @@ def test_what_fails_for_one_request_is_a_failure_of_that_one(source: str) -> Non
 @pytest.mark.parametrize(
     "source",
     [
-        *("{% for a in message %}x{% endfor %}", "{{ 2 ** 9 }}", "{% set a = 1 %}", "{{ message.upper() }}"),
-        *("{{ range(9) }}", "{% include 'a' %}", "{{ message | sort }}", "{{ message is mapping }}"),
+        *(
+            "{% for a in message %}x{% endfor %}",
+            "{{ 2 ** 9 }}",
+            "{% set a = 1 %}",
+            "{{ message.upper() }}",
+        ),
+        *(
+            "{{ range(9) }}",
+            "{% include 'a' %}",
+            "{{ message | sort }}",
+            "{{ message is mapping }}",
+        ),
         *("{{ " + "1 + " * 3000 + "1 }}", "{{ " + "(" * 500 + "1" + ")" * 500 + " }}"),
     ],
 )
@@ -160,7 +172,10 @@ def test_what_could_run_long_is_refused_at_the_start(source: str) -> None:
 def test_a_text_of_any_length_does_not_come_out() -> None:
     long = "x" * (MAX_CHARACTERS // 2)
     assert filled("{{ message }}", message=long) == long
-    for source in ("{{ message }}{{ message }}{{ message }}", "{{ message | replace('x', 'xyz') }}"):
+    for source in (
+        "{{ message }}{{ message }}{{ message }}",
+        "{{ message | replace('x', 'xyz') }}",
+    ):
         with pytest.raises(ScriptFailure, match="more than"):
             filled(source, message=long)
 

@@ -1,4 +1,6 @@
-"""A script that is wrong says so in one line; one that would fill any memory or never end is refused."""
+"""A script that is wrong says so in one line; one that would fill any memory or never end is
+refused.
+"""
 
 import time
 from pathlib import Path
@@ -67,8 +69,33 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path) -> Non
 
 
 KEYS = [
-    *("rules", "when", "then", "name", "message", "role", "exact", "regex", "turn", "nth", "count", "per"),
-    *("text", "json", "tool_calls", "arguments", "delays", "before", "fault", "action", "usage", "pass", "x"),
+    *(
+        "rules",
+        "when",
+        "then",
+        "name",
+        "message",
+        "role",
+        "exact",
+        "regex",
+        "turn",
+        "nth",
+        "count",
+        "per",
+    ),
+    *(
+        "text",
+        "json",
+        "tool_calls",
+        "arguments",
+        "delays",
+        "before",
+        "fault",
+        "action",
+        "usage",
+        "pass",
+        "x",
+    ),
 ]
 SCALARS = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(), st.dates(), st.binary(max_size=3)),
@@ -77,7 +104,8 @@ SCALARS = st.one_of(
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from([*KEYS, 1, None]), inner, max_size=4)
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from([*KEYS, 1, None]), inner, max_size=4),
     ),
     max_leaves=12,
 )
@@ -139,11 +167,16 @@ def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
     ("then", "why"),
     [
         ("'{{ message" + " | json" * 30 + " }}'", "more than 262144 characters"),
-        ("'{{ 3 | round(999999999) * " + " * ".join(["9" * 300] * 30) + " }}'", "of up to 1024 bits"),
+        (
+            "'{{ 3 | round(999999999) * " + " * ".join(["9" * 300] * 30) + " }}'",
+            "of up to 1024 bits",
+        ),
         ("'{{ 1e308 * 10 | float }}'", "no number of JSON"),
     ],
 )
-def test_what_grows_in_a_template_is_a_failure_of_that_request(books: Books, then: str, why: str) -> None:
+def test_what_grows_in_a_template_is_a_failure_of_that_request(
+    books: Books, then: str, why: str
+) -> None:
     book = books.open(f"rules: [{{then: {{json: {then}}}}}]")
     with pytest.raises(Exception, match=why):
         said(book, request('"' * 1000))
@@ -160,8 +193,12 @@ def test_thousands_of_requests_leave_nothing_behind(books: Books) -> None:
     assert [rule["answered"] for rule in book.report()["files"][0]["rules"]] == [0, 0, 5000]
 
 
-def test_a_long_text_is_searched_beside_the_loop(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search looks at its time now and then only, and may go through a long text many times before."""
+def test_a_long_text_is_searched_beside_the_loop(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search looks at its time now and then only, and may go through a long text many times
+    before.
+    """
     searched = list[int]()
 
     def beside(search: Any, text: str, **options: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Rules that a test sets while the server runs: tried before those of files, counted, removed again."""
+"""Rules that a test sets while the server runs:
+
+tried before those of files, counted, removed again.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,11 +50,16 @@ def test_rules_are_set_appended_counted_and_removed(client: FlaskClient) -> None
         ("three", 0),
     ]
     assert third.items() >= rule("three").items()
-    assert [each["name"] for each in rules(client, f"?id={third['id']}", "DELETE")] == ["one", "two"]
+    assert [each["name"] for each in rules(client, f"?id={third['id']}", "DELETE")] == [
+        "one",
+        "two",
+    ]
     rules(client, "", "PUT", {"rules": [rule("other")]})
     assert said(client) == "other" and len(rules(client)) == 1
     told: Any = client.get("/admin/journal?limit=1").json
-    assert told["entries"][0]["rule"] == f"script at run time: rule {rules(client)[0]['id']} (other)"
+    assert (
+        told["entries"][0]["rule"] == f"script at run time: rule {rules(client)[0]['id']} (other)"
+    )
     assert rules(client, "", "DELETE") == [] and said(client) not in ("other", "") and plain
 
 
@@ -101,16 +109,31 @@ def test_plain_requests_take_the_fast_path_only_without_rules() -> None:
             {"when": {"mesage": "hi"}, "then": "pass"},
             "rule 1: when: unknown key 'mesage'; did you",
         ),
-        ({"rules": [rule("a"), {"then": "stop"}]}, "rule 2: then: must be 'pass' or a mapping, got 'stop'."),
+        (
+            {"rules": [rule("a"), {"then": "stop"}]},
+            "rule 2: then: must be 'pass' or a mapping, got 'stop'.",
+        ),
         ({"rules": []}, "rules: Expected `array` of length >= 1."),
-        ({"then": {"text": "{{ x"}}, "rule 1: then.text: template '{{ x': unexpected end of template"),
-        ({"when": {"message": {"regex": "("}}, "then": "pass"}, "rule 1: the regex '(' is not understood"),
+        (
+            {"then": {"text": "{{ x"}},
+            "rule 1: then.text: template '{{ x': unexpected end of template",
+        ),
+        (
+            {"when": {"message": {"regex": "("}}, "then": "pass"},
+            "rule 1: the regex '(' is not understood",
+        ),
         (
             {"then": {"text": "{% for _ in range(9) %}{% endfor %}"}},
             "For (line 1) is not possible in a script.",
         ),
-        ({"then": {"text": "{% macro f() %}{{ f() }}{% endmacro %}"}}, "Macro (line 1) is not possible"),
-        ({"then": {"json": [[[]] * 3] * 3, "delays": {"first_token": "25h"}}}, "must be from 0 to 24h."),
+        (
+            {"then": {"text": "{% macro f() %}{{ f() }}{% endmacro %}"}},
+            "Macro (line 1) is not possible",
+        ),
+        (
+            {"then": {"json": [[[]] * 3] * 3, "delays": {"first_token": "25h"}}},
+            "must be from 0 to 24h.",
+        ),
         (
             {"rules": [{"then": {"text": "x" * 250_000}}] * 9},
             "the rules have more than 2 MiB together",
@@ -124,7 +147,9 @@ def test_plain_requests_take_the_fast_path_only_without_rules() -> None:
         ),
     ],
 )
-def test_a_wrong_rule_changes_nothing(client: FlaskClient, body: Mapping[str, Any], line: str) -> None:
+def test_a_wrong_rule_changes_nothing(
+    client: FlaskClient, body: Mapping[str, Any], line: str
+) -> None:
     rules(client, "", "POST", rule("there"))
     for method in ("PUT", "POST"):
         answer = client.open(RULES, method=method, json=body)

@@ -1,4 +1,7 @@
-"""Certificates: files that change are read again once they have come to rest; the server can make its own."""
+"""Certificates:
+
+files that change are read again once they have come to rest; the server can make its own.
+"""
 
 from pathlib import Path
 
@@ -12,7 +15,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from gunicorn.config import Config
 
-from app.serving.gunicorn.certificates import CertificateError, SelfSigned, ServerCertificate, make_pair
+from app.serving.gunicorn.certificates import (
+    CertificateError,
+    SelfSigned,
+    ServerCertificate,
+    make_pair,
+)
 from config.loader import load
 
 
@@ -31,7 +39,9 @@ def renew(cfg: Config) -> None:
     Path(cfg.keyfile).write_bytes(key)
 
 
-def test_new_files_are_read_at_the_second_look_and_while_they_are_written_left_alone(cfg: Config) -> None:
+def test_new_files_are_read_at_the_second_look_and_while_they_are_written_left_alone(
+    cfg: Config,
+) -> None:
     certificate = ServerCertificate(cfg)
     assert not certificate.refresh()
     for _ in range(3):

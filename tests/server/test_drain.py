@@ -1,4 +1,7 @@
-"""The listener of a server that ends: what has been established is accepted, what is new is refused."""
+"""The listener of a server that ends:
+
+what has been established is accepted, what is new is refused.
+"""
 
 import socket
 import sys

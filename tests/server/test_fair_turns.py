@@ -26,7 +26,9 @@ def turns(time: Time) -> FairTurns:
     return FairTurns(time, time)
 
 
-def test_the_work_of_a_turn_is_bounded_for_all_connections_together(turns: FairTurns, time: Time) -> None:
+def test_the_work_of_a_turn_is_bounded_for_all_connections_together(
+    turns: FairTurns, time: Time
+) -> None:
     began: list[int] = []
     done: list[int] = []
     watcher = gevent.get_hub().loop.prepare()

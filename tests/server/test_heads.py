@@ -1,4 +1,7 @@
-"""Heads of requests: what the fast path takes, gunicorn's parser takes, too, and in the same sense."""
+"""Heads of requests:
+
+what the fast path takes, gunicorn's parser takes, too, and in the same sense.
+"""
 
 from typing import Any
 
@@ -33,7 +36,10 @@ class Plain:
         return Response()
 
 
-ROUTES = [probe("/health", lambda _: Response()), post("/v1/chats", lambda _: Response(), plain=Plain())]
+ROUTES = [
+    probe("/health", lambda _: Response()),
+    post("/v1/chats", lambda _: Response(), plain=Plain()),
+]
 LINES = [
     b"GET /health HTTP/1.1",
     b"POST /v1/chats HTTP/1.1",
@@ -44,11 +50,15 @@ FIELDS = [
     *b"Host: a|Host: [::1]:8|Host:|Host: a b|Host: a/b|Host: \xe4|Connection: close|connection: Close".split(
         b"|"
     ),
-    *b"Connection: keep-alive|Connection: keep-alive, close|Content-Type: application/json".split(b"|"),
+    *b"Connection: keep-alive|Connection: keep-alive, close|Content-Type: application/json".split(
+        b"|"
+    ),
     *b"Content-Length: 2|Content-Length: +2|X: y|X : y| X: y|X: y\rz|X: \x00|X: \x80|X:|X|: y|\tfold".split(
         b"|"
     ),
-    *b"X: y\nHost: b|Transfer-Encoding: chunked|TE: a|Upgrade: h2c|Expect: 100-continue".split(b"|"),
+    *b"X: y\nHost: b|Transfer-Encoding: chunked|TE: a|Upgrade: h2c|Expect: 100-continue".split(
+        b"|"
+    ),
     *(b"x_y: z", b"X: " + b"a" * 9000, b"X: " + b"a" * 8100, b"X: \x85Y: b"),
 ]
 JUNK = [b"\r", b"\n", b"\r\n", b" ", b"\t", b"\x00", b":", b"\x0b", b"\xff", b","]

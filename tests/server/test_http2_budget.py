@@ -1,4 +1,6 @@
-"""HTTP/2 frames without progress are limited, and a client that has left is not listened to any longer."""
+"""HTTP/2 frames without progress are limited, and a client that has left is not listened to any
+longer.
+"""
 
 import socket
 import time

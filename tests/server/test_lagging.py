@@ -1,4 +1,6 @@
-"""Clients that lag get their slices in turns of the event loop, so that no crowd of them holds the loop."""
+"""Clients that lag get their slices in turns of the event loop, so that no crowd of them holds the
+loop.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -105,7 +107,9 @@ def test_the_slices_of_a_crowd_that_lags_share_the_time_of_a_turn(
     with gevent.Timeout(PATIENCE_S):
         while len(iterations) < CLIENTS * SLICES:
             gevent.sleep(0.001)
-    assert max(map(iterations.count, iterations)) == 2, "a third slice would begin after the turn's end"
+    assert max(map(iterations.count, iterations)) == 2, (
+        "a third slice would begin after the turn's end"
+    )
 
 
 def test_waiting_for_a_turn_does_not_count_as_a_client_that_takes_no_bytes(

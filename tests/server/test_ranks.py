@@ -1,4 +1,7 @@
-"""Ranks: where each is reached, which one a worker becomes, and the settings that the arbiter hands over."""
+"""Ranks:
+
+where each is reached, which one a worker becomes, and the settings that the arbiter hands over.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -21,7 +21,10 @@ Command = Callable[[int, Path], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row of the matrix. `reload` is the signal that its operators send; None where there is none."""
+    """One row of the matrix.
+
+    `reload` is the signal that its operators send; None where there is none.
+    """
 
     command: Command
     need: str | None = None
@@ -37,7 +40,15 @@ class Kind:
 def gunicorn(configuration: str, *arguments: str) -> Command:
     def command(port: int, folder: Path) -> list[str]:
         (folder / "gunicorn.conf.py").write_text(configuration)
-        return [sys.executable, "-m", "gunicorn", "-c", f"{folder}/gunicorn.conf.py", *arguments, "wsgi:app"]
+        return [
+            sys.executable,
+            "-m",
+            "gunicorn",
+            "-c",
+            f"{folder}/gunicorn.conf.py",
+            *arguments,
+            "wsgi:app",
+        ]
 
     return command
 
@@ -45,7 +56,14 @@ def gunicorn(configuration: str, *arguments: str) -> Command:
 def uwsgi(*arguments: str) -> Command:
     def command(port: int, folder: Path) -> list[str]:
         where = ("--http-socket", f"127.0.0.1:{port}", "--wsgi-file", "wsgi.py")
-        return [str(SERVERS_BIN / "uwsgi"), *where, "--master", "--need-app", "--die-on-term", *arguments]
+        return [
+            str(SERVERS_BIN / "uwsgi"),
+            *where,
+            "--master",
+            "--need-app",
+            "--die-on-term",
+            *arguments,
+        ]
 
     return command
 
@@ -90,7 +108,10 @@ EMBEDDED = "WSGIPythonPath {root}"
 
 
 def as_somebody(command: list[str]) -> list[str]:
-    """`command` under another name: as root Apache and nginx become users who cannot read this folder."""
+    """`command` under another name:
+
+    as root Apache and nginx become users who cannot read this folder.
+    """
     return (
         ["unshare", "--user", "--map-user=1000", "--map-group=1000", *command]
         if os.getuid() == 0
@@ -121,7 +142,9 @@ KINDS = {
     "uWSGI threads": Kind(uwsgi("--threads", str(THREADS), "--enable-threads"), "uwsgi"),
     "uWSGI gevent": Kind(uwsgi("--gevent", "100"), "uwsgi"),
     "waitress": Kind(waitress, "waitress", reload=None),
-    "mod_wsgi embedded": Kind(mod_wsgi(EMBEDDED), "mod_wsgi", reload=signal.SIGUSR1, sees_leaving=False),
+    "mod_wsgi embedded": Kind(
+        mod_wsgi(EMBEDDED), "mod_wsgi", reload=signal.SIGUSR1, sees_leaving=False
+    ),
     "mod_wsgi daemon": Kind(
         mod_wsgi(DAEMON), "mod_wsgi", reload=signal.SIGUSR1, sees_leaving=False, breaks=False
     ),

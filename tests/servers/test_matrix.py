@@ -1,4 +1,7 @@
-"""The matrix of docs/servers.md: what clients and operators do, under each server that speaks WSGI."""
+"""The matrix of docs/servers.md:
+
+what clients and operators do, under each server that speaks WSGI.
+"""
 
 import json
 import re
@@ -9,7 +12,17 @@ from http.client import HTTPException
 
 import pytest
 
-from tests.hostile.raw_client import Wire, aborts, ask, get, http_post, metric, post, running, wait_until
+from tests.hostile.raw_client import (
+    Wire,
+    aborts,
+    ask,
+    get,
+    http_post,
+    metric,
+    post,
+    running,
+    wait_until,
+)
 from tests.running_server import ROOT, RunningServer
 from tests.servers.starts import KINDS, served
 
@@ -61,7 +74,14 @@ def stream_by_token(server: RunningServer) -> str | None:
     """Asserts that the tokens of a stream come one by one; returns its header X-Accel-Buffering."""
     with Wire(server.port) as wire:
         wire.post(
-            {"model": "m", "messages": MESSAGES, "max_tokens": 20, "ignore_eos": True, "stream": True}, CHAT
+            {
+                "model": "m",
+                "messages": MESSAGES,
+                "max_tokens": 20,
+                "ignore_eos": True,
+                "stream": True,
+            },
+            CHAT,
         )
         with wire.begin() as response:
             came = [(time.monotonic(), line) for line in response if line.startswith(b"data: ")]
@@ -93,7 +113,8 @@ def test_disconnect(server: RunningServer, kind: str) -> None:
 
 def test_fifty_at_once(server: RunningServer, kind: str) -> None:
     tokens, requests = (
-        metric(server.port, f"vllm:{name}_total") for name in ("generation_tokens", "request_success")
+        metric(server.port, f"vllm:{name}_total")
+        for name in ("generation_tokens", "request_success")
     )
 
     def text(number: int) -> str:
@@ -153,7 +174,10 @@ def test_the_document_says_what_is_tested() -> None:
 
 
 def test_reload(server: RunningServer, kind: str) -> None:
-    """What runs goes on to its end, and a new process serves what comes then. The last test of a row."""
+    """What runs goes on to its end, and a new process serves what comes then.
+
+    The last test of a row.
+    """
     reload = KINDS[kind].reload
     if reload is None:
         return

@@ -49,7 +49,9 @@ def proxied(proxy: str, server: RunningServer, folder: Path) -> Iterator[Running
     """`proxy` in front of a server, with hardly a word of configuration, or with that of the page."""
     port, file = free_port(), folder / "proxy.conf"
     modules = os.environ.get("APACHE_MODULES", "/usr/lib/apache2/modules")
-    file.write_text(PROXIES[proxy].format(port=port, server=server.port, folder=folder, modules=modules))
+    file.write_text(
+        PROXIES[proxy].format(port=port, server=server.port, folder=folder, modules=modules)
+    )
     if proxy == "nginx":
         command = [str(NGINX), "-c", str(file), "-e", "stderr"]
     elif proxy == "HAProxy":
@@ -67,7 +69,8 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=getattr(pytest.mark, name.lower())) for name in PROXIES]
+    scope="module",
+    params=[pytest.param(name, marks=getattr(pytest.mark, name.lower())) for name in PROXIES],
 )
 def proxy(
     request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory: pytest.TempPathFactory
@@ -84,7 +87,9 @@ def test_a_whole_answer_passes(proxy: RunningServer) -> None:
     assert post(proxy.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
 
 
-def test_who_leaves_the_proxy_gives_the_place_back(proxy: RunningServer, server: RunningServer) -> None:
+def test_who_leaves_the_proxy_gives_the_place_back(
+    proxy: RunningServer, server: RunningServer
+) -> None:
     before = aborts(server.port)
     leave_stream(proxy)
     wait_until(lambda: running(server.port) == 0 and aborts(server.port) == before + 1)

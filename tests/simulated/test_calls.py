@@ -17,7 +17,10 @@ from tests.engine.harness import Harness, embedded_tokenizer
 
 WEATHER = {
     "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 5},
+    },
     "required": ["city"],
 }
 TOOLS = (
@@ -31,8 +34,12 @@ EXTRA_CALL = "tool_call_extra_call_probability"
 def played(
     calls: ToolCalls | None = None, tools: dict[str, Any] | None = None, **fields: Any
 ) -> list[Tokens]:
-    harness = Harness(sections={"tools": ToolSettings(**(tools or {}))}, seed=fields.pop("server_seed", 1))
-    harness.ask(**{"tool_calls": calls, "limited": False, "max_tokens": 4000, "ignore_eos": False, **fields})
+    harness = Harness(
+        sections={"tools": ToolSettings(**(tools or {}))}, seed=fields.pop("server_seed", 1)
+    )
+    harness.ask(
+        **{"tool_calls": calls, "limited": False, "max_tokens": 4000, "ignore_eos": False, **fields}
+    )
     harness.clock.advance(1000)
     return harness.tokens()
 
@@ -115,7 +122,9 @@ def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named:
     schema = {"properties": {"a": {"type": "string", "minLength": 400}}, "required": ["a"]}
     calls = ToolCalls(tools=(ToolFunction("write", schema),), least=1, named=named)
     events = played(calls, limited=True, max_tokens=99)
-    assert sum(len(event.ids) for event in events) == 99, "a call that fits no limit is cut off there"
+    assert sum(len(event.ids) for event in events) == 99, (
+        "a call that fits no limit is cut off there"
+    )
     assert events[-1].part is not None and events[-1].part.raw == raw(events)
     assert events[-1].finish is not None and events[-1].finish.reason == "length"
     assert called(played(calls))

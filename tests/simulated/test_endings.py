@@ -1,4 +1,6 @@
-"""Stops, against a naive walk over the tokens; biases and lists of tokens, which decide a reply's tokens."""
+"""Stops, against a naive walk over the tokens; biases and lists of tokens, which decide a reply's
+tokens.
+"""
 
 from collections import Counter
 from random import Random
@@ -18,7 +20,9 @@ def script(*texts: str) -> Reply:
     return Reply(list(texts), list(range(len(texts))), Finish("length"))
 
 
-def naive(texts: list[str], stops: list[str], min_tokens: int, include: bool) -> tuple[str, int, str | None]:
+def naive(
+    texts: list[str], stops: list[str], min_tokens: int, include: bool
+) -> tuple[str, int, str | None]:
     """Text, token count and matched stop, found one token at a time as vLLM's detokenizer does."""
     text = ""
     for count, piece in enumerate(texts, 1):
@@ -50,7 +54,8 @@ def test_a_reply_ends_where_a_walk_token_by_token_would_end_it(
     texts: list[str], stops: list[str], min_tokens: int, include: bool
 ) -> None:
     got = stopped(
-        script(*texts), engine_request(stop=tuple(stops), min_tokens=min_tokens, include_stop=include)
+        script(*texts),
+        engine_request(stop=tuple(stops), min_tokens=min_tokens, include_stop=include),
     )
     text, count, stop = naive(texts, stops, min_tokens, include)
     assert ("".join(got.texts), len(got.ids)) == (text, count)
@@ -66,7 +71,9 @@ def test_what_might_begin_a_stop_is_held_back_until_it_is_known() -> None:
 def test_a_stop_token_is_counted_but_not_shown_and_not_before_min_tokens() -> None:
     got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({1})))
     assert (got.texts, got.ids, got.finish) == (["a", ""], [0, 1], Finish("stop", 1))
-    got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({0, 2}), min_tokens=1))
+    got = stopped(
+        script("a", "b", "c"), engine_request(stop_token_ids=frozenset({0, 2}), min_tokens=1)
+    )
     assert got.finish == Finish("stop", 2)
 
 
@@ -119,4 +126,7 @@ def test_a_bias_between_shifts_the_odds_and_a_greedy_choice_is_the_likeliest_tok
         chosen = Counter(tokens.choose(3, rng) for _ in range(5000))
         assert chosen[7] / 5000 == pytest.approx(share, abs=0.02) and set(chosen) <= {3, 7}
     for bias, token in ((5.0, 3), (9.0, 7)):
-        assert TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, True).choose(3, Random(1)) == token
+        assert (
+            TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, True).choose(3, Random(1))
+            == token
+        )

@@ -20,7 +20,9 @@ def said(harness: Harness, **fields: Any) -> str:
     return harness.said(name)
 
 
-@given(ttft=st.floats(0, 2), itl=st.floats(0, 0.5), tokens=st.integers(1, 60), start=st.floats(0, 1e6))
+@given(
+    ttft=st.floats(0, 2), itl=st.floats(0, 0.5), tokens=st.integers(1, 60), start=st.floats(0, 1e6)
+)
 @settings(max_examples=25, deadline=None)
 def test_token_k_is_due_k_gaps_after_the_first_and_comes_less_than_two_slots_late(
     ttft: float, itl: float, tokens: int, start: float
@@ -71,7 +73,12 @@ def test_a_server_with_a_seed_repeats_itself_whatever_seeded_requests_come_betwe
     assert said(Harness(seed=4)) != said(Harness(seed=3))
 
 
-@given(most=st.integers(1, 300), least=st.integers(0, 300), seed=st.integers(0, 99), limited=st.booleans())
+@given(
+    most=st.integers(1, 300),
+    least=st.integers(0, 300),
+    seed=st.integers(0, 99),
+    limited=st.booleans(),
+)
 @settings(max_examples=40, deadline=None)
 def test_lengths_keep_between_the_limits_and_the_reason_tells_which(
     most: int, least: int, seed: int, limited: bool

@@ -1,4 +1,7 @@
-"""Replies that a script has decided: the same tokens as their text, in parts, within every limit."""
+"""Replies that a script has decided:
+
+the same tokens as their text, in parts, within every limit.
+"""
 
 import json
 from typing import Any
@@ -93,17 +96,25 @@ def test_a_finish_reason_is_the_scripts_where_no_limit_ends_it() -> None:
     reasons: list[Any] = ["length", "abort", "content_filter"]
     for reason in reasons:
         assert played(ScriptedReply(text="So it is.", finish=reason)).finish() == reason
-    cut = played(ScriptedReply(text="So it is.", finish="content_filter"), max_tokens=2, limited=True)
+    cut = played(
+        ScriptedReply(text="So it is.", finish="content_filter"), max_tokens=2, limited=True
+    )
     assert cut.finish() == "length"
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
 def test_waits_are_those_of_the_script(timing: str) -> None:
-    stepped = {"sections": {"steps": StepSettings(timing="steps")}, "profile": PROFILE, "blocks": 40}
+    stepped = {
+        "sections": {"steps": StepSettings(timing="steps")},
+        "profile": PROFILE,
+        "blocks": 40,
+    }
     moments: list[list[float]] = []
     for script in (
         ScriptedReply(text="So it is, and so it was."),
-        ScriptedReply(text="So it is, and so it was.", first_token_s=1.0, per_token_s=0.25, before={3: 2.0}),
+        ScriptedReply(
+            text="So it is, and so it was.", first_token_s=1.0, per_token_s=0.25, before={3: 2.0}
+        ),
     ):
         harness = Harness(**(stepped if timing == "steps" else {"inter_token_latency": 0.01}))
         harness.ask(script=script, max_tokens=100, delays=((2, 0.5),) if script.before else ())

@@ -1,4 +1,7 @@
-"""Texts of mode random: exactly as long as they say, of specified lengths, with log probabilities."""
+"""Texts of mode random:
+
+exactly as long as they say, of specified lengths, with log probabilities.
+"""
 
 from functools import cache
 from random import Random
@@ -68,7 +71,10 @@ def test_a_thousand_replies_do_not_look_alike_and_are_in_several_scripts() -> No
 
 def test_a_tokenizer_that_is_lossy_throughout_is_refused() -> None:
     deaf: Any = SimpleNamespace(name="deaf", vocab_size=1)
-    deaf.encode_many, deaf.pieces = (lambda texts: [[0] for _ in texts]), (lambda ids: ["?" for _ in ids])
+    deaf.encode_many, deaf.pieces = (
+        (lambda texts: [[0] for _ in texts]),
+        (lambda ids: ["?" for _ in ids]),
+    )
     with pytest.raises(TokenizerError, match="deaf"):
         Corpus(deaf, sample_sentences())
 

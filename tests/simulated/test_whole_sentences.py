@@ -25,7 +25,9 @@ def test_every_sentence_of_the_prose_begins_with_a_capital_and_ends_with_a_mark(
 
 @given(tokens=st.integers(0, 400), seed=st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
-def test_texts_are_whole_sentences_of_the_wanted_length_from_nine_tokens_on(tokens: int, seed: int) -> None:
+def test_texts_are_whole_sentences_of_the_wanted_length_from_nine_tokens_on(
+    tokens: int, seed: int
+) -> None:
     ids, texts = embedded_corpus().whole_sentences().compose(tokens, Random(seed))
     text = "".join(texts)
     assert set(sentences_of(text)) <= WHOLE
@@ -55,7 +57,9 @@ def test_a_reply_without_a_limit_is_whole_sentences_and_a_limit_still_cuts() -> 
 
 @given(room=st.integers(1, 60), least=st.integers(0, 60), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_a_context_that_is_almost_full_still_limits_the_reply(room: int, least: int, seed: int) -> None:
+def test_a_context_that_is_almost_full_still_limits_the_reply(
+    room: int, least: int, seed: int
+) -> None:
     harness = Harness(seed=seed)
     harness.ask(max_tokens=room, min_tokens=min(least, room), limited=False, ignore_eos=False)
     count = sum(len(event.ids) for event in harness.tokens())

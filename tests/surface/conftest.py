@@ -1,4 +1,6 @@
-"""Servers with every route that is not there by default, in this process or their own, and a client."""
+"""Servers with every route that is not there by default, in this process or their own, and a
+client.
+"""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +19,13 @@ from tests.running_server import SEED, RunningServer, running_server
 MODEL = "base"
 EVERY_ROUTE = (
     *("--server-dev-mode", "--enable-scale-out", "--profiling", "--allow-runtime-lora-updating"),
-    *("--enable-prompt-tokens-details", "--lora-modules", "first=/adapters/first", "--max-loras", "2"),
+    *(
+        "--enable-prompt-tokens-details",
+        "--lora-modules",
+        "first=/adapters/first",
+        "--max-loras",
+        "2",
+    ),
 )
 IN_PROCESS = "http://in.process"
 
@@ -53,7 +61,8 @@ class Client:
     def complete(self, **fields: Any) -> Any:
         """A completion of exactly `max_tokens` tokens (1 when not given), which must succeed."""
         answer = self.post(
-            "/v1/completions", {"prompt": "Hello there", "max_tokens": 1, "ignore_eos": True, **fields}
+            "/v1/completions",
+            {"prompt": "Hello there", "max_tokens": 1, "ignore_eos": True, **fields},
         )
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -70,11 +79,19 @@ class Client:
         """Sum of the samples of `name` with `labels`."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name)]
-        return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted))
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if all(label in line for label in wanted)
+        )
 
 
 def events(answer: requests.Response) -> list[dict[str, Any]]:
-    lines = (line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {"))
+    lines = (
+        line.removeprefix("data: ")
+        for line in answer.text.splitlines()
+        if line.startswith("data: {")
+    )
     return [json.loads(line) for line in lines]
 
 
@@ -87,7 +104,10 @@ class Adapter(BaseAdapter):
 
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
         told = self.client.open(
-            request.path_url, method=request.method, headers=[*request.headers.items()], data=request.body
+            request.path_url,
+            method=request.method,
+            headers=[*request.headers.items()],
+            data=request.body,
         )
         answer = requests.Response()
         answer.status_code, answer._content, answer.encoding = told.status_code, told.data, "utf-8"

@@ -13,7 +13,9 @@ def test_all_settings_are_shown_and_every_live_one_can_be_set_to_what_it_is(clie
     assert list(shown) == [row.name for row in TABLE]
     assert (shown["model"], shown["max-loras"], shown["inter-token-latency"]) == ("base", 2, "0s")
     open_rows = [
-        row.name for row in TABLE if row.about.live and not row.about.secret and row.name != "fault-rules"
+        row.name
+        for row in TABLE
+        if row.about.live and not row.about.secret and row.name != "fault-rules"
     ]
     live = {name: shown[name] for name in open_rows if shown[name] is not None}
     assert client.post("/admin/config", live).json() == shown
@@ -35,7 +37,10 @@ def test_a_change_takes_effect_at_once(client: Client) -> None:
         ({"port": 1}, "setting port: cannot change while the server runs"),
         ({"prot": 1}, "unknown setting 'prot'; did you mean 'port'?"),
         ({"inter-token-latency": "fast"}, "must be a duration"),
-        ({"inter-token-latency-std-dev": "1s"}, "must not be more than 30 % of inter-token-latency"),
+        (
+            {"inter-token-latency-std-dev": "1s"},
+            "must not be more than 30 % of inter-token-latency",
+        ),
         ({"failure-injection-rate": 101}, "must be between 0 and 100"),
         ({"failure-types": ["bogus"]}, "must only have"),
         ({"max-tool-call-integer-param": -1}, "must not be less than min-tool-call-integer-param"),

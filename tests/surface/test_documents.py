@@ -1,4 +1,7 @@
-"""The documents: every route has an example, tables are whole, what docs/seeds.md promises is there."""
+"""The documents:
+
+every route has an example, tables are whole, what docs/seeds.md promises is there.
+"""
 
 import re
 import shlex
@@ -34,13 +37,22 @@ def routes() -> set[str]:
 
 
 def test_every_route_is_documented_and_has_an_example() -> None:
-    documents, served = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md")), routes()
+    documents, served = (
+        "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md")),
+        routes(),
+    )
     assert {path for path in served if f"{path}`" not in documents} == set()
-    examples = set(re.findall(r"curl\b[^\n`]*?localhost:8000(/[\w/{}.-]*)", documents.replace("\\\n", " ")))
+    examples = set(
+        re.findall(r"curl\b[^\n`]*?localhost:8000(/[\w/{}.-]*)", documents.replace("\\\n", " "))
+    )
     examples = {re.sub(r"/(?:resp_\w+|main\.js|17)(?=$|/)", "/{id}", path) for path in examples}
     variants = {path.removeprefix("/v1").removeprefix("/v2") for path in examples}
-    missing = {path for path in served - OTHER_NAMES if path not in examples and path not in variants}
-    assert {path for path in missing if path.removeprefix("/v1").removeprefix("/v2") not in variants} == set()
+    missing = {
+        path for path in served - OTHER_NAMES if path not in examples and path not in variants
+    }
+    assert {
+        path for path in missing if path.removeprefix("/v1").removeprefix("/v2") not in variants
+    } == set()
 
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -58,7 +70,9 @@ def test_every_table_has_a_head_and_a_ruler() -> None:
 
 
 SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")
-ROWS = [re.split(r" ?(?<!\\)\| ?", line)[1:-1] for line in SEEDS.splitlines() if line.startswith("| ")]
+ROWS = [
+    re.split(r" ?(?<!\\)\| ?", line)[1:-1] for line in SEEDS.splitlines() if line.startswith("| ")
+]
 
 
 def test_every_row_says_what_is_here_and_has_three_cells() -> None:
@@ -88,7 +102,14 @@ LINK_TO_HEADING = re.compile(r"\]\(([\w./-]+\.md|)#([\w-]+)\)")
 
 def test_the_first_screen_says_what_it_is_for_whom_and_how_to_start() -> None:
     assert {"mock", "simulator", "vLLM"} <= {*re.findall(r"\w+", FIRST_SCREEN.splitlines()[2])}
-    for text in ("For whom", "Not for whom", "git clone", "make run", "pip install .", "docker build"):
+    for text in (
+        "For whom",
+        "Not for whom",
+        "git clone",
+        "make run",
+        "pip install .",
+        "docker build",
+    ):
         assert text in FIRST_SCREEN
     assert len(FIRST_SCREEN.splitlines()) < 45
 
@@ -138,7 +159,9 @@ def test_the_readme_s_five_jobs_are_those_of_the_first_page() -> None:
 
 
 PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")
-PLANS = re.findall(r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING)
+PLANS = re.findall(
+    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
+)
 
 
 @pytest.mark.parametrize(("command", "printed"), PLANS)

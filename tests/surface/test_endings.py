@@ -1,4 +1,6 @@
-"""A reply that ends of itself ends with a token for that, in every family; forms and biases show it best."""
+"""A reply that ends of itself ends with a token for that, in every family; forms and biases show it
+best.
+"""
 
 from typing import Any
 
@@ -17,11 +19,17 @@ def ids(client: Client) -> list[int]:
     return [client.post("/tokenize", {"prompt": text}).json()["tokens"][0] for text in ("x", END)]
 
 
-@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", {"prompt": "hi"})])
-def test_chats_and_completions_show_it(client: Client, ids: list[int], path: str, body: Any) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"), [("chat/completions", CHAT), ("completions", {"prompt": "hi"})]
+)
+def test_chats_and_completions_show_it(
+    client: Client, ids: list[int], path: str, body: Any
+) -> None:
     asked = {**body, **CHOICE, "return_token_ids": True, "logprobs": 1, "max_tokens": 9}
     whole = client.post(f"/v1/{path}", asked).json()
-    assert whole["choices"][0]["token_ids"] == ids and whole["choices"][0]["finish_reason"] == "stop"
+    assert (
+        whole["choices"][0]["token_ids"] == ids and whole["choices"][0]["finish_reason"] == "stop"
+    )
     assert whole["usage"]["completion_tokens"] == 2
     options = {"stream": True, "stream_options": {"include_usage": True}}
     *_, text, last, usage = events(client.post(f"/v1/{path}", {**asked, **options}))
@@ -30,15 +38,21 @@ def test_chats_and_completions_show_it(client: Client, ids: list[int], path: str
     assert (end["token_ids"], end["finish_reason"], end["stop_reason"]) == (ids[1:], "stop", None)
     assert end["delta"] == {"content": ""} if "chat" in path else end["text"] == ""
     full = client.post(f"/v1/{path}", {**asked, "max_tokens": 1}).json()["choices"][0]
-    assert (full["token_ids"], full["finish_reason"]) == (ids[:1], "length"), "a full reply has no such token"
-    names = [token["token"] for token in end["logprobs"].get("content", ())] or end["logprobs"]["tokens"]
+    assert (full["token_ids"], full["finish_reason"]) == (ids[:1], "length"), (
+        "a full reply has no such token"
+    )
+    names = [token["token"] for token in end["logprobs"].get("content", ())] or end["logprobs"][
+        "tokens"
+    ]
     assert names == [END] and usage["usage"]["completion_tokens"] == 2
 
 
 def test_the_other_families_count_it(client: Client, ids: list[int]) -> None:
     tokens = client.post("/tokenize", {"prompt": "hi"}).json()["tokens"]
     sampling = {"max_tokens": 9, "structured_outputs": {"choice": ["x"]}}
-    generated = client.post("/inference/v1/generate", {"token_ids": tokens, "sampling_params": sampling})
+    generated = client.post(
+        "/inference/v1/generate", {"token_ids": tokens, "sampling_params": sampling}
+    )
     assert generated.json()["choices"][0]["token_ids"] == ids
     forced = {"input": "hi", "logit_bias": {str(ids[1]): 100}}
     response = client.post("/v1/responses", forced).json()
@@ -59,14 +73,23 @@ def test_biases_decide_in_every_family(client: Client, ids: list[int], n: int) -
         assert [choice["message"]["content"] for choice in chat["choices"]] == ["xxxx"] * n
         text = client.post("/v1/completions", {"prompt": "hi", **asked}).json()
         assert [choice["text"] for choice in text["choices"]] == ["xxxx"] * n
-        generated = client.post("/inference/v1/generate", {"token_ids": [1], "sampling_params": asked})
+        generated = client.post(
+            "/inference/v1/generate", {"token_ids": [1], "sampling_params": asked}
+        )
         assert [choice["token_ids"] for choice in generated.json()["choices"]] == [ids[:1] * 4] * n
     asked = {"input": "hi", "max_output_tokens": 4, "logit_bias": {str(ids[0]): 100}}
     assert client.post("/v1/responses", asked).json()["output"][0]["content"][0]["text"] == "xxxx"
 
 
 def test_a_beam_is_one_chunk(client: Client) -> None:
-    asked = {**CHAT, "use_beam_search": True, "n": 2, "max_tokens": 3, "ignore_eos": True, "logprobs": True}
+    asked = {
+        **CHAT,
+        "use_beam_search": True,
+        "n": 2,
+        "max_tokens": 3,
+        "ignore_eos": True,
+        "logprobs": True,
+    }
     told = events(client.post("/v1/chat/completions", {**asked, "stream": True}))
     beams = [event["choices"][0] for event in told if event["choices"][0]["finish_reason"]]
     assert [beam["index"] for beam in beams] == [0, 1] and len(told) == 4
@@ -77,9 +100,13 @@ def test_a_beam_is_one_chunk(client: Client) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0}, {"temperature": 0, "max_tokens": 1}])
-def test_beams_differ_in_each_api_and_prompt_and_come_best_first(client: Client, fields: Any) -> None:
+def test_beams_differ_in_each_api_and_prompt_and_come_best_first(
+    client: Client, fields: Any
+) -> None:
     beams = {"use_beam_search": True, "n": 3, "max_tokens": 5, **fields}
-    chat = client.post("/v1/chat/completions", {**CHAT, **beams, "logprobs": True}).json()["choices"]
+    chat = client.post("/v1/chat/completions", {**CHAT, **beams, "logprobs": True}).json()[
+        "choices"
+    ]
     entries = [choice["logprobs"]["content"] for choice in chat]
     assert len({choice["message"]["content"] for choice in chat}) == 3
     assert are_falling([[entry["logprob"] for entry in beam] for beam in entries])
@@ -98,12 +125,29 @@ def are_falling(beams: list[list[float]]) -> bool:
 
 def test_a_beam_search_looks_at_few_fields(client: Client) -> None:
     for fields in (
-        *({"min_tokens": 9}, {"stop": ""}, {"top_p": 7}, {"logit_bias": {"x": 1}}, {"allowed_token_ids": []}),
-        *({"bad_words": [" "]}, {"structured_outputs": {"choice": []}}, {"thinking_token_budget": 3}),
-        *({"response_format": {"type": "json_object"}}, {"prompt_logprobs": 99}, {"stop_token_ids": [-1]}),
+        *(
+            {"min_tokens": 9},
+            {"stop": ""},
+            {"top_p": 7},
+            {"logit_bias": {"x": 1}},
+            {"allowed_token_ids": []},
+        ),
+        *(
+            {"bad_words": [" "]},
+            {"structured_outputs": {"choice": []}},
+            {"thinking_token_budget": 3},
+        ),
+        *(
+            {"response_format": {"type": "json_object"}},
+            {"prompt_logprobs": 99},
+            {"stop_token_ids": [-1]},
+        ),
     ):
         beams = {"use_beam_search": True, "n": 2, "max_tokens": 2, "ignore_eos": True, **fields}
-        for path, prompt in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "hi there"})):
+        for path, prompt in (
+            ("/v1/chat/completions", CHAT),
+            ("/v1/completions", {"prompt": "hi there"}),
+        ):
             answer = client.post(path, {**prompt, **beams})
             assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
             assert 'prompt_logprobs":[' not in answer.text

@@ -1,4 +1,7 @@
-"""POST /generative_scoring and POST /v1/systemone: numbers that add up, the same each time, and refusals."""
+"""POST /generative_scoring and POST /v1/systemone:
+
+numbers that add up, the same each time, and refusals.
+"""
 
 import json
 from functools import cache
@@ -28,7 +31,10 @@ def ok(path: str, body: object) -> Any:
 
 def decide(**question: object) -> Any:
     """The answer to one question, whose diagnostics agree with it."""
-    told = ok(DECISIONS, {"state": {"animal": "cat"}, "questions": {"q": question}, "instructions": "Judge."})
+    told = ok(
+        DECISIONS,
+        {"state": {"animal": "cat"}, "questions": {"q": question}, "instructions": "Judge."},
+    )
     assert told["usage"]["output_tokens"] == 1 and told["usage"]["input_tokens"] > 10
     answer, seen = told["answers"]["q"], told["diagnostics"]["q"]
     assert sum(answer["probabilities"].values()) == pytest.approx(1)
@@ -55,7 +61,9 @@ def test_a_score_is_the_first_label_s_share() -> None:
 def test_each_label_that_is_read_is_a_token_generated() -> None:
     def generated() -> float:
         lines = client_of().get("/metrics").text.splitlines()
-        return sum(float(it.split()[-1]) for it in lines if it.startswith("vllm:generation_tokens_total{"))
+        return sum(
+            float(it.split()[-1]) for it in lines if it.startswith("vllm:generation_tokens_total{")
+        )
 
     before = generated()
     ok(SCORING, SCORE)
@@ -74,14 +82,18 @@ def test_tokens_and_texts_in_either_order_are_prompts() -> None:
 
 
 def test_questions_of_each_type() -> None:
-    choice = decide(type="choice", criteria={"pet": "lives in a house", "wild": None}, instructions="Which?")
+    choice = decide(
+        type="choice", criteria={"pet": "lives in a house", "wild": None}, instructions="Which?"
+    )
     assert choice["probabilities"].keys() == {"pet", "wild"}
     assert choice["probabilities"][choice["choice"]] == max(choice["probabilities"].values())
     truth = decide(type="noul", instructions="Is it alive?")
     assert truth["noul"] == truth["probabilities"]["yes"]
     level = decide(type="score", criteria=["low", "middle", "high"])
     assert level["legend"] == {"0": "low", "1": "middle", "2": "high"}
-    assert level["score"] == pytest.approx(level["probabilities"]["1"] + 2 * level["probabilities"]["2"])
+    assert level["score"] == pytest.approx(
+        level["probabilities"]["1"] + 2 * level["probabilities"]["2"]
+    )
 
 
 def question(**given: object) -> dict[str, object]:
@@ -103,10 +115,20 @@ REFUSALS: list[tuple[str, object, str, str | None]] = [
     (DECISIONS, {"state": 1, "questions": {str(number): NOUL for number in range(65)}}, RULE, None),
     (DECISIONS, {"state": 1, "questions": {"": NOUL}}, RULE, None),
     (DECISIONS, question(**NOUL, hint="x"), RULE, None),
-    (DECISIONS, question(type="choice", criteria={str(number): None for number in range(27)}), RULE, None),
+    (
+        DECISIONS,
+        question(type="choice", criteria={str(number): None for number in range(27)}),
+        RULE,
+        None,
+    ),
     (DECISIONS, question(type="score", criteria=["same", "same"]), RULE, None),
     (DECISIONS, {**question(**NOUL), "images": ["data:image/png;base64,"]}, RULE, None),
-    (DECISIONS, {**question(**NOUL), "chat_template_kwargs": {"enable_thinking": True}}, RULE, None),
+    (
+        DECISIONS,
+        {**question(**NOUL), "chat_template_kwargs": {"enable_thinking": True}},
+        RULE,
+        None,
+    ),
 ]
 
 

@@ -5,7 +5,9 @@ from tests.surface.conftest import Client, in_process
 
 def state(client: Client) -> tuple[bool, bool]:
     """Asleep, and paused."""
-    return client.get("/is_sleeping").json()["is_sleeping"], client.get("/is_paused").json()["is_paused"]
+    return client.get("/is_sleeping").json()["is_sleeping"], client.get("/is_paused").json()[
+        "is_paused"
+    ]
 
 
 def test_a_server_sleeps_until_it_is_woken(client: Client) -> None:
@@ -40,7 +42,10 @@ def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None
     with in_process(*flags) as client:
         assert blocks() > 0
         too_soon = client.post("/release_kv_cache_memory")
-        assert (too_soon.status_code, too_soon.json()["error"]["type"]) == (500, "InternalServerError")
+        assert (too_soon.status_code, too_soon.json()["error"]["type"]) == (
+            500,
+            "InternalServerError",
+        )
         client.post("/pause?mode=wait")
         assert client.post("/release_kv_cache_memory").json() == {"status": "kv_cache_released"}
         assert client.get("/is_sleeping").json() == {"is_sleeping": True}
@@ -63,15 +68,30 @@ def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None
 
 def test_words_that_mean_nothing_are_refused(client: Client) -> None:
     for path in (
-        *("/sleep?level=7", "/sleep?level=-1", "/sleep?level=x", "/sleep?level=", "/sleep?mode=perhaps"),
-        *("/pause?mode=perhaps", "/pause?mode=", "/pause?mode=wait&mode=x", "/pause?clear_cache=perhaps"),
+        *(
+            "/sleep?level=7",
+            "/sleep?level=-1",
+            "/sleep?level=x",
+            "/sleep?level=",
+            "/sleep?mode=perhaps",
+        ),
+        *(
+            "/pause?mode=perhaps",
+            "/pause?mode=",
+            "/pause?mode=wait&mode=x",
+            "/pause?clear_cache=perhaps",
+        ),
         *("/reset_prefix_cache?reset_running_requests=2", "/reset_prefix_cache?reset_external=x"),
         "/server_info?config_format=yaml",
     ):
         answer = client.get(path) if path.startswith("/server") else client.post(path)
         name = path.partition("=")[0].rpartition("?")[2]
         error = answer.json()["error"]
-        assert (answer.status_code, error["type"], error["param"]) == (400, "Bad Request", f"query.{name}")
+        assert (answer.status_code, error["type"], error["param"]) == (
+            400,
+            "Bad Request",
+            f"query.{name}",
+        )
         assert state(client) == (False, False)
 
 
@@ -80,7 +100,9 @@ def test_the_small_routes_answer(client: Client) -> None:
     reset = "/reset_prefix_cache?reset_running_requests=yes&reset_external=1"
     assert client.post(reset).json() == {"success": True}
     assert client.post("/reset_mm_cache").status_code == 200
-    assert client.post("/start_profile").status_code == client.post("/stop_profile").status_code == 200
+    assert (
+        client.post("/start_profile").status_code == client.post("/stop_profile").status_code == 200
+    )
     told = client.get("/server_info?config_format=json").json()["vllm_config"]
     assert told["model"] == "base"
     assert "model='base'" in client.get("/server_info").json()["vllm_config"]

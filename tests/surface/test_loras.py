@@ -54,7 +54,11 @@ def test_what_cannot_be_loaded_or_unloaded(client: Client) -> None:
         ("unload", {"lora_name": "nobody"}, (404, "NotFoundError", None)),
         ("unload", {"lora_name": ""}, invalid),
         ("unload", {}, (400, "Bad Request", "body.lora_name")),
-        ("unload", {"lora_name": "first", "lora_int_id": 1.5}, (400, "Bad Request", "body.lora_int_id")),
+        (
+            "unload",
+            {"lora_name": "first", "lora_int_id": 1.5},
+            (400, "Bad Request", "body.lora_int_id"),
+        ),
     ):
         assert error(client.post(f"/v1/{path}_lora_adapter", body)) == wrong, body
 
@@ -74,7 +78,10 @@ def test_routers_see_where_adapters_are_and_none_leaves_the_api_for_another() ->
     with in_process("--lora-residency-metrics", "--allow-runtime-lora-updating", *flags) as client:
         for used, level in (("a", "gpu"), ("b", "cpu")):
             client.complete(model=used)
-            assert client.metric("vllm:lora_adapter_loaded", adapter_name="a", level=level, rank="16") == 1
+            assert (
+                client.metric("vllm:lora_adapter_loaded", adapter_name="a", level=level, rank="16")
+                == 1
+            )
         assert client.metric("vllm:lora_adapter_load_seconds_count", transition="load") == 2
         body = {"lora_name": "c", "lora_path": "/c"}
         assert client.post("/v1/load_lora_adapter", body).status_code == 200

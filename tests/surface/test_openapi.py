@@ -1,4 +1,7 @@
-"""GET /openapi.json describes every route; what it promises is what is answered. GET / says what this is."""
+"""GET /openapi.json describes every route; what it promises is what is answered.
+
+GET / says what this is.
+"""
 
 import json
 from collections.abc import Mapping
@@ -28,14 +31,23 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "indexer": ("--role", "indexer", "--kv-index-bind", "tcp://127.0.0.1:0"),
 }
 NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/stats")
-"""Need a path that exists, and are asked below; the last one needs a model that computes (tests/remote)."""
+"""Need a path that exists, and are asked below; the last one needs a model that computes
+(tests/remote).
+"""
 SESSION = (
-    *("/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update"),
+    *(
+        "/start_weight_update",
+        "/start_draft_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+    ),
     "/shutdown_weight_transfer_engine",
 )
 """Answer 500, as vLLM does, outside of a session: tests/surface/test_weights.py."""
 ENDING = ("/admin/drain", "/sleep", "/pause", "/release_kv_cache_memory")
-"""After them a server answers nothing more of interest; the last is 500, as vLLM's, without a pause."""
+"""After them a server answers nothing more of interest; the last is 500, as vLLM's, without a
+pause.
+"""
 
 
 FIELDS: Mapping[str, Mapping[str, list[str]]] = json.loads(
@@ -59,7 +71,11 @@ def described(kind: str) -> Any:
 
 def operations(kind: str) -> dict[str, Any]:
     paths = described(kind)["paths"].items()
-    return {f"{method.upper()} {path}": told for path, methods in paths for method, told in methods.items()}
+    return {
+        f"{method.upper()} {path}": told
+        for path, methods in paths
+        for method, told in methods.items()
+    }
 
 
 def is_valid(value: Any, schema: Any, whole: Any) -> None:
@@ -69,7 +85,9 @@ def is_valid(value: Any, schema: Any, whole: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_route_is_described_and_the_document_is_whole(kind: str) -> None:
     routes = application(kind).routes
-    served = {f"{method} {route.path}" for route in routes for method in route.methods if method != "HEAD"}
+    served = {
+        f"{method} {route.path}" for route in routes for method in route.methods if method != "HEAD"
+    }
     whole, found = described(kind), operations(kind)
     assert set(found) == served
     assert (whole["openapi"], whole["info"]["version"]) == ("3.1.0", VERSION)
@@ -86,7 +104,9 @@ def test_what_vllm_takes_is_described() -> None:
     for route, fields in FIELDS.items():
         kind = "generate" if route in operations("generate") else "pooling"
         operation, schemas = operations(kind)[route], described(kind)["components"]["schemas"]
-        assert {given["name"] for given in operation["parameters"]} >= set(fields.get("query", ())), route
+        assert {given["name"] for given in operation["parameters"]} >= set(
+            fields.get("query", ())
+        ), route
         if body := fields.get("body"):
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
             names = [each["$ref"].rpartition("/")[2] for each in schema.get("anyOf", [schema])]
@@ -139,7 +159,9 @@ def test_a_kept_response_is_as_it_is_described() -> None:
         answer = client.open(path.replace("{response_id}", made["id"]), method=method)
         if answer.status_code == 200:
             content = operations("generate")[told]["responses"]["200"]["content"]
-            is_valid(answer.get_json(), content["application/json"]["schema"], described("generate"))
+            is_valid(
+                answer.get_json(), content["application/json"]["schema"], described("generate")
+            )
         else:
             assert (method, answer.status_code) == ("POST", 400)
 
@@ -172,11 +194,19 @@ def test_people_may_read_it_behind_a_proxy_too() -> None:
     assert document(client)["servers"] == [{"url": "/models/one"}]
     assert client.get("/models/one/openapi.json").status_code == 200
     head = client.head("/openapi.json")
-    assert (head.status_code, head.data, head.headers["Content-Type"]) == (200, b"", "application/json")
+    assert (head.status_code, head.data, head.headers["Content-Type"]) == (
+        200,
+        b"",
+        "application/json",
+    )
     for path in ("/docs", "/redoc"):
         told, head = client.get(path), client.head(path)
         assert told.text.count("/one/openapi.json") == 3
-        assert told.headers["Content-Type"] == head.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert (
+            told.headers["Content-Type"]
+            == head.headers["Content-Type"]
+            == "text/html; charset=utf-8"
+        )
         assert (head.data, head.headers["Content-Length"]) == (b"", str(len(told.data)))
         assert client.post(path).headers["Allow"] == "GET, HEAD"
 
@@ -186,7 +216,9 @@ def test_the_root_says_what_this_is_and_where_to_look() -> None:
     told = client.get("/").get_json()
     assert (told["name"], told["version"], told["plays"]) == ("understudy", VERSION, "vLLM 0.32.0")
     assert told["models"] == ["understudy-tiny"]
-    assert {"GET /health", "POST /v1/chat/completions", "DELETE /admin/verdict"} <= set(told["routes"])
+    assert {"GET /health", "POST /v1/chat/completions", "DELETE /admin/verdict"} <= set(
+        told["routes"]
+    )
     assert all(f"GET {told[name]}" in told["routes"] for name in ("openapi", "health", "metrics"))
     indexer = application("indexer").test_client().get("/").get_json()
     assert indexer["plays"] == "an index of KV blocks"

@@ -11,7 +11,11 @@ GENERATE = "/inference/v1/generate"
 
 
 def generate(client: Client, **fields: Any) -> Any:
-    body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 4, "ignore_eos": True}, **fields}
+    body = {
+        "token_ids": [5, 6, 7],
+        "sampling_params": {"max_tokens": 4, "ignore_eos": True},
+        **fields,
+    }
     answer = client.post(GENERATE, body)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -23,18 +27,28 @@ def test_tokens_come_for_tokens_and_their_text_on_request(client: Client) -> Non
     (choice,) = told["choices"]
     assert (len(choice["token_ids"]), choice["finish_reason"]) == (4, "length")
     assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == (3, 4)
-    assert choice["text"] == client.post("/detokenize", {"tokens": choice["token_ids"]}).json()["prompt"]
+    assert (
+        choice["text"]
+        == client.post("/detokenize", {"tokens": choice["token_ids"]}).json()["prompt"]
+    )
 
 
 def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client) -> None:
     params = {"max_tokens": 3, "ignore_eos": True}
     for options in (None, {"include_usage": True}):
-        body = {"token_ids": [5], "sampling_params": params, "stream": True, "stream_options": options}
+        body = {
+            "token_ids": [5],
+            "sampling_params": params,
+            "stream": True,
+            "stream_options": options,
+        }
         found = events(client.post(GENERATE, body))
         assert [len(event["choices"][0]["token_ids"]) for event in found[:3]] == [1, 1, 1]
         reasons = [event["choices"][0]["finish_reason"] for event in found[:3]]
         assert reasons == [None, None, "length"]
-        assert [event["usage"]["completion_tokens"] for event in found[3:]] == ([3] if options else [])
+        assert [event["usage"]["completion_tokens"] for event in found[3:]] == (
+            [3] if options else []
+        )
 
 
 TWO = {"token_ids": [1, 2], "sampling_params": {}}
@@ -45,20 +59,36 @@ def test_tokens_only_refuses_what_needs_a_tokenizer() -> None:
         body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}}
         for fields, phrase in (
             ({"sampling_params": {"max_tokens": 5, "stop": ["never"]}}, "stop strings"),
-            ({"sampling_params": {"max_tokens": 5, "stop": "never"}, "stream": True}, "stop strings"),
+            (
+                {"sampling_params": {"max_tokens": 5, "stop": "never"}, "stream": True},
+                "stop strings",
+            ),
             ({"output_mode": "text"}, "requires a tokenizer"),
         ):
             answer = client.post(GENERATE, {**body, **fields})
             error = answer.json()["error"]
-            assert (answer.status_code, error["type"], error["param"]) == (400, "BadRequestError", None)
+            assert (answer.status_code, error["type"], error["param"]) == (
+                400,
+                "BadRequestError",
+                None,
+            )
             assert phrase in error["message"]
-        for params in ({"stop": None}, {"stop": []}, {"detokenize": False}, {"stop_token_ids": [9]}):
+        for params in (
+            {"stop": None},
+            {"stop": []},
+            {"detokenize": False},
+            {"stop_token_ids": [9]},
+        ):
             answer = client.post(GENERATE, {**body, "sampling_params": {"max_tokens": 5, **params}})
             assert answer.status_code == 200, answer.text
             assert "text" not in answer.json()["choices"][0]
         assert client.post("/v1/completions/render", {"prompt": "hi"}).status_code == 200
     with in_process("--enable-scale-out") as client:
-        stopped = {**body, "sampling_params": {"max_tokens": 5, "stop": ["never"]}, "output_mode": "text"}
+        stopped = {
+            **body,
+            "sampling_params": {"max_tokens": 5, "stop": ["never"]},
+            "output_mode": "text",
+        }
         assert client.post(GENERATE, stopped).status_code == 200
 
 
@@ -115,14 +145,24 @@ def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
     body = {"messages": [{"role": "user", "content": content}]}
     rendered = client.post("/v1/chat/completions/render", body).json()
     told = rendered["features"]
-    assert {kind: len(names) for kind, names in told["mm_hashes"].items()} == {"image": 2, "audio": 1}
-    assert client.post("/v1/chat/completions/render", {"messages": MESSAGES}).json()["features"] is None
+    assert {kind: len(names) for kind, names in told["mm_hashes"].items()} == {
+        "image": 2,
+        "audio": 1,
+    }
+    assert (
+        client.post("/v1/chat/completions/render", {"messages": MESSAGES}).json()["features"]
+        is None
+    )
     chat = client.post("/v1/chat/completions", {**body, "max_tokens": 1}).json()
     told = chat["usage"]["prompt_tokens_details"]["multimodal_tokens"]
     assert set(told) == {"image", "audio"}
     alone = {"messages": [{"role": "user", "content": content[:1]}], "max_tokens": 1}
     texts = client.post("/v1/chat/completions", alone)
-    assert sum(told.values()) == chat["usage"]["prompt_tokens"] - texts.json()["usage"]["prompt_tokens"] > 0
+    assert (
+        sum(told.values())
+        == chat["usage"]["prompt_tokens"] - texts.json()["usage"]["prompt_tokens"]
+        > 0
+    )
 
 
 def test_a_model_of_text_takes_no_media_by_any_route() -> None:
@@ -142,7 +182,11 @@ def test_a_model_of_text_takes_no_media_by_any_route() -> None:
         ):
             answer = client.post(path, {"model": MODEL, **body})
             error = answer.json()["error"]
-            assert (answer.status_code, error["type"], error.get("param")) == (400, "BadRequestError", None)
+            assert (answer.status_code, error["type"], error.get("param")) == (
+                400,
+                "BadRequestError",
+                None,
+            )
             assert "is not a multimodal model" in error["message"]
 
 
@@ -152,7 +196,9 @@ def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(clie
         client.chat(max_tokens=1, kv_transfer_params=asked),
         client.complete(kv_transfer_params=asked),
         generate(client, kv_transfer_params=asked),
-        generate(client, sampling_params={"max_tokens": 1, "extra_args": {"kv_transfer_params": asked}}),
+        generate(
+            client, sampling_params={"max_tokens": 1, "extra_args": {"kv_transfer_params": asked}}
+        ),
     ):
         params = prefilled["kv_transfer_params"]
         assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
@@ -180,7 +226,13 @@ def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -
     with in_process("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
         client.complete(kv_transfer_params={"do_remote_prefill": True})
         assert client.metric("vllm:time_to_first_token_seconds_bucket", le="2.5") == 1
-    flags = ("--time-to-first-token", "1ms", "--kv-cache-transfer-latency", "1ms", "--enable-kvcache")
+    flags = (
+        "--time-to-first-token",
+        "1ms",
+        "--kv-cache-transfer-latency",
+        "1ms",
+        "--enable-kvcache",
+    )
     with in_process(*flags, "--block-size", "4", "--kv-cache-size", "1000") as client:
         prompt = list(range(100, 140))
         client.complete(prompt=prompt[:20])
@@ -190,7 +242,10 @@ def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -
         for tier, tokens in (("device", 20), ("p2p", 20), ("host", 0)):
             assert client.metric("vllm:prompt_tokens_cached_by_source_total", source=tier) == tokens
         for name, count in (
-            *(("external_prefix_cache_hits_total", 20), ("external_prefix_cache_queries_total", 20)),
+            *(
+                ("external_prefix_cache_hits_total", 20),
+                ("external_prefix_cache_queries_total", 20),
+            ),
             *(("prefix_cache_hits_total", 20), ("request_prefill_kv_computed_tokens_sum", 20)),
             *(("nixl_xfer_time_seconds_count", 1), ("num_requests_running", 0)),
         ):
@@ -224,7 +279,9 @@ def test_an_omni_model_draws_when_it_is_told_to() -> None:
         assert wrong.status_code == 400
         assert client.post("/admin/config", {"image-emission-rate": 101}).status_code == 400
         client.post("/admin/config", {"image-emission-rate": 100})
-        always = client.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"]
+        always = client.post("/v1/chat/completions", asked).json()["choices"][0]["message"][
+            "content"
+        ]
         assert always[-1]["image_url"]["url"].startswith("data:image/png;base64,")
         none = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "false"}).json()
         assert isinstance(none["choices"][0]["message"]["content"], str)
@@ -237,6 +294,9 @@ def test_a_request_may_be_pinned_to_the_rank_that_it_reaches(client: Client) -> 
 
     assert pinned("0").status_code == 200
     assert pinned("x").status_code == 200
-    assert (pinned("3").status_code, pinned("3").json()["error"]["type"]) == (400, "BadRequestError")
+    assert (pinned("3").status_code, pinned("3").json()["error"]["type"]) == (
+        400,
+        "BadRequestError",
+    )
     streamed = pinned("3", stream=True)
     assert streamed.status_code == 200 and '"code":400' in streamed.text

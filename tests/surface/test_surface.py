@@ -1,4 +1,7 @@
-"""The surface of a server: settings, commands, routes, middleware, random streams and metric families."""
+"""The surface of a server:
+
+settings, commands, routes, middleware, random streams and metric families.
+"""
 
 import json
 

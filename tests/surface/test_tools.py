@@ -18,13 +18,20 @@ WEATHER = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
-TAGS = {"structures": [{"begin": "<f=x>", "schema": {"enum": [1, 2]}, "end": "</f>"}], "triggers": ["<f="]}
+TAGS = {
+    "structures": [{"begin": "<f=x>", "schema": {"enum": [1, 2]}, "end": "</f>"}],
+    "triggers": ["<f="],
+}
 TAGGED = re.compile(r"[^<]*(?:<f=x>[12]</f>[^<]*)+", re.DOTALL)
 
 
 def test_the_parser_s_work_is_counted(client: Client) -> None:
     name = "vllm:tool_call_parser_invocations_total"
-    asked = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL], "tool_choice": "required"}
+    asked = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [TOOL],
+        "tool_choice": "required",
+    }
     for mode, stream in (("non_streaming", False), ("streaming", True)):
         before = client.metric(name, mode=mode, outcome="tool_call")
         assert client.post("/v1/chat/completions", {**asked, "stream": stream}).status_code == 200
@@ -37,7 +44,10 @@ CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], object]]] = [
     ({"choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
     ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
     ({"grammar": 'root ::= "a" | "a" root'}, lambda text: re.fullmatch("a+", text)),
-    ({"grammar": 'start: "b"~2 NAME?\nNAME: "c".."f"'}, lambda text: re.fullmatch("bb[c-f]?", text)),
+    (
+        {"grammar": 'start: "b"~2 NAME?\nNAME: "c".."f"'},
+        lambda text: re.fullmatch("bb[c-f]?", text),
+    ),
     ({"structural_tag": json.dumps(TAGS)}, TAGGED.fullmatch),
 ]
 
@@ -64,7 +74,10 @@ def test_thoughts_are_told_apart() -> None:
         assert 12 <= told["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 36
         hidden = client.chat(max_tokens=60, ignore_eos=True, include_reasoning=False)
         assert hidden["choices"][0]["message"]["reasoning"] is None
-        for off in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        for off in (
+            {"reasoning_effort": "none"},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ):
             assert client.chat(max_tokens=9, **off)["choices"][0]["message"]["reasoning"] is None
         only = client.chat(max_tokens=3, seed=1)["choices"][0]["message"]
         assert only["reasoning"] and only["content"] is None

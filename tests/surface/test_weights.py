@@ -1,4 +1,7 @@
-"""The routes of trainers and of elastic scaling: status, bodies, and what a session of updates refuses."""
+"""The routes of trainers and of elastic scaling:
+
+status, bodies, and what a session of updates refuses.
+"""
 
 from typing import Any
 
@@ -54,7 +57,9 @@ def test_a_server_that_no_trainer_may_change_refuses() -> None:
 def test_without_development_mode_there_are_no_trainers() -> None:
     paths = {route.path for route in app_of("--force-dummy-tokenizer").routes}
     assert paths >= {"/scale_elastic_ep", "/is_scaling_elastic_ep", "/generative_scoring"}
-    assert paths.isdisjoint({"/collective_rpc", "/weight_info", "/update_weights", "/get_world_size"})
+    assert paths.isdisjoint(
+        {"/collective_rpc", "/weight_info", "/update_weights", "/get_world_size"}
+    )
     pooled = {route.path for route in app_of(*DEV, "--task", "embed").routes}
     assert pooled >= {"/weight_info", "/v1/systemone", "/invocations"}
     assert pooled.isdisjoint({"/scale_elastic_ep", "/generative_scoring"})
@@ -74,7 +79,10 @@ def test_a_session_of_updates() -> None:
     assert ask(client, "/init_weight_transfer_engine", {"init_info": {}}) == (200, initialized)
     before = ask(client, "/weight_checker", {"action": "checksum"})[1]["checksums"]
     ask(client, "/start_weight_update")
-    assert ask(client, "/update_weights", {"update_info": [{}, {}]}) == (200, {"message": "Weights updated"})
+    assert ask(client, "/update_weights", {"update_info": [{}, {}]}) == (
+        200,
+        {"message": "Weights updated"},
+    )
     finished = {"message": "Weight update finished"}
     assert ask(client, "/finish_weight_update", {"weight_version": "7"}) == (200, finished)
     assert client.get("/weight_info").get_json() == {"weight_version": "7"}
@@ -100,7 +108,9 @@ def test_the_size_of_the_world() -> None:
     assert client.get("/get_world_size?include_dp=no").get_json() == {"world_size": 2}
     wrong = client.get("/get_world_size?include_dp=some")
     assert refused((wrong.status_code, wrong.get_json())) == (400, BAD, "query.include_dp")
-    assert ask(client, "/collective_rpc", {"method": "sleep", "args": ["1"]})[1] == {"results": [None, None]}
+    assert ask(client, "/collective_rpc", {"method": "sleep", "args": ["1"]})[1] == {
+        "results": [None, None]
+    }
     scaled = {"message": "Scaled to 2 data parallel engines"}
     assert ask(client, "/scale_elastic_ep", {"new_data_parallel_size": 2}) == (200, scaled)
     assert ask(client, "/is_scaling_elastic_ep") == (200, {"is_scaling_elastic_ep": False})
@@ -109,5 +119,8 @@ def test_the_size_of_the_world() -> None:
 def test_a_profile_is_of_a_session() -> None:
     client = client_of("--profiling", "--force-dummy-tokenizer")
     assert client.post("/start_profile", json={}).status_code == 200
-    for body, param in (({"max_iterations": "5"}, "body.max_iterations"), ({"profile_prefix": "/tmp"}, None)):
+    for body, param in (
+        ({"max_iterations": "5"}, "body.max_iterations"),
+        ({"profile_prefix": "/tmp"}, None),
+    ):
         assert refused(ask(client, "/start_profile", body))[::2] == (400, param)

@@ -23,12 +23,22 @@ def recorded() -> LocalTokenizer:
 
 @pytest.fixture(scope="session")
 def sentencepiece() -> LocalTokenizer:
-    """A vocabulary in the manner of SentencePiece: words start with a mark, rare characters are bytes."""
+    """A vocabulary in the manner of SentencePiece:
+
+    words start with a mark, rare characters are bytes.
+    """
     backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     trainer = trainers.BpeTrainer(
         vocab_size=420,
@@ -37,7 +47,9 @@ def sentencepiece() -> LocalTokenizer:
     )
     backend.train_from_iterator(["the cat sat on the mat and the dog sat on the log"] * 5, trainer)
 
-    content = json.loads(backend.to_str())  # bytes are special to the trainer only: a decoder shows them
+    content = json.loads(
+        backend.to_str()
+    )  # bytes are special to the trainer only: a decoder shows them
     added = [each for each in content["added_tokens"] if not each["content"].startswith("<0x")]
     folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
     plain = Tokenizer.from_str(json.dumps(content | {"added_tokens": added}))

@@ -57,17 +57,27 @@ EXTRA: dict[str, Any] = {"add_generation_prompt": False, "documents": [1], "bos_
         (GOING_ON, {}, "go"),
         (GOING_ON, {"add_generation_prompt": False}, ""),
         ("{{ tools is none }}{{ documents is none }}", {}, "TrueTrue"),
-        ("{{ tools | length }}{{ documents[0].text }}", {"tools": [{}], "documents": [{"text": "D"}]}, "1D"),
+        (
+            "{{ tools | length }}{{ documents[0].text }}",
+            {"tools": [{}], "documents": [{"text": "D"}]},
+            "1D",
+        ),
         ("{{ enable_thinking }}", {"chat_template_kwargs": {"enable_thinking": False}}, "False"),
         # What the request sets wins over the same name in the extra variables.
         (SAID, {"chat_template_kwargs": EXTRA}, "True[1]<B>"),
         # How a template is applied is no variable of it.
-        ("{{ chat_template is defined }}", {"chat_template_kwargs": {"chat_template": "x"}}, "False"),
+        (
+            "{{ chat_template is defined }}",
+            {"chat_template_kwargs": {"chat_template": "x"}},
+            "False",
+        ),
         ("{{ tokenize is defined }}", {"chat_template_kwargs": {"tokenize": None}}, "False"),
         ("{{ messages.__class__ }}{{ ''.__doc__ }}", {}, ""),
     ],
 )
-def test_templates_render_as_their_authors_expect(source: str, options: dict[str, Any], text: str) -> None:
+def test_templates_render_as_their_authors_expect(
+    source: str, options: dict[str, Any], text: str
+) -> None:
     assert render(source, **options) == text
 
 
@@ -83,20 +93,33 @@ def test_a_conversation_may_be_refused() -> None:
 
 
 WITHOUT_ADDRESS = (
-    *("{{ namespace }}{{ cycler }}{{ joiner }}{{ dict }}{{ range }}{{ lipsum }}{{ raise_exception }}",),
+    *(
+        "{{ namespace }}{{ cycler }}{{ joiner }}{{ dict }}{{ range }}{{ lipsum }}{{ raise_exception }}",
+    ),
     *(
         "{{ strftime_now }}{{ cycler('a') }}{{ joiner() }}{{ namespace(f=range) }}",
         "{{ self }}{{ range ~ 1 }}",
     ),
     *("{{ 'a'.upper }}{{ 'a'['upper'] }}{{ 'a' | attr('upper') }}{{ {}.items }}{{ 'a'.format }}",),
     *("{{ '%s %r' % (range, cycler) }}{{ '{} {!r} {.upper}'.format(range, cycler, 'a') }}",),
-    *("{{ [range, [joiner()]] }}{{ {'a': range} | string }}{{ [range] | join }}{{ [range] | pprint }}",),
+    *(
+        "{{ [range, [joiner()]] }}{{ {'a': range} | string }}{{ [range] | join }}{{ [range] | pprint }}",
+    ),
     *("{{ range | upper }}{{ 'x' | replace('x', range) }}{{ cycler | e }}{{ range | urlencode }}",),
     *("{% for m in messages %}{{ loop }}{{ loop.cycle }}{{ loop.changed }}{% endfor %}",),
     *("{% macro f() %}{{ caller }}{% endmacro %}{{ f }}{% call f() %}{% endcall %}",),
     *("{% block a %}{{ self.a }}{{ super }}{% endblock %}", "{% set f = range %}{{ f }}{{ (f,) }}"),
-    *("{{ raise_exception(range) }}", "{{ range(messages.clear) }}", "{{ {}[range].x }}", "{{ range + 1 }}"),
-    *("{{ [1].index(range) }}", "{{ messages.nothing(cycler) }}", "{{ 3 | tojson }}{{ range | tojson }}"),
+    *(
+        "{{ raise_exception(range) }}",
+        "{{ range(messages.clear) }}",
+        "{{ {}[range].x }}",
+        "{{ range + 1 }}",
+    ),
+    *(
+        "{{ [1].index(range) }}",
+        "{{ messages.nothing(cycler) }}",
+        "{{ 3 | tojson }}{{ range | tojson }}",
+    ),
 )
 
 
@@ -140,7 +163,9 @@ def test_functions_and_iterators_work_as_without_their_wrappers() -> None:
 
 
 def test_methods_of_equal_values_are_equal() -> None:
-    assert render("{% set m = {} %}{{ m.items == m['items'] }}{{ m.items == m.keys }}") == "TrueFalse"
+    assert (
+        render("{% set m = {} %}{{ m.items == m['items'] }}{{ m.items == m.keys }}") == "TrueFalse"
+    )
 
 
 REACHING = (
@@ -161,7 +186,13 @@ def test_a_template_that_reaches_for_more_is_stopped(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        *("{% for %}", "{{ 1", "{% nonsense %}", "{{ 1 | nofilter }}", "(" * 10 + "{{" + "(" * 5_000),
+        *(
+            "{% for %}",
+            "{{ 1",
+            "{% nonsense %}",
+            "{{ 1 | nofilter }}",
+            "(" * 10 + "{{" + "(" * 5_000,
+        ),
         "{% if true %}" * 120 + "{% endif %}" * 120,  # Python refuses so many levels of indentation
     ],
 )
@@ -172,7 +203,10 @@ def test_a_template_that_is_no_template_is_refused(source: str) -> None:
 
 ECHO = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"
 TRIM = ECHO.replace("m.content", "m.content | trim")
-TALK: list[Any] = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one, two, "}]
+TALK: list[Any] = [
+    {"role": "user", "content": "count"},
+    {"role": "assistant", "content": "one, two, "},
+]
 
 
 def test_the_final_message_can_be_continued() -> None:
@@ -180,7 +214,9 @@ def test_the_final_message_can_be_continued() -> None:
     assert render(ECHO, TALK, **options) == "[user]count[/][assistant]one, two, "
     assert render(TRIM, TALK, **options) == "[user]count[/][assistant]one, two,"
     parts = [TALK[0], {"role": "assistant", "content": [{"type": "text", "text": "one"}]}]
-    source = "{% for m in messages %}{% for part in m.content %}{{ part.text }}|{% endfor %}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}|{% endfor %}{% endfor %}"
+    )
     assert render(source, parts, **options) == "count|one"
 
 
@@ -192,7 +228,11 @@ def test_a_final_message_that_does_not_show_cannot_be_continued() -> None:
         render(ECHO, TALK, continue_final_message=True)
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(ChatTemplateError, match="text in it"):
-        render("{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}", image, **options)
+        render(
+            "{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}",
+            image,
+            **options,
+        )
 
 
 def test_named_templates_are_picked_by_name_or_by_tools() -> None:
@@ -209,7 +249,9 @@ def test_named_templates_are_picked_by_name_or_by_tools() -> None:
         templates.render(HI)
 
 
-def test_templates_are_found_where_folders_keep_them(tmp_path: Path, embedded: LocalTokenizer) -> None:
+def test_templates_are_found_where_folders_keep_them(
+    tmp_path: Path, embedded: LocalTokenizer
+) -> None:
     data = Path(__file__).parents[2] / "app/text/data"
     (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
 
@@ -234,15 +276,23 @@ def test_the_embedded_template_writes_roles_tools_and_calls(embedded: LocalToken
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "7"},
     ]
-    prompt = embedded.render_chat(talk, ChatOptions(tools=[{"type": "function", "function": {"name": "f"}}]))
+    prompt = embedded.render_chat(
+        talk, ChatOptions(tools=[{"type": "function", "function": {"name": "f"}}])
+    )
     assert prompt.startswith("<|system|>\nYou can call")
-    assert '{"type": "function", "function": {"name": "f"}}\n<|endoftext|>\n<|system|>\nBe brief.' in prompt
+    assert (
+        '{"type": "function", "function": {"name": "f"}}\n<|endoftext|>\n<|system|>\nBe brief.'
+        in prompt
+    )
     assert prompt.endswith(
         '<|user|>\nhi<|endoftext|>\n<|assistant|>\n\n{"name": "f", "arguments": {"a": 1}}<|endoftext|>\n'
         "<|tool|>\n7<|endoftext|>\n<|assistant|>\n"
     )
     ids = embedded.encode_chat(HI)
-    assert embedded.decode(ids, skip_special_tokens=False) == "<|user|>\nhi<|endoftext|>\n<|assistant|>\n"
+    assert (
+        embedded.decode(ids, skip_special_tokens=False)
+        == "<|user|>\nhi<|endoftext|>\n<|assistant|>\n"
+    )
     assert [ids[0], ids[-2]] == [2, 3]
 
 
@@ -261,7 +311,9 @@ def test_long_json_is_as_short_json() -> None:
     )
 
 
-NAMES = st.sampled_from(["role", "content", "tool_calls", "items", "get", "update", "__class__", "__len__"])
+NAMES = st.sampled_from(
+    ["role", "content", "tool_calls", "items", "get", "update", "__class__", "__len__"]
+)
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 MEMBERS = st.dictionaries(NAMES, VALUES | st.dictionaries(NAMES, VALUES, max_size=2), max_size=4)
 USES = (
@@ -294,7 +346,10 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
 @pytest.mark.parametrize(
     ("body", "around"),
     [
-        ("<{{ message.role }}> {{ message['content'] }}{% if message.tool_calls %}!{% endif %}", True),
+        (
+            "<{{ message.role }}> {{ message['content'] }}{% if message.tool_calls %}!{% endif %}",
+            True,
+        ),
         ("{% for _ in [1, 2] %}{{ message.content }}{% endfor %}", True),
         ("{% set message = {'content': 'c'} %}{{ message.content }}", False),
         ("{{ message.content }}{{ strftime_now('%Y') }}", False),
@@ -302,7 +357,10 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
         ("{% filter upper %}{{ message.content }}{% endfilter %}", False),
         ("{{ message | tojson }}", False),
         ("{{ message.content }}{% if 'a' in message.get('content') %}!{% endif %}", False),
-        ("{{ message.content }}{% for _, value in message.items() %}{{ value | length }}{% endfor %}", False),
+        (
+            "{{ message.content }}{% for _, value in message.items() %}{{ value | length }}{% endfor %}",
+            False,
+        ),
         ("{% autoescape true %}{{ message.content }}{% endautoescape %}", False),
         ("{{ message.content }}{{ messages | length }}", False),
     ],
@@ -310,13 +368,19 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
 def test_what_surrounds_a_single_message_is_learnt_where_only_its_role_decides(
     body: str, around: bool
 ) -> None:
-    source = "{% for message in messages %}" + body + "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    source = (
+        "{% for message in messages %}"
+        + body
+        + "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
     templates = ChatTemplates({"default": source}, {})
     compiled = templates.of(ChatOptions())
     for text in ("a", "b", "{{ x }}", "<END"):
         for role in ("user", "system"):
             message = {"role": role, "content": text}
-            whole = compiled._rendered([message], {**compiled.variables, "add_generation_prompt": True})
+            whole = compiled._rendered(
+                [message], {**compiled.variables, "add_generation_prompt": True}
+            )
             assert templates.render([message]) == whole
     assert compiled.surrounds is around
     assert bool(compiled.around) is around

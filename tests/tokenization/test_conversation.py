@@ -41,7 +41,9 @@ TELL = {"type": "output_text", "text": "b"}
         *(([TEXT, {"type": kind}], "hi") for kind in ("text", "refusal", "input_text", "thinking")),
     ],
 )  # fmt: skip
-def test_parts_are_joined_by_lines_for_templates_that_want_strings(value: object, text: str) -> None:
+def test_parts_are_joined_by_lines_for_templates_that_want_strings(
+    value: object, text: str
+) -> None:
     assert content(value) == text
 
 
@@ -90,7 +92,9 @@ def test_a_wrong_message_is_refused_and_its_part_named_as_vllm_names_it(
     ],
 )
 def test_tool_call_arguments_become_an_object(arguments: object, parsed: object) -> None:
-    message = named({"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}})
+    message = named(
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    )
     before = json.dumps(message)
     (result,) = parse_messages([message], "string")
     assert result["tool_calls"][0]["function"] == {"name": "f", "arguments": parsed}
@@ -100,7 +104,11 @@ def test_tool_call_arguments_become_an_object(arguments: object, parsed: object)
 
 def test_names_call_ids_and_reasoning_are_kept() -> None:
     thought = {"role": "assistant", "content": "b", "reasoning": "because"}
-    messages = [said("a") | {"name": "Ann"}, thought, {"role": "tool", "content": "c", "tool_call_id": "7"}]
+    messages = [
+        said("a") | {"name": "Ann"},
+        thought,
+        {"role": "tool", "content": "c", "tool_call_id": "7"},
+    ]
     told = [messages[0], thought | {"reasoning_content": "because"}, messages[2]]
     assert parse_messages([messages[0] | {"other": 1}, *messages[1:]], "string") == told
 
@@ -156,14 +164,21 @@ def test_a_medium_needs_its_url(kind: str, address: object) -> None:
 
 
 STRANGE = {"type": "input_text", "text": "b"}
-"""A part that vLLM takes only beside one that its types know, and from other roles than OpenAI's."""
+"""A part that vLLM takes only beside one that its types know, and from other roles than OpenAI's.
+"""
 
 
 @pytest.mark.parametrize(
     ("part", "known"),
     [
-        *((part, False) for part in ("a", STRANGE, {"type": "output_text", "text": "b"}, {"text": "a"}, {})),
-        *((part, False) for part in ({"type": "text"}, {"image_url": {"url": "x"}}, {"type": "image_pil"})),
+        *(
+            (part, False)
+            for part in ("a", STRANGE, {"type": "output_text", "text": "b"}, {"text": "a"}, {})
+        ),
+        *(
+            (part, False)
+            for part in ({"type": "text"}, {"image_url": {"url": "x"}}, {"type": "image_pil"})
+        ),
         ({"type": "input_audio", "input_audio": {"data": "A", "format": "xyz"}}, False),
         ({**STRANGE, "name": "n"}, False),
         *((part, True) for part in (TEXT, IMAGE, {"image_url": "x"}, {"type": "image_embeds"})),

@@ -7,7 +7,9 @@ from tokenizers.decoders import DecodeStream
 from app.text.huggingface import LocalTokenizer, byte_symbols, default_tokenizer
 
 TOKENIZER = default_tokenizer()
-any_ids = st.lists(st.integers(0, 6143) | st.integers(5, 260) | st.just(0) | st.just(9_999_999), max_size=40)
+any_ids = st.lists(
+    st.integers(0, 6143) | st.integers(5, 260) | st.just(0) | st.just(9_999_999), max_size=40
+)
 
 
 @given(any_ids, st.booleans())
@@ -49,7 +51,9 @@ def test_a_character_comes_with_the_token_that_completes_it(embedded: LocalToken
     assert "".join(shown) == "\ufffd<|endoftext|>\ufffd"
 
 
-def test_words_of_a_sentencepiece_vocabulary_keep_blanks_and_bytes(sentencepiece: LocalTokenizer) -> None:
+def test_words_of_a_sentencepiece_vocabulary_keep_blanks_and_bytes(
+    sentencepiece: LocalTokenizer,
+) -> None:
     assert TOKENIZER.pieces([]) == sentencepiece.pieces([]) == []
     ids = sentencepiece.encode("the cat sat")
     assert sentencepiece.decode(ids) == "".join(sentencepiece.pieces(ids)) == "the cat sat"

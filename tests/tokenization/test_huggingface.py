@@ -30,7 +30,9 @@ def test_any_text_survives_the_embedded_tokenizer(texts: list[str]) -> None:
     assert [EMBEDDED.decode(each, skip_special_tokens=False) for each in ids] == texts
 
 
-def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(embedded: LocalTokenizer) -> None:
+def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(
+    embedded: LocalTokenizer,
+) -> None:
     """The length of a reply is counted in ids, clients count by encoding its text."""
     for file in (ROOT / "app/engine/simulated/sentences").glob("*.txt"):
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -40,7 +42,9 @@ def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(embedded:
                 assert text.endswith("\ufffd") or embedded.encode(text) == ids[:cut]
 
 
-def test_special_tokens_are_skipped_or_shown_and_spellings_are_texts(embedded: LocalTokenizer) -> None:
+def test_special_tokens_are_skipped_or_shown_and_spellings_are_texts(
+    embedded: LocalTokenizer,
+) -> None:
     ids = [*embedded.encode("done"), 0]
     assert embedded.decode(ids) == "done"
     assert embedded.decode(ids, skip_special_tokens=False) == "done<|endoftext|>"
@@ -58,7 +62,9 @@ def test_an_id_that_cannot_be_is_a_value_error(embedded: LocalTokenizer, worst: 
     assert issubclass(TokenIdError, ValueError)
 
 
-def test_an_id_without_a_token_adds_nothing_but_is_outside_the_vocabulary(embedded: LocalTokenizer) -> None:
+def test_an_id_without_a_token_adds_nothing_but_is_outside_the_vocabulary(
+    embedded: LocalTokenizer,
+) -> None:
     assert embedded.vocab_size is not None
     beyond = embedded.vocab_size
     assert embedded.decode([beyond]) == ""
@@ -91,9 +97,16 @@ def test_the_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> No
         "type": "TemplateProcessing",
         "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+        "special_tokens": {
+            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+        },
     }
-    content["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    content["truncation"] = {
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+        "direction": "Right",
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     tokenizer = LocalTokenizer.from_path(tmp_path)
     plain = tokenizer.encode("one two three")
@@ -106,7 +119,9 @@ def test_ends_of_a_generation_come_from_the_generation_config(tmp_path: Path) ->
     data = ROOT / "app/text/data"
     (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    (tmp_path / "config.json").write_text('{"eos_token_id": 1, "text_config": {"vocab_size": 7000}}')
+    (tmp_path / "config.json").write_text(
+        '{"eos_token_id": 1, "text_config": {"vocab_size": 7000}}'
+    )
     tokenizer = LocalTokenizer.from_path(tmp_path)
     assert (tokenizer.eos_token_id, tokenizer.eos_token_ids) == (3, frozenset({3, 4}))
     assert tokenizer.vocab_size == 7000
@@ -123,7 +138,9 @@ def test_ends_of_a_generation_come_from_the_generation_config(tmp_path: Path) ->
         ("tokenizer_config.json", "no tok"),
     ],
 )
-def test_a_folder_that_is_no_tokenizer_is_refused(tmp_path: Path, name: str, complaint: str) -> None:
+def test_a_folder_that_is_no_tokenizer_is_refused(
+    tmp_path: Path, name: str, complaint: str
+) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(TokenizerLoadError, match=complaint):
         LocalTokenizer.from_path(tmp_path)
@@ -133,7 +150,9 @@ BARE = ChatOptions(add_generation_prompt=False)
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_many_ids_are_the_text_that_the_library_makes_of_them(embedded: LocalTokenizer, skip: bool) -> None:
+def test_many_ids_are_the_text_that_the_library_makes_of_them(
+    embedded: LocalTokenizer, skip: bool
+) -> None:
     ids = Random(1).choices(range(6_144), k=60_000)
     assert embedded.decode(ids, skip) == embedded.backend.decode(ids, skip)
 

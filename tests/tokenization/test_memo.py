@@ -77,7 +77,9 @@ def test_what_is_no_plain_conversation_has_no_ids_here(key: bytes) -> None:
     assert known.size_bytes == 0
 
 
-@pytest.mark.parametrize("template", ["{{ strftime_now('%S') }}", "{{ [1, 2] | random }}", "{{ lipsum(1) }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ strftime_now('%S') }}", "{{ [1, 2] | random }}", "{{ lipsum(1) }}"]
+)
 def test_a_prompt_that_may_differ_the_next_time_is_not_remembered(template: str) -> None:
     known = known_chats(default_tokenizer(template))
     assert known.ids(CHAT) is known.ids(CHAT) is None

@@ -39,7 +39,9 @@ class Service(Handler):
             return int(status), text.encode()
         if self.path.endswith("/v1/completions/render"):
             prompts = [prompt] if isinstance(prompt, str) else prompt or []
-            found: Any = [{"token_ids": TOKENIZER.encode(each), "features": None} for each in prompts]
+            found: Any = [
+                {"token_ids": TOKENIZER.encode(each), "features": None} for each in prompts
+            ]
         elif self.path.endswith("/v1/chat/completions/render"):
             options = ChatOptions(add_generation_prompt=body.get("add_generation_prompt", True))
             found = {"token_ids": TOKENIZER.encode_chat(body["messages"], options)}
@@ -61,7 +63,10 @@ def service() -> Iterator[RenderTokenizer]:
 def test_text_is_encoded_by_the_service(service: RenderTokenizer) -> None:
     assert service.encode("hello world") == TOKENIZER.encode("hello world")
     assert Service.seen == [
-        ("/v1/completions/render", {"model": "tiny", "prompt": "hello world", "add_special_tokens": False})
+        (
+            "/v1/completions/render",
+            {"model": "tiny", "prompt": "hello world", "add_special_tokens": False},
+        )
     ]
     texts = [f"text {n}" if n % 3 else "" for n in range(600)]
     assert service.encode_many(texts) == TOKENIZER.encode_many(texts)
@@ -73,7 +78,9 @@ def test_text_is_encoded_by_the_service(service: RenderTokenizer) -> None:
 def test_a_chat_is_rendered_by_the_service(service: RenderTokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert service.encode_chat(messages) == TOKENIZER.encode_chat(messages)
-    assert Service.seen == [("/v1/chat/completions/render", {"model": "tiny", "messages": messages})]
+    assert Service.seen == [
+        ("/v1/chat/completions/render", {"model": "tiny", "messages": messages})
+    ]
     open_ended = ChatOptions(add_generation_prompt=False)
     assert service.encode_chat(messages, open_ended) == TOKENIZER.encode_chat(messages, open_ended)
     assert service.render_chat(messages) == TOKENIZER.render_chat(messages)
@@ -103,7 +110,9 @@ def test_ids_are_decoded_by_the_service_and_cut_at_words(service: RenderTokenize
         ('200 [{"token_ids": [1.5]}]', "no list of token_ids"),
     ],
 )
-def test_an_unusable_answer_is_told_clearly(service: RenderTokenizer, answer: str, complaint: str) -> None:
+def test_an_unusable_answer_is_told_clearly(
+    service: RenderTokenizer, answer: str, complaint: str
+) -> None:
     with pytest.raises(TokenizerServiceError, match=complaint):
         service.encode(f"!{answer}")
 
@@ -111,7 +120,9 @@ def test_an_unusable_answer_is_told_clearly(service: RenderTokenizer, answer: st
 def test_what_the_service_refuses_is_the_requests_fault(service: RenderTokenizer) -> None:
     with pytest.raises(TokenizerInputError, match="^too strange$"):
         service.encode('!400 {"error": {"message": "too strange", "code": 400}}')
-    assert [service.encode(f"!200 {each}") for each in ('{"token_ids": [1]}', '[{"token_ids": [3]}]')] == [
+    assert [
+        service.encode(f"!200 {each}") for each in ('{"token_ids": [1]}', '[{"token_ids": [3]}]')
+    ] == [
         [1],
         [3],
     ]
@@ -120,12 +131,18 @@ def test_what_the_service_refuses_is_the_requests_fault(service: RenderTokenizer
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
-@pytest.mark.parametrize(("part", "limit"), [(IMAGE, "image"), ({"type": "text", "text": "x"}, "text")])
-def test_silence_ends_with_the_time_limit_of_texts_or_images(part: dict[str, object], limit: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "limit"), [(IMAGE, "image"), ({"type": "text", "text": "x"}, "text")]
+)
+def test_silence_ends_with_the_time_limit_of_texts_or_images(
+    part: dict[str, object], limit: str
+) -> None:
     limits = {"text": 20.0, "image": 20.0, limit: 0.05}
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        remote = RenderTokenizer(url, model="m", timeout_s=limits["text"], mm_timeout_s=limits["image"])
+        remote = RenderTokenizer(
+            url, model="m", timeout_s=limits["text"], mm_timeout_s=limits["image"]
+        )
         begun = time.monotonic()
         with pytest.raises(TokenizerServiceError, match="timed out"):
             remote.encode_chat([{"role": "user", "content": [part]}])
@@ -165,9 +182,17 @@ def saying(*pieces: bytes, pause_s: float = 0.0) -> Iterator[str]:
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
-def test_an_answer_without_end_or_one_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_end_or_one_that_drips_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("app.text.render.MOST_BYTES", 1 << 20)
-    with saying(HEAD, b" " * 65536) as url, pytest.raises(TokenizerServiceError, match="more than 1 MiB"):
+    with (
+        saying(HEAD, b" " * 65536) as url,
+        pytest.raises(TokenizerServiceError, match="more than 1 MiB"),
+    ):
         RenderTokenizer(url, model="m").encode("hello")
-    with saying(HEAD, b" ", pause_s=0.02) as url, pytest.raises(TokenizerServiceError, match="timed out"):
+    with (
+        saying(HEAD, b" ", pause_s=0.02) as url,
+        pytest.raises(TokenizerServiceError, match="timed out"),
+    ):
         RenderTokenizer(url, model="m", timeout_s=0.3).encode("hello")

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from app.text.files import TokenizerFolder
-from app.text.huggingface import EMBEDDED, LocalTokenizer, WordEncoder, default_tokenizer, knows_words
+from app.text.huggingface import (
+    EMBEDDED,
+    LocalTokenizer,
+    WordEncoder,
+    default_tokenizer,
+    knows_words,
+)
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")
@@ -40,7 +46,11 @@ def lowercase() -> Tokenizer:
 
 
 EMBEDDED_BACKEND, PAIRWISE = default_tokenizer().backend, byte_level()
-ENCODERS = [WordEncoder(EMBEDDED_BACKEND), WordEncoder(PAIRWISE), WordEncoder(PAIRWISE, limit_bytes=2_000)]
+ENCODERS = [
+    WordEncoder(EMBEDDED_BACKEND),
+    WordEncoder(PAIRWISE),
+    WordEncoder(PAIRWISE, limit_bytes=2_000),
+]
 BACKENDS = [EMBEDDED_BACKEND, PAIRWISE, PAIRWISE]
 
 PIECES = [
@@ -48,7 +58,9 @@ PIECES = [
     *("\x1c", "1234"),
 ]
 TEXTS = st.lists(
-    st.sampled_from(PIECES) | st.text(ASCII, max_size=6) | st.text(string.ascii_letters + " '", max_size=12),
+    st.sampled_from(PIECES)
+    | st.text(ASCII, max_size=6)
+    | st.text(string.ascii_letters + " '", max_size=12),
     max_size=12,
 ).map("".join)
 
@@ -81,7 +93,9 @@ OTHERS = {
     "special tokens as text": told_to_encode_special_tokens(),
     "normalizer": lowercase(),
     "prefix space": byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
-    "no pattern": byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+    "no pattern": byte_level(
+        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    ),
     "another pattern": byte_level(
         pre_tokenizer=pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -113,7 +127,9 @@ def framed() -> Tokenizer:
 
 
 def local(backend: Tokenizer) -> LocalTokenizer:
-    return LocalTokenizer(backend, TokenizerFolder(tokenizer_file=EMBEDDED / "tokenizer.json"), "test")
+    return LocalTokenizer(
+        backend, TokenizerFolder(tokenizer_file=EMBEDDED / "tokenizer.json"), "test"
+    )
 
 
 TOKENIZERS = [

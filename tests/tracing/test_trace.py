@@ -58,7 +58,9 @@ def seconds(moment_ns: int | None) -> float:
 
 def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
     return {
-        span.name: span.status.description for span in spans if span.status.status_code is StatusCode.ERROR
+        span.name: span.status.description
+        for span in spans
+        if span.status.status_code is StatusCode.ERROR
     }
 
 
@@ -165,5 +167,7 @@ def test_who_leaves_the_line_was_only_queued() -> None:
     assert house.phases() == {"queued": (0, 7)}
     assert failed(house.spans()) == {"queued": "abort", "llm_request": "abort"}
     latency = told(house.spans()[-1])
-    assert latency["gen_ai.latency.time_in_queue"] == latency["gen_ai.latency.e2e"] == pytest.approx(7)
+    assert (
+        latency["gen_ai.latency.time_in_queue"] == latency["gen_ai.latency.e2e"] == pytest.approx(7)
+    )
     assert "gen_ai.latency.time_to_first_token" not in latency

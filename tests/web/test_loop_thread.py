@@ -124,14 +124,22 @@ def test_the_thread_of_a_body_that_does_not_come_is_free_to_say_so() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as source:
         theirs.send(b"the first half")
-        overrides = {**THREADED, "wsgi.input": source, "gunicorn.socket": ours, "CONTENT_LENGTH": "1000"}
+        overrides = {
+            **THREADED,
+            "wsgi.input": source,
+            "gunicorn.socket": ours,
+            "CONTENT_LENGTH": "1000",
+        }
         answer = served(length(0.05)).post("/", environ_overrides=overrides)
         assert answer.status_code == 408
         ours.sendall(b"can still be written to")
 
 
 def test_flasks_own_server_serves_too() -> None:
-    """`flask run`: its input has no end of its own, so no more than the declared length may be read."""
+    """`flask run`:
+
+    its input has no end of its own, so no more than the declared length may be read.
+    """
 
     def echo(context: RequestContext) -> Response:
         return Response([b"<", BodyLimits(100, PATIENCE_S).read(context), b">"])
@@ -141,7 +149,9 @@ def test_flasks_own_server_serves_too() -> None:
     thread.start()
     try:
         for body in (b"abc", b""):
-            with closing(HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+            with closing(
+                HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+            ) as connection:
                 connection.request("POST", "/", body)
                 assert connection.getresponse().read() == b"<%b>" % body
     finally:

@@ -1,4 +1,6 @@
-"""What each server that is not ours is told of an answer that breaks off; tests/servers has the real ones."""
+"""What each server that is not ours is told of an answer that breaks off; tests/servers has the
+real ones.
+"""
 
 import logging
 import socket
@@ -91,7 +93,9 @@ def test_a_break_on_purpose_is_quiet_and_no_end(
 
 
 @pytest.mark.parametrize("server", ["uwsgi", "waitress", "mod_wsgi", "another"])
-def test_a_break_by_mistake_is_an_error_everywhere(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_break_by_mistake_is_an_error_everywhere(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = Shown(server, monkeypatch)
     body = broken_body(shown, ZeroDivisionError)
     assert next(body) == b"1"

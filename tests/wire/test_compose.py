@@ -17,7 +17,14 @@ MOVED = ROOT / "docker-compose.vllm.yml"
 
 @pytest.mark.parametrize("file", [COMPOSE, MOVED], ids=lambda path: path.name)
 def test_it_fits_the_compose_specification(file: Path) -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(file),
+    ]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
@@ -27,7 +34,12 @@ def test_a_service_of_vllm_moves_over_with_its_image_changed() -> None:
     words = shlex.split(service["command"])
     port = words[words.index("--port") + 1]
     assert service["image"] == "understudy" and service["ports"] == [f"{port}:{port}"]
-    assert service["healthcheck"]["test"] == ["CMD", "curl", "-f", f"http://localhost:{port}/health"]
+    assert service["healthcheck"]["test"] == [
+        "CMD",
+        "curl",
+        "-f",
+        f"http://localhost:{port}/health",
+    ]
     assert "--no-install-recommends curl" in (ROOT / "Dockerfile").read_text()
     environment = service["environment"] | {"HF_TOKEN": ""}
     published = next(k for k, word in enumerate(words) if word == "--kv-events-config")
@@ -46,7 +58,8 @@ def test_rules_of_the_failing_service_are_in_force() -> None:
     with running_gunicorn(env={"SIM_FAULT_RULES": variables["SIM_FAULT_RULES"]}) as server:
         body = {"prompt": "hi", "max_tokens": 1}
         got = [
-            requests.post(f"{server.url}/v1/completions", json=body, timeout=20).status_code for _ in range(7)
+            requests.post(f"{server.url}/v1/completions", json=body, timeout=20).status_code
+            for _ in range(7)
         ]
         assert got == [200, 200, 200, 200, 503, 200, 429]
 

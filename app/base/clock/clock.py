@@ -1,8 +1,9 @@
-"""Clocks: the real one, and a virtual one for tests; the wheel that calls what is due; and random streams.
+"""Clocks: the real one, and a virtual one for tests; the wheel that calls what is due; and random
+streams.
 
-The real alarm is a kernel timer that wakes the gevent hub. libev's own timers are 0.3-0.7 ms coarse; a
-timerfd is 0.02-0.1 ms (docs/benchmarks.md). Python has timerfd since 3.13, so ctypes calls it. Other systems
-use a libev timer.
+The real alarm is a kernel timer that wakes the gevent hub. libev's own timers are 0.3-0.7 ms
+coarse; a timerfd is 0.02-0.1 ms (docs/benchmarks.md). Python has timerfd since 3.13, so ctypes
+calls it. Other systems use a libev timer.
 """
 
 import ctypes
@@ -122,15 +123,23 @@ class LiveClock:
         if fd < 0:
             raise OSError("timerfd_create failed")
         self._settime = libc.timerfd_settime
-        # Prepared arguments that ctypes need not convert: the timer is set thousands of times a second.
-        self._args = (ctypes.c_int(fd), ctypes.c_int(_TFD_TIMER_ABSTIME), ctypes.byref(self._spec), None)
+        # Prepared arguments that ctypes need not convert: the timer is set thousands of times a
+        # second.
+        self._args = (
+            ctypes.c_int(fd),
+            ctypes.c_int(_TFD_TIMER_ABSTIME),
+            ctypes.byref(self._spec),
+            None,
+        )
         self._watcher = gevent.get_hub().loop.io(fd, _READ)
         self._watcher.start(self._ring)
 
     def _ring(self) -> None:
         self._pending = False
         self._alarm()
-        if not self._pending and self._fd >= 0:  # setting the timer makes it unreadable; otherwise read it
+        if (
+            not self._pending and self._fd >= 0
+        ):  # setting the timer makes it unreadable; otherwise read it
             with suppress(BlockingIOError):
                 os.read(self._fd, 8)
 
@@ -157,7 +166,10 @@ Clients hardly see an early turn: 0.1 ms and more pass between the alarm and the
 ROUNDING = 1e-3
 """Tolerance in slots for due times that rounding moves before their slot."""
 MOST_PER_RING, LONGEST_RING_S = 256, 0.005
-"""Most turns of a ring, and longest ring in seconds. The rest waits for the next ring: sockets come first."""
+"""Most turns of a ring, and longest ring in seconds.
+
+The rest waits for the next ring: sockets come first.
+"""
 
 
 class Timed(Protocol):
@@ -173,9 +185,10 @@ class Timed(Protocol):
 class TimerWheel:
     """Calls each `Timed` at its due times, at most `LEAD_S` early. One per process.
 
-    Slots are 0.8 ms wide and keyed by number; a heap orders the slots in use. One alarm is set for the middle
-    of the first slot; a ring takes due items slot by slot. A sleep costs as much as two chunks. So items of
-    one slot share a ring. Due times are absolute: a long stream never drifts (docs/benchmarks.md).
+    Slots are 0.8 ms wide and keyed by number; a heap orders the slots in use. One alarm is set for
+    the middle of the first slot; a ring takes due items slot by slot. A sleep costs as much as two
+    chunks. So items of one slot share a ring. Due times are absolute: a long stream never drifts
+    (docs/benchmarks.md).
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -210,11 +223,15 @@ class TimerWheel:
         budget, now, slots, wheel = MOST_PER_RING, self._clock.now, self._slots, self._wheel
         now_s = now() + LEAD_S
         last_s = now_s + LONGEST_RING_S
-        while slots and budget > 0 and now_s < last_s and slots[0] <= now_s * SLOTS_PER_S + ROUNDING:
+        while (
+            slots and budget > 0 and now_s < last_s and slots[0] <= now_s * SLOTS_PER_S + ROUNDING
+        ):
             slot = heapq.heappop(slots)
             waiting = wheel.pop(slot)
             for done, timed in enumerate(waiting):
-                if not budget or now_s >= last_s:  # the rest goes to the front of the slot for the next ring
+                if (
+                    not budget or now_s >= last_s
+                ):  # the rest goes to the front of the slot for the next ring
                     if slot not in wheel:
                         wheel[slot] = []
                         heapq.heappush(slots, slot)

@@ -12,7 +12,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PAUSE_S = 1e-6
-"""Sleep of a pause, in seconds. Not 0: the loop might run fifty more callbacks before sockets and timers."""
+"""Sleep of a pause, in seconds.
+
+Not 0: the loop might run fifty more callbacks before sockets and timers.
+"""
 LONGEST_WORK_S = 0.004
 """Longest work between two pauses, in seconds; keeps other greenlets on time."""
 SLICE_STEPS = 400
@@ -29,12 +32,17 @@ def pause() -> None:
 
 
 def pause_with(take_turns: Callable[[], None]) -> None:
-    """Makes `pause` call `take_turns` on this thread's loop, for a loop that schedules requests itself."""
+    """Makes `pause` call `take_turns` on this thread's loop, for a loop that schedules requests
+    itself.
+    """
     gevent.get_hub().pause = take_turns
 
 
 def pause_if_possible() -> None:
-    """Pauses where greenlets run. Returns at once in threads without a loop and in the loop's callbacks."""
+    """Pauses where greenlets run.
+
+    Returns at once in threads without a loop and in the loop's callbacks.
+    """
     hub = get_hub_if_exists()
     if hub is not None and gevent.getcurrent() is not hub:
         pause()
@@ -74,7 +82,9 @@ class Pace:
         self._since_s = now()
 
     def __call__(self) -> None:
-        """Call after each part of the work; pauses when `longest_s` has passed since the last pause."""
+        """Call after each part of the work; pauses when `longest_s` has passed since the last
+        pause.
+        """
         if self._now() - self._since_s > self.longest_s:
             self._pause()
             self._since_s = self._now()
@@ -83,8 +93,8 @@ class Pace:
 SWITCH_S = 0.0005
 """Longest wait of the event loop for the GIL held by Python code in another thread, in seconds.
 
-The loop gives up the GIL at every system call: Python's default of 5 ms would add up to 50 ms per request.
-"""
+The loop gives up the GIL at every system call: Python's default of 5 ms would add up to 50 ms per
+request. """
 
 
 QUICK_BYTES = 1 << 14
@@ -97,7 +107,9 @@ def share_loop() -> None:
 
 
 def is_loop_shared() -> bool:
-    """Returns True where a loop serves other requests while a greenlet waits; False in a sync worker."""
+    """Returns True where a loop serves other requests while a greenlet waits; False in a sync
+    worker.
+    """
     return monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)
 
 
@@ -106,8 +118,9 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
 
     Calls it in place without a loop, if the loop is not shared, and in callbacks of the loop.
 
-    Library calls that release the GIL do not block the loop (`encode_batch` releases it, `encode` does not).
-    Python code gives up the GIL after `SWITCH_S`, which is set here for the whole process.
+    Library calls that release the GIL do not block the loop (`encode_batch` releases it, `encode`
+    does not). Python code gives up the GIL after `SWITCH_S`, which is set here for the whole
+    process.
     """
     hub = get_hub_if_exists()
     if hub is None or not is_loop_shared() or gevent.getcurrent() is hub:
@@ -132,7 +145,11 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
 
 def call_long(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls a `function` that works through `size` bytes; off the hub when they are many."""
-    return function(*args, **kwargs) if size <= QUICK_BYTES else call_off_hub(function, *args, **kwargs)
+    return (
+        function(*args, **kwargs)
+        if size <= QUICK_BYTES
+        else call_off_hub(function, *args, **kwargs)
+    )
 
 
 def wait_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,8 +9,8 @@ ROUNDING_S = 1e-6
 class TokenBucket:
     """Holds up to `burst` tokens (default: a minute's) and gains `per_minute`, evenly.
 
-    Callers pass the time: `now_s` is seconds of a clock that never goes back. The only state is the time at
-    which the bucket is full. An idle bucket does no work, and errors do not add up.
+    Callers pass the time: `now_s` is seconds of a clock that never goes back. The only state is the
+    time at which the bucket is full. An idle bucket does no work, and errors do not add up.
     """
 
     __slots__ = ("_full_at_s", "_token_s", "burst", "per_minute")
@@ -25,8 +25,8 @@ class TokenBucket:
         self._full_at_s = now_s
 
     def take(self, amount: float, now_s: float) -> float:
-        """Takes `amount` tokens and returns 0.0, or takes nothing and returns the seconds until they are
-        available.
+        """Takes `amount` tokens and returns 0.0, or takes nothing and returns the seconds until
+        they are available.
         """
         wait_s = self.wait(amount, now_s)
         if not wait_s:
@@ -34,7 +34,9 @@ class TokenBucket:
         return wait_s
 
     def wait(self, amount: float, now_s: float) -> float:
-        """Returns the seconds until `amount` is available; `math.inf` for more than the bucket can hold."""
+        """Returns the seconds until `amount` is available; `math.inf` for more than the bucket can
+        hold.
+        """
         wait_s = self._after(amount, now_s) - now_s - self.burst * self._token_s
         if wait_s <= ROUNDING_S:
             return 0.0

@@ -49,7 +49,9 @@ TOTALS = (
     ("total_prompt_tokens", "request_prompt_tokens", "vllm:prompt_tokens_total"),
     ("total_generation_tokens", "request_generation_tokens", "vllm:generation_tokens_total"),
 )
-ALIASES = {spec.name: tuple(other.name for other in TABLE if other.alias_of == spec.name) for spec in TABLE}
+ALIASES = {
+    spec.name: tuple(other.name for other in TABLE if other.alias_of == spec.name) for spec in TABLE
+}
 """Maps a family to its older names, which repeat its numbers."""
 ROUNDING = 1e-9
 """Keeps 29 % of the way from 0 to 100 from becoming 28 by a rounding error."""
@@ -76,9 +78,9 @@ class _Part(NamedTuple):
 class FakeFamilies:
     """Shows fake metrics while any are set; subscribe `on_settings` to the live settings.
 
-    Families that are not set are absent; events in the server are not counted. Labels, bounds and names are
-    the true ones. `cache_config` is as for `Recorder`. `clock` returns monotonic seconds: a function of time
-    starts when it is set. `now` returns Unix seconds.
+    Families that are not set are absent; events in the server are not counted. Labels, bounds and
+    names are the true ones. `cache_config` is as for `Recorder`. `clock` returns monotonic seconds:
+    a function of time starts when it is set. `now` returns Unix seconds.
     """
 
     def __init__(
@@ -107,7 +109,10 @@ class FakeFamilies:
         return self._fakes is not None
 
     def on_settings(self, settings: Settings) -> None:
-        """Shows the values of valid `settings`. Unchanged values, such as running functions, continue."""
+        """Shows the values of valid `settings`.
+
+        Unchanged values, such as running functions, continue.
+        """
         self._refresh_s = settings.metrics.fake_metrics_refresh_interval
         fakes = parse(settings.metrics.fake_metrics)
         if fakes == self._fakes:
@@ -132,12 +137,17 @@ class FakeFamilies:
             families.extend(part.families)
         return "".join(family.render() for family in families)
 
-    def _families(self, fresh: Mapping[str, Family[Instrument]], name: str, value: object) -> Families:
+    def _families(
+        self, fresh: Mapping[str, Family[Instrument]], name: str, value: object
+    ) -> Families:
         if name == ADAPTERS and isinstance(value, tuple):
             help = "Adapters that run and wait; the value is the time of the entry."
             adapters: Family[Instrument] = Family(ADAPTERS, help, Gauge, "gauge", self._now)
             for entry in value or (FakeAdapters("", "", self._now()),):
-                names = {"running_lora_adapters": entry.running, "waiting_lora_adapters": entry.waiting}
+                names = {
+                    "running_lora_adapters": entry.running,
+                    "waiting_lora_adapters": entry.waiting,
+                }
                 (gauge := Gauge()).value = entry.timestamp
                 adapters.add(gauge, {"max_lora": self._max_loras, **names})
             return (adapters,)
@@ -166,7 +176,9 @@ def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, o
     for key, of, name in TOTALS:
         total, counts = getattr(fakes, key), getattr(fakes, of)
         if total is None and counts:
-            total = sum(int(value) * count for value, count in observed(counts, token_bounds(max_model_len)))
+            total = sum(
+                int(value) * count for value, count in observed(counts, token_bounds(max_model_len))
+            )
         if total is not None:
             yield name, total
     yield ADAPTERS, fakes.loras

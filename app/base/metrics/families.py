@@ -1,7 +1,8 @@
-"""The table of an engine's families: names, labels, label values and buckets of vLLM 0.32 (vllm-api.md 11).
+"""The table of an engine's families: names, labels, label values and buckets of vLLM 0.32
+(vllm-api.md 11).
 
-The recorder, the fake metrics and the exposition use it. Every series exists from the start, at zero, so that
-rates are right from the first event on.
+The recorder, the fake metrics and the exposition use it. Every series exists from the start, at
+zero, so that rates are right from the first event on.
 """
 
 from collections import Counter as Tally
@@ -57,9 +58,9 @@ ADAPTER_TIMES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 class Spec:
     """One row of the table.
 
-    `bounds`: a histogram's; None for bounds that follow the context length. `base`: labels that identify the
-    server. `extra`: further labels with their values. `alias_of`: family with the same numbers.
-    `value`: initial value of the series.
+    `bounds`: a histogram's; None for bounds that follow the context length. `base`: labels that
+    identify the server. `extra`: further labels with their values. `alias_of`: family with the same
+    numbers. `value`: initial value of the series.
     """
 
     name: str
@@ -207,8 +208,18 @@ def drafts(positions: int) -> tuple[Spec, ...]:
 
 # vLLM's labels and defaults; vLLM prints "None" for a value that is not set.
 _UNSET = (
-    *("cache_hit_alignment_tokens", "effective_attention_block_size", "hash_block_size", "kv_cache_layout"),
-    *("kv_cache_max_concurrency", "kv_cache_memory_bytes", "kv_cache_size_tokens", "kv_offloading_size"),
+    *(
+        "cache_hit_alignment_tokens",
+        "effective_attention_block_size",
+        "hash_block_size",
+        "kv_cache_layout",
+    ),
+    *(
+        "kv_cache_max_concurrency",
+        "kv_cache_memory_bytes",
+        "kv_cache_size_tokens",
+        "kv_offloading_size",
+    ),
     *("mamba_block_size", "mamba_page_size_padded", "num_cpu_blocks", "num_gpu_blocks"),
     *("num_gpu_blocks_override", "prefix_match_unit", "skip_page_size_padded", "sliding_window"),
 )
@@ -282,8 +293,12 @@ class EngineFamilies:
             base = self._base[spec.name] = {label: self._server[label] for label in spec.base}
             create: Callable[[], Instrument] = Counter if spec.kind == "counter" else Gauge
             if spec.kind == "histogram":
-                create = partial(Histogram, self._token_bounds if spec.bounds is None else spec.bounds)
-            family = self.by_name[spec.name] = Family(spec.name, spec.help, create, spec.kind, self._now)
+                create = partial(
+                    Histogram, self._token_bounds if spec.bounds is None else spec.bounds
+                )
+            family = self.by_name[spec.name] = Family(
+                spec.name, spec.help, create, spec.kind, self._now
+            )
             if spec.alias_of:
                 for labels, instrument in self.by_name[spec.alias_of].children():
                     family.add(instrument, labels)
@@ -294,7 +309,9 @@ class EngineFamilies:
                     instrument.value = spec.value
 
     def counter(self, name: str, **labels: str) -> Counter:
-        """Returns the counter or gauge of `vllm:{name}` or `name`, with the server's labels and `labels`."""
+        """Returns the counter or gauge of `vllm:{name}` or `name`, with the server's labels and
+        `labels`.
+        """
         return cast(Counter, self._one(name, labels))
 
     def histogram(self, name: str, **labels: str) -> Histogram:
@@ -312,7 +329,10 @@ AdapterStage = Literal["waiting", "running"]
 MOST_SERIES = 64
 """Most combinations of adapters that are shown; readers use the latest only."""
 LIMIT_BYTES = 2**18
-"""Most memory of the combinations, in bytes: clients choose the names. The latest one is always kept."""
+"""Most memory of the combinations, in bytes:
+
+clients choose the names. The latest one is always kept.
+"""
 ENTRY_BYTES = 256
 """Memory of a combination without its two texts, in bytes."""
 
@@ -320,8 +340,9 @@ ENTRY_BYTES = 256
 class LoraRequests:
     """vllm:lora_requests_info: one series per combination of running and waiting adapters.
 
-    The value of a series is the Unix time at which its combination was last current. The series with the
-    latest time is the present state (vllm-api.md 11.1). `most` is `max-loras`; `now` returns Unix seconds.
+    The value of a series is the Unix time at which its combination was last current. The series
+    with the latest time is the present state (vllm-api.md 11.1). `most` is `max-loras`; `now`
+    returns Unix seconds.
     """
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
@@ -335,7 +356,10 @@ class LoraRequests:
         self._note()
 
     def move(self, owner: Hashable, adapter: str, stage: AdapterStage | None) -> None:
-        """Notes that `owner`, a request with `adapter`, began to wait or to run; None: that it ended."""
+        """Notes that `owner`, a request with `adapter`, began to wait or to run; None:
+
+        that it ended.
+        """
         before = self._stages.pop(owner, None)
         if stage is not None:
             self._stages[owner] = stage
@@ -361,7 +385,11 @@ class LoraRequests:
         if self._held.pop(latest, None) is None:
             self.size_bytes += _entry_bytes(latest)
         self._held[latest] = self._now()
-        while len(self._held) > MOST_SERIES or self.size_bytes > self.limit_bytes and len(self._held) > 1:
+        while (
+            len(self._held) > MOST_SERIES
+            or self.size_bytes > self.limit_bytes
+            and len(self._held) > 1
+        ):
             first = next(iter(self._held))
             del self._held[first]
             self.size_bytes -= _entry_bytes(first)

@@ -1,8 +1,9 @@
-"""Prometheus instruments, their families, and the body of `GET /metrics` in the exposition format 0.0.4.
+"""Prometheus instruments, their families, and the body of `GET /metrics` in the exposition format
+0.0.4.
 
-Instruments are plain attributes without locks: one greenlet hub owns them. `samples` are an instrument's
-sample lines (suffix of the metric name, extra labels) in the order of prometheus_client. `values()` returns
-their numbers.
+Instruments are plain attributes without locks: one greenlet hub owns them. `samples` are an
+instrument's sample lines (suffix of the metric name, extra labels) in the order of
+prometheus_client. `values()` returns their numbers.
 
 A family formats all text but the numbers when a child is created: a scrape only fills in numbers.
 """
@@ -76,8 +77,8 @@ class Summary:
 class Histogram:
     """Observations in buckets.
 
-    `bounds` are the buckets' inclusive upper bounds, strictly ascending; +Inf is implied. `counts` holds one
-    number per bucket, not cumulative.
+    `bounds` are the buckets' inclusive upper bounds, strictly ascending; +Inf is implied. `counts`
+    holds one number per bucket, not cumulative.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -145,7 +146,10 @@ class _Child(Generic[InstrumentT]):
     def __init__(self, base: str, labels: Mapping[str, str], instrument: InstrumentT) -> None:
         self.instrument = instrument
         self.labels = dict(labels)
-        lines = (f"{base}{suffix}{label_text({**labels, **extra})}" for suffix, extra in instrument.samples)
+        lines = (
+            f"{base}{suffix}{label_text({**labels, **extra})}"
+            for suffix, extra in instrument.samples
+        )
         self.template = "".join(line.replace("%", "%%") + " %s\n" for line in lines)
         self._values: tuple[float, ...] = ()
         self._text = ""
@@ -161,8 +165,8 @@ class _Child(Generic[InstrumentT]):
 class Family(Generic[InstrumentT]):
     """A metric with its help text, and one instrument per combination of label values.
 
-    `name` is the scraped name (a counter's ends in `_total`); `create` makes the instrument of a new child;
-    `now` returns Unix seconds for the `_created` samples.
+    `name` is the scraped name (a counter's ends in `_total`); `create` makes the instrument of a
+    new child; `now` returns Unix seconds for the `_created` samples.
     """
 
     def __init__(
@@ -181,7 +185,9 @@ class Family(Generic[InstrumentT]):
         self._head = f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
         created = f"{self._base}_created"
         # Gauges have no creation time.
-        self._tail = "" if kind == "gauge" else f"# HELP {created} {escaped}\n# TYPE {created} gauge\n"
+        self._tail = (
+            "" if kind == "gauge" else f"# HELP {created} {escaped}\n# TYPE {created} gauge\n"
+        )
 
     def labels(self, **labels: str) -> InstrumentT:
         """Returns the child with these label values; creates a missing one."""
@@ -199,14 +205,16 @@ class Family(Generic[InstrumentT]):
         return ((child.labels, child.instrument) for child in self._children.values())
 
     def render(self) -> str:
-        return "".join((self._head, *(child.text() for child in self._children.values()), self._tail))
+        return "".join(
+            (self._head, *(child.text() for child in self._children.values()), self._tail)
+        )
 
 
 class Exposition:
     """Renders the text of `families` for a scrape, behind that of the Python and process families.
 
-    The process families are read at most once per `process_age_s` seconds of `clock`: they read files of
-    /proc and list all open connections, and a router may scrape every 50 ms.
+    The process families are read at most once per `process_age_s` seconds of `clock`: they read
+    files of /proc and list all open connections, and a router may scrape every 50 ms.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Recorder of engine metrics: a method per event, with numbers in seconds and tokens.
 
-Events per token and per sequence are stored as rows of numbers. Rows are counted in blocks, or at a scrape:
-a third of the cost of counting each event, and little memory.
+Events per token and per sequence are stored as rows of numbers. Rows are counted in blocks, or at a
+scrape: a third of the cost of counting each event, and little memory.
 """
 
 import time
@@ -51,10 +51,10 @@ TokenRow = tuple[int, float | None, float]
 class FinishedSequence(Struct, frozen=True, gc=False):
     """The numbers of a finished sequence; 0 for phases that it did not reach.
 
-    `max_tokens` is the limit in force (vLLM sets one when the client gives none). `queue_s` is the wait,
-    `prefill_s` the time from leaving the queue to the first token, `decode_s` from the first token to the
-    last, `e2e_s` from arrival to the end. Only the last sequence of a prompt has `choices`, their number, and
-    `longest`, the tokens of the longest; other sequences have 0.
+    `max_tokens` is the limit in force (vLLM sets one when the client gives none). `queue_s` is the
+    wait, `prefill_s` the time from leaving the queue to the first token, `decode_s` from the first
+    token to the last, `e2e_s` from arrival to the end. Only the last sequence of a prompt has
+    `choices`, their number, and `longest`, the tokens of the longest; other sequences have 0.
     """
 
     reason: FinishReason
@@ -94,7 +94,10 @@ class LatencyTally:
 
 
 class Distribution(Struct, frozen=True):
-    """A histogram: inclusive upper `bounds` in seconds, and a count per bucket; the last is above all."""
+    """A histogram:
+
+    inclusive upper `bounds` in seconds, and a count per bucket; the last is above all.
+    """
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -123,12 +126,12 @@ class Figures(Struct, frozen=True, kw_only=True):
 class Recorder:
     """Counts the events of sequences, with the meaning of vLLM's families (vllm-api.md 11.2).
 
-    A sequence is one choice of one prompt: a prompt with n = 3 is three sequences. Each waits, runs, is
-    prefilled, decoded and finished, as in vLLM.
+    A sequence is one choice of one prompt: a prompt with n = 3 is three sequences. Each waits,
+    runs, is prefilled, decoded and finished, as in vLLM.
 
-    `now` returns Unix seconds for the `_created` series. `max_loras` adds a family of adapters. `transfers`
-    adds the families of fetched caches before the first fetch. With `steps` the engine reports its steps
-    (`step`); without, tokens computed in the same millisecond count as one step.
+    `now` returns Unix seconds for the `_created` series. `max_loras` adds a family of adapters.
+    `transfers` adds the families of fetched caches before the first fetch. With `steps` the engine
+    reports its steps (`step`); without, tokens computed in the same millisecond count as one step.
     """
 
     def __init__(
@@ -149,7 +152,11 @@ class Recorder:
         self.tally: LatencyTally | None = None
         """Takes each latency too, while set."""
         self.adapter_series = None if max_loras is None else LoraRequests(max_loras, now)
-        table = (*engine_table(cache_config, block_times, older_names), *ABORTED, *(LATE if steps else ()))
+        table = (
+            *engine_table(cache_config, block_times, older_names),
+            *ABORTED,
+            *(LATE if steps else ()),
+        )
         server = {"model_name": model_name, "engine": engine}
         self._families = EngineFamilies(table, server, now, max_model_len)
         if transfers:
@@ -194,10 +201,14 @@ class Recorder:
         *whole, by_place = drafts(positions)
         self._families.add((*whole, by_place))
         self._drafts = [self._counter(spec.name) for spec in whole]
-        self._drafts_by_place = [self._counter(by_place.name, position=str(n)) for n in range(positions)]
+        self._drafts_by_place = [
+            self._counter(by_place.name, position=str(n)) for n in range(positions)
+        ]
 
     def drafted(self, tokens: int, accepted: Tally[int], drafts: int = 1) -> None:
-        """Counts checked drafts with `tokens` tokens together; `accepted` ones were right, by position."""
+        """Counts checked drafts with `tokens` tokens together; `accepted` ones were right, by
+        position.
+        """
         for counter, amount in zip(self._drafts, (drafts, tokens, accepted.total()), strict=True):
             counter.value += amount
         for position, amount in accepted.items():
@@ -216,7 +227,8 @@ class Recorder:
         self._hits.value += found
 
     def fetched(self, tokens: int, seconds: float) -> None:
-        """Counts `tokens` of a prompt whose cache came from the engine that prefilled them, in `seconds`.
+        """Counts `tokens` of a prompt whose cache came from the engine that prefilled them, in
+        `seconds`.
 
         The next `prefilled` counts the tokens as cached.
         """
@@ -240,30 +252,47 @@ class Recorder:
         self._loaded += tokens
 
     def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: Iterable[float]) -> None:
-        """Counts an evicted block: its lifetime, the time since its last use, the gaps between uses."""
+        """Counts an evicted block:
+
+        its lifetime, the time since its last use, the gaps between uses.
+        """
         lifetimes, idle, gaps = (self._histogram(spec.name) for spec in BLOCK_TIMES)
         lifetimes.observe(lifetime_s)
         idle.observe(idle_s)
         gaps.observe_all(gaps_s)
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
-        """Counts runs of the tool call parser on a reply or an event of a stream; `found`: with a call."""
+        """Counts runs of the tool call parser on a reply or an event of a stream; `found`:
+
+        with a call.
+        """
         self._parsed["streaming" if streaming else "non_streaming", found] += times
 
     def sleeping(self, level: int | None) -> None:
         """Sets the sleep level (0, 1 or 2); None: awake."""
-        states = {"awake": level in (None, 0), "weights_offloaded": level == 1, "discard_all": level == 2}
+        states = {
+            "awake": level in (None, 0),
+            "weights_offloaded": level == 1,
+            "discard_all": level == 2,
+        }
         for state, holds in states.items():
             self._counter("engine_sleep_state", sleep_state=state).value = int(holds)
 
-    def slept(self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float) -> None:
-        self._histogram("sleep_mode_operation_duration_seconds", operation=operation).observe(seconds)
+    def slept(
+        self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float
+    ) -> None:
+        self._histogram("sleep_mode_operation_duration_seconds", operation=operation).observe(
+            seconds
+        )
 
     def rejected(self, reason: RejectionReason) -> None:
         self._counter("admission_rejections_total", reason=reason).value += 1
 
     def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
-        """Counts `tokens` after a sequence's first: each `gap_s` after the one before, the last at `at_s`."""
+        """Counts `tokens` after a sequence's first:
+
+        each `gap_s` after the one before, the last at `at_s`.
+        """
         # Runs once per token of every stream.
         rows = self._tokens
         rows.append((tokens, gap_s, at_s))
@@ -271,7 +300,10 @@ class Recorder:
             self._fold_tokens()
 
     def generated(self, tokens: int) -> None:
-        """Counts tokens that a step brings together with another one: vLLM observes one gap a step."""
+        """Counts tokens that a step brings together with another one:
+
+        vLLM observes one gap a step.
+        """
         self._generated.value += tokens
 
     def prefilled(
@@ -290,7 +322,10 @@ class Recorder:
             self._fold_prefills()
 
     def aborted(self) -> None:
-        """Counts a sequence that its client left, or that was aborted by id. vLLM's families exclude it."""
+        """Counts a sequence that its client left, or that was aborted by id.
+
+        vLLM's families exclude it.
+        """
         self._counter(ABORTED[0].name).value += 1
 
     def sequence_finished(self, row: FinishedSequence) -> None:
@@ -302,7 +337,8 @@ class Recorder:
         self.fold()
         count, e2e = self._counter, self._histogram("e2e_request_latency_seconds")
         finished = {
-            reason: count("request_success_total", finished_reason=reason).value for reason in FINISHED
+            reason: count("request_success_total", finished_reason=reason).value
+            for reason in FINISHED
         }
         finished["abort"] += count(ABORTED[0].name).value
         return Figures(
@@ -382,7 +418,11 @@ class Recorder:
             for tokens, _, at_s in rows:
                 steps[int(at_s * STEPS_PER_S)] += tokens
             self._iterations.observe_all(steps.values())
-        bounds, counts, waited_s = self._inter_token.bounds, self._inter_token.counts, self._inter_token.sum
+        bounds, counts, waited_s = (
+            self._inter_token.bounds,
+            self._inter_token.counts,
+            self._inter_token.sum,
+        )
         single_gaps_s, generated = [], 0
         for tokens, gap_s, _ in rows:
             if gap_s is None:

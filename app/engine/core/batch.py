@@ -1,4 +1,7 @@
-"""Types that the scheduler works with: sequences, steps, adapter slots, and the pool's interface."""
+"""Types that the scheduler works with:
+
+sequences, steps, adapter slots, and the pool's interface.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,9 @@ class Phase(IntEnum):
 class SequenceStatus(Struct, frozen=True, gc=False):
     """Progress of one sequence, read from outside the engine now and then.
 
-    `computed` prompt tokens are computed or in flight. `held` counts blocks, and is 0 unless sequences share
-    steps. `scheduled_s` (start of running) and `first_s` (due time of the first token) are monotonic seconds.
+    `computed` prompt tokens are computed or in flight. `held` counts blocks, and is 0 unless
+    sequences share steps. `scheduled_s` (start of running) and `first_s` (due time of the first
+    token) are monotonic seconds.
     """
 
     phase: Phase
@@ -66,13 +70,16 @@ class SequenceState:
     def __init__(
         self, prompt_tokens: int, output_tokens: int, priority: int = 0, remote: bool = False
     ) -> None:
-        """Without output tokens (pooling) a sequence ends with its prefill; `remote` is where that ran."""
+        """Without output tokens (pooling) a sequence ends with its prefill; `remote` is where that
+        ran.
+        """
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
         self.priority, self.remote = priority, remote
         self.arrived = 0
         """Number in order of arrival, from 1; 0 before the sequence is queued."""
         self.computed = 0
-        """Tokens whose KV is computed or scheduled; for a decode that advances in bulk see `lead`."""
+        """Tokens whose KV is computed or scheduled; for a decode that advances in bulk see `lead`.
+        """
         self.written = 0
         """Output tokens sampled or in flight. Out of date for a decode that advances in bulk."""
         self.held = 0
@@ -90,12 +97,16 @@ class SequenceState:
         self.loaded = 0
         """Tokens after the found blocks that a connector's store loads at once."""
         self.prompt: Prompt | None = None
-        """The prompt, where a cache is used; after a preemption with the reply tokens written before."""
+        """The prompt, where a cache is used; after a preemption with the reply tokens written
+        before.
+        """
         self.hits: list[Block] = []
         """Cached blocks found for the prompt, until they are taken."""
         self.blocks: list[Block] = []
         self.cached_blocks = 0
-        """Number of blocks, from the first on, that are cached or were found; the last under `last_hash`."""
+        """Number of blocks, from the first on, that are cached or were found; the last under
+        `last_hash`.
+        """
         self.last_hash = b""
         self.caches = False
         """True while full blocks of the sequence are cached."""
@@ -123,7 +134,10 @@ S = TypeVar("S", bound=SequenceState)
 
 
 class Batch(Struct, Generic[S]):
-    """One step. Tokens leave in the order `decodes`, then `prefilled`; `ends` get their last one."""
+    """One step.
+
+    Tokens leave in the order `decodes`, then `prefilled`; `ends` get their last one.
+    """
 
     tokens: int = 0
     sequences: int = 0
@@ -153,7 +167,9 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
         """Blocks that are free now."""
 
     def find(self, sequence: S, tokens: int) -> int:
-        """Returns how many blocks of the first `tokens` tokens are cached, never the last token's block."""
+        """Returns how many blocks of the first `tokens` tokens are cached, never the last token's
+        block.
+        """
 
     def fits(self, sequence: S, tokens: int, found: int) -> bool:
         """Returns whether all blocks of the sequence fit now, `found` blocks being cached."""
@@ -181,11 +197,16 @@ class Speculation(Protocol):
         """Returns the number of drafts for the next step of a decode, at most `most`."""
 
     def accepted(self, drafts: int) -> int:
-        """Returns the number of right drafts before the first wrong one; 0 if only the step shows it."""
+        """Returns the number of right drafts before the first wrong one; 0 if only the step shows
+        it.
+        """
 
 
 class Drafts:
-    """Drawn drafts: each of `rates` is the chance that a draft is right after right ones (rule 5)."""
+    """Drawn drafts:
+
+    each of `rates` is the chance that a draft is right after right ones (rule 5).
+    """
 
     def __init__(self, rates: Sequence[float], rng: Random) -> None:
         self.drafts = len(rates)
@@ -205,11 +226,13 @@ class Drafts:
 class LoRASlots:
     """Slots of at most `most` running adapters; the longest idle one yields to another.
 
-    `known` is true for a loaded adapter; any other name runs as the base model. The registry bounds the
-    names.
+    `known` is true for a loaded adapter; any other name runs as the base model. The registry bounds
+    the names.
     """
 
-    def __init__(self, most: int, known: Callable[[str], bool], memory: AdapterMemory | None = None) -> None:
+    def __init__(
+        self, most: int, known: Callable[[str], bool], memory: AdapterMemory | None = None
+    ) -> None:
         self.most, self._known, self._memory = most, known, memory
         self._running: dict[str, int] = {}
         """Running requests of each resident adapter, in order of entry or latest `leave`."""

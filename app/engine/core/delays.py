@@ -1,7 +1,8 @@
-"""Log of what delays sequences: causes of waits, contents of steps, admissions, preemptions, transfers.
+"""Log of what delays sequences: causes of waits, contents of steps, admissions, preemptions,
+transfers.
 
-A `DelayLog` is attached to an engine while the console or traces are on; without one nothing is recorded.
-`explanation.py` reads the log.
+A `DelayLog` is attached to an engine while the console or traces are on; without one nothing is
+recorded. `explanation.py` reads the log.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Cause = Literal["", "places", "budget", "blocks", "adapter", "priority", "paused
 """Lack of a waiting sequence, "" if unknown. `step`: the end of the steps under way."""
 
 MOST_STEPS, MOST_CHUNKS, MOST_ENTRIES = 20_000, 64, 10_000
-"""Most logged steps (about five minutes) and prompts in all, prompts of a step, entries of any other kind."""
+"""Most logged steps (about five minutes) and prompts in all, prompts of a step, entries of any
+other kind.
+"""
 STEP_BYTES, CHUNK_BYTES, ENTRY_BYTES = 200, 300, 400
 """Memory of a step without its chunks, of a chunk, and of another entry; estimates."""
 ID_CHARACTERS = 128
@@ -31,7 +34,10 @@ ID_CHARACTERS = 128
 
 
 class Chunk(NamedTuple):
-    """Tokens of one prompt computed in one step. `key` is the `id()` of the request while that exists."""
+    """Tokens of one prompt computed in one step.
+
+    `key` is the `id()` of the request while that exists.
+    """
 
     key: int
     request_id: str
@@ -51,7 +57,9 @@ class Step(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Cause of all waits from `at_s` until the next entry; `adapters` are in memory, if each is in use."""
+    """Cause of all waits from `at_s` until the next entry; `adapters` are in memory, if each is in
+    use.
+    """
 
     at_s: float
     cause: Cause
@@ -60,7 +68,9 @@ class Wait(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """A sequence began to run, or ran again after a preemption; `first_s` is its first token, if known."""
+    """A sequence began to run, or ran again after a preemption; `first_s` is its first token, if
+    known.
+    """
 
     at_s: float
     key: int
@@ -81,7 +91,10 @@ class Interruption(NamedTuple):
 
 
 class DelayLog:
-    """Log of one engine; the oldest entries are dropped. Moments are seconds of the engine's clock."""
+    """Log of one engine; the oldest entries are dropped.
+
+    Moments are seconds of the engine's clock.
+    """
 
     limit_bytes = MOST_STEPS * (STEP_BYTES + CHUNK_BYTES) + 3 * MOST_ENTRIES * ENTRY_BYTES
 
@@ -99,7 +112,9 @@ class DelayLog:
     @property
     def size_bytes(self) -> int:
         entries = len(self.waits) + len(self.admissions) + len(self.interruptions)
-        return len(self.steps) * STEP_BYTES + self._chunks_kept * CHUNK_BYTES + entries * ENTRY_BYTES
+        return (
+            len(self.steps) * STEP_BYTES + self._chunks_kept * CHUNK_BYTES + entries * ENTRY_BYTES
+        )
 
     def attach(self, engine: EngineClient) -> DelayLog:
         """Records `engine` from now on; one in another process only has phases without causes."""
@@ -124,7 +139,9 @@ class DelayLog:
     ) -> None:
         decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
         chunks = tuple(islice(self._chunks(executor, batch), MOST_CHUNKS)) if batch.prefills else ()
-        self.steps.append(Step(start_s, end_s, batch.tokens - decodes, decodes, batch.sequences, chunks))
+        self.steps.append(
+            Step(start_s, end_s, batch.tokens - decodes, decodes, batch.sequences, chunks)
+        )
         self.steps_made += 1
         self._chunks_kept += len(chunks)
         while len(self.steps) > MOST_STEPS or self._chunks_kept > MOST_STEPS:
@@ -144,14 +161,18 @@ class DelayLog:
                 is_last = it not in self._computed
                 yield Chunk(id(it.request), id_of(it), tokens, it.prompt_tokens, is_last)
 
-    def _take_waits(self, executor: StepExecutor, tokens: int = 0, chunks: tuple[Chunk, ...] = ()) -> None:
+    def _take_waits(
+        self, executor: StepExecutor, tokens: int = 0, chunks: tuple[Chunk, ...] = ()
+    ) -> None:
         """Records transfers that begin, and what keeps others out of a step that holds `tokens`."""
         fetching, now_s = executor.scheduler.fetching, executor.now_s
         if self._fetching or fetching:
             known, self._fetching = self._fetching, set(fetching)
             for until_s, _, sequence in executor.transfers:
                 if sequence not in known:
-                    self.interruptions.append(Interruption(now_s, id(sequence.request), "", until_s))
+                    self.interruptions.append(
+                        Interruption(now_s, id(sequence.request), "", until_s)
+                    )
         scheduler, queue, places = (
             executor.scheduler,
             executor.scheduler.waiting,
@@ -161,11 +182,15 @@ class DelayLog:
         load = scheduler.paused, len(scheduler.running), places, full
         self._note(now_s, queue.lora, *cause_of(queue, *load, executor.blocks))
 
-    def _take_preempted(self, executor: StepExecutor, victim: SteppedSequence, by: SteppedSequence) -> None:
+    def _take_preempted(
+        self, executor: StepExecutor, victim: SteppedSequence, by: SteppedSequence
+    ) -> None:
         reason, running = "needed its blocks", executor.scheduler.running
         if by is victim and running:
             reason, by = "held most blocks", max(running, key=lambda it: it.held)
-        self.interruptions.append(Interruption(executor.now_s, id(victim.request), f"{id_of(by)} {reason}"))
+        self.interruptions.append(
+            Interruption(executor.now_s, id(victim.request), f"{id_of(by)} {reason}")
+        )
 
     # Calls from the slots of sequences with latencies of their own.
 
@@ -179,7 +204,9 @@ class DelayLog:
 
     def _admit(self, it: Sequence, at_s: float, first_s: float) -> None:
         name, priority = f"{id_of(it)} ({it.prompt_tokens:,} tokens)", it.request.priority
-        self.admissions.append(Admission(at_s, id(it.request), name, it.queued_s, priority, first_s))
+        self.admissions.append(
+            Admission(at_s, id(it.request), name, it.queued_s, priority, first_s)
+        )
 
     def _note(self, at_s: float, lora: LoRASlots, cause: Cause, detail: str) -> None:
         wait = Wait(at_s, cause, detail, () if not cause or lora.has_room() else tuple(lora))
@@ -205,9 +232,16 @@ def full_step(executor: StepExecutor, tokens: int, chunks: tuple[Chunk, ...]) ->
 
 
 def cause_of(
-    queue: WaitingQueue[Any], paused: bool, running: int, places: int, full: str, blocks: Blocks[Any] | None
+    queue: WaitingQueue[Any],
+    paused: bool,
+    running: int,
+    places: int,
+    full: str,
+    blocks: Blocks[Any] | None,
 ) -> tuple[Cause, str]:
-    """Returns why nothing leaves `queue`, in the order of the scheduler's checks; `full` is of its step."""
+    """Returns why nothing leaves `queue`, in the order of the scheduler's checks; `full` is of its
+    step.
+    """
     if not queue.members:
         return "", ""
     if paused:

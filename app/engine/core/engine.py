@@ -154,7 +154,10 @@ class Engine(EngineClient):
         return handle
 
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
-        """Returns whether the request can end at once: free slot, no latencies, no special features."""
+        """Returns whether the request can end at once:
+
+        free slot, no latencies, no special features.
+        """
         pool, request, reply = self._pool, requests[0], replies[0]
         if pool is None or len(requests) > 1 or not self.timing.instant:
             return False
@@ -165,7 +168,9 @@ class Engine(EngineClient):
         return not (special or asked or reply.delays or len(reply.texts) > MOST_AT_ONCE)
 
 
-def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext) -> None:
+def emit_immediately(
+    request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext
+) -> None:
     """Emits and counts an undelayed reply as a sequence would, in a fifth of the time."""
     at_s, recorder, tokens = request.arrival_s, context.recorder, 0
     prompt_tokens, begun, failure = len(request.prompt_ids), False, None
@@ -198,7 +203,8 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
 
 
 class BeamSearch(Handle):
-    """Beam search as vLLM serves it: each step of a beam is a separate request, and whole beams are emitted.
+    """Beam search as vLLM serves it: each step of a beam is a separate request, and whole beams are
+    emitted.
 
     There are n beams per prompt, best first. The first step runs one request per prompt. The model
     decides the texts of beams in advance. Only timing, queueing and block use are simulated.
@@ -251,7 +257,9 @@ class BeamSearch(Handle):
             self._tell(None)
 
     def _submit_due(self) -> None:
-        """Submits requests of this step for LONGEST_WORK_S; later turns of the loop submit the rest."""
+        """Submits requests of this step for LONGEST_WORK_S; later turns of the loop submit the
+        rest.
+        """
         step, now = self._step, self._engine.clock.now
         begun_s = now()
         while self._due and not self._is_over:
@@ -271,7 +279,9 @@ class BeamSearch(Handle):
                 beams=False,
             )
             token = Reply(reply.texts[step : step + 1], reply.ids[step : step + 1], LENGTH)
-            self._running.append(self._engine.run((asked,), (token,), partial(self._take, request.index)))
+            self._running.append(
+                self._engine.run((asked,), (token,), partial(self._take, request.index))
+            )
 
     def _take(self, index: int, output: EngineOutput) -> None:
         if self._is_over:

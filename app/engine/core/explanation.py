@@ -37,26 +37,40 @@ WAITED = {
 }
 """Words of the sentence for each cause of a wait."""
 SLOW_TOKENS = 256
-"""Least tokens of other prompts that make a step noticeably longer: as long to compute as weights to read."""
+"""Least tokens of other prompts that make a step noticeably longer:
+
+as long to compute as weights to read.
+"""
 SLACK_S, MOST_HOLDERS = 1.0, 2000
-"""Most disorder of logged admissions, in seconds, and most of them that are searched for a long prompt."""
-ENDINGS = {"waiting": " (so far)", "running": " (so far)", "abort": " (aborted)", "error": " (failed)"}
-"""Words behind the sentence of a choice that has not ended as it should; its last phase lasts to the end."""
+"""Most disorder of logged admissions, in seconds, and most of them that are searched for a long
+prompt.
+"""
+ENDINGS = {
+    "waiting": " (so far)",
+    "running": " (so far)",
+    "abort": " (aborted)",
+    "error": " (failed)",
+}
+"""Words behind the sentence of a choice that has not ended as it should; its last phase lasts to
+the end.
+"""
 
 
 E = TypeVar("E", bound=tuple[Any, ...])
 
 
 def since(entries: deque[E], moment_s: float, field: int = 0) -> list[E]:
-    """Returns the entries of a log from a moment on, oldest first; `field` is the position of theirs."""
+    """Returns the entries of a log from a moment on, oldest first; `field` is the position of
+    theirs.
+    """
     return list(islice(entries, bisect_left(entries, moment_s, key=itemgetter(field)), None))
 
 
 class PhaseTime(Struct, omit_defaults=True):
     """A phase of one choice; phases follow one another without overlap.
 
-    `phase` is `line` (front end), `queue`, `transfer`, `prefill`, `preempted` or `decode`, `cause` that of a
-    wait (`delays.Cause`).
+    `phase` is `line` (front end), `queue`, `transfer`, `prefill`, `preempted` or `decode`, `cause`
+    that of a wait (`delays.Cause`).
     """
 
     phase: str
@@ -102,7 +116,10 @@ class Explanation(Struct):
 def explain(request: EngineRequest, outcome: SequenceOutcome, log: DelayLog) -> Explanation:
     """Explains a choice by its outcome, final or as of now (`waiting`, `running`)."""
     case = _Case(request, outcome, log)
-    phases, shared = list(case.phases()), [it for it in case.steps if it.start_s >= case.scheduled_s]
+    phases, shared = (
+        list(case.phases()),
+        [it for it in case.steps if it.start_s >= case.scheduled_s],
+    )
     longest = sorted(nlargest(MOST_SHOWN, shared, key=lambda it: it.end_s - it.start_s))
     return Explanation(
         choice=request.index,
@@ -143,9 +160,13 @@ class _Case:
 
     def shown(self, it: Step) -> ShownStep:
         prompts = [(chunk.request_id, chunk.tokens) for chunk in it.chunks]
-        return ShownStep(self.ms(it.start_s), self.ms(it.end_s), it.decodes, it.prefill_tokens, prompts)
+        return ShownStep(
+            self.ms(it.start_s), self.ms(it.end_s), it.decodes, it.prefill_tokens, prompts
+        )
 
-    def _phase(self, phase: str, from_s: float, to_s: float, cause: str = "", detail: str = "") -> PhaseTime:
+    def _phase(
+        self, phase: str, from_s: float, to_s: float, cause: str = "", detail: str = ""
+    ) -> PhaseTime:
         chunks = [
             (self.ms(it.start_s), self.ms(it.end_s), tokens)
             for it, tokens in self._chunks
@@ -172,13 +193,19 @@ class _Case:
             yield from self._computed(prefill, self.scheduled_s, self.end_s)
             return
         yield from self._computed(prefill, self.scheduled_s, first_s)
-        yield from self._computed("decode", first_s, self.end_s if outcome.reason in ENDINGS else last_s)
+        yield from self._computed(
+            "decode", first_s, self.end_s if outcome.reason in ENDINGS else last_s
+        )
 
     def _computed(self, phase: str, from_s: float, to_s: float) -> Iterator[PhaseTime]:
         """Yields prefill or decode, in pieces where a preemption interrupted it."""
         for it in self._own:
             if it.until_s == inf and from_s <= it.at_s < to_s:
-                again = (own.at_s for own in self._admissions if own.key == self._key and own.at_s > it.at_s)
+                again = (
+                    own.at_s
+                    for own in self._admissions
+                    if own.key == self._key and own.at_s > it.at_s
+                )
                 yield self._phase(phase, from_s, it.at_s)
                 from_s = min(next(again, to_s), to_s)
                 yield self._phase("preempted", it.at_s, from_s, "blocks", it.detail)
@@ -195,7 +222,9 @@ class _Case:
             for start_s, stop_s, of, _ in run:
                 took_s[of] = took_s.get(of, 0.0) + stop_s - start_s
             cause = max(took_s, key=took_s.__getitem__)
-            wait = max((stop_s - start_s, wait) for start_s, stop_s, of, wait in run if of == cause)[1]
+            wait = max(
+                (stop_s - start_s, wait) for start_s, stop_s, of, wait in run if of == cause
+            )[1]
             detail = self._detail(cause, wait, run[0][0], run[-1][1])
             yield self._phase("queue", run[0][0], run[-1][1], cause, detail)
 
@@ -224,10 +253,16 @@ class _Case:
 
     def _detail(self, cause: str, wait: Wait, from_s: float, to_s: float) -> str:
         if cause == "adapter":
-            return f"{len(wait.adapters)} of {len(wait.adapters)} held by {', '.join(wait.adapters)}"
+            return (
+                f"{len(wait.adapters)} of {len(wait.adapters)} held by {', '.join(wait.adapters)}"
+            )
         if cause == "step":
-            return content_of(max(self.steps, key=lambda it: min(it.end_s, to_s) - max(it.start_s, from_s)))
-        detail = wait.detail + (self._longest_prefill(from_s, to_s) if wait.cause == "places" else "")
+            return content_of(
+                max(self.steps, key=lambda it: min(it.end_s, to_s) - max(it.start_s, from_s))
+            )
+        detail = wait.detail + (
+            self._longest_prefill(from_s, to_s) if wait.cause == "places" else ""
+        )
         if cause == "priority":
             others = counted(len(self._overtakers), "request")
             return f"{others} went first, {WAITED[wait.cause]} too: {detail}"
@@ -235,11 +270,15 @@ class _Case:
 
     @cached_property
     def _overtakers(self) -> Sequence[Admission]:
-        """Returns later requests of higher priority that began first; none, if they were the lesser part."""
+        """Returns later requests of higher priority that began first; none, if they were the lesser
+        part.
+        """
         begun = [it for it in self._admissions if it.at_s < self.scheduled_s]
         priority, queued_s = self._request.priority, self._queued_s
         over = [it for it in begun if it.priority < priority and it.queued_s > queued_s]
-        return over if over and 2 * len(over) >= sum(it.at_s >= over[0].at_s for it in begun) else ()
+        return (
+            over if over and 2 * len(over) >= sum(it.at_s >= over[0].at_s for it in begun) else ()
+        )
 
     def _longest_prefill(self, from_s: float, to_s: float) -> str:
         """Names the request whose prompt held a slot for half of this time; only without steps."""
@@ -251,7 +290,11 @@ class _Case:
             if it.key != self._key and it.at_s < to_s and from_s < it.first_s < inf
         ]
         held_s, longest = max(holders, default=(0.0, None))
-        return f", one by the prompt of {longest.name}" if longest and 2 * held_s >= to_s - from_s else ""
+        return (
+            f", one by the prompt of {longest.name}"
+            if longest and 2 * held_s >= to_s - from_s
+            else ""
+        )
 
     # The sentence.
 
@@ -261,15 +304,27 @@ class _Case:
         for it in phases:
             runs.setdefault((it.phase, it.cause), []).append(it)
         parts = [(sum(it.took_ms for it in run), run) for run in runs.values()]
-        least_ms = min(SHOWN_SHARE * self.ms(self.end_s), max((took_ms for took_ms, _ in parts), default=0.0))
-        told = [self._part(took_ms, run) for took_ms, run in parts if took_ms >= least_ms and took_ms > 0]
+        least_ms = min(
+            SHOWN_SHARE * self.ms(self.end_s), max((took_ms for took_ms, _ in parts), default=0.0)
+        )
+        told = [
+            self._part(took_ms, run)
+            for took_ms, run in parts
+            if took_ms >= least_ms and took_ms > 0
+        ]
         sentence = "; ".join(told) or "took no time"
         return sentence[0].upper() + sentence[1:] + ENDINGS.get(self._outcome.reason, "") + "."
 
     def _part(self, took_ms: float, run: Sequence[PhaseTime]) -> str:
-        took, longest, outcome = duration(took_ms), max(run, key=lambda it: it.took_ms), self._outcome
+        took, longest, outcome = (
+            duration(took_ms),
+            max(run, key=lambda it: it.took_ms),
+            self._outcome,
+        )
         if longest.phase == "queue":
-            return f"waited {took} {WAITED[longest.cause]}" + (longest.detail and f": {longest.detail}")
+            return f"waited {took} {WAITED[longest.cause]}" + (
+                longest.detail and f": {longest.detail}"
+            )
         if longest.phase == "line":
             return f"spent {took} in the front end"
         if longest.phase == "transfer":
@@ -278,9 +333,13 @@ class _Case:
             return f"was preempted for {took}, as KV blocks had run out: {longest.detail}"
         if longest.phase == "decode":
             return (
-                f"{counted(outcome.tokens, 'token')} took {took}{self._on_purpose(False)}{self._beside(run)}"
+                f"{counted(outcome.tokens, 'token')} took "
+                f"{took}{self._on_purpose(False)}{self._beside(run)}"
             )
-        cached, chunks = outcome.cached_tokens + outcome.fetched_tokens, sum(len(it.chunks) for it in run)
+        cached, chunks = (
+            outcome.cached_tokens + outcome.fetched_tokens,
+            sum(len(it.chunks) for it in run),
+        )
         prompt = counted(len(self._request.prompt_ids), "token") + (
             cached and f", {cached:,} of them cached," or ""
         )
@@ -291,10 +350,14 @@ class _Case:
         """Returns how long a fault or a script held back the first token, or the others."""
         script, tokens = self._request.script, self._outcome.tokens
         delays = [*self._request.delays, *(script.before.items() if script else ())]
-        wait_s = sum(seconds for token, seconds in delays if token < tokens and (token == 0) == is_first)
+        wait_s = sum(
+            seconds for token, seconds in delays if token < tokens and (token == 0) == is_first
+        )
         if script is not None:
             wait_s += script.first_token_s if is_first else script.per_token_s * max(0, tokens - 1)
-        return f", {duration(wait_s * 1000)} of it on purpose (a fault or a script)" if wait_s else ""
+        return (
+            f", {duration(wait_s * 1000)} of it on purpose (a fault or a script)" if wait_s else ""
+        )
 
     def _beside(self, run: Sequence[PhaseTime]) -> str:
         """Returns how long prompts of other requests slowed a phase; empty if for a lesser part."""
@@ -310,12 +373,19 @@ class _Case:
         if not others or took_ms < SLOWED_SHARE * whole_ms:
             return ""
         share = "all" if took_ms > 0.95 * whole_ms else duration(took_ms)
-        return f", {share} of it in steps with other prompts: {content_of(max(others)[1], self._key)}"
+        return (
+            f", {share} of it in steps with other prompts: {content_of(max(others)[1], self._key)}"
+        )
 
 
 def content_of(step: Step, but: int = 0) -> str:
-    """Returns what a step computed: the largest prompt, but not that of the request with the key `but`."""
-    largest = max((it for it in step.chunks if it.key != but), key=lambda it: it.tokens, default=None)
+    """Returns what a step computed:
+
+    the largest prompt, but not that of the request with the key `but`.
+    """
+    largest = max(
+        (it for it in step.chunks if it.key != but), key=lambda it: it.tokens, default=None
+    )
     if largest is None:
         return counted(step.decodes, "decode")
     return f"{counted(largest.tokens, 'token')} of the prompt of {largest.request_id}"

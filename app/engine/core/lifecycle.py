@@ -24,19 +24,25 @@ LOOK_AGAIN_S = 0.01
 
 
 class Lifecycle:
-    """Commands to the simulated engine. Sleep at level 0 only pauses; 1 and 2 pretend to free memory.
+    """Commands to the simulated engine. Sleep at level 0 only pauses; 1 and 2 pretend to free
+    memory.
 
     Requests that arrive during sleep at level 1 or 2 are served, since a simulator needs no weights
     (simulator.md 2.13). During a pause they wait.
     """
 
-    def __init__(self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None) -> None:
+    def __init__(
+        self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None
+    ) -> None:
         self._is_paused = False
         """True after `pause` or sleep at level 0: no request starts."""
         self._slept = False
         """True after sleep at level 1 or 2, which `paused` reports as a pause."""
         self._sleepers = 0
-        """Calls of `sleep` in progress. No request starts meanwhile, or the calls might wait forever."""
+        """Calls of `sleep` in progress.
+
+        No request starts meanwhile, or the calls might wait forever.
+        """
         self._asleep: set[str] = set()
         self._engine, self._recorder, self._cache = engine, recorder, cache
 
@@ -56,8 +62,8 @@ class Lifecycle:
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
         """Puts the server to sleep at level 0, 1 or 2; running requests are treated as by `pause`.
 
-        A sleep that awaits requests blocks all new ones. Raises CallerLeft, and stays awake, if `caller_left`
-        is set first.
+        A sleep that awaits requests blocks all new ones. Raises CallerLeft, and stays awake, if
+        `caller_left` is set first.
         """
         self._sleepers += 1
         self._engine.executor.pause()
@@ -77,7 +83,8 @@ class Lifecycle:
     def release_cache(self) -> None:
         """Pretends to free the KV cache's memory; `wake_up` restores it and starts requests again.
 
-        Raises PauseNotComplete unless the server is paused and idle, MemoryNotResident while it sleeps.
+        Raises PauseNotComplete unless the server is paused and idle, MemoryNotResident while it
+        sleeps.
         """
         if not self.paused or self._engine.running:
             raise PauseNotComplete
@@ -88,7 +95,8 @@ class Lifecycle:
         self._recorder.slept("release_kv_cache_memory", 0.0)
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
-        """Restores all memory, or the memory that `tags` name; nothing if one of the tags is not asleep.
+        """Restores all memory, or the memory that `tags` name; nothing if one of the tags is not
+        asleep.
 
         Returns True, and resumes requests, when all memory is back.
         """
@@ -102,10 +110,11 @@ class Lifecycle:
         return not self._asleep
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        """Starts no more requests; running ones are aborted, awaited (`wait`) or continued (`keep`).
+        """Starts no more requests; running ones are aborted, awaited (`wait`) or continued
+        (`keep`).
 
-        Empties the prefix cache afterwards if `clear_cache`. Raises CallerLeft if `caller_left` is set before
-        running requests end; the server stays paused.
+        Empties the prefix cache afterwards if `clear_cache`. Raises CallerLeft if `caller_left` is
+        set before running requests end; the server stays paused.
         """
         self._is_paused = True
         self._engine.executor.pause()
@@ -144,7 +153,8 @@ NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_he
 
 
 class WeightUpdates:
-    """Simulates updates of `model`'s weights on `devices`; `transfers` is vLLM's `--weight-transfer-config`.
+    """Simulates updates of `model`'s weights on `devices`; `transfers` is vLLM's
+    `--weight-transfer-config`.
 
     Raises CommandFailed only where vLLM refuses: requests go on during an update.
     """
@@ -167,7 +177,9 @@ class WeightUpdates:
     def start(self) -> None:
         self._check_configured()
         if self._updating:
-            raise CommandFailed("A weight update is active already: call finish_weight_update first.")
+            raise CommandFailed(
+                "A weight update is active already: call finish_weight_update first."
+            )
         self._updating = True
 
     def start_draft(self) -> None:
@@ -180,7 +192,9 @@ class WeightUpdates:
         self._check_updating("update_weights")
         if not self._connected:
             self._updating = False
-            raise CommandFailed("Weight transfer is not initialized: call init_weight_transfer_engine first.")
+            raise CommandFailed(
+                "Weight transfer is not initialized: call init_weight_transfer_engine first."
+            )
         self._content += " updated"
         self._content = blake2b(self._content.encode(), digest_size=8).hexdigest()
 
@@ -194,7 +208,9 @@ class WeightUpdates:
         self._content = "zero"
 
     def checksums(self) -> dict[str, str]:
-        """Returns a digest for each tensor of each device; an update or a reset changes all digests."""
+        """Returns a digest for each tensor of each device; an update or a reset changes all
+        digests.
+        """
         return {
             f"dp0:pp0:pcp0:tp{device}:{name}": blake2b(
                 f"{self._model} {device} {name} {self._content}".encode(), digest_size=32
@@ -210,4 +226,6 @@ class WeightUpdates:
     def _check_updating(self, name: str) -> None:
         self._check_configured()
         if not self._updating:
-            raise CommandFailed(f"No weight update is active: start_weight_update comes before {name}.")
+            raise CommandFailed(
+                f"No weight update is active: start_weight_update comes before {name}."
+            )

@@ -1,7 +1,7 @@
 """Outputs of the engine, which the response writers of each API family render.
 
-An output belongs to one choice (`index`). A choice emits one `Started`, then `Tokens` until one carries a
-`Finish`. `Failed` may come at any point and ends the choice.
+An output belongs to one choice (`index`). A choice emits one `Started`, then `Tokens` until one
+carries a `Finish`. `Failed` may come at any point and ends the choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ StopCause = Literal["stop", "length", "abort", "cache_threshold", "content_filte
 
 
 class TokenLogprob(Struct, gc=False, frozen=True):
-    """A token's natural-log probability, its rank (from 1), and its alternatives with the remaining ranks."""
+    """A token's natural-log probability, its rank (from 1), and its alternatives with the remaining
+    ranks.
+    """
 
     token_id: int
     token: str
@@ -40,15 +42,19 @@ class Finish(Struct, gc=False, frozen=True):
 class Part(Struct, gc=False, frozen=True):
     """Kind of tokens other than plain text: thoughts, a tool call, or an image.
 
-    `number` counts the calls of a choice from 0. `name` is the called function, empty until its tokens have
-    been emitted. A call's texts are its arguments, an image's a data URL; markup tokens have empty texts.
+    `number` counts the calls of a choice from 0. `name` is the called function, empty until its
+    tokens have been emitted. A call's texts are its arguments, an image's a data URL; markup tokens
+    have empty texts.
     """
 
     kind: Literal["reasoning", "call", "image"]
     number: int = 0
     name: str = ""
     raw: str = ""
-    """Whole reply with markup, if its last call was cut off: the text of non-streaming responses."""
+    """Whole reply with markup, if its last call was cut off:
+
+    the text of non-streaming responses.
+    """
     id: str = ""
     """Id of a call for the client; if empty, the response writer generates one."""
 
@@ -69,7 +75,9 @@ class Started(Struct, gc=False):
 
 
 class Tokens(Struct, gc=False):
-    """Tokens, the last one due at `at_s` (monotonic s); `ids[i]` adds `texts[i]`, which may be empty."""
+    """Tokens, the last one due at `at_s` (monotonic s); `ids[i]` adds `texts[i]`, which may be
+    empty.
+    """
 
     index: int
     texts: Sequence[str]
@@ -80,11 +88,15 @@ class Tokens(Struct, gc=False):
     part: Part | None = None
 
     def split(self, count: int) -> tuple[Tokens, Tokens]:
-        """Splits off the first `count` tokens (at least 1, fewer than all); the rest keeps `finish`."""
+        """Splits off the first `count` tokens (at least 1, fewer than all); the rest keeps
+        `finish`.
+        """
 
         def part(of: slice, finish: Finish | None) -> Tokens:
             entries = self.logprobs and self.logprobs[of]
-            return Tokens(self.index, self.texts[of], self.ids[of], self.at_s, entries, finish, self.part)
+            return Tokens(
+                self.index, self.texts[of], self.ids[of], self.at_s, entries, finish, self.part
+            )
 
         return part(slice(count), None), part(slice(count, None), self.finish)
 
@@ -162,9 +174,8 @@ TakeToken = Callable[[str, int, float], None]
 Emit = Callable[[EngineOutput], TakeToken | None]
 """Receives an output, in the hub or in any greenlet; must not wait.
 
-The answer to a `Started` may be a `TakeToken`, which receives the choice's plain tokens from then on.
-Thousands of streams then cost no object per token.
-"""
+The answer to a `Started` may be a `TakeToken`, which receives the choice's plain tokens from then
+on. Thousands of streams then cost no object per token. """
 
 
 T = TypeVar("T", covariant=True)

@@ -1,4 +1,7 @@
-"""Client of an engine in another process with a real model: heartbeat, requests, operator's commands."""
+"""Client of an engine in another process with a real model:
+
+heartbeat, requests, operator's commands.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,13 @@ from app.base.clock.pause import pause_if_possible
 from app.base.metrics.recorder import Recorder
 from app.engine.core import wire
 from app.engine.core.batch import Phase, SequenceStatus
-from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, EngineFailed, RequestRefused
+from app.engine.core.errors import (
+    CallerLeft,
+    CommandFailed,
+    EngineDead,
+    EngineFailed,
+    RequestRefused,
+)
 from app.engine.core.outputs import Emit, Finish, LazySequence, Part, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, watches_of
 from app.engine.core.sequence import COUNTED_AS, EngineClient, Handle, Sequence
@@ -45,7 +54,10 @@ LONGEST_SILENCE_S: Final = 10.0
 
 
 class Heartbeat:
-    """Heartbeat of the engine at `endpoint`. Without the file no beat is expected: the model is loading."""
+    """Heartbeat of the engine at `endpoint`.
+
+    Without the file no beat is expected: the model is loading.
+    """
 
     def __init__(self, endpoint: str, now: Callable[[], float] = time.monotonic) -> None:
         self._path = Path(endpoint.removeprefix("ipc://") + ".alive")
@@ -114,11 +126,13 @@ class HeartbeatMonitor:
 
 
 EXITING, KILLED = 1 << 2, 1 << signal.SIGKILL - 1
-"""Linux's flag of a process that exits, and the bit of a SIGKILL that a process still has to take."""
+"""Linux's flag of a process that exits, and the bit of a SIGKILL that a process still has to take.
+"""
 
 
 def is_ending(pid: int) -> bool:
-    """Returns whether the process was killed or exits, on Linux; its sockets last until its memory is freed.
+    """Returns whether the process was killed or exits, on Linux; its sockets last until its memory
+    is freed.
 
     False where that cannot be known; the connection ends later.
     """
@@ -139,10 +153,21 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 class RemoteSequence(Sequence):
     """A choice from its request to its end, whatever ends it."""
 
-    __slots__ = ("_content", "_held", "_held_logprobs", "_names", "_part", "_reader", "is_computed", "key")
+    __slots__ = (
+        "_content",
+        "_held",
+        "_held_logprobs",
+        "_names",
+        "_part",
+        "_reader",
+        "is_computed",
+        "key",
+    )
     in_steps = True
 
-    def __init__(self, engine: RemoteEngine, request: EngineRequest, key: int, handle: Handle) -> None:
+    def __init__(
+        self, engine: RemoteEngine, request: EngineRequest, key: int, handle: Handle
+    ) -> None:
         """Emits text by parts if the engine has a reader for the request."""
         now, recorder = engine.clock.now, engine.recorder
         super().__init__(request, request.max_tokens, now, recorder, handle, engine.leave)
@@ -164,7 +189,9 @@ class RemoteSequence(Sequence):
         request = self.request
         shared = {name: getattr(request, name) for name in wire.ChoiceRequest.__struct_fields__}
         shared["prompt_ids"] = list(request.prompt_ids)
-        return wire.EngineCoreRequest(key=self.key, sampling=request.sampling or wire.Sampling(), **shared)
+        return wire.EngineCoreRequest(
+            key=self.key, sampling=request.sampling or wire.Sampling(), **shared
+        )
 
     def status(self) -> SequenceStatus:
         """Reports QUEUED until the first token: the engine reports nothing earlier."""
@@ -187,7 +214,9 @@ class RemoteSequence(Sequence):
             self.fail(RequestRefused(text) if output.is_refused else EngineFailed(text))
             return
         finish = None if output.finish is None else Finish(output.finish, output.stop_reason)
-        logprobs = None if output.logprobs is None else [self._entry(entry) for entry in output.logprobs]
+        logprobs = (
+            None if output.logprobs is None else [self._entry(entry) for entry in output.logprobs]
+        )
         if self._reader is None and self.watches:
             self._content += output.texts
         if self._reader is not None:
@@ -240,7 +269,11 @@ class RemoteSequence(Sequence):
                     self._content.append(said)
                 entries, self._held_logprobs = self._held_logprobs, []
                 # Without a held token the text is an extra item.
-                shown = [*[""] * (len(held) - 1), said] if held or said or self._part is not None else []
+                shown = (
+                    [*[""] * (len(held) - 1), said]
+                    if held or said or self._part is not None
+                    else []
+                )
                 last = end if number == len(pieces) else None
                 index = self.request.index
                 self._emit(Tokens(index, shown, held, at_s, entries or None, last, self._part))
@@ -267,12 +300,14 @@ BlocksListener = Callable[[str, int, bytes], None]
 
 
 class RemoteEngine(EngineClient):
-    """The `EngineClient` of a worker, to be started in that worker; several workers may share the engine.
+    """The `EngineClient` of a worker, to be started in that worker; several workers may share the
+    engine.
 
-    The worker sends orders and receives notices. After a lost connection the engine is greeted again.
+    The worker sends orders and receives notices. After a lost connection the engine is greeted
+    again.
 
-    When the engine process exits, running requests fail, new ones are refused, and `healthy` is False. While
-    the engine hangs, new requests are refused and `healthy` is False.
+    When the engine process exits, running requests fail, new ones are refused, and `healthy` is
+    False. While the engine hangs, new requests are refused and `healthy` is False.
     """
 
     def __init__(
@@ -321,7 +356,10 @@ class RemoteEngine(EngineClient):
         socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for an absent engine
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         monitor = socket.get_monitor_socket(CONNECTED | LOST)
-        self._greenlets = [gevent.spawn(self._watch, socket, monitor), gevent.spawn(self._read, socket)]
+        self._greenlets = [
+            gevent.spawn(self._watch, socket, monitor),
+            gevent.spawn(self._read, socket),
+        ]
         socket.connect(self._endpoint)
 
     def close(self) -> None:
@@ -335,7 +373,9 @@ class RemoteEngine(EngineClient):
 
     @property
     def healthy(self) -> bool:
-        """True while the engine is connected, has loaded its model, is not killed, and is not silent."""
+        """True while the engine is connected, has loaded its model, is not killed, and is not
+        silent.
+        """
         ready = self._ready
         if ready is None or is_ending(ready.pid):
             return False
@@ -351,7 +391,10 @@ class RemoteEngine(EngineClient):
 
     @property
     def _unfinished(self) -> int:
-        """Sequences of all workers. Own ones are counted here: the engine's `EngineLoad` is a step behind."""
+        """Sequences of all workers.
+
+        Own ones are counted here: the engine's `EngineLoad` is a step behind.
+        """
         return len(self._choices) + self._others
 
     @property
@@ -366,7 +409,9 @@ class RemoteEngine(EngineClient):
             return Handle(self._active)
         handle = Handle(self._active, emit)
         self.check_admission(len(requests))
-        choices = [RemoteSequence(self, request, next(self._numbers), handle) for request in requests]
+        choices = [
+            RemoteSequence(self, request, next(self._numbers), handle) for request in requests
+        ]
         for choice in choices:
             choice.watches = watches_of(choice.request)
         if not self._send([choice.order() for choice in choices[:MOST_ORDERS]]):
@@ -381,7 +426,10 @@ class RemoteEngine(EngineClient):
         return handle
 
     def command(self, command: wire.EngineCommand) -> AsyncResult[wire.CommandResult]:
-        """Sends an operator's command under a new number; returns its future answer. Raises EngineDead."""
+        """Sends an operator's command under a new number; returns its future answer.
+
+        Raises EngineDead.
+        """
         number = next(self._numbers)
         if self._ready is None or not self._send([replace(command, number=number)]):
             raise EngineDead
@@ -454,13 +502,18 @@ class RemoteEngine(EngineClient):
         """Records the load of the engine with all its workers; every worker records the same."""
         recorder, before, self.load = self.recorder, self.load, load
         self._others = max(0, load.running + load.waiting - len(self._choices))
-        queries, hits = load.prefix_queries - before.prefix_queries, load.prefix_hits - before.prefix_hits
+        queries, hits = (
+            load.prefix_queries - before.prefix_queries,
+            load.prefix_hits - before.prefix_hits,
+        )
         recorder.looked_up(max(0, queries), max(0, hits))
         recorder.preempted(max(0, load.preemptions - before.preemptions))
         if load.drafts > before.drafts:
             accepted = Counter(load.accepted)
             accepted.subtract(before.accepted)
-            recorder.drafted(load.draft_tokens - before.draft_tokens, accepted, load.drafts - before.drafts)
+            recorder.drafted(
+                load.draft_tokens - before.draft_tokens, accepted, load.drafts - before.drafts
+            )
         if load.step_tokens:
             recorder.step(load.step_tokens)
 
@@ -480,7 +533,10 @@ def _fail(choices: Listed[RemoteSequence]) -> None:
 
 
 class RemoteLifecycle:
-    """See `Lifecycle`. Every method may raise EngineDead, or CommandFailed with the engine's message."""
+    """See `Lifecycle`.
+
+    Every method may raise EngineDead, or CommandFailed with the engine's message.
+    """
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
@@ -501,7 +557,9 @@ class RemoteLifecycle:
         self._engine.recorder.slept("sleep", 0.0)
 
     def release_cache(self) -> None:
-        raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
+        raise CommandFailed(
+            "This engine frees the memory of its KV cache when it sleeps at level 1 or 2."
+        )
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
         named = None if tags is None else tuple(tags)
@@ -521,9 +579,13 @@ class RemoteLifecycle:
         self._engine.load.paused = False
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        return bool(self._do(wire.EngineCommand(name="reset_prefix_cache", clear=under_requests)).value)
+        return bool(
+            self._do(wire.EngineCommand(name="reset_prefix_cache", clear=under_requests)).value
+        )
 
-    def _do(self, command: wire.EngineCommand, caller_left: Event | None = None) -> wire.CommandResult:
+    def _do(
+        self, command: wire.EngineCommand, caller_left: Event | None = None
+    ) -> wire.CommandResult:
         answer: AsyncResult[wire.CommandResult] = self._engine.command(command)
         gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
         if not answer.ready():

@@ -39,7 +39,10 @@ class ToolCalls(Struct, frozen=True, kw_only=True):
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
-    """Constraint on the text: JSON of `schema`, a match of `regex`, one of `choices`, a text of `grammar`."""
+    """Constraint on the text:
+
+    JSON of `schema`, a match of `regex`, one of `choices`, a text of `grammar`.
+    """
 
     schema: JsonSchema | None = None
     regex: str | None = None
@@ -104,7 +107,8 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     media: tuple[tuple[str, int, int], ...] = ()
     """(identifier, first token, tokens) of each image, audio or video in the prompt."""
     cache_hit_threshold: float = 0.0
-    """Minimum cached share of the prompt; below, the request ends at once with `cache_threshold`."""
+    """Minimum cached share of the prompt; below, the request ends at once with `cache_threshold`.
+    """
     remote_prefill: bool = False
     """The prefill ran on another engine: its cache is transferred instead of computed."""
     delays: tuple[tuple[int, float], ...] = ()
@@ -116,7 +120,10 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     """Choices requested for this prompt (metrics only)."""
     beams: bool = False
     num_choices: int = 1
-    """Choices of the whole request. Several advance in turn, token by token, as in an engine's steps."""
+    """Choices of the whole request.
+
+    Several advance in turn, token by token, as in an engine's steps.
+    """
     observers: Sequence[Observer] = ()
 
 
@@ -143,7 +150,10 @@ Watch = Callable[[SequenceOutcome], None]
 """Receives the outcome once, when a sequence ends, perhaps in the hub: must not wait."""
 
 Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
-"""Returns a watch for a submitted sequence, or None for no interest. Called in the request's greenlet."""
+"""Returns a watch for a submitted sequence, or None for no interest.
+
+Called in the request's greenlet.
+"""
 
 
 def watches_of(request: EngineRequest) -> list[Watch]:
@@ -168,8 +178,9 @@ Span = tuple[int, Part | None]
 class Reply(Struct, gc=False):
     """A reply: `texts[i]` is the text that token `ids[i]` adds, `finish` the way the reply ends.
 
-    Items of `texts` beyond the last id are not tokens but, for example, images. `spans` assigns tokens to
-    parts: each span is its end (number of its last token + 1) and its part. Plain text has no spans.
+    Items of `texts` beyond the last id are not tokens but, for example, images. `spans` assigns
+    tokens to parts: each span is its end (number of its last token + 1) and its part. Plain text
+    has no spans.
     """
 
     texts: Sequence[str]
@@ -222,7 +233,9 @@ def distinct(spans: Sequence[Span]) -> list[Span]:
 def joined(first: Reply, second: Reply) -> Reply:
     shift = len(first.texts)
     spans = [*first.all_spans(), *((end + shift, part) for end, part in second.all_spans())]
-    return Reply([*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans))
+    return Reply(
+        [*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans)
+    )
 
 
 class Model(Protocol):

@@ -1,12 +1,14 @@
-"""Continuous batching as vLLM V1 does it: decides how many tokens each sequence gets in the next step.
+"""Continuous batching as vLLM V1 does it: decides how many tokens each sequence gets in the next
+step.
 
-Pure: no clock, no sockets, no randomness. The scheduler owns waiting and running sequences. `StepLoop` times
-the steps and their tokens (step model of docs/fidelity.md, rules 3 and 4).
+Pure: no clock, no sockets, no randomness. The scheduler owns waiting and running sequences.
+`StepLoop` times the steps and their tokens (step model of docs/fidelity.md, rules 3 and 4).
 
-A decode takes one token a step, needs a block every `block_size` steps and ends at a known step. Decodes can
-therefore advance in bulk. Two calendars list by step the decodes that need a block, and the decodes that end.
-A step costs what changes, not what runs. Sequences are visited one by one only where blocks run out, or where
-the budget is too small for all. A property test compares both ways with a plain version of the rules.
+A decode takes one token a step, needs a block every `block_size` steps and ends at a known step.
+Decodes can therefore advance in bulk. Two calendars list by step the decodes that need a block, and
+the decodes that end. A step costs what changes, not what runs. Sequences are visited one by one
+only where blocks run out, or where the budget is too small for all. A property test compares both
+ways with a plain version of the rules.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from itertools import count
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from app.engine.core.batch import Batch, Blocks, LoRASlots, S, SchedulerLimits, SequenceState, Speculation
+from app.engine.core.batch import (
+    Batch,
+    Blocks,
+    LoRASlots,
+    S,
+    SchedulerLimits,
+    SequenceState,
+    Speculation,
+)
 
 FIRST = -(1 << 128)
 """Offset that sorts before all priorities."""
@@ -27,7 +37,10 @@ PRIORITY = 1 << 48
 SLACK = 64
 """Most stale entries in the lines, beyond the number of waiting sequences, before a cleanup."""
 PREFILL_SHARE = 0.25
-"""Least time of prompts in a step cut by time, as a share of the rest: smaller parts mostly read weights."""
+"""Least time of prompts in a step cut by time, as a share of the rest:
+
+smaller parts mostly read weights.
+"""
 
 W = TypeVar("W", bound=SequenceState)
 _place = attrgetter("place")
@@ -36,9 +49,9 @@ _place = attrgetter("place")
 class WaitingQueue(Generic[W]):
     """Waiting sequences: first come, first served, or by priority; adapters in memory first.
 
-    A sequence whose adapter is in memory goes before one whose adapter must be loaded. A sequence whose
-    adapter cannot be loaded now blocks no other (simulator.md 10.2). A sequence that leaves the queue for a
-    slot keeps its adapter in memory until `left`.
+    A sequence whose adapter is in memory goes before one whose adapter must be loaded. A sequence
+    whose adapter cannot be loaded now blocks no other (simulator.md 10.2). A sequence that leaves
+    the queue for a slot keeps its adapter in memory until `left`.
     """
 
     def __init__(self, lora: LoRASlots | None = None, by_priority: bool = False) -> None:
@@ -83,7 +96,9 @@ class WaitingQueue(Generic[W]):
         """Puts the waiting sequences in the order of another policy, but those before all others."""
         if by_priority != self._by_priority:
             self._by_priority = by_priority
-            firsts = {it for line in self._lines.values() for place, it in line if place < FIRST // 2}
+            firsts = {
+                it for line in self._lines.values() for place, it in line if place < FIRST // 2
+            }
             self._lines, self._entries = {}, 0
             for sequence in sorted(self.members, key=lambda it: it.arrived):
                 self.add(sequence, sequence in firsts)
@@ -107,7 +122,9 @@ class WaitingQueue(Generic[W]):
             return line[0][1]
         heads = [line[0] for adapter in list(self._lines) if (line := self._live(adapter))]
         room = self.lora.has_room()
-        ready = [it for it in heads if self.lora.is_ready(it[1].adapter) or room and it[0] < FIRST // 2]
+        ready = [
+            it for it in heads if self.lora.is_ready(it[1].adapter) or room and it[0] < FIRST // 2
+        ]
         if not ready and room:
             ready = heads
         return min(ready)[1] if ready else None
@@ -165,9 +182,13 @@ class Scheduler(Generic[S]):
         self._block_size = blocks.block_size
         self.waiting: WaitingQueue[S] = waiting or WaitingQueue()
         self.running: list[S] = []
-        """Running sequences in order of admission, including sequences whose last token is in flight."""
+        """Running sequences in order of admission, including sequences whose last token is in
+        flight.
+        """
         self.fetching: list[S] = []
-        """Sequences that wait for the cache of a remote prefill, and hold its blocks; the latest is last."""
+        """Sequences that wait for the cache of a remote prefill, and hold its blocks; the latest is
+        last.
+        """
         self.preemptions = 0
         self.paused = False
         """True while no sequence is admitted."""
@@ -187,7 +208,9 @@ class Scheduler(Generic[S]):
         self.prefilling: list[S] = []
         """Running sequences with unfinished prompts, in order of admission."""
         self._decoding: list[S] = []
-        """Decodes in order of admission; the list is replaced, never changed, so batches can keep it."""
+        """Decodes in order of admission; the list is replaced, never changed, so batches can keep
+        it.
+        """
         self._leads = 0
         """Sum of `lead` over the decodes."""
         self._needs: dict[int, list[S]] = {}
@@ -225,7 +248,9 @@ class Scheduler(Generic[S]):
         return True
 
     def fetched(self, sequence: S) -> None:
-        """Queues a sequence whose prompt cache has arrived; only the last prompt token remains to compute."""
+        """Queues a sequence whose prompt cache has arrived; only the last prompt token remains to
+        compute.
+        """
         if sequence in self.fetching:
             self.fetching.remove(sequence)
             sequence.computed, sequence.remote = sequence.prompt_tokens - 1, False
@@ -267,7 +292,9 @@ class Scheduler(Generic[S]):
                 self._forget(sequence)
 
     def accept(self, sequence: S, drafts: int) -> None:
-        """Notes the right drafts of a decode; their step is the newest one, and has just shown them."""
+        """Notes the right drafts of a decode; their step is the newest one, and has just shown
+        them.
+        """
         self._part(sequence)
         sequence.computed = self._step + sequence.lead + drafts
         self._join(sequence)
@@ -345,7 +372,9 @@ class Scheduler(Generic[S]):
             self._decoding = [it for it in decoding if it.decodes]
 
     def _one_by_one(self, batch: Batch[S]) -> bool:
-        """Gives running sequences tokens as budget and blocks allow; returns whether one was preempted."""
+        """Gives running sequences tokens as budget and blocks allow; returns whether one was
+        preempted.
+        """
         for decode in self._decoding:  # ends the bulk
             decode.computed = self._step + decode.lead
             decode.written = decode.computed - decode.prompt_tokens + 1
@@ -368,7 +397,10 @@ class Scheduler(Generic[S]):
                 tokens = min(tokens, prefill_left)
             if tokens <= 0:
                 continue
-            while sequence.running and self._lacks(sequence, sequence.computed + tokens) > self.blocks.free:
+            while (
+                sequence.running
+                and self._lacks(sequence, sequence.computed + tokens) > self.blocks.free
+            ):
                 preempted = True
                 victim = self.running[-1]
                 if self.limits.by_priority:
@@ -412,7 +444,9 @@ class Scheduler(Generic[S]):
     def _preempt(self, sequence: S, by: S) -> None:
         """Frees the blocks of a sequence for another, and queues it; tokens in flight still arrive."""
         computed = sequence.computed
-        if sequence.decodes and self._under_way:  # the newest token is in flight: its block has no hash
+        if (
+            sequence.decodes and self._under_way
+        ):  # the newest token is in flight: its block has no hash
             computed = max(computed - 1, min(computed, sequence.prompt_tokens))
         elif sequence in self.prefilling:
             self.prefilling.remove(sequence)
@@ -489,7 +523,9 @@ class Scheduler(Generic[S]):
             begun.append(sequence)
         if begun:
             before, self._decoding = self._decoding, [*self._decoding, *begun]
-            if before and before[-1].place > begun[0].place:  # a prompt in small chunks was overtaken
+            if (
+                before and before[-1].place > begun[0].place
+            ):  # a prompt in small chunks was overtaken
                 self._decoding.sort(key=_place)
 
     def _end(self, sequence: S, batch: Batch[S]) -> None:
@@ -517,5 +553,7 @@ class Scheduler(Generic[S]):
     def _note_need(self, sequence: S) -> None:
         """Enters a decode's next need of a block into the calendar."""
         room = sequence.held * self._block_size
-        if room < sequence.prompt_tokens + sequence.output_tokens - 1:  # fewer tokens than in its last step
+        if (
+            room < sequence.prompt_tokens + sequence.output_tokens - 1
+        ):  # fewer tokens than in its last step
             self._needs.setdefault(room - sequence.lead, []).append(sequence)

@@ -1,8 +1,10 @@
-"""Sequences: the choices of requests in an engine, from submission to end, with outputs and metrics.
+"""Sequences: the choices of requests in an engine, from submission to end, with outputs and
+metrics.
 
-`Sequence` is the base class. `ReplySequence` emits a reply decided at arrival: `TimedSequence` on its own
-timeline, `SteppedSequence` in steps shared by sequences. `RemoteSequence` emits the outputs of an engine in
-another process. `EngineClient` is the base of both engines, and the door for all code above them.
+`Sequence` is the base class. `ReplySequence` emits a reply decided at arrival: `TimedSequence` on
+its own timeline, `SteppedSequence` in steps shared by sequences. `RemoteSequence` emits the outputs
+of an engine in another process. `EngineClient` is the base of both engines, and the door for all
+code above them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ from app.base.clock.pause import Slices
 from app.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
 from app.engine.core.batch import Phase, SequenceState, SequenceStatus
 from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
-from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
+from app.engine.core.outputs import (
+    Emit,
+    Failed,
+    Finish,
+    Part,
+    Started,
+    TakeToken,
+    TokenLogprob,
+    Tokens,
+)
 from app.engine.core.request import EngineRequest, Reply, SequenceOutcome, Watch, notify
 from app.engine.kvcache.cache import KVCacheManager
 from config.settings import LatencySettings, Settings
@@ -49,7 +60,17 @@ class Sequence(SequenceState):
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
         *("_emit", "_first_s", "_last_s", "_now", "queued_s", "_recorder", "scheduled_s"),
-        *("_handle", "_leave", "_take_token", "adapter", "begun", "over", "request", "tokens", "watches"),
+        *(
+            "_handle",
+            "_leave",
+            "_take_token",
+            "adapter",
+            "begun",
+            "over",
+            "request",
+            "tokens",
+            "watches",
+        ),
     )
 
     def __init__(
@@ -61,7 +82,8 @@ class Sequence(SequenceState):
         handle: Handle,
         leave: Callable[[Any], None],
     ) -> None:
-        """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic seconds.
+        """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic
+        seconds.
 
         `leave` takes the sequence out of its engine, once, after its last output.
         """
@@ -98,12 +120,17 @@ class Sequence(SequenceState):
         cached = self.cached_tokens + self.fetched_tokens
         queue_s, prefill_s = max(0.0, began_s - self.queued_s), max(0.0, at_s - began_s)
         index, created = self.request.index, self.created_tokens
-        take = self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
+        take = self._emit(
+            Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created)
+        )
         if is_plain and not self.over:
             self._take_token = take
 
     def _account(self, tokens: int, at_s: float) -> None:
-        """Counts new tokens. Of several in a first output, all but one count as decoded without delay."""
+        """Counts new tokens.
+
+        Of several in a first output, all but one count as decoded without delay.
+        """
         recorder = self._recorder
         if self._first_s is None:
             self._first_s = at_s
@@ -189,7 +216,10 @@ class Sequence(SequenceState):
 
 
 class Handle:
-    """The choices of one submitted request. The last one to end clears the references: no cycle is left."""
+    """The choices of one submitted request.
+
+    The last one to end clears the references: no cycle is left.
+    """
 
     __slots__ = ("_active", "_future", "_lengths", "_unfinished", "choices", "emit")
 
@@ -204,7 +234,10 @@ class Handle:
 
     @property
     def future(self) -> Future[None]:
-        """Done when all choices have ended, in any way; cannot be cancelled. Streams need no such 1.7 KB."""
+        """Done when all choices have ended, in any way; cannot be cancelled.
+
+        Streams need no such 1.7 KB.
+        """
         if self._future is None:
             self._future = Future()
             self._future.set_running_or_notify_cancel()
@@ -236,7 +269,10 @@ class Handle:
         return len(found) + len(parents)
 
     def count(self, sequence: Sequence) -> tuple[int, int]:
-        """Returns `choices` and `longest` of `FinishedSequence`: 0, 0 before the prompt's last choice."""
+        """Returns `choices` and `longest` of `FinishedSequence`:
+
+        0, 0 before the prompt's last choice.
+        """
         n = sequence.request.n
         if self._lengths is None:
             self._lengths = {}
@@ -259,13 +295,16 @@ LOWEST, HIGHEST = 0.3, 1.7
 
 
 class PerRequestTiming:
-    """Samples the durations, in seconds, of a sequence on its own timeline, from the latency settings.
+    """Samples the durations, in seconds, of a sequence on its own timeline, from the latency
+    settings.
 
-    `running` returns how many sequences hold one of `slots` now. Load stretches every mean: by 1 at one
-    sequence, up to `time-factor-under-load` when all slots are taken.
+    `running` returns how many sequences hold one of `slots` now. Load stretches every mean: by 1 at
+    one sequence, up to `time-factor-under-load` when all slots are taken.
     """
 
-    def __init__(self, latency: LatencySettings, slots: int, running: Callable[[], int], rng: Random) -> None:
+    def __init__(
+        self, latency: LatencySettings, slots: int, running: Callable[[], int], rng: Random
+    ) -> None:
         self._slots = slots
         self._running = running
         self._rng = rng
@@ -288,15 +327,21 @@ class PerRequestTiming:
             else (latency.time_to_first_token,)
         )
         self._prefills = any(means)
-        self.instant = self.constant_gap_s == 0 and not self._prefills and not latency.time_to_generate_image
+        self.instant = (
+            self.constant_gap_s == 0 and not self._prefills and not latency.time_to_generate_image
+        )
         """True if a prompt prefilled on this engine, and its reply, take no time."""
 
-    def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
+    def time_to_first_token(
+        self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False
+    ) -> float:
         """Returns the seconds of prefill, or, if `remote`, of the transfer of its cache (9.3)."""
         at = self._latency
         if remote:
             mean, deviation = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev
-            if at.latency_calculator == "constant" or (not at.latency_calculator and (mean or deviation)):
+            if at.latency_calculator == "constant" or (
+                not at.latency_calculator and (mean or deviation)
+            ):
                 return self._sample(mean, deviation)
             mean = prompt_tokens * at.kv_cache_transfer_time_per_token
             return self._sample(mean, at.kv_cache_transfer_time_std_dev)
@@ -313,7 +358,9 @@ class PerRequestTiming:
         if self.constant_gap_s is not None:
             return self.constant_gap_s
         at = self._latency
-        return self._sample(at.inter_token_latency * self.load_factor(), at.inter_token_latency_std_dev)
+        return self._sample(
+            at.inter_token_latency * self.load_factor(), at.inter_token_latency_std_dev
+        )
 
     def image(self) -> float:
         """Returns the seconds that an image takes, independent of load (9.5)."""
@@ -362,9 +409,13 @@ class ReplySequence(Sequence):
         *("_position", "_reply", "_texts"),
     )
     fills_cache = True
-    """True where the sequence fills blocks of the KV cache itself, token by token; False in shared steps."""
+    """True where the sequence fills blocks of the KV cache itself, token by token; False in shared
+    steps.
+    """
 
-    def __init__(self, executor: Executor, request: EngineRequest, reply: Reply, handle: Handle) -> None:
+    def __init__(
+        self, executor: Executor, request: EngineRequest, reply: Reply, handle: Handle
+    ) -> None:
         context = self._context = executor.context
         leave, now = executor.leave, context.clock.now
         super().__init__(request, len(reply.ids), now, context.recorder, handle, leave)
@@ -388,10 +439,14 @@ class ReplySequence(Sequence):
         return self._ids[start:stop]
 
     def text(self, whole: bool = True) -> str:
-        return "".join(self._texts[: self._position]) if whole else self._reply.content(self._position)
+        return (
+            "".join(self._texts[: self._position]) if whole else self._reply.content(self._position)
+        )
 
     def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
-        """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more follow."""
+        """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more
+        follow.
+        """
         start, reply, cache = self._position, self._reply, self._context.cache
         self._position = stop
         texts, ids = self._texts[start:stop], self._ids[start:stop]
@@ -479,7 +534,9 @@ class EngineClient:
                     yield choice
 
     def check_accepting(self, sequences: int) -> None:
-        """Raises Draining, or TooManyRequests if `sequences` more would exceed `max-num-queued-reqs`."""
+        """Raises Draining, or TooManyRequests if `sequences` more would exceed
+        `max-num-queued-reqs`.
+        """
         if self.draining:
             raise Draining
         if not self.healthy:
@@ -490,7 +547,9 @@ class EngineClient:
             raise TooManyRequests(unfinished, most)
 
     def check_admission(self, sequences: int, adapter: str | None = None) -> None:
-        """Checks as `check_accepting`; raises QueueFull when slots and queue cannot hold `sequences` more."""
+        """Checks as `check_accepting`; raises QueueFull when slots and queue cannot hold
+        `sequences` more.
+        """
         self.check_accepting(sequences)
         if sequences > self._free(adapter):
             raise QueueFull(self._queued)
@@ -505,10 +564,12 @@ class EngineClient:
         raise NotImplementedError
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        """Ends the requests with these ids, or all, each choice with `abort`; returns the number of choices.
+        """Ends the requests with these ids, or all, each choice with `abort`; returns the number of
+        choices.
 
-        A prompt with several choices adds one. With `counted` the choices enter the metrics of finished
-        requests, as vLLM counts requests that its engine ends (pause, sleep). Pauses when there are many.
+        A prompt with several choices adds one. With `counted` the choices enter the metrics of
+        finished requests, as vLLM counts requests that its engine ends (pause, sleep). Pauses when
+        there are many.
         """
         slices = Slices()
         return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
@@ -523,7 +584,9 @@ class SteppedSequence(ReplySequence):
     __slots__ = ("_late", "_promised", "_shift_s")
     fills_cache, in_steps = False, True
 
-    def __init__(self, executor: Executor, request: EngineRequest, reply: Reply, handle: Handle) -> None:
+    def __init__(
+        self, executor: Executor, request: EngineRequest, reply: Reply, handle: Handle
+    ) -> None:
         super().__init__(executor, request, reply, handle)
         self._promised = 0
         """Number of tokens received from steps, if the reply has delays."""
@@ -533,9 +596,18 @@ class SteppedSequence(ReplySequence):
         """Due times and counts of delayed tokens."""
 
     def status(self) -> SequenceStatus:
-        phase, computed = Phase.DECODE, self.prompt_tokens  # a decode in bulk has computed all of its prompt
+        phase, computed = (
+            Phase.DECODE,
+            self.prompt_tokens,
+        )  # a decode in bulk has computed all of its prompt
         if not (self.decodes or self.last):
-            waits = Phase.PREEMPTED if self.preemptions else Phase.TRANSFER if self.held else Phase.QUEUED
+            waits = (
+                Phase.PREEMPTED
+                if self.preemptions
+                else Phase.TRANSFER
+                if self.held
+                else Phase.QUEUED
+            )
             phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, computed)
         return SequenceStatus(phase, computed, self.held, self.scheduled_s, self._first_s)
 
@@ -556,7 +628,13 @@ class SteppedSequence(ReplySequence):
     def take(self, at_s: float, count: int) -> None:
         """Emits the next `count` tokens, due at `at_s`, or postpones them by deliberate delays."""
         take, start = self._take_token, self._position
-        if take is not None and count == 1 and start and start + 1 < self._part_end and self._part is None:
+        if (
+            take is not None
+            and count == 1
+            and start
+            and start + 1 < self._part_end
+            and self._part is None
+        ):
             self._position = start + 1
             self._recorder.decoded(1, at_s - self._last_s, at_s)
             self.tokens += 1
@@ -584,7 +662,9 @@ class SteppedSequence(ReplySequence):
         """Emits tokens part by part; an image after the last one takes its own time."""
         if not self.begun:
             reply = self._reply
-            self._start(at_s, reply.prompt_logprobs, reply.logprobs is None and self._delays is None)
+            self._start(
+                at_s, reply.prompt_logprobs, reply.logprobs is None and self._delays is None
+            )
         while not self.over:
             part, stop, image = self._part, min(self._position + count, self._part_end), False
             count -= stop - self._position

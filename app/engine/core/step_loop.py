@@ -1,11 +1,12 @@
-"""Steps of an engine: what each costs, and when it begins and ends (step model of docs/fidelity.md).
+"""Steps of an engine: what each costs, and when it begins and ends (step model of
+docs/fidelity.md).
 
-`StepLoop` is driven by the caller's time: it handles all events due up to a moment, each at its own moment. A
-late call, as from a live timer, does not change the result. The server and the offline simulation therefore
-agree.
+`StepLoop` is driven by the caller's time: it handles all events due up to a moment, each at its own
+moment. A late call, as from a live timer, does not change the result. The server and the offline
+simulation therefore agree.
 
-`StepExecutor` is the loop on the live clock. One entry in the timer wheel serves the whole engine: its turns
-advance the loop and hand out due tokens.
+`StepExecutor` is the loop on the live clock. One entry in the timer wheel serves the whole engine:
+its turns advance the loop and hand out due tokens.
 """
 
 from __future__ import annotations
@@ -50,12 +51,17 @@ class StepCost:
     def __init__(self, constants: CostConstants) -> None:
         self._constants = constants
         # Few numbers of tokens and of sequences occur.
-        self._gemm, self._outputs = cache(self._products), cache(partial(between, constants.outputs))
+        self._gemm, self._outputs = (
+            cache(self._products),
+            cache(partial(between, constants.outputs)),
+        )
         self._heat = 0.0
         self._heated_s = 0.0
 
     def seconds(self, batch: Batch[S], start_s: float, idle: bool) -> float:
-        """Returns the cost of `batch` from `start_s` on; `idle` if the step before had ended by then."""
+        """Returns the cost of `batch` from `start_s` on; `idle` if the step before had ended by
+        then.
+        """
         its = self._constants
         gemm = self._gemm(batch.tokens)
         context: float = batch.context
@@ -76,8 +82,9 @@ class StepCost:
         return cost + its.wake if idle else cost
 
     def _products(self, tokens: int) -> float:
-        """Returns the cost of the matrix products: of the table, or the p-norm of reading weights and
-        computing, plus spill."""
+        """Returns the cost of the matrix products: of the table, or the p-norm of reading weights
+        and computing, plus spill.
+        """
         its = self._constants
         if its.products:
             return its.products_scale * between(its.products, tokens)
@@ -92,7 +99,9 @@ class StepCost:
         return float(norm + its.spill * tokens * tokens)
 
     def _heated(self, cost: float, computing: float, start_s: float) -> float:
-        """Returns the cost of a step with prefill at the device's current heat, and heats the device."""
+        """Returns the cost of a step with prefill at the device's current heat, and heats the
+        device.
+        """
         tau, slowdown = self._constants.tau, self._constants.slowdown
         if not slowdown or not cost:
             return cost
@@ -105,7 +114,9 @@ class StepCost:
 
 
 class PrefillTime:
-    """Cuts prompts by time, as the real engine does (docs/llm.md, "Long prompts"); the costs are known."""
+    """Cuts prompts by time, as the real engine does (docs/llm.md, "Long prompts"); the costs are
+    known.
+    """
 
     def __init__(self, scheduler: Scheduler[S], constants: CostConstants, target_s: float) -> None:
         self._scheduler, self._target_s = scheduler, target_s
@@ -122,7 +133,9 @@ class PrefillTime:
 
         def seconds(tokens: int) -> float:
             prefills, pairs = bool(tokens), tokens * (start + tokens / 2)
-            step: Batch[Any] = Batch(count + tokens, count + prefills, context, pairs, int(prefills))
+            step: Batch[Any] = Batch(
+                count + tokens, count + prefills, context, pairs, int(prefills)
+            )
             return self._cost.seconds(step, 0.0, False)
 
         target_s = max(self._target_s, (1 + PREFILL_SHARE) * seconds(0))
@@ -147,11 +160,16 @@ class StepLoop(Generic[S]):
     Subclasses handle the events `seen`, `step_made` and `step_over`. All moments are in seconds.
     """
 
-    def __init__(self, scheduler: Scheduler[S], cost: CostModel, front: FrontCosts, depth: int = 2) -> None:
+    def __init__(
+        self, scheduler: Scheduler[S], cost: CostModel, front: FrontCosts, depth: int = 2
+    ) -> None:
         self.scheduler = scheduler
         self.now_s = -inf
         self.next_s = inf
-        """Time of the next event, inf without one. Arrivals count only while no step is under way."""
+        """Time of the next event, inf without one.
+
+        Arrivals count only while no step is under way.
+        """
         self.steps = 0
         self.line: deque[tuple[float, S]] = deque()
         """Sequences in the front end, with the times at which the scheduler sees them."""
@@ -188,7 +206,9 @@ class StepLoop(Generic[S]):
         raise NotImplementedError
 
     def send(self, sequence: S, arrival_s: float, apart: bool = False) -> float:
-        """Takes a sequence, seen after earlier ones if `apart`; returns when it would be visible alone."""
+        """Takes a sequence, seen after earlier ones if `apart`; returns when it would be visible
+        alone.
+        """
         due_s = arrival_s + self._front.front + self._front.front_per_token * sequence.prompt_tokens
         self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
         self.line.append((self._seen_s, sequence))
@@ -212,7 +232,9 @@ class StepLoop(Generic[S]):
         if under_way:
             end_s, over = under_way.popleft()
             first_s = max(end_s, self._handed_out_s) + self._out_s
-            self._handed_out_s = first_s + (len(over.decodes) + len(over.prefilled) - 1) * self._out_s
+            self._handed_out_s = (
+                first_s + (len(over.decodes) + len(over.prefilled) - 1) * self._out_s
+            )
             self.step_over(over, first_s, self._out_s)
             scheduler.complete(over)
         while len(under_way) < self._depth:
@@ -225,7 +247,9 @@ class StepLoop(Generic[S]):
             fetching = len(scheduler.fetching)
             batch = scheduler.schedule()
             for sequence in scheduler.fetching[fetching:]:
-                heappush(self.transfers, (now_s + self.transfer_s(sequence), sequence.arrived, sequence))
+                heappush(
+                    self.transfers, (now_s + self.transfer_s(sequence), sequence.arrived, sequence)
+                )
             if batch is None:
                 if self.watch_stall is not None:
                     self.watch_stall()
@@ -262,7 +286,10 @@ class DueTokens(Struct):
 
 
 class StepExecutor(StepLoop["SteppedSequence"]):
-    """`StepLoop` on the live clock: records each step, and publishes the cache's events at its end."""
+    """`StepLoop` on the live clock:
+
+    records each step, and publishes the cache's events at its end.
+    """
 
     def __init__(
         self,
@@ -295,7 +322,9 @@ class StepExecutor(StepLoop["SteppedSequence"]):
         scheduler = Scheduler(limits, self.blocks, self._queue, drafts)
         depth = 2 if at.async_scheduling else 1
         if profile.engine.engine_step_time:
-            scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, profile.engine.engine_step_time)
+            scheduler.prefill_limit = PrefillTime(
+                scheduler, profile.cost, profile.engine.engine_step_time
+            )
         super().__init__(scheduler, cost or StepCost(profile.cost), profile.front, depth)
         self._in_line = 0
         """Number of unfinished sequences in the front end."""
@@ -335,7 +364,9 @@ class StepExecutor(StepLoop["SteppedSequence"]):
         self._look()
 
     def submit(self, sequence: SteppedSequence, soon: bool = False) -> None:
-        """Takes a sequence into the front end; the scheduler sees each of several prompts separately."""
+        """Takes a sequence into the front end; the scheduler sees each of several prompts
+        separately.
+        """
         request = sequence.request
         apart = request.index > 0 and request.index % request.n == 0
         due_s = self.send(sequence, request.arrival_s, apart)
@@ -359,11 +390,17 @@ class StepExecutor(StepLoop["SteppedSequence"]):
             self._arm()
 
     def seen(self, sequence: SteppedSequence, at_s: float) -> bool:
-        """Returns False for a sequence that is over, or ends as too little is cached (simulator.md 13.7)."""
+        """Returns False for a sequence that is over, or ends as too little is cached (simulator.md
+        13.7).
+        """
         if sequence.over:
             return False
         sequence.queued_s = at_s
-        threshold, cache, tokens = sequence.request.cache_hit_threshold, self._cache, sequence.prompt_tokens
+        threshold, cache, tokens = (
+            sequence.request.cache_hit_threshold,
+            self._cache,
+            sequence.prompt_tokens,
+        )
         if threshold:
             found = 0 if cache is None else cache.find(sequence, tokens) * cache.block_size
             if found / max(1, tokens) < threshold:
@@ -403,9 +440,12 @@ class StepExecutor(StepLoop["SteppedSequence"]):
         if due:
             tokens = sum([count for _, count in due]) if drafts else len(due)
             for sequence in batch.prefilled:
-                # A prompt counts in the step of its last chunk, as in vLLM; not after a first token.
+                # A prompt counts in the step of its last chunk, as in vLLM; not after a first
+                # token.
                 if not sequence.over and not sequence.begun:
-                    tokens += sequence.prompt_tokens - sequence.cached_tokens - sequence.fetched_tokens
+                    tokens += (
+                        sequence.prompt_tokens - sequence.cached_tokens - sequence.fetched_tokens
+                    )
             recorder.step(tokens)
             self._out.append(DueTokens(due, len(due), first_s))
 
@@ -442,7 +482,9 @@ class StepExecutor(StepLoop["SteppedSequence"]):
         return None if self._alarm_s == inf else self._alarm_s
 
     def _hand_out(self, until_s: float, most: int) -> int:
-        """Hands out tokens due by `until_s`, at most `most`, of the oldest step; returns their number."""
+        """Hands out tokens due by `until_s`, at most `most`, of the oldest step; returns their
+        number.
+        """
         first, count = self._out[0], 0
         while first.left and count < most and (at_s := first.next_s) <= until_s:
             sequence, tokens = first.tokens[-first.left]

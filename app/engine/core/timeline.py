@@ -1,7 +1,7 @@
 """Sequences on their own timelines: latencies from the settings (simulator.md 9).
 
-The sequence object itself is queued, holds the slot and sits in the timer wheel. A token costs no object but
-its output.
+The sequence object itself is queued, holds the slot and sits in the timer wheel. A token costs no
+object but its output.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from app.engine.core.scheduler import WaitingQueue
 from app.engine.core.sequence import Handle, ReplySequence, SequenceContext
 
 MOST_AT_ONCE = 1024
-"""Most tokens in one output, fewer with log probabilities; bounds the rendering time of one event."""
+"""Most tokens in one output, fewer with log probabilities; bounds the rendering time of one event.
+"""
 MOST_PER_TURN = 128
 """Most sequences that start in one turn of the event loop; keeps other streams on time."""
 log = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ class TimedSequence(ReplySequence):
 
     __slots__ = ("due_s", "has_waited", "holds_slot")
 
-    def __init__(self, pool: SequencePool, request: EngineRequest, reply: Reply, handle: Handle) -> None:
+    def __init__(
+        self, pool: SequencePool, request: EngineRequest, reply: Reply, handle: Handle
+    ) -> None:
         super().__init__(pool, request, reply, handle)
         self.has_waited = self.holds_slot = False
         self.due_s = 0.0
@@ -76,14 +79,18 @@ class TimedSequence(ReplySequence):
         timing, start, at_s = self._context.timing, self._position, self.due_s
         if not self.begun:
             reply = self._reply
-            self._start(at_s, reply.prompt_logprobs, reply.logprobs is None and self._delays is None)
+            self._start(
+                at_s, reply.prompt_logprobs, reply.logprobs is None and self._delays is None
+            )
             if self.over:  # aborted by the receiver of `Started`
                 return None
         stop, next_s, part = start + 1, at_s, self._part
         if stop < self._part_end:
             gap_s = timing.constant_gap_s
             next_s += gap_s if gap_s is not None and self._delays is None else self._gap(stop)
-            if next_s <= now_s and self.request.num_choices == 1:  # several choices alternate token by token
+            if (
+                next_s <= now_s and self.request.num_choices == 1
+            ):  # several choices alternate token by token
                 stop, at_s, next_s = self._due_together(stop, next_s, now_s)
         if stop == self._part_end and stop < len(self._texts):
             next_s += timing.image() if self._to_next_part() else self._gap(stop)
@@ -142,12 +149,14 @@ class TimedSequence(ReplySequence):
 class SequencePool:
     """Runs at most `slots` sequences at a time, in the manner of `concurrent.futures`.
 
-    A slot is not a thread, which would only sleep, as the timer wheel does; a thread switch would cost more
-    than a short reply. A sequence starts in the submitter's own turn if a slot is free, else in the turn that
-    frees one. One event loop owns the state, so locks are unnecessary.
+    A slot is not a thread, which would only sleep, as the timer wheel does; a thread switch would
+    cost more than a short reply. A sequence starts in the submitter's own turn if a slot is free,
+    else in the turn that frees one. One event loop owns the state, so locks are unnecessary.
     """
 
-    def __init__(self, slots: int, lora: LoRASlots, by_priority: bool, context: SequenceContext) -> None:
+    def __init__(
+        self, slots: int, lora: LoRASlots, by_priority: bool, context: SequenceContext
+    ) -> None:
         self.slots = slots
         self.running = 0
         self.paused = False

@@ -1,8 +1,8 @@
 """Messages between workers and an engine in another process, in msgpack over ZMQ.
 
-A worker (DEALER) sends lists of orders. The engine (ROUTER) sends lists of notices: one message per step with
-all results for that worker. A key names one choice, and is unique within its worker. Moments are monotonic
-seconds, on the clock that all processes of a machine share.
+A worker (DEALER) sends lists of orders. The engine (ROUTER) sends lists of notices: one message per
+step with all results for that worker. A key names one choice, and is unique within its worker.
+Moments are monotonic seconds, on the clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     step_time_s: float = 0.2
-    """Seconds that a step with a part of a prompt should take; 0: prompts are cut by tokens alone."""
+    """Seconds that a step with a part of a prompt should take; 0:
+
+    prompts are cut by tokens alone.
+    """
     num_threads: int = 0
     """Threads on a CPU; 0: as many as help, chosen step by step."""
     max_queue_size: int = 1000
@@ -45,7 +48,10 @@ class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int | None = None
     speculative_config: SpeculativeConfig | None = None
     batch_invariant: bool = False
-    """True to compute rows in fixed tiles: a reply does not depend on other requests, to the last bit."""
+    """True to compute rows in fixed tiles:
+
+    a reply does not depend on other requests, to the last bit.
+    """
 
 
 class EngineProcessOptions(EngineSizes, frozen=True, kw_only=True, omit_defaults=True):
@@ -128,7 +134,9 @@ class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prompts with different salts share no cached block."""
 
 
-class EngineCoreRequest(ChoiceRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
+class EngineCoreRequest(
+    ChoiceRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"
+):
     key: int
     sampling: Sampling = Sampling()
 
@@ -150,11 +158,13 @@ class EngineCommand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     mode: PauseMode = "keep"
     """For pause and sleep. `abort` ends running and waiting choices of all workers.
 
-    `wait` delays the answer until nothing runs. `keep` lets running choices continue; asleep, they continue
-    after wake_up and are computed anew.
-    """
+    `wait` delays the answer until nothing runs. `keep` lets running choices continue; asleep, they
+    continue after wake_up and are computed anew. """
     clear: bool = False
-    """For pause and reset_prefix_cache: empties the cache even under requests, which are computed anew."""
+    """For pause and reset_prefix_cache:
+
+    empties the cache even under requests, which are computed anew.
+    """
 
 
 class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -205,7 +215,10 @@ class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
     error: str | None = None
     """With `finish` "error": one sentence for the client."""
     is_refused: bool = False
-    """With `error`: the request itself is invalid (a prompt that never fits, an invalid grammar)."""
+    """With `error`:
+
+    the request itself is invalid (a prompt that never fits, an invalid grammar).
+    """
 
 
 class EngineLoad(Struct, kw_only=True, omit_defaults=True, tag="load"):
@@ -234,7 +247,10 @@ class PublishedEvents(Struct, frozen=True, tag="blocks"):
 
 
 class CommandResult(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
-    """Result of a command; `error` is one sentence. Number 0 answers `Hello`: the engine cannot start."""
+    """Result of a command; `error` is one sentence.
+
+    Number 0 answers `Hello`: the engine cannot start.
+    """
 
     number: int
     value: bool | None = None
@@ -245,6 +261,9 @@ Notice: TypeAlias = Ready | EngineCoreOutput | EngineLoad | PublishedEvents | Co
 
 
 def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:
-    """Returns the memory that `wake_up` restores: all that `tags` name, or nothing if one is not asleep."""
+    """Returns the memory that `wake_up` restores:
+
+    all that `tags` name, or nothing if one is not asleep.
+    """
     named = set(asleep) if tags is None else set(tags) - {"scheduling"}
     return named if named <= set(asleep) else set()

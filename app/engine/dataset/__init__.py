@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Mapping[str, Dataset]:
     """Returns the usable datasets of the settings, by model; logs a warning for each other dataset.
 
-    Call `prepare` first. Takes up to a second for a million replies, and longer for copies in memory. Starts
-    nothing that a fork would lose.
+    Call `prepare` first. Takes up to a second for a million replies, and longer for copies in
+    memory. Starts nothing that a fork would lose.
     """
     opened: dict[str, Dataset] = {}
     for model, path in settings.files.items():
-        # Imported here: the library costs memory and a tenth of a second, which only servers with datasets
-        # pay.
+        # Imported here: the library costs memory and a tenth of a second, which only servers with
+        # datasets pay.
         from app.engine.dataset.dataset import Dataset
 
         name, in_memory = settings.dataset_table_name, settings.dataset_in_memory

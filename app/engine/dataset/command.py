@@ -59,7 +59,10 @@ said before. A prompt is found by its token ids, so a server must use the same t
 
 
 def conversations(file: BinaryIO) -> Iterator[object]:
-    """Yields the items of the JSON array in `file` one by one. Raises DatasetError for anything else."""
+    """Yields the items of the JSON array in `file` one by one.
+
+    Raises DatasetError for anything else.
+    """
     start = file.read(LOOK_BYTES)
     if not start.removeprefix(BOM).lstrip().startswith(b"["):
         raise DatasetError("it is not a JSON array of conversations")
@@ -111,7 +114,10 @@ class RecordWriter:
         self._tokenizer = tokenizer
 
     def records(self, conversations: Iterable[object]) -> Iterator[Record]:
-        """Yields two records for each reply: to the text, and to the chat. Raises TokenizerError."""
+        """Yields two records for each reply:
+
+        to the text, and to the chat. Raises TokenizerError.
+        """
         for conversation in conversations:
             self.conversations += 1
             try:
@@ -141,7 +147,11 @@ def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None
         connection.exec_driver_sql("BEGIN")
         table.create(connection)
         rows = (
-            {"prompt_hash": it.prompt_hash, "gen_tokens": encode(it.tokens), "n_gen_tokens": len(it.tokens)}
+            {
+                "prompt_hash": it.prompt_hash,
+                "gen_tokens": encode(it.tokens),
+                "n_gen_tokens": len(it.tokens),
+            }
             for it in records
         )
         while batch := list(islice(rows, ROWS_PER_INSERT)):
@@ -162,8 +172,12 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     parser.add_argument(
         "--input", required=True, type=Path, metavar="FILE.json", help="conversations to read"
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make")
-    parser.add_argument("--table-name", help="table to make, the setting dataset-table-name if not given")
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make"
+    )
+    parser.add_argument(
+        "--table-name", help="table to make, the setting dataset-table-name if not given"
+    )
     parser.add_argument(
         "--max-records", type=whole_number(1), default=10_000, help="conversations to take [10000]"
     )
@@ -188,7 +202,9 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     except DatasetError as error:
         raise DatasetError(f"{options.input}: {error}") from error
     except OSError as error:
-        raise DatasetError(f"{error.filename or options.input}: {error.strerror or error}") from error
+        raise DatasetError(
+            f"{error.filename or options.input}: {error.strerror or error}"
+        ) from error
     except DBAPIError as error:
         raise DatasetError(f"the dataset cannot be written: {error.orig}") from error
     return 0
@@ -208,8 +224,12 @@ def _build(
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output.parent) as folder, counted as file:
         sqlite, page = parts = [Path(folder, target.name) for target in targets]
-        write_sqlite(sqlite, table, recorder.records(islice(conversations(file), options.max_records)))
-        refused = f"; {recorder.refused} were cut short: {recorder.refusal}" if recorder.refused else ""
+        write_sqlite(
+            sqlite, table, recorder.records(islice(conversations(file), options.max_records))
+        )
+        refused = (
+            f"; {recorder.refused} were cut short: {recorder.refusal}" if recorder.refused else ""
+        )
         if not recorder.recorded:
             raise DatasetError(f"it has no question of a human with a reply{refused}")
         card = CARD.format(
@@ -225,4 +245,6 @@ def _build(
         page.write_text(card, "utf-8")
         for part, target in zip(parts, targets, strict=True):
             os.replace(part, target)
-    return f"{output}: {recorder.recorded} records of {recorder.conversations} conversations{refused}"
+    return (
+        f"{output}: {recorder.recorded} records of {recorder.conversations} conversations{refused}"
+    )

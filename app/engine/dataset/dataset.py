@@ -52,8 +52,8 @@ def text_hash(turns: Iterable[Turn]) -> bytes:
 class Catalogue:
     """All rows with at least one token, in two orders: by length, and by hash and then length.
 
-    `rows` are (`prompt_hash`, `n_gen_tokens`, key) as read from SQLite. A row without a positive length is
-    left out; a value that is no hash matches no prompt.
+    `rows` are (`prompt_hash`, `n_gen_tokens`, key) as read from SQLite. A row without a positive
+    length is left out; a value that is no hash matches no prompt.
     """
 
     def __init__(self, rows: Iterable[tuple[object, object, int]]) -> None:
@@ -64,7 +64,8 @@ class Catalogue:
                 self._lengths.append(length)
                 self._keys.append(key)
         self._by_length = array("I", sorted(range(len(self._keys)), key=self._lengths.__getitem__))
-        # Sorting keeps the order of equals: rows of the same hash stay in the order of their length.
+        # Sorting keeps the order of equals: rows of the same hash stay in the order of their
+        # length.
         self._by_hash = array("I", sorted(self._by_length, key=self._prefixes.__getitem__))
 
     def __len__(self) -> int:
@@ -76,7 +77,10 @@ class Catalogue:
         return sum(map(sys.getsizeof, arrays))
 
     def recorded(self, digest: bytes, least: int, most: int, rng: Random) -> int | None:
-        """Key of a random row with this hash: a fitting, else a longer, else a shorter one, else None."""
+        """Key of a random row with this hash:
+
+        a fitting, else a longer, else a shorter one, else None.
+        """
         prefix, prefix_of = _prefix(digest), self._prefixes.__getitem__
         first = bisect_left(self._by_hash, prefix, key=prefix_of)
         end = bisect_right(self._by_hash, prefix, first, key=prefix_of)
@@ -86,12 +90,17 @@ class Catalogue:
         return None if chosen is None else self._keys[self._by_hash[rng.randrange(*chosen)]]
 
     def any(self, least: int, most: int, rng: Random) -> int:
-        """Key of a random row with `least` to `most` tokens, else of any row. ValueError without rows."""
+        """Key of a random row with `least` to `most` tokens, else of any row.
+
+        ValueError without rows.
+        """
         start, stop = self._fitting(self._by_length, least, most, 0, len(self))
         position = rng.randrange(start, stop) if start < stop else rng.randrange(len(self))
         return self._keys[self._by_length[position]]
 
-    def _fitting(self, order: array[int], least: int, most: int, first: int, end: int) -> tuple[int, int]:
+    def _fitting(
+        self, order: array[int], least: int, most: int, first: int, end: int
+    ) -> tuple[int, int]:
         """Range of positions in `order[first:end]` of the rows with `least` to `most` tokens."""
         length_of = self._lengths.__getitem__
         start = bisect_left(order, least, first, end, key=length_of)
@@ -130,7 +139,9 @@ def replies_table(name: str) -> sql.Table:
         if title != "id"
     ]
     index = sql.Index(f"{name}_prompt_hash", "prompt_hash", "n_gen_tokens")
-    return sql.Table(name, sql.MetaData(), sql.Column("id", sql.Integer, primary_key=True), *others, index)
+    return sql.Table(
+        name, sql.MetaData(), sql.Column("id", sql.Integer, primary_key=True), *others, index
+    )
 
 
 def checked_key(connection: sql.Connection, table: sql.Table) -> sql.ColumnElement[int]:
@@ -174,7 +185,10 @@ class RecordedTokens(Struct, frozen=True):
 
 
 def decode(raw: object) -> RecordedTokens:
-    """Parses JSON of an object with two lists, or one list, of strings or ids. Raises DatasetError."""
+    """Parses JSON of an object with two lists, or one list, of strings or ids.
+
+    Raises DatasetError.
+    """
     try:
         value = msgspec.json.decode(raw) if isinstance(raw, str | bytes) else None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -206,9 +220,9 @@ def encode(tokens: RecordedTokens) -> str:
 def completed(tokens: RecordedTokens, tokenizer: Tokenizer) -> RecordedTokens:
     """Returns `tokens` with one id and one string each.
 
-    Ids without matching strings get the tokenizer's strings. Strings without ids stay as they are: they get
-    the ids of the whole text if it splits alike, else each the id of its first token. Raises TokenizerError
-    as the tokenizer does.
+    Ids without matching strings get the tokenizer's strings. Strings without ids stay as they are:
+    they get the ids of the whole text if it splits alike, else each the id of its first token.
+    Raises TokenizerError as the tokenizer does.
     """
     ids, strings = tokens.ids, tokens.strings
     if len(ids) == len(strings):
@@ -218,7 +232,9 @@ def completed(tokens: RecordedTokens, tokenizer: Tokenizer) -> RecordedTokens:
     whole = tokenizer.encode("".join(strings))
     if len(whole) == len(strings) and tokenizer.pieces(whole) == list(strings):
         return RecordedTokens(whole, strings)
-    return RecordedTokens([each[0] if each else NO_ID for each in tokenizer.encode_many(strings)], strings)
+    return RecordedTokens(
+        [each[0] if each else NO_ID for each in tokenizer.encode_many(strings)], strings
+    )
 
 
 class Recorded(Struct, frozen=True):
@@ -229,14 +245,18 @@ class Recorded(Struct, frozen=True):
     missing: int
     """Tokens to append so that the reply has its least length."""
     reached_limit: bool
-    """The reply reaches its limit, missing tokens included: it ends with `length`, else with `stop`."""
+    """The reply reaches its limit, missing tokens included:
+
+    it ends with `length`, else with `stop`.
+    """
 
 
 class Dataset:
     """The replies of a file, opened read-only, or of its copy in memory.
 
-    A file is read outside the event loop's thread. Its connections open on first use, hence in the worker,
-    and stay open: as many as threads read at once. Reading the copy is faster than switching threads.
+    A file is read outside the event loop's thread. Its connections open on first use, hence in the
+    worker, and stay open: as many as threads read at once. Reading the copy is faster than
+    switching threads.
     """
 
     def __init__(self, path: Path, table_name: str, in_memory: bool, tokenizer: Tokenizer) -> None:
@@ -245,7 +265,8 @@ class Dataset:
         self._tokenizer = tokenizer
         self._has_warned = False
         self._in_memory = in_memory
-        # A real lock, shared by the threads of a stock worker; greenlets of one thread never contend for it.
+        # A real lock, shared by the threads of a stock worker; greenlets of one thread never
+        # contend for it.
         self._reading = monkey.get_original("threading", "Lock")()
         self._idle: deque[sql.Connection] = deque()
         self._copy_bytes = 0
@@ -285,12 +306,14 @@ class Dataset:
     def reply(
         self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random
     ) -> Recorded | None:
-        """Returns a reply that was recorded for the prompt, else a random one; None if the file yields none.
+        """Returns a reply that was recorded for the prompt, else a random one; None if the file
+        yields none.
 
-        Prefers `least` to `most` tokens. Longer recorded replies come next, then shorter ones; long replies
-        are cut. The one random draw comes before any wait, so replies depend on the order of calls only.
-        `turns` are role and text of each message, hashed as in older files. The first failure (a locked or
-        changed file, a broken row) is logged. Raises TokenizerError if the tokenizer cannot complete a row.
+        Prefers `least` to `most` tokens. Longer recorded replies come next, then shorter ones; long
+        replies are cut. The one random draw comes before any wait, so replies depend on the order
+        of calls only. `turns` are role and text of each message, hashed as in older files. The
+        first failure (a locked or changed file, a broken row) is logged. Raises TokenizerError if
+        the tokenizer cannot complete a row.
         """
         catalogue = self._catalogue
         key = catalogue.recorded(ids_hash(prompt_ids), least, most, rng)
@@ -302,7 +325,9 @@ class Dataset:
             tokens = decode(self.read(key))
         except DatasetError as error:
             if not self._has_warned:
-                logger.warning("dataset %s gave no reply, sample text is used instead: %s", self.name, error)
+                logger.warning(
+                    "dataset %s gave no reply, sample text is used instead: %s", self.name, error
+                )
             self._has_warned = True
             return None
         tokens = completed(tokens.cut(most), self._tokenizer)
@@ -311,7 +336,10 @@ class Dataset:
         return Recorded(tokens.ids, tokens.strings, missing, length + missing >= most)
 
     def read(self, key: int) -> object:
-        """Returns `gen_tokens` of a row, or raises DatasetError. Other greenlets may run meanwhile."""
+        """Returns `gen_tokens` of a row, or raises DatasetError.
+
+        Other greenlets may run meanwhile.
+        """
         if not self._in_memory:
             return call_off_hub(self.read_here, key)
         with self._reading:
@@ -341,7 +369,9 @@ class Dataset:
 
 def _open(path: Path) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(
+        uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+    )
 
 
 def _copied(path: Path) -> sqlite3.Connection:

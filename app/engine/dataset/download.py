@@ -29,9 +29,10 @@ TERMINAL_S, LOG_S = 0.1, 5.0
 def download(url: str, path: Path, sha256: str | None = None) -> None:
     """Downloads `url` into the new file `path`, and makes its folders.
 
-    The bytes go to `path` plus `.part`, where a later call resumes after a break. The complete file is
-    verified, flushed and renamed. Of several processes with the same file only one downloads it. A bar on
-    stderr shows the progress. `sha256`: hexadecimal checksum that the file must have. Raises DatasetError.
+    The bytes go to `path` plus `.part`, where a later call resumes after a break. The complete file
+    is verified, flushed and renamed. Of several processes with the same file only one downloads it.
+    A bar on stderr shows the progress. `sha256`: hexadecimal checksum that the file must have.
+    Raises DatasetError.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,9 @@ def download(url: str, path: Path, sha256: str | None = None) -> None:
                 _Download(url, path).run(sha256)
             Path(lock.lock_file).unlink(missing_ok=True)
     except OSError as error:
-        raise DatasetError(f"the dataset cannot be written to {path}: {error.strerror or error}") from error
+        raise DatasetError(
+            f"the dataset cannot be written to {path}: {error.strerror or error}"
+        ) from error
     except KeyboardInterrupt:
         raise DatasetError(
             "the download of the dataset was interrupted; the next start goes on with it"
@@ -52,10 +55,14 @@ class _Download:
     def __init__(self, url: str, path: Path) -> None:
         self._url, self._path, self._part = url, path, path.with_name(path.name + ".part")
         self._validator = path.with_name(path.name + ".part.etag")
-        """File with the ETag or date of the part's version; only bytes of the same version may be added."""
+        """File with the ETag or date of the part's version; only bytes of the same version may be
+        added.
+        """
 
     def run(self, sha256: str | None) -> None:
-        """Fetches all, as long as each try brings more than the one before; then verifies and renames."""
+        """Fetches all, as long as each try brings more than the one before; then verifies and
+        renames.
+        """
         most = -1
         while (trouble := self._fetch()) is not None:
             if self._have() <= most:
@@ -118,7 +125,9 @@ class _Download:
         length = headers.get("Content-Length", "")
         total = have + int(length) if length.isdecimal() else None
         name, every_s = self._path.name, TERMINAL_S if sys.stderr.isatty() else LOG_S
-        bar = tqdm(desc=name, initial=have, total=total, unit="B", unit_scale=True, mininterval=every_s)
+        bar = tqdm(
+            desc=name, initial=have, total=total, unit="B", unit_scale=True, mininterval=every_s
+        )
         with self._part.open("ab") as file, bar:
             for piece in response.stream(CHUNK_BYTES, decode_content=False):
                 file.write(piece)

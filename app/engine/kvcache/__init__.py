@@ -1,1 +1,4 @@
-"""KV cache of an engine: block hashes, the block pool, published events; nothing here knows HTTP."""
+"""KV cache of an engine:
+
+block hashes, the block pool, published events; nothing here knows HTTP.
+"""

@@ -1,4 +1,7 @@
-"""Blocks of a KV cache: free blocks, blocks found by hash, and blocks in use; how long blocks stay."""
+"""Blocks of a KV cache:
+
+free blocks, blocks found by hash, and blocks in use; how long blocks stay.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ if TYPE_CHECKING:
     from app.base.metrics.recorder import Recorder
 
 NULL_BLOCKS = 1
-"""Number of placeholder blocks: vLLM reserves the first block, which holds nothing and is never free."""
+"""Number of placeholder blocks:
+
+vLLM reserves the first block, which holds nothing and is never free.
+"""
 BLOCK_BYTES = 400
 """Memory of a block, in bytes: the object, its hash, and its entries in the queue and the index."""
 
@@ -22,9 +28,9 @@ BLOCK_BYTES = 400
 class BlockObserver:
     """Follows blocks by their numbers.
 
-    A block is `allocated` to be filled, `accessed` by another sequence that finds its content, and `released`
-    by a sequence (`findable` if its content stays cached). `evicted` drops its content, if any; `cleared`
-    that of all blocks.
+    A block is `allocated` to be filled, `accessed` by another sequence that finds its content, and
+    `released` by a sequence (`findable` if its content stays cached). `evicted` drops its content,
+    if any; `cleared` that of all blocks.
     """
 
     def allocated(self, block: int) -> None: ...
@@ -45,10 +51,10 @@ class Block(Struct, gc=False, eq=False):
 class BlockPool:
     """Pool of `num_blocks` blocks, including the null block, which allocates as vLLM 0.32 does.
 
-    A full block can be cached under its hash. Equal blocks may be cached more than once; the first is found.
-    An unused cached block stays until its room is needed: `on_evict` then receives the hashes. Blocks are
-    reused in this order: empty ones, last released first, then cached ones, least recent first. Every
-    operation is O(1) per block; `Block` objects are created on first use.
+    A full block can be cached under its hash. Equal blocks may be cached more than once; the first
+    is found. An unused cached block stays until its room is needed: `on_evict` then receives the
+    hashes. Blocks are reused in this order: empty ones, last released first, then cached ones,
+    least recent first. Every operation is O(1) per block; `Block` objects are created on first use.
     """
 
     def __init__(
@@ -109,7 +115,10 @@ class BlockPool:
                 observer.accessed(block.number)
 
     def take(self, count: int) -> list[Block]:
-        """Returns `count` empty blocks, evicting cached ones. Raises IndexError when too few are free."""
+        """Returns `count` empty blocks, evicting cached ones.
+
+        Raises IndexError when too few are free.
+        """
         if count > self.free:
             raise IndexError(f"{self.free} blocks are free, {count} are wanted")
         self.free -= count
@@ -150,7 +159,10 @@ class BlockPool:
             self._copies.setdefault(block_hash, {first: None})[block] = None
 
     def release(self, blocks: Sequence[Block]) -> None:
-        """Releases a sequence's blocks, the last one first: later blocks are useless without earlier ones."""
+        """Releases a sequence's blocks, the last one first:
+
+        later blocks are useless without earlier ones.
+        """
         empty = []
         for block in reversed(blocks):
             block.references -= 1
@@ -185,9 +197,20 @@ class Residency(BlockObserver):
     """Follows a share `sample` of the blocks, at most `most`, as vLLM does with kv-cache-metrics."""
 
     def __init__(
-        self, metrics: Recorder, sample: float, rng: Random, now: Callable[[], float], most: int = MOST_BLOCKS
+        self,
+        metrics: Recorder,
+        sample: float,
+        rng: Random,
+        now: Callable[[], float],
+        most: int = MOST_BLOCKS,
     ) -> None:
-        self._metrics, self._sample, self._rng, self._now, self._most = metrics, sample, rng, now, most
+        self._metrics, self._sample, self._rng, self._now, self._most = (
+            metrics,
+            sample,
+            rng,
+            now,
+            most,
+        )
         self._lives: dict[int, tuple[float, deque[float]]] = {}
 
     def allocated(self, block: int) -> None:
@@ -209,13 +232,17 @@ class Residency(BlockObserver):
 
 
 class FreeSpan(Struct, gc=False):
-    """Adjacent free blocks in the queue, taken from the tail: the rest is always a sequence's beginning."""
+    """Adjacent free blocks in the queue, taken from the tail:
+
+    the rest is always a sequence's beginning.
+    """
 
     blocks: int
 
 
 class CountedBlocks:
-    """The scheduler's `Blocks`, which only counts its `num_blocks` blocks, including vLLM's null block.
+    """The scheduler's `Blocks`, which only counts its `num_blocks` blocks, including vLLM's null
+    block.
 
     With `caching` a sequence released by preemption finds the rest of its whole blocks again.
     """

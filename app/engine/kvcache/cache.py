@@ -1,7 +1,8 @@
-"""KV cache of one engine: the blocks of each sequence, cached prefixes of prompts, and connectors' stores.
+"""KV cache of one engine: the blocks of each sequence, cached prefixes of prompts, and connectors'
+stores.
 
-Behaves as vLLM 0.32 with one full-attention group. Only full blocks are cached; a block computed twice is
-cached twice. The last token of a prompt is always computed.
+Behaves as vLLM 0.32 with one full-attention group. Only full blocks are cached; a block computed
+twice is cached twice. The last token of a prompt is always computed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from app.base.clock.pause import pause_if_possible
 from app.engine.core.batch import SequenceState
 from app.engine.core.errors import PromptExceedsCache
 from app.engine.kvcache.block_pool import BlockObserver, BlockPool
-from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from app.engine.kvcache.events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+)
 from app.engine.kvcache.hashing import (
     NO_KEYS,
     Adapter,
@@ -49,7 +56,9 @@ class ConnectorStore:
         self.memo: Memo[bytes, bool] = Memo(limit_bytes)
 
     def find(self, prompt: Prompt, cached: int) -> int:
-        """Returns the number of stored prompt tokens after the first `cached` ones, without the last one."""
+        """Returns the number of stored prompt tokens after the first `cached` ones, without the
+        last one.
+        """
         first, last = cached // self.block_size, (len(prompt.token_ids) - 1) // self.block_size
         found = 0
         for key in (prompt.hashes or ())[first:last]:
@@ -65,12 +74,17 @@ class ConnectorStore:
 
 
 class PromptStore(ConnectorStore):
-    """vLLM's ExampleConnector: finds only prompts whose whole blocks equal those of an earlier one."""
+    """vLLM's ExampleConnector:
+
+    finds only prompts whose whole blocks equal those of an earlier one.
+    """
 
     tier = "external_unspecified"
 
     def _key(self, prompt: Prompt, tokens: int) -> tuple[int, bytes]:
-        """Returns the number of tokens in whole blocks, the last of `tokens` excepted, and their digest."""
+        """Returns the number of tokens in whole blocks, the last of `tokens` excepted, and their
+        digest.
+        """
         tokens = max(0, (tokens - 1) // self.block_size * self.block_size)
         packed = array("q", prompt.token_ids[:tokens]).tobytes()
         return tokens, blake2b(packed, digest_size=DIGEST_BYTES).digest()
@@ -97,9 +111,10 @@ def store_of(connector: str, block_size: int) -> ConnectorStore | None:
 class KVCache:
     """KV cache of `num_blocks` blocks, including vLLM's null block; the scheduler's `Blocks`.
 
-    Not thread-safe; greenlets may share the cache, since only `make_prompt` yields. With `caching` off
-    nothing is cached and prompts have no hits; `caching` may be switched while sequences run. A sequence in
-    steps gets its blocks by `begin` and `grow`; one that runs alone by `begin` and `append`.
+    Not thread-safe; greenlets may share the cache, since only `make_prompt` yields. With `caching`
+    off nothing is cached and prompts have no hits; `caching` may be switched while sequences run. A
+    sequence in steps gets its blocks by `begin` and `grow`; one that runs alone by `begin` and
+    `append`.
     """
 
     def __init__(
@@ -113,7 +128,9 @@ class KVCache:
         observer: BlockObserver | None = None,
         store: ConnectorStore | None = None,
     ) -> None:
-        """Without `events`, `pending` stays empty; without `int_hashes`, events carry hashes as bytes."""
+        """Without `events`, `pending` stays empty; without `int_hashes`, events carry hashes as
+        bytes.
+        """
         self.caching = caching
         self.store = store
         self.block_size = hasher.block_size
@@ -161,7 +178,9 @@ class KVCache:
     # The scheduler's `Blocks`.
 
     def find(self, sequence: SequenceState, tokens: int) -> int:
-        """Notes the cached blocks in the sequence; never the last token's block, which must be computed."""
+        """Notes the cached blocks in the sequence; never the last token's block, which must be
+        computed.
+        """
         prompt, size = sequence.prompt, self.block_size
         assert prompt is not None
         sequence.handed = written = tokens - sequence.prompt_tokens
@@ -170,7 +189,9 @@ class KVCache:
             ids = [*first_ids, *sequence.reply_ids(0, written)]
             extras = prompt.keys.hashed(0, tokens // size)
             hashes = self._hasher.hashes(ids, extras) if self.caching else None
-            sequence.prompt = prompt = Prompt(ids, prompt.keys, prompt.adapter, prompt.reads, hashes)
+            sequence.prompt = prompt = Prompt(
+                ids, prompt.keys, prompt.adapter, prompt.reads, hashes
+            )
         sequence.hits, sequence.loaded = [], 0
         if prompt.reads:
             if prompt.hashes:
@@ -192,7 +213,9 @@ class KVCache:
         sequence.hits, sequence.blocks = [], hits + self.pool.take(count)
         sequence.caches = prompt.hashes is not None
         sequence.cached_blocks = found
-        sequence.last_hash = prompt.hashes[found - 1] if prompt.hashes and found else self._hasher.none_hash
+        sequence.last_hash = (
+            prompt.hashes[found - 1] if prompt.hashes and found else self._hasher.none_hash
+        )
         self.running[sequence] = None
         if not sequence.preemptions:
             sequence.cached_tokens = found * size
@@ -222,7 +245,9 @@ class KVCache:
     # The reply.
 
     def append(self, sequence: SequenceState, count: int) -> bool:
-        """Adds `count` reply tokens; returns False when no block is free, until a later call finds some."""
+        """Adds `count` reply tokens; returns False when no block is free, until a later call finds
+        some.
+        """
         tokens = sequence.prompt_tokens + sequence.handed + count - 1
         needed = -(-tokens // self.block_size) - len(sequence.blocks)
         has_room = needed <= self.pool.free
@@ -277,7 +302,9 @@ class KVCache:
     # For operators.
 
     def reset(self, under_requests: bool = False) -> bool:
-        """Empties the cache; returns False without emptying while sequences run, unless `under_requests`."""
+        """Empties the cache; returns False without emptying while sequences run, unless
+        `under_requests`.
+        """
         if self.running and not under_requests:
             return False
         self.discard()
@@ -308,7 +335,10 @@ Publish = Callable[[Sequence[KVEvent]], None]
 
 
 class KVCacheManager(KVCache):
-    """One engine's KV cache. Without steps a sequence takes all prompt blocks at once (`allocate`)."""
+    """One engine's KV cache.
+
+    Without steps a sequence takes all prompt blocks at once (`allocate`).
+    """
 
     def __init__(
         self,
@@ -321,13 +351,18 @@ class KVCacheManager(KVCache):
         observer: BlockObserver | None = None,
     ) -> None:
         """`adapter_of` returns an adapter by name; `publish` receives a step's events."""
-        super().__init__(num_blocks, hasher, events=publish is not None, observer=observer, store=store)
+        super().__init__(
+            num_blocks, hasher, events=publish is not None, observer=observer, store=store
+        )
         self._recorder, self._adapter_of, self._publish = recorder, adapter_of, publish
         self._steps: list[list[KVEvent]] = []
         """Events of each prefill that await publishing."""
 
     def prompts(self, requests: Sequence[EngineRequest]) -> list[Prompt]:
-        """Returns the prompts of requests in order of index, with pauses. Raises PromptExceedsCache."""
+        """Returns the prompts of requests in order of index, with pauses.
+
+        Raises PromptExceedsCache.
+        """
         prompts: list[Prompt] = []
         for request in requests:
             if prompts and request.index % request.n:
@@ -340,11 +375,16 @@ class KVCacheManager(KVCache):
             media = [Placeholder(*item) for item in request.media]
             # Prompt log probabilities require computing the whole prompt, as in vLLM.
             reads = request.prompt_logprobs is None
-            prompts.append(self.make_prompt(request.prompt_ids, adapter, request.cache_salt, media, reads))
+            prompts.append(
+                self.make_prompt(request.prompt_ids, adapter, request.cache_salt, media, reads)
+            )
         return prompts
 
     def begin(self, sequence: SequenceState, found: int, count: int) -> None:
-        """Counts the first lookup of a prompt, too. A remote prefill transfers what the cache lacks."""
+        """Counts the first lookup of a prompt, too.
+
+        A remote prefill transfers what the cache lacks.
+        """
         super().begin(sequence, found, count)
         prompt, recorder, cached = sequence.prompt, self._recorder, sequence.cached_tokens
         if sequence.preemptions or prompt is None:
@@ -356,7 +396,9 @@ class KVCacheManager(KVCache):
             sequence.created_tokens = 0
             return
         if self.store is not None:
-            recorder.looked_up_in_store(sequence.prompt_tokens - cached, sequence.loaded, self.store.tier)
+            recorder.looked_up_in_store(
+                sequence.prompt_tokens - cached, sequence.loaded, self.store.tier
+            )
             self.store.keep(prompt)
         sequence.fetched_tokens = sequence.loaded
 

@@ -1,7 +1,7 @@
 """KV cache events in vLLM's vocabulary, and their wire layouts in all vLLM versions.
 
-The structs are msgpack maps, as in vLLM 0.24 and later; `encoder` also writes older layouts (kv-cache
-specification, section 2.4). A publisher sends them to a ZMQ address of each rank.
+The structs are msgpack maps, as in vLLM 0.24 and later; `encoder` also writes older layouts
+(kv-cache specification, section 2.4). A publisher sends them to a ZMQ address of each rank.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Unread: TypeAlias = object
 class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
     """Event: consecutive blocks of one sequence now hold these tokens.
 
-    `token_ids` has `len(block_hashes) * block_size` ids, for all blocks in a row. An event with no ids and a
-    `block_size` of 0 adds a medium to known blocks. `parent_block_hash` names the block before the first one;
-    None at the start of a prompt.
+    `token_ids` has `len(block_hashes) * block_size` ids, for all blocks in a row. An event with no
+    ids and a `block_size` of 0 adds a medium to known blocks. `parent_block_hash` names the block
+    before the first one; None at the start of a prompt.
     """
 
     block_hashes: list[BlockHash]
@@ -39,8 +39,8 @@ class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omi
     token_ids: list[int]
     block_size: int
     lora_id: int | None
-    # vLLM always sends these two fields. Defaults from a factory are always encoded; constant ones would be
-    # omitted.
+    # vLLM always sends these two fields. Defaults from a factory are always encoded; constant ones
+    # would be omitted.
     medium: str | None = field(default_factory=lambda: "GPU")
     lora_name: str | None = field(default_factory=lambda: None)
     extra_keys: PublishedKeys | None = None
@@ -55,7 +55,10 @@ class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omi
 
 
 class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
-    """Event: this medium no longer holds these blocks; later blocks of the same prompt may remain."""
+    """Event:
+
+    this medium no longer holds these blocks; later blocks of the same prompt may remain.
+    """
 
     block_hashes: list[BlockHash]
     medium: str | None = field(default_factory=lambda: "GPU")
@@ -64,7 +67,9 @@ class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", om
     ownership: Unread = None
 
 
-class AllBlocksCleared(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
+class AllBlocksCleared(
+    Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True
+):
     """Event: the engine's cache is empty, in every medium."""
 
     block_hashes: ClassVar[Sequence[BlockHash]] = ()
@@ -144,7 +149,10 @@ def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Callable[[EventBatch], bytes
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """Returns a rank's address: port + `rank`, or `_dp<rank>` after an inproc name. Raises ValueError."""
+    """Returns a rank's address:
+
+    port + `rank`, or `_dp<rank>` after an inproc name. Raises ValueError.
+    """
     port = port_of(endpoint)
     if port is not None:
         if port + rank >= PORTS:
@@ -179,9 +187,9 @@ def is_name(endpoint: str) -> bool:
 class PublisherSettings(Struct, frozen=True, kw_only=True):
     """Publisher settings. `endpoint` is the PUB socket's, None for listeners only.
 
-    `replay_endpoint` None means no replays. Both endpoints belong to rank 0. `flush_s` 0 publishes every step
-    at once, as vLLM does. Up to `hwm` messages wait for a slow subscriber; vLLM's 100,000 could take
-    gigabytes.
+    `replay_endpoint` None means no replays. Both endpoints belong to rank 0. `flush_s` 0 publishes
+    every step at once, as vLLM does. Up to `hwm` messages wait for a slow subscriber; vLLM's
+    100,000 could take gigabytes.
     """
 
     endpoint: str | None

@@ -1,10 +1,11 @@
 """Prompts for the KV cache, and vLLM's hashes of their blocks.
 
-A hash is SHA-256 or XXH3-128 of (previous hash, token ids, extra keys) in CBOR or pickle. Extra keys are the
-adapter, the client's salt, and images: tagged in hashes, as in vLLM 0.31 and later, bare in events.
+A hash is SHA-256 or XXH3-128 of (previous hash, token ids, extra keys) in CBOR or pickle. Extra
+keys are the adapter, the client's salt, and images: tagged in hashes, as in vLLM 0.31 and later,
+bare in events.
 
-A block's hash covers all tokens before the block. Hashes equal vLLM's for the same algorithm, block size,
-PYTHONHASHSEED and version of extra keys (kv-cache specification, section 7.2).
+A block's hash covers all tokens before the block. Hashes equal vLLM's for the same algorithm, block
+size, PYTHONHASHSEED and version of extra keys (kv-cache specification, section 7.2).
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ FNV_BYTES = 1 << 15
 
 
 def fnv1a_32(data: bytes) -> int:
-    """32-bit FNV-1a, with pauses: of media and of queues, as llm-d. No package for FNV is maintained."""
+    """32-bit FNV-1a, with pauses:
+
+    of media and of queues, as llm-d. No package for FNV is maintained.
+    """
     value = 0x811C9DC5
     for at, byte in enumerate(data, 1):
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -62,8 +66,8 @@ def low64(block_hash: bytes) -> int:
 class BlockHasher:
     """Computes the hashes of prompts' full blocks, as a vLLM with these settings does.
 
-    Remembers hashes up to `memo_bytes`. `seed` is a PYTHONHASHSEED; xxHash draws a missing one. Raises
-    ValueError for an unknown algorithm.
+    Remembers hashes up to `memo_bytes`. `seed` is a PYTHONHASHSEED; xxHash draws a missing one.
+    Raises ValueError for an unknown algorithm.
     """
 
     def __init__(
@@ -80,22 +84,31 @@ class BlockHasher:
         self._digest, self._serialize = _digest(algorithm), _serializer(algorithm)
         self.memo: Memo[object, Part] = Memo(memo_bytes)
         if seed is None:
-            seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
+            seed = (
+                rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
+            )
         self.none_hash = self._digest(self._serialize(seed))
         """Hash before the first block of a prompt."""
 
     def hashes(
-        self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None, parent: bytes | None = None
+        self,
+        token_ids: Sequence[int],
+        extras: Sequence[Extra] | None = None,
+        parent: bytes | None = None,
     ) -> list[bytes]:
-        """Returns the hash of every full block of `token_ids`; `parent` is the hash before the first.
+        """Returns the hash of every full block of `token_ids`; `parent` is the hash before the
+        first.
 
-        `extras` has one entry per full block, or is None if no block has any. Raises ValueError for a
-        negative id.
+        `extras` has one entry per full block, or is None if no block has any. Raises ValueError for
+        a negative id.
         """
         return [block_hash for part in self.parts(token_ids, extras, parent) for block_hash in part]
 
     def parts(
-        self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None, parent: bytes | None = None
+        self,
+        token_ids: Sequence[int],
+        extras: Sequence[Extra] | None = None,
+        parent: bytes | None = None,
     ) -> Iterator[Part]:
         """Yields the same hashes in parts, so that the caller can pause between parts."""
         parent = self.none_hash if parent is None else parent
@@ -122,11 +135,18 @@ class BlockHasher:
             part = self._hash(parent, ids, extras)
             # Blocks of a reply come one by one, and rarely repeat.
             if len(part) > 1:
-                self.memo.put(key, part, len(packed) + HASH_BYTES * len(part) + 2 * len(repr(extras)))
+                self.memo.put(
+                    key, part, len(packed) + HASH_BYTES * len(part) + 2 * len(repr(extras))
+                )
         return part
 
     def _hash(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> Part:
-        digest, serialize, size, hashes = self._digest, self._serialize, self.block_size, list[bytes]()
+        digest, serialize, size, hashes = (
+            self._digest,
+            self._serialize,
+            self.block_size,
+            list[bytes](),
+        )
         for start in range(0, len(ids), size):
             extra = extras[start // size] if extras else None
             parent = digest(serialize((parent, tuple(ids[start : start + size]), extra)))
@@ -200,7 +220,9 @@ class ExtraKeys:
         self._own = {block: _split(every + inner) for block, inner in own.items()}
 
     def hashed(self, first: int, last: int) -> list[Extra] | None:
-        """Returns the hashed extra keys of blocks `first` to `last` (exclusive); None if all have none."""
+        """Returns the hashed extra keys of blocks `first` to `last` (exclusive); None if all have
+        none.
+        """
         if not self._own and self._every[0] is None:
             return None
         return [self._own.get(block, self._every)[0] for block in range(first, last)]
@@ -222,7 +244,9 @@ NO_KEYS = ExtraKeys(1)
 
 
 class Prompt(Struct, gc=False, frozen=True):
-    """A prompt; without `hashes` none of its blocks are cached or found, without `reads` none are found."""
+    """A prompt; without `hashes` none of its blocks are cached or found, without `reads` none are
+    found.
+    """
 
     token_ids: Sequence[int]
     keys: ExtraKeys

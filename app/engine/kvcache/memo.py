@@ -8,15 +8,18 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRY_BYTES = 200
-"""Memory of an entry besides key and value, in bytes: a place in a dictionary, a pair, and the size."""
+"""Memory of an entry besides key and value, in bytes:
+
+a place in a dictionary, a pair, and the size.
+"""
 
 
 class Memo(Generic[K, V]):
     """Cache of recently used entries, up to `limit_bytes` in total; every operation is O(1).
 
-    Two generations have half the size each. A used entry moves to the young generation. A full young
-    generation becomes the old one, and the former old one is dropped. Entries larger than half the limit are
-    not kept.
+    Two generations have half the size each. A used entry moves to the young generation. A full
+    young generation becomes the old one, and the former old one is dropped. Entries larger than
+    half the limit are not kept.
     """
 
     def __init__(self, limit_bytes: int) -> None:

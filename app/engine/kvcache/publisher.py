@@ -34,7 +34,9 @@ from app.engine.kvcache.events import (
 MORE = zmq.SNDMORE | zmq.NOBLOCK
 """Flags for sending frame by frame, at half the cost of `send_multipart`."""
 MOST_REQUEST_BYTES = 1 << 20
-"""Most bytes of a message from a peer (subscription, replay request); a larger one ends the connection."""
+"""Most bytes of a message from a peer (subscription, replay request); a larger one ends the
+connection.
+"""
 END_S = 2.0
 """Longest wait for a context to end, in seconds; its closed sockets linger for half as long."""
 IO_THREADS = 2
@@ -42,7 +44,9 @@ IO_THREADS = 2
 
 
 def affinity(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> int:
-    """Returns the IO threads, as bits, for a socket that connects to `endpoint`; names have their own."""
+    """Returns the IO threads, as bits, for a socket that connects to `endpoint`; names have their
+    own.
+    """
     return 1 << is_name(endpoint) if context.get(zmq.IO_THREADS) == IO_THREADS else 0
 
 
@@ -58,7 +62,10 @@ def end_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
 def open_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, bind: bool, hwm: int
 ) -> tuple[zmq.Socket[bytes], str]:
-    """Opens a socket that keeps `hwm` messages per peer; returns it and its address. Raises ZMQError."""
+    """Opens a socket that keeps `hwm` messages per peer; returns it and its address.
+
+    Raises ZMQError.
+    """
     socket = context.socket(kind)
     try:
         socket.sndhwm = hwm
@@ -74,17 +81,21 @@ def open_socket(
 END = b"\xff" * 8
 """Sequence number of the end marker: -1 in 64 bits."""
 LIMIT_BYTES = 64 << 20
-"""Most bytes of batches kept for replay: ten thousand batches of long prompts could take gigabytes."""
+"""Most bytes of batches kept for replay:
+
+ten thousand batches of long prompts could take gigabytes.
+"""
 PAUSE_EVERY = 32
 BATCH_BYTES = 150
 
 
 class ReplayBuffer:
-    """Keeps the last `batches` batches, and replays batches to clients from a requested sequence number on.
+    """Keeps the last `batches` batches, and replays batches to clients from a requested sequence
+    number on.
 
-    Beyond `limit_bytes` in total the oldest batches are dropped. A request is [empty, sequence number]. The
-    reply is one message per batch, then an end marker. A REQ socket receives only the first message, as ZMQ
-    prescribes; a DEALER receives all.
+    Beyond `limit_bytes` in total the oldest batches are dropped. A request is [empty, sequence
+    number]. The reply is one message per batch, then an end marker. A REQ socket receives only the
+    first message, as ZMQ prescribes; a DEALER receives all.
     """
 
     def __init__(self, topic: bytes, batches: int, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -110,7 +121,9 @@ class ReplayBuffer:
                     continue
                 start = int.from_bytes(request[2][: len(END)], "big")
                 batches = [(self._topic, *it) for it in self._batches if it[0] >= start]
-                for number, (topic, sequence, payload) in enumerate([*batches, (b"", -1, zmq.Frame())], 1):
+                for number, (topic, sequence, payload) in enumerate(
+                    [*batches, (b"", -1, zmq.Frame())], 1
+                ):
                     head = [request[0], b"", topic, sequence.to_bytes(8, "big", signed=True)]
                     with suppress(zmq.ZMQError):  # the client is gone
                         socket.send_multipart([*head, payload], zmq.NOBLOCK, copy=False)
@@ -124,17 +137,23 @@ MOST_BATCHES = 16
 QUEUE_BYTES = 256 << 20
 """Most bytes of events waiting to be published, as estimated by `event_bytes`."""
 MESSAGE_BYTES = 1 << 20
-"""Most bytes of events per message, as estimated; the wire takes a fourth. A larger event is sent alone."""
+"""Most bytes of events per message, as estimated; the wire takes a fourth.
+
+A larger event is sent alone.
+"""
 
 
 class EventQueue:
-    """Queue of at most `capacity` events, due at `batch` events or `flush_s` seconds after the last batch.
+    """Queue of at most `capacity` events, due at `batch` events or `flush_s` seconds after the last
+    batch.
 
-    A batch takes all waiting events, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. With `flush_s` 0
-    every step is sent alone, as in vLLM. Moments are monotonic seconds.
+    A batch takes all waiting events, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. With
+    `flush_s` 0 every step is sent alone, as in vLLM. Moments are monotonic seconds.
     """
 
-    def __init__(self, capacity: int, batch: int, flush_s: float, limit_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(
+        self, capacity: int, batch: int, flush_s: float, limit_bytes: int = QUEUE_BYTES
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
         self._capacity = capacity
@@ -257,7 +276,8 @@ class EventSender:
         for name, endpoint in list(self._unopened.items()):
             try:
                 self._context = self._context or zmq.Context()
-                # ZMQ silently drops what exceeds the queue of a slow peer, which holds two whole replays.
+                # ZMQ silently drops what exceeds the queue of a slow peer, which holds two whole
+                # replays.
                 kind, binds, hwm = zmq.PUB, is_bound(endpoint), self._settings.hwm
                 if name == "replay":
                     kind, binds, hwm = zmq.ROUTER, True, 2 * (self._settings.replay_batches + 1)
@@ -319,7 +339,10 @@ class Publisher(EventSender):
             self._greenlet = gevent.spawn(self._work)
 
     def put(self, events: Sequence[KVEvent]) -> None:
-        """Queues the events of a step, in order. Counts events lost without room, or after `close`."""
+        """Queues the events of a step, in order.
+
+        Counts events lost without room, or after `close`.
+        """
         if not events:
             return
         if self._has_ended:

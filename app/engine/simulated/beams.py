@@ -1,8 +1,8 @@
 """Beams of a simulated beam search: a reply, and variants with falling probability.
 
 A variant differs from the best reply in one token, which is an alternative of the token's log
-probabilities. Beams share a prefix, as in most real searches, and no two beams have the same text. The
-sum of the log probabilities never rises from one beam to the next.
+probabilities. Beams share a prefix, as in most real searches, and no two beams have the same text.
+The sum of the log probabilities never rises from one beam to the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tool calls (simulator.md section 7) in the markup of Hermes and Qwen models, within a token limit.
+"""Tool calls (simulator.md section 7) in the markup of Hermes and Qwen models, within a token
+limit.
 
 A call that a limit cuts off is no call: in a whole answer its reply is the beginning of the markup
 (`Part.raw`).
@@ -68,12 +69,19 @@ class CallReplies:
     def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
         """Returns the calls of one reply, within the limit or, if required, cut off; else None."""
         count = calls.least
-        while count < calls.most and rng.random() * 100 < self.settings.tool_call_extra_call_probability:
+        while (
+            count < calls.most
+            and rng.random() * 100 < self.settings.tool_call_extra_call_probability
+        ):
             count += 1
         scarce = request.limited and request.max_tokens < ROOM
         if count == 0 or scarce and not calls.least:
             return None
-        if scarce and not calls.named and (field := endless_text(calls.tools[0].schema)) is not None:
+        if (
+            scarce
+            and not calls.named
+            and (field := endless_text(calls.tools[0].schema)) is not None
+        ):
             _, texts = self._corpus.compose(request.max_tokens, rng)
             begun = json.dumps({field: "".join(texts)}, ensure_ascii=False).removesuffix('"}')
             return self.marked_up(written([(calls.tools[0].name, begun)]), request.max_tokens)
@@ -96,7 +104,9 @@ class CallReplies:
                 tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
                 compiled = self._schemas.compile(tool.schema, calls.lenient)
                 arguments = compiled.sample(rng, self.settings, size)
-                made.append((tool.name, json.dumps(arguments, ensure_ascii=False, separators=separators)))
+                made.append(
+                    (tool.name, json.dumps(arguments, ensure_ascii=False, separators=separators))
+                )
             yield written(made, terse=size is Size.LEAST)
 
     def marked_up(self, written: WrittenCalls, most: int) -> Reply:
@@ -110,7 +120,9 @@ class CallReplies:
         return Reply(texts, kept, LENGTH if raw else STOP, spans)
 
 
-def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False) -> WrittenCalls:
+def written(
+    calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False
+) -> WrittenCalls:
     """Marks up calls of name, arguments and perhaps id; `terse` writes the least that parsers need."""
     comma, colon = COMPACT if terse else USUAL
     text, places = "", list[CallSpan]()
@@ -123,11 +135,15 @@ def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bo
         text += arguments
         end = len(text)
         text += "}" if terse and number == len(calls) else "}" + CLOSING
-        places.append(CallSpan(Part("call", number - 1, name, "", *own_id), named, start, end, len(text)))
+        places.append(
+            CallSpan(Part("call", number - 1, name, "", *own_id), named, start, end, len(text))
+        )
     return text, places
 
 
-def _told(pieces: Sequence[str], calls: Sequence[CallSpan], raw: str) -> tuple[list[str], list[Span]]:
+def _told(
+    pieces: Sequence[str], calls: Sequence[CallSpan], raw: str
+) -> tuple[list[str], list[Span]]:
     """Returns the shown text of each token, and the spans of the calls, which first have no name."""
     texts: list[str] = []
     spans: list[Span] = []
@@ -149,7 +165,9 @@ def _told(pieces: Sequence[str], calls: Sequence[CallSpan], raw: str) -> tuple[l
 
 
 def endless_text(schema: JsonSchema) -> str | None:
-    """Returns a required field of an open object with a text of any length, which models may not end."""
+    """Returns a required field of an open object with a text of any length, which models may not
+    end.
+    """
     if not isinstance(schema, Mapping) or schema.get("additionalProperties") is False:
         return None
     fields, required = schema.get("properties"), schema.get("required")

@@ -1,12 +1,12 @@
 """Replies of mode `random`: sample sentences, cut to an exact number of tokens or left whole.
 
-Every reply begins with an English sentence. A reply with a limit from the client is cut at its drawn
-length, and mixes prose in several scripts, emoji and code. A reply without a limit consists of whole
-English sentences.
+Every reply begins with an English sentence. A reply with a limit from the client is cut at its
+drawn length, and mixes prose in several scripts, emoji and code. A reply without a limit consists
+of whole English sentences.
 
-Every reply, encoded again, gives exactly the ids that were counted; benchmark clients do encode replies
-again. The seam between two sentences and a cut inside a sentence could break this; both are checked on first
-use.
+Every reply, encoded again, gives exactly the ids that were counted; benchmark clients do encode
+replies again. The seam between two sentences and a cut inside a sentence could break this; both are
+checked on first use.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class Corpus:
 
 
 ReplySource = Callable[[EngineRequest, Random], Reply | None]
-"""Returns the reply to a request, from the request's random stream; None: the next source decides."""
+"""Returns the reply to a request, from the request's random stream; None:
+
+the next source decides.
+"""
 LengthSource = Callable[[EngineRequest, Random], int | None]
 """Returns a reply's length in tokens (1 or more); None: the next source decides."""
 
@@ -139,7 +142,9 @@ FLEXIBLE = 3
 
 
 class RandomMode:
-    """Sample sentences with a length of `length`, if given, or drawn; the end of text counts as a token."""
+    """Sample sentences with a length of `length`, if given, or drawn; the end of text counts as a
+    token.
+    """
 
     def __init__(self, corpus: Corpus, ends: bool) -> None:
         """`ends`: the vocabulary has an end of text."""
@@ -158,7 +163,9 @@ class RandomMode:
             count = reply_length(most, request.limited, rng)
         if count < request.min_tokens + self._end:  # must not end yet: goes on, and ends by chance
             room = most - request.min_tokens
-            count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
+            count = request.min_tokens + (
+                reply_length(room, request.limited, rng) if room > 0 else 0
+            )
         if count >= most:
             ids, texts = self._corpus.compose(count, rng)
             return Reply(texts, ids, LENGTH)
@@ -171,7 +178,9 @@ class RandomMode:
         return Reply(texts, ids, STOP)
 
     def _whole_sentences(self, request: EngineRequest, tokens: int, rng: Random) -> Reply | None:
-        """Returns whole sentences of about `tokens` tokens; None if they break a limit of `request`."""
+        """Returns whole sentences of about `tokens` tokens; None if they break a limit of
+        `request`.
+        """
         ids, texts = self._corpus.whole_sentences().compose(tokens, rng)
         if len(ids) < request.min_tokens or len(ids) + self._end >= request.max_tokens:
             return None
@@ -179,7 +188,9 @@ class RandomMode:
 
 
 def reply_length(most: int, limited: bool, rng: Random) -> int:
-    """Draws a length of 1..`most` tokens, 1 only for a limit of one; `limited` if the client set `most`."""
+    """Draws a length of 1..`most` tokens, 1 only for a limit of one; `limited` if the client set
+    `most`.
+    """
     if limited:
         drawn = limited_length(most, rng)
     elif most < SHORT:
@@ -193,7 +204,9 @@ def reply_length(most: int, limited: bool, rng: Random) -> int:
 
 
 def limited_length(most: int, rng: Random) -> int:
-    """Draws a length under a limit of `most` tokens (5.5); a limit too small for five buckets is used up."""
+    """Draws a length under a limit of `most` tokens (5.5); a limit too small for five buckets is
+    used up.
+    """
     if most <= BUCKETS + 1:
         return most
     bucket = bisect_left(CUMULATIVE, rng.random())

@@ -1,11 +1,12 @@
 """Applies a request's stops and biases to a reply: its end, and its tokens.
 
-Stops follow the rules of vLLM's detokenizer. A stop string counts once more than `min_tokens` tokens are out.
-The stop that is complete first wins, and its token is the last one. The text ends before the stop string
-unless the request includes it. Until a stop comes, as many characters are held back as could begin one.
+Stops follow the rules of vLLM's detokenizer. A stop string counts once more than `min_tokens`
+tokens are out. The stop that is complete first wins, and its token is the last one. The text ends
+before the stop string unless the request includes it. Until a stop comes, as many characters are
+held back as could begin one.
 
-A reply's own token counts as chosen with a probability of 0.37 (see `own_logprob`), all others as equally
-likely. So a bias of 100 decides, one of -100 forbids, and others shift the odds.
+A reply's own token counts as chosen with a probability of 0.37 (see `own_logprob`), all others as
+equally likely. So a bias of 100 decides, one of -100 forbids, and others shift the odds.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
 def _first_stop(
     text: str, offsets: Sequence[int], request: EngineRequest, pace: Pace
 ) -> tuple[str, int] | None:
-    """Returns the first complete stop string beyond `min_tokens` tokens, and its start; None without any."""
+    """Returns the first complete stop string beyond `min_tokens` tokens, and its start; None
+    without any.
+    """
     if request.min_tokens >= len(offsets) - 1:
         return None
     protected = offsets[request.min_tokens]
@@ -91,7 +94,9 @@ class TokenChooser:
 
     def __init__(self, sampling: Sampling, vocab_size: int, greedy: bool) -> None:
         limit, allowed = MOST_BIAS, sampling.allowed_token_ids
-        bias = {token: min(max(value, -limit), limit) for token, value in sampling.logit_bias.items()}
+        bias = {
+            token: min(max(value, -limit), limit) for token, value in sampling.logit_bias.items()
+        }
         self._rest = (1 - OWN) / vocab_size
         """Probability of each token other than the reply's own."""
         self._vocab_size = vocab_size
@@ -147,7 +152,9 @@ def chooser(request: EngineRequest, tokenizer: Tokenizer) -> TokenChooser | None
 def biased(
     reply: Reply, request: EngineRequest, tokens: TokenChooser, tokenizer: Tokenizer, rng: Random
 ) -> Reply:
-    """Returns `reply` with the tokens that `tokens` chooses; an end of text among them ends the reply."""
+    """Returns `reply` with the tokens that `tokens` chooses; an end of text among them ends the
+    reply.
+    """
     eos, finish, pace = tokenizer.eos_token_id, reply.finish, Pace(time.monotonic)
     ids: list[int] = []
     for own in reply.ids:

@@ -1,8 +1,8 @@
 """Made-up log probabilities of simulated replies.
 
-A token's own log probability is -1, -1.1 or -1.2 by its position; each alternative is 0.5 less than the one
-before it. Alternatives are real tokens of the vocabulary, so clients can look them up. Tokens that are no
-whole characters have no name and come last.
+A token's own log probability is -1, -1.1 or -1.2 by its position; each alternative is 0.5 less than
+the one before it. Alternatives are real tokens of the vocabulary, so clients can look them up.
+Tokens that are no whole characters have no name and come last.
 
 An entry is made on access and not kept: a large request may have millions.
 """
@@ -21,12 +21,19 @@ STRIDE = 101
 
 
 class Entries:
-    """Makes entries of `ids`, with alternatives or `named` ones. A character's last token has its name."""
+    """Makes entries of `ids`, with alternatives or `named` ones.
+
+    A character's last token has its name.
+    """
 
     __slots__ = ("_alternatives", "_ids", "_named", "_names", "_size", "_vocabulary")
 
     def __init__(
-        self, vocabulary: Tokenizer, ids: Sequence[int], alternatives: int, named: Sequence[int] = ()
+        self,
+        vocabulary: Tokenizer,
+        ids: Sequence[int],
+        alternatives: int,
+        named: Sequence[int] = (),
     ) -> None:
         self._vocabulary, self._ids, self._alternatives = vocabulary, ids, alternatives
         self._size = vocabulary.vocab_size or max(ids, default=0) + 1

@@ -13,7 +13,15 @@ from msgspec.structs import replace
 
 from app.engine.core.errors import SchemaUnsatisfiable
 from app.engine.core.outputs import Finish, LazySequence, Part
-from app.engine.core.request import LENGTH, STOP, Constraint, EngineRequest, Reply, ScriptedReply, joined
+from app.engine.core.request import (
+    LENGTH,
+    STOP,
+    Constraint,
+    EngineRequest,
+    Reply,
+    ScriptedReply,
+    joined,
+)
 from app.engine.dataset import dataset_of
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.derivation import write
@@ -79,8 +87,8 @@ class NullModel:
 class SimulatedModel:
     """Writes the replies of one server (simulator.md sections 5 and 7).
 
-    `text_rng` and `call_rng` are the server's own streams of random numbers. A request with a seed, or with
-    temperature 0, gets its own stream, so its reply repeats.
+    `text_rng` and `call_rng` are the server's own streams of random numbers. A request with a seed,
+    or with temperature 0, gets its own stream, so its reply repeats.
     """
 
     def __init__(
@@ -93,7 +101,12 @@ class SimulatedModel:
         text_rng: Random,
         call_rng: Random,
     ) -> None:
-        self._settings, self._tokenizer, self._corpus, self._datasets = settings, tokenizer, corpus, datasets
+        self._settings, self._tokenizer, self._corpus, self._datasets = (
+            settings,
+            tokenizer,
+            corpus,
+            datasets,
+        )
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         self._schemas = schemas
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
@@ -101,7 +114,10 @@ class SimulatedModel:
         self._text_rng, self._call_rng = text_rng, call_rng
 
     def ask_first(self, sources: Sequence[ReplySource], length: LengthSource | None) -> None:
-        """Installs plugins: `sources` decide about whole replies, `length` about lengths in mode `random`."""
+        """Installs plugins:
+
+        `sources` decide about whole replies, `length` about lengths in mode `random`.
+        """
         self._plugins = tuple(sources)
         self._random.length = length
 
@@ -116,7 +132,10 @@ class SimulatedModel:
         self._calls.settings = settings.tools
 
     def reply(self, request: EngineRequest) -> Reply:
-        """Returns the whole reply; an empty one for no tokens (embeddings). Raises SchemaUnsatisfiable."""
+        """Returns the whole reply; an empty one for no tokens (embeddings).
+
+        Raises SchemaUnsatisfiable.
+        """
         if not request.max_tokens:
             return Reply((), (), STOP)
         try:
@@ -131,28 +150,34 @@ class SimulatedModel:
         if request.prompt_logprobs is not None:
             entry = Entries(self._tokenizer, request.prompt_ids, request.prompt_logprobs).entry
             reply.prompt_logprobs = LazySequence(
-                lambda position: entry(position) if position else None, range(len(request.prompt_ids))
+                lambda position: entry(position) if position else None,
+                range(len(request.prompt_ids)),
             )
         return reply
 
     def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
         """Returns the beams of one prompt, best first. Raises SchemaUnsatisfiable.
 
-        A search looks for the likeliest replies, so that the same prompt always gets the same beams. Replies
-        with thoughts or calls have no variants: a changed token could break their form. Their beams are
-        separate replies.
+        A search looks for the likeliest replies, so that the same prompt always gets the same
+        beams. Replies with thoughts or calls have no variants: a changed token could break their
+        form. Their beams are separate replies.
         """
         greedy = [replace(request, greedy=True) for request in requests]
         best = self.reply(greedy[0])
         if best.spans:
             others = enumerate(greedy[1:], 1)
-            return [best, *(self.reply(replace(request, seed=number)) for number, request in others)]
+            return [
+                best,
+                *(self.reply(replace(request, seed=number)) for number, request in others),
+            ]
         variants = BeamVariants(best, self._tokenizer).first(len(requests) - 1)
         missing = len(requests) - 1 - len(variants)
         return [best, *variants, *[best] * missing]
 
     def _whole(self, request: EngineRequest) -> Reply:
-        """Returns thoughts, if the request reasons, then the reply, then an image, if one is wanted."""
+        """Returns thoughts, if the request reasons, then the reply, then an image, if one is
+        wanted.
+        """
         if self._settings.model.mm_encoder_only:
             # As many exclamation marks as the client allows, or one without a limit (section 18).
             count = request.max_tokens if request.limited else 1
@@ -160,7 +185,9 @@ class SimulatedModel:
             return Reply([ENCODER_TEXT] * count, ids, LENGTH)
         own: Random | None = None  # for a reply that request and prompt determine
         if request.seed is not None or request.greedy:
-            own = Random((request.seed or 0) * 2**32 + crc32(msgspec.json.encode(request.prompt_ids)))
+            own = Random(
+                (request.seed or 0) * 2**32 + crc32(msgspec.json.encode(request.prompt_ids))
+            )
         rng = own or self._text_rng
         decided: Reply | None = None
         if request.script is not None and not request.script.passes:
@@ -174,7 +201,9 @@ class SimulatedModel:
         elif not request.reasoning:
             reply = self._said(request, rng, own)
         elif request.only_thoughts:
-            reply = as_thoughts(self._said(replace(request, tool_calls=None, constraint=None), rng, own))
+            reply = as_thoughts(
+                self._said(replace(request, tool_calls=None, constraint=None), rng, own)
+            )
         else:
             reply = thoughts = self._thoughts(request, rng)
             room = request.max_tokens - len(thoughts.ids)
@@ -230,7 +259,9 @@ class SimulatedModel:
         if found is None:
             return None
         ids, texts = self._corpus.compose(found.missing, rng)
-        return Reply([*found.texts, *texts], [*found.ids, *ids], LENGTH if found.reached_limit else STOP)
+        return Reply(
+            [*found.texts, *texts], [*found.ids, *ids], LENGTH if found.reached_limit else STOP
+        )
 
     def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns a reasoning model's thoughts, which may use up the limit or meet a stop."""
@@ -238,7 +269,11 @@ class SimulatedModel:
         if request.thinking_budget is not None:
             most = min(most, request.thinking_budget)
         tokens, count = chooser(request, self._tokenizer), rng.randint(*THOUGHT_TOKENS)
-        if tokens is not None and request.sampling is not None and request.sampling.allowed_token_ids:
+        if (
+            tokens is not None
+            and request.sampling is not None
+            and request.sampling.allowed_token_ids
+        ):
             count = most  # the end of thoughts is not among the allowed tokens
         if request.limited or count >= most:
             ids, texts = self._corpus.compose(min(count, most), rng)
@@ -258,7 +293,9 @@ class SimulatedModel:
         if constraint.regex is not None:
             return self._schemas.matching_text(constraint.regex, rng)
         schema = True if constraint.schema is None else constraint.schema
-        return json.dumps(self._schemas.compile(schema).sample(rng, self._settings.tools), ensure_ascii=False)
+        return json.dumps(
+            self._schemas.compile(schema).sample(rng, self._settings.tools), ensure_ascii=False
+        )
 
     def _speak(self, characters: int, rng: Random) -> str:
         _, texts = self._corpus.compose(characters // CHARACTERS_A_TOKEN, rng)
@@ -284,7 +321,9 @@ class SimulatedModel:
         if script.text or not script.calls:
             made.append(lambda request: self._told(request, script.text))
         if script.calls:
-            made.append(lambda request: self._calls.marked_up(written(script.calls), request.max_tokens))
+            made.append(
+                lambda request: self._calls.marked_up(written(script.calls), request.max_tokens)
+            )
         reply, room = Reply([], [], STOP), request.max_tokens
         for number, make in enumerate(made):
             if number and room <= 0:

@@ -10,7 +10,8 @@ from app.text.base import Tokenizer
 SEAM = "Well."
 """Neighbour with which every sentence must join cleanly."""
 FIRST_USE_STEPS = 10
-"""Work of encoding a sentence on first use, in steps of `Slices`; a long reply needs all sentences."""
+"""Work of encoding a sentence on first use, in steps of `Slices`; a long reply needs all sentences.
+"""
 
 
 class Phrase:
@@ -33,7 +34,10 @@ class Phrase:
 
 
 class Phrases(dict[int, Phrase | None]):
-    """Sentences that join cleanly, made on first use: at a reply's beginning, or behind a `space`."""
+    """Sentences that join cleanly, made on first use:
+
+    at a reply's beginning, or behind a `space`.
+    """
 
     def __init__(self, tokenizer: Tokenizer, sentences: Sequence[str], space: str) -> None:
         self._tokenizer, self._sentences, self._space = tokenizer, sentences, space

@@ -1,8 +1,8 @@
 """Replies without a client's limit: whole English sentences whose tokens add up to a drawn length.
 
-A reply without a limit ends with a sentence, as a real model's reply does. The reply keeps the drawn
-length wherever sentences of the corpus add up to that length. With the sample sentences and the
-embedded tokenizer, these are all lengths from 9 tokens on.
+A reply without a limit ends with a sentence, as a real model's reply does. The reply keeps the
+drawn length wherever sentences of the corpus add up to that length. With the sample sentences and
+the embedded tokenizer, these are all lengths from 9 tokens on.
 """
 
 from __future__ import annotations

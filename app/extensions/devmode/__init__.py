@@ -1,4 +1,7 @@
-"""vLLM's routes for developers and trainers: sleep, pause, caches, weights, the profiler, elastic ranks."""
+"""vLLM's routes for developers and trainers:
+
+sleep, pause, caches, weights, the profiler, elastic ranks.
+"""
 
 from __future__ import annotations
 

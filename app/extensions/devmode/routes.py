@@ -1,4 +1,7 @@
-"""Development routes: sleep, pause, caches, server info, profiler, elastic ranks, weights of trainers."""
+"""Development routes:
+
+sleep, pause, caches, server info, profiler, elastic ranks, weights of trainers.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -86,15 +89,22 @@ class StartProfileRequest(decoding.Request, kw_only=True):
             if isinstance(value, int) and value < 0:
                 raise bad_request(f"{name} must be 0 or more")
         if self.profile_prefix is not None and not PREFIX.fullmatch(self.profile_prefix):
-            raise bad_request("profile_prefix must be up to 128 letters, digits and ._-, the first no sign")
+            raise bad_request(
+                "profile_prefix must be up to 128 letters, digits and ._-, the first no sign"
+            )
 
 
 class InfoQuery(Struct):
     config_format: Literal["text", "json"] = "text"
 
 
-def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[str, object]]) -> list[Route]:
-    """Returns the routes. `sleeps` is `enable-sleep-mode`; `settings` returns all settings for display."""
+def routes(
+    lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[str, object]]
+) -> list[Route]:
+    """Returns the routes.
+
+    `sleeps` is `enable-sleep-mode`; `settings` returns all settings for display.
+    """
 
     def sleep(context: RequestContext) -> object:
         """Puts the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
@@ -215,7 +225,14 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
 
 
 T = TypeVar("T", bound=decoding.Request)
-QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep", "wake_up", "profile")
+QUIET = (
+    "check_health",
+    "determine_available_memory",
+    "reload_weights",
+    "sleep",
+    "wake_up",
+    "profile",
+)
 """Methods of a worker that return nothing and change nothing visible to a client."""
 
 
@@ -266,7 +283,9 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
             return {"checksums": now}
         if baseline is None:
             raise malformed("action='compare' requires a 'baseline' object")
-        others = sorted(name for name in now.keys() | baseline.keys() if now.get(name) != baseline.get(name))
+        others = sorted(
+            name for name in now.keys() | baseline.keys() if now.get(name) != baseline.get(name)
+        )
         return {"match": not others, "mismatches": others}
 
     def get_world_size(context: RequestContext) -> object:
@@ -315,7 +334,13 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
         step("shutdown_weight_transfer_engine", weights.disconnect, "Weight transfer shut down"),
         step("start_weight_update", weights.start, "Weight update started"),
         step("start_draft_weight_update", weights.start_draft, "Draft weight update started"),
-        step("update_weights", weights.update, "Weights updated", UpdateWeightsRequest, docs=update_docs),
+        step(
+            "update_weights",
+            weights.update,
+            "Weights updated",
+            UpdateWeightsRequest,
+            docs=update_docs,
+        ),
         action("POST /finish_weight_update", finish_weight_update, finish_docs),
         action("POST /update_weight_version", update_weight_version, version_docs),
         action("POST /weight_checker", weight_checker, check_docs),

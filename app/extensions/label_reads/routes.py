@@ -1,7 +1,8 @@
-"""POST /generative_scoring and /v1/systemone: probabilities of labels as the first token of a reply.
+"""POST /generative_scoring and /v1/systemone: probabilities of labels as the first token of a
+reply.
 
-The engine generates one token behind every prompt. A hash of the prompt determines the probabilities. Answers
-have their keys in vLLM's order.
+The engine generates one token behind every prompt. A hash of the prompt determines the
+probabilities. Answers have their keys in vLLM's order.
 """
 
 import json
@@ -43,7 +44,11 @@ LABELS: Mapping[str, Sequence[str]] = {
     "score": string.digits,
 }
 """Labels by type of question, as in vLLM; `noul` is a question of yes or no."""
-REPLY_WITH = {"choice": "the letter of an option", "noul": "yes or no", "score": "the number of a level"}
+REPLY_WITH = {
+    "choice": "the letter of an option",
+    "noul": "yes or no",
+    "score": "the number of a level",
+}
 UNTHINKING: Mapping[str, object] = {"enable_thinking": False}
 ARCHITECTURES = frozenset(
     ("Qwen3ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
@@ -64,7 +69,9 @@ class LabelRequest(Request, kw_only=True):
         rules.check_cache_salt(self.cache_salt)
 
     def as_completion(self, label_ids: TokenIds) -> CompletionRequest:
-        """Builds the completion of one token whose log probabilities are read; prompts are added later."""
+        """Builds the completion of one token whose log probabilities are read; prompts are added
+        later.
+        """
         same = {name: getattr(self, name) for name in LabelRequest.__struct_fields__}
         return CompletionRequest(**same, max_tokens=1, logprob_token_ids=label_ids)
 
@@ -121,7 +128,9 @@ class Decisions(Struct, kw_only=True):
     answers: Mapping[str, JsonObject]
     usage: Mapping[str, int]
     diagnostics: Mapping[str, JsonObject]
-    """Total probability of a question's labels, and whether the likeliest token is one of its labels."""
+    """Total probability of a question's labels, and whether the likeliest token is one of its
+    labels.
+    """
 
 
 def label_chances(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
@@ -140,7 +149,10 @@ def label_chances(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
 
 
 def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
-    named, generates = model_config(settings.model).get("architectures"), settings.task == "generate"
+    named, generates = (
+        model_config(settings.model).get("architectures"),
+        settings.task == "generate",
+    )
     may_decide = not isinstance(named, list) or not ARCHITECTURES.isdisjoint(named)
 
     @cache
@@ -153,7 +165,9 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         labels = request.label_token_ids
         accepted = pipeline.admit(request.as_completion(labels), context)
         prompts, identity = _prompts(pipeline, request), pipeline.identity
-        meta = identity.response_meta("generative-scoring", context, request.request_id, accepted.model)
+        meta = identity.response_meta(
+            "generative-scoring", context, request.request_id, accepted.model
+        )
 
         def answer(choices: Sequence[ChoiceState]) -> ItemList:
             tokens = sum(choice.tokens for choice in choices)
@@ -163,7 +177,9 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
                 score = chances[0] / math.fsum(chances) if request.apply_softmax else chances[0]
                 data.append({"index": index, "object": "score", "score": score})
             usage = Usage(count, count + tokens, tokens, None, None)
-            return ItemList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
+            return ItemList(
+                id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage
+            )
 
         built = [BuiltPrompt(ids, "") for ids in prompts]
         return pipeline.submit(accepted, meta, built, WholeWriter(len(prompts), answer), context)
@@ -202,7 +218,9 @@ def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> li
     limits, labels = pipeline.limits, request.label_token_ids
     for label in labels:
         if not 0 <= label < limits.vocab_size:
-            raise bad_request(f"label_token_id {label} is not in the vocabulary of {limits.vocab_size}")
+            raise bad_request(
+                f"label_token_id {label} is not in the vocabulary of {limits.vocab_size}"
+            )
     for name in ("label_token_ids", "items"):
         if not getattr(request, name):
             raise bad_request(f"{name} must not be empty")
@@ -229,7 +247,9 @@ def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:
         return None
     probe = [{"role": "user", "content": "x"}]
     tail = tokenizer.encode_chat(probe, ChatOptions(chat_template_kwargs=UNTHINKING))
-    last = max((place for place, each in enumerate(tail) if each in tokenizer.added_ids), default=-1)
+    last = max(
+        (place for place, each in enumerate(tail) if each in tokenizer.added_ids), default=-1
+    )
     tail = tail[last + 1 :]
     text = tokenizer.decode(tail, False)
     ids: dict[str, int] = {}
@@ -247,7 +267,9 @@ def _decide(
     tokens, tail = known
     accepted = pipeline.admit(request.as_completion(list(tokens.values())), context)
     if not 0 < len(request.questions) <= MOST_QUESTIONS:
-        raise bad_request(f"questions: 1 to {MOST_QUESTIONS} are possible, got {len(request.questions)}")
+        raise bad_request(
+            f"questions: 1 to {MOST_QUESTIONS} are possible, got {len(request.questions)}"
+        )
     questions = {name: _question(name, given) for name, given in request.questions.items()}
     for name in ("images", "audio", "videos"):
         if getattr(request, name):
@@ -307,7 +329,10 @@ class Question(NamedTuple):
             answer["score"] = sum(level * share for level, share in enumerate(shares))
             answer["legend"] = dict(zip(self.labels, names, strict=True))
             names = list(self.labels)
-        answer |= {"probabilities": dict(zip(names, shares, strict=True)), "confidence": best * mass}
+        answer |= {
+            "probabilities": dict(zip(names, shares, strict=True)),
+            "confidence": best * mass,
+        }
         return answer, {"label_mass": mass, "argmax_is_label": best * mass > 1 - mass}
 
 
@@ -344,11 +369,18 @@ def _options(kind: str, criteria: object) -> Sequence[tuple[str, object]]:
 def _prompt(
     pipeline: RequestPipeline, request: DecisionRequest, question: Question, tail: TokenIds
 ) -> TokenIds:
-    """Returns state and question as a chat prompt. ApiError 400 where no reply would begin with a label."""
+    """Returns state and question as a chat prompt.
+
+    ApiError 400 where no reply would begin with a label.
+    """
     options = {**UNTHINKING, **(request.chat_template_kwargs or {})}
     if options["enable_thinking"]:
         raise bad_request("a label is the first token of a reply: thinking must be off")
-    state = request.state if isinstance(request.state, str) else json.dumps(request.state, ensure_ascii=False)
+    state = (
+        request.state
+        if isinstance(request.state, str)
+        else json.dumps(request.state, ensure_ascii=False)
+    )
     pipeline.check_text(state)
     messages: list[dict[str, object]] = [{"role": "user", "content": f"{state}\n\n{question.text}"}]
     if request.instructions:

@@ -48,13 +48,19 @@ def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, objec
         paths = sorted({(route.path, method) for route in served() for method in route.methods})
         routes = [f"{method} {path}" for path, method in paths if method != "HEAD"]
         where = {name: path for name, path in WHERE.items() if f"GET {path}" in routes}
-        return json_response({"name": "understudy", "version": VERSION, **about, **where, "routes": routes})
+        return json_response(
+            {"name": "understudy", "version": VERSION, **about, **where, "routes": routes}
+        )
 
     return [get("/", root)]
 
 
-def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model: str) -> list[Route]:
-    """Returns GET /openapi.json, which describes the routes `served` at its first use, and pages for it."""
+def document_routes(
+    served: Callable[[], Iterable[Route]], root_path: str, model: str
+) -> list[Route]:
+    """Returns GET /openapi.json, which describes the routes `served` at its first use, and pages
+    for it.
+    """
     made: list[bytes] = []
 
     def openapi(context: RequestContext) -> Response:
@@ -72,7 +78,10 @@ def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model
         return Response(text.encode(), content_type=HTML)
 
     handlers = {DOCUMENT: openapi, **dict.fromkeys(VIEWERS, page)}
-    return [Route(methods=("GET", "HEAD"), path=path, handle=handle) for path, handle in handlers.items()]
+    return [
+        Route(methods=("GET", "HEAD"), path=path, handle=handle)
+        for path, handle in handlers.items()
+    ]
 
 
 ABOUT = (
@@ -105,7 +114,9 @@ class RoutingError(Struct):
 
 def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
     """Returns the document as JSON. Examples name `model` where they need a model."""
-    operations = [(method, route) for route in routes for method in route.methods if method != "HEAD"]
+    operations = [
+        (method, route) for route in routes for method in route.methods if method != "HEAD"
+    ]
     types: set[Any] = {Error, RoutingError}
     for _, route in operations:
         types.update(route.docs.body)
@@ -137,7 +148,9 @@ def _operation(method: str, route: Route, schema_of: Mapping[Any, Schema], model
     errors = [schema_of[error] for error in (Error, RoutingError, *docs.errors)]
     failure = {"description": "Why not.", "content": {JSON: {"schema": {"anyOf": errors}}}}
     operation: Schema = {
-        "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip("_"),
+        "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip(
+            "_"
+        ),
         "summary": (route.handle.__doc__ or "").partition("\n")[0],
         "parameters": _parameters(route),
         "responses": {str(docs.status): _success(docs, schema_of), "4XX": failure, "5XX": failure},

@@ -1,9 +1,9 @@
 """Reads recorded runs from the files of benchmarks, whose kind is detected by content.
 
-Supported are results of `vllm bench serve --save-result --save-detailed` (vLLM 0.15 to 0.23; appended ones,
-too), guidellm's report (0.3 to 0.6), aiperf's `profile_export.jsonl` (0.8 to 0.13), and CSV files of
-`python -m app record`. Any mistake in a file is an error, in one line with file, place and rule: a fit to a
-part of a load would be wrong.
+Supported are results of `vllm bench serve --save-result --save-detailed` (vLLM 0.15 to 0.23;
+appended ones, too), guidellm's report (0.3 to 0.6), aiperf's `profile_export.jsonl` (0.8 to 0.13),
+and CSV files of `python -m app record`. Any mistake in a file is an error, in one line with file,
+place and rule: a fit to a part of a load would be wrong.
 """
 
 import csv
@@ -47,7 +47,11 @@ class MeasuredRun(Struct):
 
     @property
     def load(self) -> LoadTrace:
-        columns = array("d", self.arrival_s), array("i", self.input_tokens), array("i", self.output_tokens)
+        columns = (
+            array("d", self.arrival_s),
+            array("i", self.input_tokens),
+            array("i", self.output_tokens),
+        )
         return LoadTrace(self.name, *columns)
 
     def figures(self) -> list[float]:
@@ -81,7 +85,9 @@ def _row(where: str, columns: Document) -> Row:
         "moments must not be negative": min(moments) >= 0,
         tokens: 0 < min(tokens_in, tokens_out) <= max(tokens_in, tokens_out) <= MOST_TOKENS,
         f"sent at {send_s:g} s, before its arrival at {arrival_s:g} s": arrival_s <= send_s + 1e-6,
-        f"sent at {send_s:g} s, {ends}: they must follow each other": send_s < first_s <= last_s + 1e-9,
+        f"sent at {send_s:g} s, {ends}: they must follow each other": send_s
+        < first_s
+        <= last_s + 1e-9,
     }
     for rule, holds in rules.items():
         if not holds:
@@ -103,18 +109,27 @@ def read_recordings(path: str) -> list[MeasuredRun]:
     if "ttfts" in first or "total_output_tokens" in first:
         return [_vllm(path, part, document) for part, document in documents]
     if "input_config" in first or "aiperf_version" in first:
-        raise ConfigError(f"{path}: is aiperf's summary; the requests are in profile_export.jsonl beside it")
-    raise ConfigError(f"{path}: is no file of vllm bench serve, guidellm or aiperf that is known here")
+        raise ConfigError(
+            f"{path}: is aiperf's summary; the requests are in profile_export.jsonl beside it"
+        )
+    raise ConfigError(
+        f"{path}: is no file of vllm bench serve, guidellm or aiperf that is known here"
+    )
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReader | gzip.GzipFile]]:
-    """Yields a file as it is, and unpacked. Raises ConfigError where the file or its text cannot be read."""
+    """Yields a file as it is, and unpacked.
+
+    Raises ConfigError where the file or its text cannot be read.
+    """
     try:
         with path.open("rb") as packed:
             yield packed, gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == GZIP else packed
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: it is neither text in UTF-8 nor such text packed by gzip") from None
+        raise ConfigError(
+            f"{path}: it is neither text in UTF-8 nor such text packed by gzip"
+        ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{path}: it cannot be unpacked: {error}") from None
     except OSError as error:
@@ -150,7 +165,11 @@ def _where(path: str, part: str) -> str:
 
 
 def _run(
-    path: str, part: str, given: Iterable[Row], in_flight: int | None = None, notes: Sequence[str] = ()
+    path: str,
+    part: str,
+    given: Iterable[Row],
+    in_flight: int | None = None,
+    notes: Sequence[str] = (),
 ) -> MeasuredRun:
     """Returns the run of rows, sorted by arrival; the first arrives at 0."""
     rows = sorted(given, key=lambda row: row.arrival_s)
@@ -159,11 +178,15 @@ def _run(
     if all(row.output_tokens == 1 for row in rows):
         rule = "no request has more than one output token, so none has an ITL"
         raise ConfigError(f"{_where(path, part)}: {rule}")
-    *moments, tokens_in, tokens_out = map(list, zip(*map(msgspec.structs.astuple, rows), strict=True))
+    *moments, tokens_in, tokens_out = map(
+        list, zip(*map(msgspec.structs.astuple, rows), strict=True)
+    )
     start_s = rows[0].arrival_s
     arrival_s, send_s, first_s, last_s = [[at_s - start_s for at_s in column] for column in moments]
     name = Path(path).name.partition(".")[0] + (f" {part}" if part else "")
-    return MeasuredRun(name, arrival_s, send_s, first_s, last_s, tokens_in, tokens_out, in_flight, notes)
+    return MeasuredRun(
+        name, arrival_s, send_s, first_s, last_s, tokens_in, tokens_out, in_flight, notes
+    )
 
 
 def _csv(path: str, text: str) -> Iterator[Row]:
@@ -207,7 +230,9 @@ VLLM_LACKS = {
 
 
 def _vllm(path: str, part: str, document: Document) -> MeasuredRun:
-    """Reads a result of vllm bench serve; `start_times` are on its own clock, `itls` between chunks."""
+    """Reads a result of vllm bench serve; `start_times` are on its own clock, `itls` between
+    chunks.
+    """
     where, rows = _where(path, part), []
     for name, rule in VLLM_LACKS.items():
         if name not in document:
@@ -218,11 +243,15 @@ def _vllm(path: str, part: str, document: Document) -> MeasuredRun:
         raise ConfigError(f"{where}: {error}") from None
     columns = (its.start_times, its.ttfts, its.itls, its.input_lens, its.output_lens)
     if len({len(column) for column in columns}) != 1:
-        raise ConfigError(f"{where}: start_times, ttfts, itls, input_lens and output_lens differ in length")
+        raise ConfigError(
+            f"{where}: start_times, ttfts, itls, input_lens and output_lens differ in length"
+        )
     for number, failure in enumerate(its.errors, 1):
         if failure:
             short = " ".join(failure.split())[:100]
-            raise ConfigError(f"{where}: request {number}: has failed ({short}); all must have succeeded")
+            raise ConfigError(
+                f"{where}: request {number}: has failed ({short}); all must have succeeded"
+            )
     for number, (send_s, ttft_s, itls, *tokens) in enumerate(zip(*columns, strict=True), 1):
         first_s = send_s + ttft_s
         found = {"send_s": send_s, "first_s": first_s, "last_s": first_s + sum(itls)}
@@ -235,17 +264,28 @@ INFOS = ("info.timings", "info.request_timings", "scheduler_info.request_timings
 GUIDELLM = {
     "send_s": (*(f"{info}.request_start" for info in INFOS), "start_time"),
     "first_s": (
-        *(f"{info}.{name}" for info in INFOS for name in ("first_token_iteration", "first_iteration")),
+        *(
+            f"{info}.{name}"
+            for info in INFOS
+            for name in ("first_token_iteration", "first_iteration")
+        ),
         "first_token_time",
     ),
     "last_s": (
-        *(f"{info}.{name}" for info in INFOS for name in ("last_token_iteration", "last_iteration")),
+        *(
+            f"{info}.{name}"
+            for info in INFOS
+            for name in ("last_token_iteration", "last_iteration")
+        ),
         "last_token_time",
     ),
     "input_tokens": ("prompt_tokens",),
     "output_tokens": ("output_tokens",),
 }
-"""Paths of each column in a request: of tokens from guidellm 0.5 on, of iterations in 0.4, flat in 0.3."""
+"""Paths of each column in a request:
+
+of tokens from guidellm 0.5 on, of iterations in 0.4, flat in 0.3.
+"""
 
 
 def _guidellm(path: str, document: Document) -> list[MeasuredRun]:
@@ -256,7 +296,9 @@ def _guidellm(path: str, document: Document) -> list[MeasuredRun]:
         part = f"benchmark {number}" if len(benchmarks) > 1 else ""
         where, rows = _where(path, part), []
         if errored := _list(benchmark, "requests.errored"):
-            raise ConfigError(f"{where}: {len(errored)} requests have failed; all must have succeeded")
+            raise ConfigError(
+                f"{where}: {len(errored)} requests have failed; all must have succeeded"
+            )
         for place, request in enumerate(_list(benchmark, "requests.successful"), 1):
             columns = {name: _first(request, paths) for name, paths in GUIDELLM.items()}
             if None in (columns["send_s"], columns["first_s"], columns["last_s"]):
@@ -303,11 +345,15 @@ def _aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterator[Ro
         send_s = started_ns / 1e9 if isinstance(started_ns, int) else math.nan
         columns: dict[str, object] = {"send_s": send_s}
         for column, name in AIPERF.items():
-            value, unit = (_first(document, (f"metrics.{name}.{key}",)) for key in ("value", "unit"))
+            value, unit = (
+                _first(document, (f"metrics.{name}.{key}",)) for key in ("value", "unit")
+            )
             if not isinstance(value, int | float):
                 hint = "; aiperf must run with --streaming" if column == "first_s" else ""
                 raise ConfigError(f"{where}: has no {name}{hint}")
             if column.endswith("_s") and unit not in UNITS:
                 raise ConfigError(f"{where}: {name}: unit {unit!r} is none of {', '.join(UNITS)}")
-            columns[column] = send_s + value * UNITS[str(unit)] if column.endswith("_s") else int(value)
+            columns[column] = (
+                send_s + value * UNITS[str(unit)] if column.endswith("_s") else int(value)
+            )
         yield _row(where, columns)

@@ -11,7 +11,15 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem, scaled
+from app.lab.fidelity.fitting import (
+    Certainty,
+    Costs,
+    Problem,
+    Run,
+    SimulatedRun,
+    make_problem,
+    scaled,
+)
 from app.lab.fidelity.simulation import worker_pool
 from app.lab.load import report
 from config import ConfigError, UsageError
@@ -40,7 +48,9 @@ def run(argv: Sequence[str]) -> int:
     runs, kept = _runs(given.recordings, given, start), _runs(given.check, given, start)
     for run in kept:
         if any(run.name == fitted.name or run.figures == fitted.figures for fitted in runs):
-            raise UsageError(f"calibrate: {run.name} is fitted: --check takes runs that the fit never saw")
+            raise UsageError(
+                f"calibrate: {run.name} is fitted: --check takes runs that the fit never saw"
+            )
     _fit(given, make_problem(scaled(start, runs), runs), kept, time.monotonic)
     return 0
 
@@ -52,15 +62,35 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="the profile to write")
     add("--model-config", metavar="config.json", help="the model's, for the start")
     add("--device", help="with it: h100, h200, a100, l40s, mi300x or b200")
-    add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="with it [1]")
-    add("--vllm-version", default="", metavar="VERSION", help="with it: of the recorded server [the newest]")
-    add("--start", metavar="PROFILE", help="instead of them: a profile to start from, by name or file")
+    add(
+        "--tensor-parallel-size",
+        type=whole_number(1, 1024),
+        default=1,
+        metavar="N",
+        help="with it [1]",
+    )
+    add(
+        "--vllm-version",
+        default="",
+        metavar="VERSION",
+        help="with it: of the recorded server [the newest]",
+    )
+    add(
+        "--start",
+        metavar="PROFILE",
+        help="instead of them: a profile to start from, by name or file",
+    )
     add("--model", metavar="NAME", help="the model's name, for people")
     blocks = "blocks of the KV cache, as vLLM's log tells"
     add("--num-gpu-blocks", type=whole_number(2), metavar="N", help=blocks)
     add("--max-num-seqs", type=positive, metavar="N", help="what the server was started with")
     add("--max-num-batched-tokens", type=positive, metavar="N", help="the same")
-    add("--in-flight", type=positive, metavar="N", help="most requests that the client had under way")
+    add(
+        "--in-flight",
+        type=positive,
+        metavar="N",
+        help="most requests that the client had under way",
+    )
     pause = "from an answer to the next request [0s]"
     add("--turnaround", type=duration_of(3600), default="0s", metavar="DURATION", help=pause)
     judged = "a run to judge with, not to fit; repeatable"
@@ -73,7 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     return flags
 
 
-def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]) -> None:
+def _fit(
+    given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]
+) -> None:
     from app.lab.fidelity.search import Search, certainties  # and numpy, which is optional
 
     begun_s = now()
@@ -126,7 +158,10 @@ def _start(given: argparse.Namespace) -> Profile:
 
 
 def _runs(paths: Sequence[str], given: argparse.Namespace, start: Profile) -> list[Run]:
-    """Reads runs. ConfigError for a request larger than the cache, with which a load would never end."""
+    """Reads runs.
+
+    ConfigError for a request larger than the cache, with which a load would never end.
+    """
     room, runs = (start.engine.num_gpu_blocks - 1) * start.engine.block_size, []
     for path in paths:
         for it in read_recordings(path):
@@ -142,7 +177,9 @@ def _runs(paths: Sequence[str], given: argparse.Namespace, start: Profile) -> li
             runs.append(Run(it, places, given.turnaround, it.figures()))
     names = [run.name for run in runs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"calibrate: two runs are called {twice[0]}: give the files different names")
+        raise ConfigError(
+            f"calibrate: two runs are called {twice[0]}: give the files different names"
+        )
     return runs
 
 
@@ -169,7 +206,9 @@ def told(
     lines = {}
     for name, of in {**errors, **unseen}.items():
         cells = [f"{100 * error:+.1f}" for error in of]
-        lines[name] = " | ".join(" ".join(cells[place : place + 4]) for place in range(0, len(cells), 4))
+        lines[name] = " | ".join(
+            " ".join(cells[place : place + 4]) for place in range(0, len(cells), 4)
+        )
     only = f" ({' and '.join(alone)} only)" if alone else ""
     return msgspec.structs.replace(
         profile,
@@ -186,7 +225,11 @@ def as_yaml(profile: Profile, known: Sequence[Certainty], wrong: Sequence[str] =
     if guessed:
         head.append(f"# Not identified by the recordings: {', '.join(guessed)}.")
     head += [f"# {misfit}." for misfit in wrong]
-    return "\n".join(head) + "\n" + yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, width=110)
+    return (
+        "\n".join(head)
+        + "\n"
+        + yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, width=110)
+    )
 
 
 def errors_table(errors: Errors, unseen: Errors) -> str:
@@ -197,7 +240,10 @@ def errors_table(errors: Errors, unseen: Errors) -> str:
         if of_runs:
             lines.append(f"{title}: {_summary(of_runs)}")
         for name, of in of_runs.items():
-            cells = (f"{100 * error:>+{10 if place % 4 == 0 else 7}.1f}" for place, error in enumerate(of))
+            cells = (
+                f"{100 * error:>+{10 if place % 4 == 0 else 7}.1f}"
+                for place, error in enumerate(of)
+            )
             lines.append(f"{name:<{width}}{''.join(cells)}")
     return "\n".join(lines)
 
@@ -206,7 +252,9 @@ def constants_table(known: Sequence[Certainty]) -> str:
     lines = [f"{'constant':<16}{'start':>12}{'fitted':>12}{'off by':>9}"]
     for it in known:
         name = it.name.replace("_", "-")
-        off = f"+-{it.off:.1%}" if it.off < 0.3 else f"x/{exp(it.off):.1f}"  # a factor once it is large
+        off = (
+            f"+-{it.off:.1%}" if it.off < 0.3 else f"x/{exp(it.off):.1f}"
+        )  # a factor once it is large
         sure = "identified" if it.identified else "not identified"
         lines.append(f"{name:<16}{it.start:>12.5g}{it.value:>12.5g}{off:>9}  {sure}")
     return "\n".join(lines)
@@ -217,7 +265,9 @@ def misfits(errors: Errors, evaluations: int) -> list[str]:
     lines = []
     for run, of in errors.items():
         by_name = {
-            name: of[place] for place, name in enumerate(report.NAMES) if name.endswith(("mean", "p50"))
+            name: of[place]
+            for place, name in enumerate(report.NAMES)
+            if name.endswith(("mean", "p50"))
         }
         worst = max(by_name, key=lambda name: abs(by_name[name]))
         if abs(by_name[worst]) > USELESS:
@@ -228,7 +278,9 @@ def misfits(errors: Errors, evaluations: int) -> list[str]:
     return lines
 
 
-def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[Certainty]) -> list[str]:
+def warnings(
+    problem: Problem, played: Sequence[SimulatedRun], known: Sequence[Certainty]
+) -> list[str]:
     if problem.alone:
         fitted = " and ".join(problem.alone)
         return [f"an idle server: {fitted} are fitted, all other constants stay as in the start"]
@@ -251,17 +303,24 @@ def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[C
 
 
 def draw(errors: Errors, unseen: Errors, path: Path) -> None:
-    """Writes a picture: the error of each figure of each run, as colors and numbers. Raises OSError."""
+    """Writes a picture:
+
+    the error of each figure of each run, as colors and numbers. Raises OSError.
+    """
     rows = {**errors, **{f"{name} (not seen)": of for name, of in unseen.items()}}
     percent = [[100 * error for error in of] for of in rows.values()]
     title, size = "simulated against recorded, error in %", (8, 1.6 + 0.3 * len(rows))
     with report.picture_file(path, title, size, grid=(1, 1)) as [axes]:
         axes.grid(visible=False)
-        image = axes.imshow(percent, cmap="RdBu_r", vmin=-COLOR_LIMIT, vmax=COLOR_LIMIT, aspect="auto")
+        image = axes.imshow(
+            percent, cmap="RdBu_r", vmin=-COLOR_LIMIT, vmax=COLOR_LIMIT, aspect="auto"
+        )
         for row, of in enumerate(percent):
             for column, error in enumerate(of):
                 color = "white" if abs(error) > 0.7 * COLOR_LIMIT else "black"
-                axes.text(column, row, f"{error:+.1f}", ha="center", va="center", fontsize=8, color=color)
+                axes.text(
+                    column, row, f"{error:+.1f}", ha="center", va="center", fontsize=8, color=color
+                )
         axes.set_xticks(range(len(report.NAMES)), report.NAMES, rotation=30, ha="right", fontsize=8)
         axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
         axes.figure.colorbar(image, ax=axes, label="error (%)")

@@ -1,8 +1,8 @@
 """Prefill and decode on pods of their own, as with vLLM's NixlConnector (docs/fidelity.md).
 
-A prefill pod computes a prompt and one token, which the client never sees. It keeps the prompt's blocks until
-a decode pod has pulled them. The decode pod begins the transfer when it has blocks for the whole prompt,
-computes the prompt's last token again, and so gives the client its first token.
+A prefill pod computes a prompt and one token, which the client never sees. It keeps the prompt's
+blocks until a decode pod has pulled them. The decode pod begins the transfer when it has blocks for
+the whole prompt, computes the prompt's last token again, and so gives the client its first token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Disaggregation:
 
     def __str__(self) -> str:
         latency = f" and {self.latency_s * 1000:g} ms" if self.latency_s else ""
-        return f"{self.bytes_per_token / 1e3:g} kB a token at {self.bandwidth / 1e9:g} GB/s{latency}"
+        return (
+            f"{self.bytes_per_token / 1e3:g} kB a token at {self.bandwidth / 1e9:g} GB/s{latency}"
+        )
 
 
 class PrefillRequest(OfflineRequest):
@@ -46,7 +48,11 @@ class PrefillRequest(OfflineRequest):
     def __init__(self, request: OfflineRequest, pod: PoolPod, decode_pod: PoolPod) -> None:
         super().__init__(request.arrival_s, request.prompt_tokens, 1, request.number)
         self.path, self.node_tokens = request.path, request.node_tokens
-        self.prefix_tokens, self.session, self.send_s = request.prefix_tokens, request.session, request.send_s
+        self.prefix_tokens, self.session, self.send_s = (
+            request.prefix_tokens,
+            request.session,
+            request.send_s,
+        )
         self.request, self.pod, self.decode_pod = request, pod, decode_pod
 
 
@@ -65,8 +71,10 @@ class Transfers:
         endings: list[tuple[float, int]],
         changed: Callable[[int, Pod | Transfers], None],
     ) -> None:
-        """`choose` chooses decode pods. `endings` is a heap of ended requests: times and pods. `changed`
-        receives number and part whose next event may be another; `NUMBER` is that of the transfers."""
+        """`choose` chooses decode pods. `endings` is a heap of ended requests: times and pods.
+        `changed` receives number and part whose next event may be another; `NUMBER` is that of the
+        transfers.
+        """
         self._plan, self._choose, self._endings, self._changed = plan, choose, endings, changed
         self.due_s = self.next_s = inf
         self._pods: list[PoolPod] = []
@@ -80,7 +88,9 @@ class Transfers:
         blank = array("d", bytes(8 * requests))
         self.prefill_pod = array("i", bytes(4 * requests))
         self.prefilled_s, self.seen_s = blank[:], blank[:]
-        """Times of the prefill pod's token, and from which a request waits for blocks of its decode pod."""
+        """Times of the prefill pod's token, and from which a request waits for blocks of its decode
+        pod.
+        """
         self.begin_s, self.end_s = blank[:], blank[:]
         self.bytes = 0.0
         self.pools = Timeline(begin_s), Timeline(begin_s)
@@ -118,7 +128,9 @@ class Transfers:
         its, plan = self._prefills.pop(number), self._plan
         pair, block_size = (its.pod.number, its.decode_pod.number), its.pod.blocks.block_size
         size = blocks * block_size * plan.bytes_per_token
-        self._sent_s[pair] = sent_s = max(now_s, self._sent_s.get(pair, -inf)) + size / plan.bandwidth
+        self._sent_s[pair] = sent_s = (
+            max(now_s, self._sent_s.get(pair, -inf)) + size / plan.bandwidth
+        )
         self.bytes += size
         self.begin_s[number], self.end_s[number] = now_s, sent_s + plan.latency_s
         self._add(self.end_s[number], its, True)
@@ -143,7 +155,10 @@ class Transfers:
 
 
 class PoolPod(Pod):
-    """A prefill or a decode pod. Its blocks are also taken while no step runs: by prompts in transfer."""
+    """A prefill or a decode pod.
+
+    Its blocks are also taken while no step runs: by prompts in transfer.
+    """
 
     def __init__(self, number: int, transfers: Transfers, pool: Timeline, *args: Any) -> None:
         super().__init__(*args)

@@ -27,10 +27,15 @@ MOST_LANES = 32
 """Most pods whose steps the page shows."""
 MOST_CHUNKS = 100_000
 MOST_BARS = 20_000
-"""Most requests with a bar; beyond, only every n-th request gets one. Figures count all requests."""
+"""Most requests with a bar; beyond, only every n-th request gets one.
+
+Figures count all requests.
+"""
 ABSENT = -1.0
 Handler = Callable[[SimulationOutcome, int, Frame, Sequence[float]], None]
-"""Receives the number of a request when one of its events is due, a frame, and times in milliseconds."""
+"""Receives the number of a request when one of its events is due, a frame, and times in
+milliseconds.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +82,9 @@ def state_of(life: Life, at_s: float) -> str:
 
 
 class Film:
-    """Records the steps of a simulation (as `watch` of `Simulation`), and makes frames of the record."""
+    """Records the steps of a simulation (as `watch` of `Simulation`), and makes frames of the
+    record.
+    """
 
     def __init__(self, load: LoadTrace, plan: SimulationPlan, title: str) -> None:
         self._load, self._plan, self._title = load, plan, title
@@ -86,7 +93,9 @@ class Film:
         """Prompt tokens found in the prefix cache."""
         self._lanes: dict[Pod, PodLane] = {}
         scaling = plan.autoscaling
-        self._most_steps = max(2, MOST_STEPS // (plan.pods if scaling is None else scaling.policy.most))
+        self._most_steps = max(
+            2, MOST_STEPS // (plan.pods if scaling is None else scaling.policy.most)
+        )
         self._pods: list[PodFigures] = []
         self._first_pod = array("i")
         """Pod of each request that computes its prompt."""
@@ -115,7 +124,10 @@ class Film:
         lane.preemptions = now
         decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
         sizes = batch.tokens - decodes, decodes, batch.sequences
-        lane.add((start_s, end_s - start_s, *sizes, pod.blocks.capacity - pod.blocks.free), self._most_steps)
+        lane.add(
+            (start_s, end_s - start_s, *sizes, pod.blocks.capacity - pod.blocks.free),
+            self._most_steps,
+        )
 
     def page(self, outcome: SimulationOutcome) -> str:
         return report_of(self.picture(outcome), self.frames(outcome))
@@ -123,7 +135,9 @@ class Film:
     def waits_s(self, outcome: SimulationOutcome) -> tuple[float, float]:
         """Returns the mean times from sending to the first step, and from there to the first token."""
         count, admitted_s = len(self._load), sum(self._admitted_s)
-        return (admitted_s - sum(outcome.send_s)) / count, (sum(outcome.first_s) - admitted_s) / count
+        return (admitted_s - sum(outcome.send_s)) / count, (
+            sum(outcome.first_s) - admitted_s
+        ) / count
 
     def picture(self, outcome: SimulationOutcome) -> Picture:
         at, pods, every = self._plan.profile.engine, outcome.pods, self._every
@@ -154,7 +168,9 @@ class Film:
             (deque(sorted(range(len(its)), key=its.__getitem__)), its, handlers)
             for its, *handlers in self._events(out)
         ]
-        begun = deque(sorted((it.begun_s, pod) for pod, it in enumerate(out.lives) if it.begun_s > begin_s))
+        begun = deque(
+            sorted((it.begun_s, pod) for pod, it in enumerate(out.lives) if it.begun_s > begin_s)
+        )
         chunks, lost_s = deque(sorted(self._chunks)), sorted(self._lost_s)
         lanes = [
             ((self._first_pod if it.prefills else out.pod)[it.request], it.steps)
@@ -191,7 +207,9 @@ class Film:
             frame.figures = [round(self._figures[name], 5) for name in FIGURES]
             yield frame
 
-    def _events(self, out: SimulationOutcome) -> Iterator[tuple[Sequence[float], *tuple[Handler, ...]]]:
+    def _events(
+        self, out: SimulationOutcome
+    ) -> Iterator[tuple[Sequence[float], *tuple[Handler, ...]]]:
         """Yields the times of one kind of event, by request, and its handlers; kinds are in order."""
         log, first, last = out.transfers, self._first_pod, out.pod
         yield out.send_s, self._sent, partial(self._move, first, 1, 0)
@@ -210,7 +228,9 @@ class Film:
         pod.waiting += waiting
         pod.running += running
 
-    def _prefilled(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
+    def _prefilled(
+        self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]
+    ) -> None:
         if number % self._every == 0:
             frame.phases.append((number + 1, int(Phase.TRANSFER), ms[-1], 0))
 
@@ -224,7 +244,13 @@ class Film:
         if len(shares) > 1:
             states = [f" ({state_of(life, at_s)})" for life in out.lives] or [""] * len(shares)
             frame.pods = [
-                (it.running, it.waiting, round(share, 4), round(it.cached / max(1, it.prompt), 4), state)
+                (
+                    it.running,
+                    it.waiting,
+                    round(share, 4),
+                    round(it.cached / max(1, it.prompt), 4),
+                    state,
+                )
                 for it, share, state in zip(self._pods[:MOST_LANES], shares, states, strict=False)
             ]
 
@@ -235,7 +261,9 @@ class Film:
             sizes = self._load.input_tokens[number], self._load.output_tokens[number]
             frame.new.append((number + 1, f"#{number + 1}", 0, *sizes, ms[0], None, pod, 1))
 
-    def _admitted(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
+    def _admitted(
+        self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]
+    ) -> None:
         tokens, cached = self._load.input_tokens[number], self._cached[number]
         pod = self._pods[self._first_pod[number]]
         pod.prompt, pod.cached = pod.prompt + tokens, pod.cached + cached
@@ -247,7 +275,9 @@ class Film:
             frame.phases.append((number + 1, int(Phase.PREFILL), ms[1], 0))
             frame.held += (number + 1, self._own_blocks(number, tokens))
 
-    def _begun(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
+    def _begun(
+        self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]
+    ) -> None:
         tokens = self._load.input_tokens[number]
         self._under_way[number] = None
         self._figures["prompt"] += tokens
@@ -276,8 +306,13 @@ class Film:
 
     def _moments(self, out: SimulationOutcome, begin_s: float) -> Iterator[float]:
         """Returns the times of the frames: enough to see a run, few enough for a small file."""
-        length_s = max(max(out.last_s) - begin_s, 1e-3) * (1 + 1e-9)  # the last frame has the last token
-        busy_s = sum(last - send for send, last in zip(out.send_s, out.last_s, strict=True)) / self._every
+        length_s = max(max(out.last_s) - begin_s, 1e-3) * (
+            1 + 1e-9
+        )  # the last frame has the last token
+        busy_s = (
+            sum(last - send for send, last in zip(out.send_s, out.last_s, strict=True))
+            / self._every
+        )
         count = min(MOST_FRAMES, length_s / SHORTEST_S, MOST_ROWS * length_s / max(busy_s, 1e-9))
         count = max(LEAST_FRAMES, int(count))
         return (begin_s + length_s * (place + 1) / count for place in range(count))
@@ -287,9 +322,14 @@ class Film:
         load, written = self._load, self._written
         for number in self._under_way:
             first_s, more = out.first_s[number], load.output_tokens[number] - 1
-            tokens = 1 + int(more * (at_s - first_s) / (out.last_s[number] - first_s)) if more else 1
+            tokens = (
+                1 + int(more * (at_s - first_s) / (out.last_s[number] - first_s)) if more else 1
+            )
             written += tokens
             if number % self._every == 0:
                 frame.tokens += (number + 1, tokens)
-                frame.held += (number + 1, self._own_blocks(number, load.input_tokens[number] + tokens))
+                frame.held += (
+                    number + 1,
+                    self._own_blocks(number, load.input_tokens[number] + tokens),
+                )
         self._figures["generated"] = written

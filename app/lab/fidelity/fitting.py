@@ -75,7 +75,10 @@ CONSTANTS = (
 OF_NORM = ("weights", "expert_weights", "per_token", "p", "tile", "spill")
 """Constants that a table of `products` replaces."""
 OF_IDLE_RUNS = ("base", "front")
-"""Constants that runs of an idle server show: additions of host and server to each step and request."""
+"""Constants that runs of an idle server show:
+
+additions of host and server to each step and request.
+"""
 IDLE = 1.0
 """Most requests in flight, on average, at an idle server."""
 
@@ -113,17 +116,23 @@ class Run(Struct, frozen=True):
 
     def errors(self, simulated: SimulatedRun) -> list[float]:
         """Returns the errors of the simulation as shares of the recorded figures."""
-        return [ours / theirs - 1 for ours, theirs in zip(simulated.figures, self.figures, strict=True)]
+        return [
+            ours / theirs - 1 for ours, theirs in zip(simulated.figures, self.figures, strict=True)
+        ]
 
     def replay(self, profile: Profile) -> SimulatedRun:
         idle, end_s = 0, -inf
 
-        def watch(pod: Pod, batch: Batch[OfflineRequest], start_s: float, step_end_s: float) -> None:
+        def watch(
+            pod: Pod, batch: Batch[OfflineRequest], start_s: float, step_end_s: float
+        ) -> None:
             nonlocal idle, end_s
             idle += start_s > end_s
             end_s = step_end_s
 
-        plan = SimulationPlan(profile=profile, in_flight=self.in_flight, turnaround_s=self.turnaround_s)
+        plan = SimulationPlan(
+            profile=profile, in_flight=self.in_flight, turnaround_s=self.turnaround_s
+        )
         outcome = simulate(self.recording.load, plan, watch=watch)
         return SimulatedRun(
             figures=[figure for its in outcome.latencies() for figure in four(its)],
@@ -134,7 +143,10 @@ class Run(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True):
-    """A start and the runs to predict. A candidate has the distance of each constant, in spreads."""
+    """A start and the runs to predict.
+
+    A candidate has the distance of each constant, in spreads.
+    """
 
     start: Profile
     constants: tuple[Constant, ...]
@@ -171,14 +183,17 @@ class Problem(Struct, frozen=True):
         return [run.errors(it) for run, it in zip(self.runs, self.play(x), strict=True)]
 
     def loss(self, x: Collection[float]) -> float:
-        """Returns the mean error of a candidate, smoothed by `SOFT`, plus the pull towards the start."""
+        """Returns the mean error of a candidate, smoothed by `SOFT`, plus the pull towards the
+        start.
+        """
         errors = [error for run in self.errors(x) for error in run]
         misfit = sum(sqrt(error * error + SOFT * SOFT) - SOFT for error in errors) / len(errors)
         return misfit + PULL * sum(step * step for step in x)
 
 
 def scaled(start: Profile, runs: Sequence[Run]) -> Profile:
-    """Returns the start with costs of the recorded server's size, if those differ by more than `FAR`.
+    """Returns the start with costs of the recorded server's size, if those differ by more than
+    `FAR`.
 
     The search moves each constant by a few spreads, and would not get there.
     """
@@ -189,7 +204,8 @@ def scaled(start: Profile, runs: Sequence[Run]) -> Profile:
             break
         names = [it.name for it in CONSTANTS if it.name in CostConstants.__struct_fields__]
         values = {
-            name: factor * getattr(start.cost, name) for name in set(names) - {"p", "tile", "slowdown", "tau"}
+            name: factor * getattr(start.cost, name)
+            for name in set(names) - {"p", "tile", "slowdown", "tau"}
         }
         if not start.cost.products:
             values["products_scale"] = 1.0
@@ -199,12 +215,17 @@ def scaled(start: Profile, runs: Sequence[Run]) -> Profile:
 
 
 def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
-    """Chooses the constants to fit: all but `fixed`, or `OF_IDLE_RUNS` if all runs are of an idle server."""
+    """Chooses the constants to fit:
+
+    all but `fixed`, or `OF_IDLE_RUNS` if all runs are of an idle server.
+    """
     if not fixed and all(run.is_idle for run in runs):
         fixed = [it.name for it in CONSTANTS if it.name not in OF_IDLE_RUNS]
     parts = start.engine, start.cost, start.front
     values = {name: value for part in parts for name, value in msgspec.structs.asdict(part).items()}
     without = {*fixed, *(OF_NORM if start.cost.products else ("products_scale",))}
-    constants = tuple(it for it in CONSTANTS if it.name not in without and (values[it.name] or it.least))
+    constants = tuple(
+        it for it in CONSTANTS if it.name not in without and (values[it.name] or it.least)
+    )
     starts = tuple(values[it.name] or it.least for it in constants)
     return Problem(start, constants, starts, tuple(runs))

@@ -1,7 +1,7 @@
 """Goodput of a run, the requests that meet all their limits, and the price of its accelerators.
 
-`vllm bench serve --goodput` has the same limits: milliseconds of `ttft`, `tpot` (time per token after the
-first, 0 for a single token) and `e2el` (from sending to the last token).
+`vllm bench serve --goodput` has the same limits: milliseconds of `ttft`, `tpot` (time per token
+after the first, 0 for a single token) and `e2el` (from sending to the last token).
 """
 
 import math
@@ -17,7 +17,9 @@ from config import ConfigError
 
 METRICS = ("ttft", "tpot", "e2el")
 Limits = Mapping[str, Mapping[str, float]]
-"""Class -> metric -> most seconds; the class "" holds for all classes without a limit for that metric."""
+"""Class -> metric -> most seconds; the class "" holds for all classes without a limit for that
+metric.
+"""
 
 
 class Share(Struct, frozen=True):
@@ -60,7 +62,9 @@ def read_limits(words: Sequence[str]) -> Limits:
         except ValueError:
             milliseconds = math.nan
         if metric not in METRICS or not 0 < milliseconds < math.inf or word.startswith("="):
-            raise ValueError(f"must be [CLASS=]{'|'.join(METRICS)}:MILLISECONDS above 0, not {word[:40]!r}")
+            raise ValueError(
+                f"must be [CLASS=]{'|'.join(METRICS)}:MILLISECONDS above 0, not {word[:40]!r}"
+            )
         if metric in limits[name]:
             raise ValueError(f"has {metric} twice" + (f" for {name}" if name else ""))
         limits[name][metric] = milliseconds / 1000
@@ -92,7 +96,13 @@ def limit_ratios(outcome: SimulationOutcome, limits: Limits) -> Iterator[dict[st
     """Yields each request's times by metric, as shares of its limits; inf without a first token."""
     load = outcome.load
     of_class = [limits_of(limits, name) for name in load.classes or [""]]
-    columns = outcome.send_s, outcome.first_s, outcome.last_s, load.output_tokens, load.kind or repeat(0)
+    columns = (
+        outcome.send_s,
+        outcome.first_s,
+        outcome.last_s,
+        load.output_tokens,
+        load.kind or repeat(0),
+    )
     for send_s, first_s, last_s, output, kind in zip(*columns, strict=False):
         took_s = {
             "ttft": first_s - send_s,
@@ -108,7 +118,9 @@ def limit_ratios(outcome: SimulationOutcome, limits: Limits) -> Iterator[dict[st
 def check_classes(limits: Limits, load: LoadTrace) -> None:
     """Raises ConfigError for limits of a class that the load does not have."""
     if unknown := [name for name in limits if name and name not in load.classes]:
-        known = f"; known are {', '.join(load.classes)}" if load.classes else ", and no column class"
+        known = (
+            f"; known are {', '.join(load.classes)}" if load.classes else ", and no column class"
+        )
         raise ConfigError(f"--goodput: {load.origin} has no requests of class {unknown[0]}{known}")
 
 
@@ -117,6 +129,8 @@ def lines(its: Goodput, limits: Limits) -> list[str]:
     found = []
     for name, share in (its.by_class or {"": its}).items():
         of = f" of {name}" if its.by_class else ""
-        told = [f"{metric} {1000 * limit_s:g} ms" for metric, limit_s in limits_of(limits, name).items()]
+        told = [
+            f"{metric} {1000 * limit_s:g} ms" for metric, limit_s in limits_of(limits, name).items()
+        ]
         found.append(f"goodput{of}: {share} ({', '.join(told) or 'no limit'})")
     return [*found, f"goodput: {its}"] if its.by_class else found

@@ -71,7 +71,9 @@ def _draw_latencies(
         moments = [(place + 0.5) * width_s for place in sorted(bins)]
         name, per_s = _UNITS[latency]
         for share, label in ((0.5, "p50"), (0.99, "p99")):
-            heights = [report.quantile(sorted(bins[place]), share) * per_s for place in sorted(bins)]
+            heights = [
+                report.quantile(sorted(bins[place]), share) * per_s for place in sorted(bins)
+            ]
             its.plot(moments, heights, color=_LINES[label]["color"], label=label)
         its.set(xlabel="time of sending (s)", ylabel=name)
         _draw_limits(its, latency, objectives)
@@ -96,7 +98,9 @@ def _draw_use(axes: Sequence[report.Axes], outcome: SimulationOutcome) -> None:
     axes[1].set(xlabel="time (s)", ylabel=f"KV cache {of} (%)")
 
 
-def _draw_pods(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: RunSummary | None) -> None:
+def _draw_pods(
+    axes: Sequence[report.Axes], parts: Sequence[Interval], constant: RunSummary | None
+) -> None:
     """Draws pods by phase and the pods of a constant fleet, then load and misses, over time."""
     times_s = [it.begin_s for it in parts]
     phases = {"ready": report.BLUE, "loading": report.GREY, "draining": report.ORANGE}
@@ -105,7 +109,9 @@ def _draw_pods(axes: Sequence[report.Axes], parts: Sequence[Interval], constant:
     axes[0].stackplot(times_s, heights, step="post", **style)
     if constant is not None:
         pods = len(constant.requests_per_pod)
-        axes[0].axhline(pods, color=report.GREEN, linestyle="--", label=f"best constant fleet: {pods}")
+        axes[0].axhline(
+            pods, color=report.GREEN, linestyle="--", label=f"best constant fleet: {pods}"
+        )
     axes[1].plot(times_s, [it.requests_per_s for it in parts], color=report.BLUE, label="load")
     if parts[0].missed is not None:
         late = [(it.missed or 0) / times_s[1] for it in parts]
@@ -115,9 +121,14 @@ def _draw_pods(axes: Sequence[report.Axes], parts: Sequence[Interval], constant:
 
 
 def draw_curves(
-    axes: Sequence[report.Axes], name: str, points: Sequence[Point], objectives: Sequence[Objective] = ()
+    axes: Sequence[report.Axes],
+    name: str,
+    points: Sequence[Point],
+    objectives: Sequence[Objective] = (),
 ) -> None:
-    """Draws latencies and output tokens/s over the swept setting, the objectives, and the best value."""
+    """Draws latencies and output tokens/s over the swept setting, the objectives, and the best
+    value.
+    """
     labels, values = [label_of(name, point) for point in points], [point.value for point in points]
     if name == SPLIT:  # the ordinary pods stand alone, as their line leads nowhere
         places, parts = list(map(float, range(len(points)))), [slice(1), slice(1, None)]

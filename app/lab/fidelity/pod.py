@@ -17,35 +17,46 @@ from config.profile import EngineLimits, Profile
 
 
 class OfflineRequest(SequenceState):
-    """A request, with times in seconds, and the beginning that its prompt shares with other prompts."""
+    """A request, with times in seconds, and the beginning that its prompt shares with other
+    prompts.
+    """
 
     __slots__ = (
         *("arrival_s", "first_s", "kept", "keys", "last_s", "node_tokens", "number"),
         *("path", "prefix_tokens", "send_s", "session"),
     )
 
-    def __init__(self, arrival_s: float, prompt_tokens: int, output_tokens: int, number: int = 0) -> None:
+    def __init__(
+        self, arrival_s: float, prompt_tokens: int, output_tokens: int, number: int = 0
+    ) -> None:
         super().__init__(prompt_tokens, output_tokens)
         self.number = number
         self.arrival_s = self.send_s = arrival_s
         """Time planned by the load; `send_s` may be later."""
         self.first_s = self.last_s = -1.0
         self.path: Sequence[int] = ()
-        """Nodes of the prefix tree from the root on; each has the next `node_tokens` tokens of the prompt."""
+        """Nodes of the prefix tree from the root on; each has the next `node_tokens` tokens of the
+        prompt.
+        """
         self.node_tokens = self.prefix_tokens = 0
         self.session = -1
-        """Conversation whose beginning this prompt is, after `prefix_tokens`; its answer continues it."""
+        """Conversation whose beginning this prompt is, after `prefix_tokens`; its answer continues
+        it.
+        """
         self.keys: list[bytes] | None = None
-        """Keys of the blocks that may be cached; made while the request waits, dropped with its blocks."""
+        """Keys of the blocks that may be cached; made while the request waits, dropped with its
+        blocks.
+        """
         self.kept = 0
         """Unshared blocks that the request may find again after a preemption."""
 
 
 class PrefixBlocks:
-    """A cache of `num_blocks` blocks, including vLLM's null block, with prefix caching between requests.
+    """A cache of `num_blocks` blocks, including vLLM's null block, with prefix caching between
+    requests.
 
-    Without shared prompts its results equal those of `CountedBlocks` (a property test). A whole block of a
-    shared prefix can be found as soon as the step that computes the block is made.
+    Without shared prompts its results equal those of `CountedBlocks` (a property test). A whole
+    block of a shared prefix can be found as soon as the step that computes the block is made.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -85,7 +96,10 @@ class PrefixBlocks:
         sequence.blocks += self.pool.take(count)
 
     def filled(self, sequence: OfflineRequest) -> None:
-        whole, keys = min(sequence.computed, sequence.prefix_tokens) // self.block_size, sequence.keys or ()
+        whole, keys = (
+            min(sequence.computed, sequence.prefix_tokens) // self.block_size,
+            sequence.keys or (),
+        )
         for block, key in zip(sequence.blocks[:whole], keys, strict=False):
             if block.hash is None:
                 self.pool.cache(block, key)
@@ -110,10 +124,17 @@ class PrefixBlocks:
 
 
 def shared_keys(request: OfflineRequest, block_size: int, tokens: int) -> list[bytes]:
-    """Returns the keys of whole blocks, of the first `tokens` tokens, that other requests may have cached."""
-    shared, path, node_tokens = request.prefix_tokens // block_size, request.path, request.node_tokens
+    """Returns the keys of whole blocks, of the first `tokens` tokens, that other requests may have
+    cached.
+    """
+    shared, path, node_tokens = (
+        request.prefix_tokens // block_size,
+        request.path,
+        request.node_tokens,
+    )
     keys = [
-        b"g%d/%d" % (path[((place + 1) * block_size - 1) // node_tokens], place) for place in range(shared)
+        b"g%d/%d" % (path[((place + 1) * block_size - 1) // node_tokens], place)
+        for place in range(shared)
     ]
     if request.session >= 0:
         keys += [_session_key(request, place) for place in range(shared, tokens // block_size)]
@@ -165,7 +186,10 @@ class Timeline:
 
 
 class Pod(StepLoop[OfflineRequest]):
-    """A simulated engine with the limits of `profile`. `ended` receives each request at its last token."""
+    """A simulated engine with the limits of `profile`.
+
+    `ended` receives each request at its last token.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """`python -m app record`: sends a load to a live server and records the times of each request.
 
-Each request is a greenlet that only stores bytes. All bytes found by one poll of the event loop get the
-poll's time. Responses are parsed when the loop is idle. A burst of many streams, such as one step of an
-engine, therefore delays no recorded time.
+Each request is a greenlet that only stores bytes. All bytes found by one poll of the event loop get
+the poll's time. Responses are parsed when the loop is idle. A burst of many streams, such as one
+step of an engine, therefore delays no recorded time.
 """
 
 import argparse
@@ -69,7 +69,10 @@ class Event(Struct):
 
 
 class Wanted(Struct):
-    """A request, due `arrival_s` seconds after the start. With 0 output tokens, any number is right."""
+    """A request, due `arrival_s` seconds after the start.
+
+    With 0 output tokens, any number is right.
+    """
 
     arrival_s: float
     body: bytes
@@ -111,7 +114,9 @@ class RecordingClient:
         progress: Callable[[int], None],
         failed: Callable[[str], None] | None = None,
     ) -> None:
-        """`failed` receives the error of each failed request; without it the first failure ends the run."""
+        """`failed` receives the error of each failed request; without it the first failure ends the
+        run.
+        """
         self._target = target
         given = {"Host": target.address, "Connection": "close", **JSON, **headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
@@ -121,7 +126,10 @@ class RecordingClient:
         self._measured: list[Measured] = []
 
     def run(self, requests: Iterable[Wanted]) -> list[Measured]:
-        """Sends requests in order of arrival. Raises RecordError, with the request's number, at a failure."""
+        """Sends requests in order of arrival.
+
+        Raises RecordError, with the request's number, at a failure.
+        """
         self._start_s = self._now()
         caller, loop = gevent.getcurrent(), gevent.get_hub().loop
         look = loop.check(ref=False, priority=loop.MAXPRI)
@@ -158,7 +166,9 @@ class RecordingClient:
                 gevent.kill(caller, RecordError(f"request {number + 1}: {text}"))
 
     def _exchange(self, wanted: Wanted) -> tuple[float, Pieces]:
-        """Returns the time of sending, and the pieces of the response, which ends with its connection."""
+        """Returns the time of sending, and the pieces of the response, which ends with its
+        connection.
+        """
         pieces: Pieces = []
         with closing(HttpConnection(self._target.address, CONNECT_S)) as connection:
             try:
@@ -168,7 +178,9 @@ class RecordingClient:
             head = f"POST {self._target.prefix}{COMPLETIONS} HTTP/1.1\r\n{self._headers}"
             request = f"{head}Content-Length: {len(wanted.body)}\r\n\r\n".encode() + wanted.body
             send_s = self._passed_s()
-            with suppress(BrokenPipeError, ConnectionResetError):  # the response so far has the reason
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the response so far has the reason
                 connection.sock.sendall(request)
             readable = gevent.get_hub().loop.io(connection.sock.fileno(), 1)
             try:
@@ -195,13 +207,19 @@ def _measured(number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Mea
             f"has {usage.completion_tokens} output tokens, not the {wanted.output_tokens} asked for"
             " with ignore_eos and min_tokens"
         )
-    pods = (line.partition(b":")[2] for line in headers if line.lower().startswith(ROUTED_TO.encode() + b":"))
+    pods = (
+        line.partition(b":")[2]
+        for line in headers
+        if line.lower().startswith(ROUTED_TO.encode() + b":")
+    )
     cached = usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens
     pod = next(pods, b"").strip().decode("latin-1")
     sizes = usage.prompt_tokens, usage.completion_tokens
     first_s, last_s = moments[0], moments[-1]
     text_s = last_s if text_s is None else text_s
-    return Measured(number, wanted.arrival_s, send_s, first_s, last_s, *sizes, text_s, cached or 0, pod)
+    return Measured(
+        number, wanted.arrival_s, send_s, first_s, last_s, *sizes, text_s, cached or 0, pod
+    )
 
 
 def _read_stream(pieces: Pieces) -> tuple[list[float], float | None, StreamedUsage]:
@@ -248,7 +266,10 @@ With --proxy it keeps the exchanges of others instead: {COMMAND} record --proxy 
 """
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "last_s")
 TOKEN_IDS = range(1000, 30000)
-"""Token ids for prompts to a server without /tokenize: in most vocabularies, and special in none."""
+"""Token ids for prompts to a server without /tokenize:
+
+in most vocabularies, and special in none.
+"""
 WORDS = " ".join(one + other for one in ascii_lowercase for other in ascii_lowercase)
 ANSWER_S = 10.0
 
@@ -291,8 +312,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=number_of(0, 1e6), default=60.0, metavar="S", help="for so long [60]")
     prompts = "of prompts, see simulate [1000]"
     add("--input-tokens", type=lengths("input"), default="1000", metavar="LENGTHS", help=prompts)
-    add("--output-tokens", type=lengths("output"), default="128", metavar="LENGTHS", help="of answers [128]")
-    add("--in-flight", type=whole_number(1, 10000), metavar="N", help="requests under way at most [all]")
+    add(
+        "--output-tokens",
+        type=lengths("output"),
+        default="128",
+        metavar="LENGTHS",
+        help="of answers [128]",
+    )
+    add(
+        "--in-flight",
+        type=whole_number(1, 10000),
+        metavar="N",
+        help="requests under way at most [all]",
+    )
     add("--model", metavar="NAME", help="to ask for [the first that the server serves]")
     add("--api-key", metavar="KEY", help="of the server")
     longest = whole_number(2, MOST_TOKENS)
@@ -315,7 +347,9 @@ def _load(given: argparse.Namespace) -> LoadTrace:
     if given.trace is not None:
         load = read_trace(given.trace)
         if load.session:
-            raise ConfigError(f"record: {given.trace} has sessions, and only simulate waits for answers")
+            raise ConfigError(
+                f"record: {given.trace} has sessions, and only simulate waits for answers"
+            )
         return load
     names = ("input_tokens", "output_tokens", "rate", "seconds", "seed")
     return draw_load(Recipe(**{name: getattr(given, name) for name in names}), given.longest)
@@ -345,14 +379,20 @@ class _Answer(Struct):
     tokens: Sequence[int] = ()
 
 
-def _served(target: Target, headers: dict[str, str], model: str | None) -> tuple[str, Sequence[int]]:
+def _served(
+    target: Target, headers: dict[str, str], model: str | None
+) -> tuple[str, Sequence[int]]:
     """Returns the model to ask for and ids of its tokens."""
     if not model:
         if not (models := _ask(target, headers, "GET", "/v1/models").data):
-            raise RecordError("GET /v1/models: names no model; give --model, or the server's --api-key")
+            raise RecordError(
+                "GET /v1/models: names no model; give --model, or the server's --api-key"
+            )
         model = models[0].id
     question = encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
-    return model, sorted(set(_ask(target, headers, "POST", "/tokenize", question).tokens or TOKEN_IDS))
+    return model, sorted(
+        set(_ask(target, headers, "POST", "/tokenize", question).tokens or TOKEN_IDS)
+    )
 
 
 def _ask(
@@ -360,7 +400,9 @@ def _ask(
 ) -> _Answer:
     """Returns the server's answer; an empty one for another status than 200, or another form."""
     try:
-        status, answer = exchange(target.address, method, target.prefix + path, body, ANSWER_S, headers)
+        status, answer = exchange(
+            target.address, method, target.prefix + path, body, ANSWER_S, headers
+        )
         return decode(answer, type=_Answer) if status == 200 else _Answer()
     except OSError as error:
         raise RecordError(f"{target.address}: {error}") from None

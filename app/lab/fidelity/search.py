@@ -1,8 +1,10 @@
-"""Search for the constants and their certainty: derivatives of the errors by numpy, then CMA-ES by `cma`.
+"""Search for the constants and their certainty: derivatives of the errors by numpy, then CMA-ES by
+`cma`.
 
-Constants compensate for each other, so the loss is a long narrow valley, and saturated runs make its floor
-rough. Gauss-Newton steps lead into the valley in few evaluations, and stall there. Their second derivatives
-give the valley's shape, from which CMA-ES starts; roughness does not hinder CMA-ES.
+Constants compensate for each other, so the loss is a long narrow valley, and saturated runs make
+its floor rough. Gauss-Newton steps lead into the valley in few evaluations, and stall there. Their
+second derivatives give the valley's shape, from which CMA-ES starts; roughness does not hinder
+CMA-ES.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +24,10 @@ from app.lab.fidelity.simulation import Progress, each
 STEP = 0.03
 """Change of a constant's logarithm, for derivatives."""
 LONG_STEP = 0.1
-"""Change of a constant's logarithm for certainties: long, so that roughness does not pass for information."""
+"""Change of a constant's logarithm for certainties:
+
+long, so that roughness does not pass for information.
+"""
 DOWNHILL = 5
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
 """Shares of a Gauss-Newton step that are tried."""
@@ -84,7 +89,9 @@ class Search:
         return found
 
     def _curvature(self) -> tuple[Array, Array]:
-        """Returns second (n, n) and first (n,) derivative of the loss at the best x, by Gauss-Newton."""
+        """Returns second (n, n) and first (n,) derivative of the loss at the best x, by
+        Gauss-Newton.
+        """
         x = self._best
         self._evaluations += 2 * len(x) + 1
         errors, rows = slopes(self._problem, x, self._pool)
@@ -92,14 +99,20 @@ class Search:
         return weighted @ rows.T + 2 * PULL * numpy.eye(len(x)), weighted @ errors + 2 * PULL * x
 
     def _wander(self, seed: int) -> str:
-        """Runs CMA-ES around the best candidate, with axes of equal rise; returns the reason for its end."""
+        """Runs CMA-ES around the best candidate, with axes of equal rise; returns the reason for
+        its end.
+        """
         second, _ = self._curvature()
         second += 2 * RISE * numpy.eye(len(second))  # limits each axis to one spread
         axes = sqrt(2 * RISE) * numpy.linalg.cholesky(numpy.linalg.inv(second))
         with catch_warnings():
             simplefilter("ignore")  # the package warns about missing optional packages
             cma = import_module("cma")
-            options = {"seed": seed + 1, "verbose": -9, "verb_log": 0}  # seed 0 would be a random seed
+            options = {
+                "seed": seed + 1,
+                "verbose": -9,
+                "verb_log": 0,
+            }  # seed 0 would be a random seed
             strategy = cma.CMAEvolutionStrategy([0.0] * len(second), SIGMA, options)
         middle, mark, since = self._best, self._loss, 0
         while self._evaluations < self._most:
@@ -115,7 +128,10 @@ class Search:
 
 
 def slopes(problem: Problem, x: Array, pool: Pool, step: float = STEP) -> tuple[Array, Array]:
-    """Returns the errors (m,) at `x` and their derivatives (n, m). Longer steps average over roughness."""
+    """Returns the errors (m,) at `x` and their derivatives (n, m).
+
+    Longer steps average over roughness.
+    """
     moves = step / numpy.array([constant.spread for constant in problem.constants])
     moved = [x + sign * row for row in numpy.diag(moves) for sign in (1, -1)]
     seen = numpy.array([numpy.ravel(errors) for errors in each(pool, problem.errors, [*moved, x])])
@@ -125,8 +141,9 @@ def slopes(problem: Problem, x: Array, pool: Pool, step: float = STEP) -> tuple[
 def certainties(problem: Problem, x: Sequence[float], pool: Pool) -> list[Certainty]:
     """Returns the certainty of all constants in their order, then of the sum of base and weights.
 
-    Errors are taken as linear in the constants near the best candidate. Bayesian linear regression gives the
-    standard deviation of each constant. The noise is the remaining error, the prior is `BEFORE` spreads.
+    Errors are taken as linear in the constants near the best candidate. Bayesian linear regression
+    gives the standard deviation of each constant. The noise is the remaining error, the prior is
+    `BEFORE` spreads.
     """
     errors, rows = slopes(problem, numpy.array(x), pool, LONG_STEP)
     noise = max(NOISE, float(numpy.sqrt(numpy.mean(errors * errors))))
@@ -134,7 +151,9 @@ def certainties(problem: Problem, x: Sequence[float], pool: Pool) -> list[Certai
     values = problem.candidate(x)
     start = dict(zip((it.name for it in problem.constants), problem.values, strict=True))
     told = [
-        Certainty(it.name, start[it.name], values[it.name], it.spread * sqrt(covariance[place, place]))
+        Certainty(
+            it.name, start[it.name], values[it.name], it.spread * sqrt(covariance[place, place])
+        )
         for place, it in enumerate(problem.constants)
     ]
     if not {"base", "weights"} <= set(start):
@@ -142,7 +161,10 @@ def certainties(problem: Problem, x: Sequence[float], pool: Pool) -> list[Certai
     # Recordings separate the two only with steps of very different sizes.
     whole = values["base"] + values["weights"]
     shares = numpy.array(
-        [it.spread * values[it.name] / whole * (it.name in ("base", "weights")) for it in problem.constants]
+        [
+            it.spread * values[it.name] / whole * (it.name in ("base", "weights"))
+            for it in problem.constants
+        ]
     )
     off = sqrt(shares @ covariance @ shares)
     return [*told, Certainty("base + weights", start["base"] + start["weights"], whole, off)]

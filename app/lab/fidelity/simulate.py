@@ -29,7 +29,15 @@ from app.lab.load.report import check_picture, check_targets, picture_file, prog
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
-from config.flags import FlagParser, as_argument, as_command, duration_of, number_of, size_of, whole_number
+from config.flags import (
+    FlagParser,
+    as_argument,
+    as_command,
+    duration_of,
+    number_of,
+    size_of,
+    whole_number,
+)
 from config.loader import load
 from config.profile import DEFAULT_PROFILE, EngineLimits, Profile
 from config.settings import Settings
@@ -43,7 +51,12 @@ N:lognormal, N:lognormal:SIGMA, N:uniform (half to three halves of N), LOW-HIGH 
 --plugin NAME its settings are flags, too.
 """
 ENGINE = {
-    **{"max-num-seqs": 1, "max-num-batched-tokens": 1, "num-gpu-blocks-override": 2, "block-size": 1},
+    **{
+        "max-num-seqs": 1,
+        "max-num-batched-tokens": 1,
+        "num-gpu-blocks-override": 2,
+        "block-size": 1,
+    },
     **{"max-model-len": 1, "long-prefill-token-threshold": 0},
 }
 """Limits of the engine, vLLM's, each with its least value."""
@@ -55,10 +68,18 @@ DEFAULT_BANDWIDTH = 50e9
 Autoscalers = Callable[[Settings], Mapping[str, autoscale.AutoscalerStart]]
 """Returns the autoscaling policies of the plugins in the settings, by name."""
 Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
-"""Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
-DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_tokens", "seconds") + (
-    *("num_requests", "prefix_groups", "prefix_tokens", "turns", "think"),
-)
+"""Returns name and step costs of the plugin in the settings that supplies them for a profile, if
+any.
+"""
+DRAWN = (
+    "rate",
+    "arrivals",
+    "burstiness",
+    "ramp_from",
+    "input_tokens",
+    "output_tokens",
+    "seconds",
+) + (*("num_requests", "prefix_groups", "prefix_tokens", "turns", "think"),)
 TRACE_COLUMNS = (
     "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also prefix_group and "
     "prefix_tokens; of sessions also session and think_s; class for --goodput; others are ignored. Or a "
@@ -86,7 +107,11 @@ class Job:
         engine = self.plan.profile.engine
         for number, sizes in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
             if sum(sizes) > longest:
-                rule = "max-model-len" if longest == engine.max_model_len else "what cache and budget hold"
+                rule = (
+                    "max-model-len"
+                    if longest == engine.max_model_len
+                    else "what cache and budget hold"
+                )
                 raise ConfigError(
                     f"{load.row(number)}: input_tokens {sizes[0]} and output_tokens {sizes[1]} together must "
                     f"not exceed {rule}, {longest} tokens"
@@ -124,9 +149,14 @@ class Job:
         return replace(self, plan=plan)
 
     def head(self, swept: str) -> str:
-        """Returns the heading of a table: profile, load and fleet; `swept` is the setting of a sweep."""
+        """Returns the heading of a table:
+
+        profile, load and fleet; `swept` is the setting of a sweep.
+        """
         plan, recipe = self.plan, self.recipe
-        load = f"trace {self.trace}" if recipe is None else f"drawn load, {recipe}, seed {recipe.seed}"
+        load = (
+            f"trace {self.trace}" if recipe is None else f"drawn load, {recipe}, seed {recipe.seed}"
+        )
         if recipe is not None and swept == "rate":
             load = load.replace(f" at {recipe.rate:g}/s", "", 1)
         if plan.in_flight is not None and swept != "in-flight":
@@ -143,7 +173,11 @@ class Job:
         if plan.autoscaling is not None:
             return f"{before}pods by {plan.autoscaling.written}, {plan.policy}"
         one = plan.pods == 1 and swept != "pods"
-        fleet = "" if one else f"{before}{'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
+        fleet = (
+            ""
+            if one
+            else f"{before}{'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
+        )
         if (split := plan.disaggregation) is not None:
             pools = "" if swept == summaries.SPLIT else f", {split.prefill_pods} of them prefill"
             fleet += f"{pools}, {split}"
@@ -151,9 +185,15 @@ class Job:
 
 
 def make_job(
-    given: Namespace, settings: Settings, plugged: Plugged, autoscalers: Autoscalers = lambda settings: {}
+    given: Namespace,
+    settings: Settings,
+    plugged: Plugged,
+    autoscalers: Autoscalers = lambda settings: {},
 ) -> Job:
-    """Makes the job of the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
+    """Makes the job of the flags.
+
+    Raises ConfigError, in one line, for wrong values and for conflicts.
+    """
     limits = {name: getattr(given, name, None) for name in EngineLimits.__struct_fields__}
     changes = {name: value for name, value in limits.items() if value is not None}
     made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
@@ -196,7 +236,9 @@ def _disaggregation(given: Namespace, swept: str, kv_bytes: float | None) -> Dis
     """Returns the split into prefill and decode pods, of a sweep the first; None without one."""
     pools, names = (given.prefill_pods, given.decode_pods), "--prefill-pods and --decode-pods"
     either, sweeps = pools != (None, None), swept == summaries.SPLIT
-    details = [f"--{name.replace('_', '-')}" for name in TRANSFERS if getattr(given, name) is not None]
+    details = [
+        f"--{name.replace('_', '-')}" for name in TRANSFERS if getattr(given, name) is not None
+    ]
     kv_bytes = given.kv_bytes_per_token or kv_bytes
     rules = {
         f"{names} go together": not either or None not in pools,
@@ -227,14 +269,19 @@ def _disaggregation(given: Namespace, swept: str, kv_bytes: float | None) -> Dis
 
 
 def _autoscaling(
-    given: Namespace, swept: str, weight_bytes: float, plugged: Mapping[str, autoscale.AutoscalerStart]
+    given: Namespace,
+    swept: str,
+    weight_bytes: float,
+    plugged: Mapping[str, autoscale.AutoscalerStart],
 ) -> autoscale.Autoscaling | None:
     written, cold_start = given.autoscale, given.cold_start
     given_s = {"every_s": given.autoscale_every, "scrape_s": given.scrape_interval}
     times = {name: value for name, value in given_s.items() if value is not None}
     if written is None or cold_start is None:
         if written or cold_start or times:
-            raise ConfigError("--autoscale and --cold-start go together, and with them the times of looks")
+            raise ConfigError(
+                "--autoscale and --cold-start go together, and with them the times of looks"
+            )
         return None
     if swept in ("pods", summaries.SPLIT) or given.prefill_pods is not None:
         raise ConfigError("--autoscale goes with neither a sweep of pods nor --prefill-pods")
@@ -276,7 +323,9 @@ def _check_drawn(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> 
         "--arrivals ramp needs --seconds: by then it has come to its rate": (
             arrivals != loads.RAMP or "seconds" in flags
         ),
-        "--burstiness goes with --arrivals bursty": (arrivals == loads.BURSTY or "burstiness" not in flags),
+        "--burstiness goes with --arrivals bursty": (
+            arrivals == loads.BURSTY or "burstiness" not in flags
+        ),
         "--ramp-from goes with --arrivals ramp": arrivals == loads.RAMP or "ramp_from" not in flags,
         "--prefix-groups and --prefix-tokens go together": len(prefixes) != 1,
         "--think goes with --turns": "think" not in flags or "turns" in flags,
@@ -296,9 +345,15 @@ def check_files(given: Namespace) -> None:
 
 
 def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
-    """Makes the parser; flags without a default in help are None if absent. `plan` replaces some flags."""
+    """Makes the parser; flags without a default in help are None if absent.
+
+    `plan` replaces some flags.
+    """
     flags = FlagParser(
-        prog=f"{COMMAND} {command}", description=about, allow_abbrev=False, conflict_handler="resolve"
+        prog=f"{COMMAND} {command}",
+        description=about,
+        allow_abbrev=False,
+        conflict_handler="resolve",
     )
     costs = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=costs)
@@ -306,8 +361,19 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     add = flags.add_argument_group("What profile auto is made of").add_argument
     add("--device", help=f"one of {', '.join(DEVICES)}")
     add("--model-config", metavar="PATH", help="the model's config.json, or its folder")
-    add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="devices [1]")
-    add("--vllm-version", default="", metavar="VERSION", help="whose engine; to 0.13 it waits for each step")
+    add(
+        "--tensor-parallel-size",
+        type=whole_number(1, 1024),
+        default=1,
+        metavar="N",
+        help="devices [1]",
+    )
+    add(
+        "--vllm-version",
+        default="",
+        metavar="VERSION",
+        help="whose engine; to 0.13 it waits for each step",
+    )
     _add_load(flags)
     _add_fleet(flags)
 
@@ -332,15 +398,30 @@ def _add_load(flags: FlagParser) -> None:
     add("--arrivals", choices=loads.ARRIVALS, help="how they come [poisson]")
     shape = "of bursty gaps: 1 is as poisson, less is burstier [0.25]"
     add("--burstiness", type=number_of(0.01, 1000, zero=True), metavar="SHAPE", help=shape)
-    add("--ramp-from", type=rate(zero=True), metavar="RATE", help="with which a ramp to --rate begins [0]")
+    add(
+        "--ramp-from",
+        type=rate(zero=True),
+        metavar="RATE",
+        help="with which a ramp to --rate begins [0]",
+    )
     lengths = partial(add, metavar="LENGTHS")
     lengths("--input-tokens", type=loads.lengths("input"), help="of prompts [1000:lognormal]")
     lengths("--output-tokens", type=loads.lengths("output"), help="of answers [128:lognormal]")
     add("--seconds", type=number_of(0, LONGEST_S), help="how long requests come")
     add("--num-requests", type=whole, metavar="N", help="how many come at the most")
     add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")
-    add("--prefix-tokens", type=whole, metavar="N", help="with which they do, before the input tokens")
-    add("--turns", type=whole_number(1, 1000), metavar="N", help="of sessions, which the rate counts [1]")
+    add(
+        "--prefix-tokens",
+        type=whole,
+        metavar="N",
+        help="with which they do, before the input tokens",
+    )
+    add(
+        "--turns",
+        type=whole_number(1, 1000),
+        metavar="N",
+        help="of sessions, which the rate counts [1]",
+    )
     think = "from an answer until the next turn, on average [0]"
     add("--think", type=duration_of(86_400), metavar="DURATION", help=think)
     seed = "of load, routing and speculation [1]"
@@ -355,15 +436,29 @@ def _add_fleet(flags: FlagParser) -> None:
     add("--turnaround", type=duration_of(3600), metavar="DURATION", help=pause)
     engines = partial(add, type=whole_number(1, summaries.MOST["pods"]), metavar="N")
     engines("--pods", help="engines [1]")
-    add("--policy", choices=POLICIES, default=RANDOM, help=f"which of them gets a request [{RANDOM}]")
+    add(
+        "--policy",
+        choices=POLICIES,
+        default=RANDOM,
+        help=f"which of them gets a request [{RANDOM}]",
+    )
 
-    add = flags.add_argument_group("Disaggregated prefill: pods for prompts, others for answers").add_argument
+    add = flags.add_argument_group(
+        "Disaggregated prefill: pods for prompts, others for answers"
+    ).add_argument
     engines = partial(add, type=whole_number(1, summaries.MOST["pods"]), metavar="N")
     engines("--prefill-pods", help="engines that compute prompts")
     engines("--decode-pods", help="engines that pull the prompts' keys and values, and answer")
-    link = "bytes a second from a prefill to a decode pod, such as 50GB [50GB, a port of 400 Gbit/s]"
+    link = (
+        "bytes a second from a prefill to a decode pod, such as 50GB [50GB, a port of 400 Gbit/s]"
+    )
     add("--transfer-bandwidth", type=size_of, metavar="SIZE", help=link)
-    add("--transfer-latency", type=duration_of(60), metavar="DURATION", help="added to each transfer [0]")
+    add(
+        "--transfer-latency",
+        type=duration_of(60),
+        metavar="DURATION",
+        help="added to each transfer [0]",
+    )
     size = "keys and values of a token, on all devices of an engine [the profile's]"
     add("--kv-bytes-per-token", type=size_of, metavar="SIZE", help=size)
 
@@ -380,11 +475,23 @@ def _add_fleet(flags: FlagParser) -> None:
 
 def _add_results(flags: FlagParser) -> None:
     add = flags.add_argument_group("Results").add_argument
-    add("--json", type=Path, metavar="FILE", help="the figures; - is stdout, without the table then")
-    add("--requests", type=Path, metavar="FILE.csv", help="moments of each request: send, first, last")
+    add(
+        "--json", type=Path, metavar="FILE", help="the figures; - is stdout, without the table then"
+    )
+    add(
+        "--requests",
+        type=Path,
+        metavar="FILE.csv",
+        help="moments of each request: send, first, last",
+    )
     picture = "latency, batch and cache over time; of a sweep its curve"
     add("--plot", type=Path, metavar="FILE.png|FILE.svg", help=picture)
-    add("--html", type=Path, metavar="FILE.html", help="the run as a page to look through, moment by moment")
+    add(
+        "--html",
+        type=Path,
+        metavar="FILE.html",
+        help="the run as a page to look through, moment by moment",
+    )
     both = "two runs beside each other; each file has options of this command, by name"
     add("--compare", nargs=2, type=Path, metavar=("A.yaml", "B.yaml"), help=both)
     sweep = f"a run for each value of one of {', '.join(summaries.MOST)}"
@@ -394,7 +501,13 @@ def _add_results(flags: FlagParser) -> None:
     add("--goodput", nargs="+", metavar="LIMIT", help=limits)
     price = "of an accelerator: the price of the run and of a million tokens"
     add("--gpu-hour-price", type=number_of(0, 1_000_000), metavar="PRICE", help=price)
-    add("--slo", type=as_argument(summaries.read_objectives), default=(), metavar="LIMITS", help=goals)
+    add(
+        "--slo",
+        type=as_argument(summaries.read_objectives),
+        default=(),
+        metavar="LIMITS",
+        help=goals,
+    )
     count = whole_number(1, 1024)
     own = "of sweeps [one a core]"
     add("--processes", type=count, default=usable_cores(), metavar="N", help=own)
@@ -406,7 +519,10 @@ def run(
     plugged: Plugged = lambda settings, profile: None,
     autoscalers: Autoscalers = lambda settings: {},
 ) -> int:
-    """Returns the exit status. The functions return step costs and policies of plugins; by default none."""
+    """Returns the exit status.
+
+    The functions return step costs and policies of plugins; by default none.
+    """
     given, words = parser().parse_beside_settings(argv, plugins_only=True)
 
     def job_of(words: Sequence[str]) -> Job:
@@ -435,11 +551,17 @@ def read_load(job: Job) -> LoadTrace:
     if recipe is not None:
         name, total, unit = "drawn", round(recipe.expected), "requests"
     else:
-        name, total, unit = "read", trace.stat().st_size if trace and trace.is_file() else 0, "bytes"
+        name, total, unit = (
+            "read",
+            trace.stat().st_size if trace and trace.is_file() else 0,
+            "bytes",
+        )
     with progress_of(sys.stderr, name, total, unit) as progress:
         load = job.load(progress)
     if load.left_out:
-        print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
+        print(
+            f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr
+        )
     return load
 
 
@@ -455,7 +577,9 @@ def _run_once(job: Job, given: Namespace) -> None:
     if plan.autoscaling is not None:
         fleet = summaries.fleet_use(outcome, job.judgement, _best_constant(job, load, summary))
         summary = msgspec.structs.replace(summary, fleet=fleet)
-    with written(given, summary, f"{job.head('')}\n{summaries.table(summary, job.judgement)}") as parts:
+    with written(
+        given, summary, f"{job.head('')}\n{summaries.table(summary, job.judgement)}"
+    ) as parts:
         if given.requests is not None:
             summaries.write_requests(parts.enter_context(whole_file(given.requests)), outcome)
         if film is not None:
@@ -472,14 +596,18 @@ def _run_both(given: Namespace, job_of: Callable[[Sequence[str]], Job]) -> None:
     from app.lab.fidelity.film import Film  # and the console
 
     paths: list[Path] = given.compare
-    if wrong := [name for name in ("sweep", "requests", "plot") if getattr(given, name) is not None]:
+    if wrong := [
+        name for name in ("sweep", "requests", "plot") if getattr(given, name) is not None
+    ]:
         raise UsageError(f"--{wrong[0]} is of one run, not of --compare")
     if paths[0].resolve() == paths[1].resolve():
         raise UsageError(f"--compare: {paths[1]} is named twice")
     check_targets((given.html, None if given.json == STDOUT else given.json), given.compare)
     jobs = [_job_of_file(path, job_of) for path in paths]
     if len(seeds := {job.plan.seed for job in jobs}) > 1:
-        raise ConfigError(f"--compare needs one seed for both runs, not {' and '.join(map(str, seeds))}")
+        raise ConfigError(
+            f"--compare needs one seed for both runs, not {' and '.join(map(str, seeds))}"
+        )
     runs, figures, own, heads = {}, [], {}, []
     names = [path.stem if paths[0].stem != paths[1].stem else str(path) for path in paths]
     for name, job in zip(names, jobs, strict=True):
@@ -495,11 +623,16 @@ def _run_both(given: Namespace, job_of: Callable[[Sequence[str]], Job]) -> None:
     document = {"better": its.better, "sentence": its.sentence, "runs": own}
     with written(given, document, "\n".join([its.sentence, *heads, table])) as parts:
         if given.html is not None:
-            parts.enter_context(whole_file(given.html)).write_text(comparison_of(its, runs), "utf-8")
+            parts.enter_context(whole_file(given.html)).write_text(
+                comparison_of(its, runs), "utf-8"
+            )
 
 
 def _job_of_file(path: Path, job_of: Callable[[Sequence[str]], Job]) -> Job:
-    """Returns the job of a YAML file with options of this command. ConfigError, which names the file."""
+    """Returns the job of a YAML file with options of this command.
+
+    ConfigError, which names the file.
+    """
     document, words = parse_yaml(str(path)), list[str]()
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: must be a mapping of options to values")
@@ -511,15 +644,23 @@ def _job_of_file(path: Path, job_of: Callable[[Sequence[str]], Job]) -> Job:
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words += [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
+            words += (
+                [f"--{name}", *map(str, value)]
+                if isinstance(value, list)
+                else [f"--{name}={value}"]
+            )
     try:
         return job_of(words)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _best_constant(job: Job, load: LoadTrace, own: summaries.RunSummary) -> summaries.RunSummary | None:
-    """Finds the fewest constant pods that meet the objectives or, without these, have as much goodput."""
+def _best_constant(
+    job: Job, load: LoadTrace, own: summaries.RunSummary
+) -> summaries.RunSummary | None:
+    """Finds the fewest constant pods that meet the objectives or, without these, have as much
+    goodput.
+    """
     assert job.plan.autoscaling is not None
     most, runs = job.plan.autoscaling.policy.most, dict[int, summaries.RunSummary]()
 
@@ -557,7 +698,11 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
             profile = job.plan.profile
-            of = f"{profile.model}, on {profile.device}" if job.profile_name == AUTO else job.profile_name
+            of = (
+                f"{profile.model}, on {profile.device}"
+                if job.profile_name == AUTO
+                else job.profile_name
+            )
             with picture_file(part, job.head(sweep.name).replace(job.profile_name, of, 1)) as axes:
                 pictures.draw_curves(axes, sweep.name, points, given.slo)
 
@@ -569,7 +714,9 @@ def _summary(job: Job, load: LoadTrace | None) -> summaries.RunSummary:
 
 @contextmanager
 def written(given: Namespace, figures: object, text: str) -> Iterator[ExitStack]:
-    """Yields a stack for files, which are all written or none; then prints the table, or figures for `-`."""
+    """Yields a stack for files, which are all written or none; then prints the table, or figures
+    for `-`.
+    """
     document = msgspec.json.format(msgspec.json.encode(figures)) + b"\n"
     with ExitStack() as parts:
         yield parts

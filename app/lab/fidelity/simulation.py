@@ -32,7 +32,9 @@ from config.profile import EngineLimits, Profile
 OFTEN = 1024
 """Requests between two progress calls."""
 PARENT_EVERY_S = 0.5
-"""Seconds between two looks of a worker for its parent; loky's workers have no handle of their parent."""
+"""Seconds between two looks of a worker for its parent; loky's workers have no handle of their
+parent.
+"""
 SLICE_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 
@@ -95,7 +97,10 @@ class SimulationOutcome:
 
 
 class Simulation:
-    """All pods on one virtual time. A heap has the next work of each pod, so that idle pods cost nothing."""
+    """All pods on one virtual time.
+
+    A heap has the next work of each pod, so that idle pods cost nothing.
+    """
 
     def __init__(
         self, load: LoadTrace, plan: SimulationPlan, progress: Progress, watch: Watch | None = None
@@ -106,9 +111,12 @@ class Simulation:
         self._endings: list[tuple[float, int]] = []
         """Heap of the known ends of requests: times and pods."""
         if split is not None:
-            # Of the policies only prefix-aware looks at more than requests in flight: it is for prompts.
+            # Of the policies only prefix-aware looks at more than requests in flight: it is for
+            # prompts.
             name, rng = plan.policy, Random(f"{plan.seed}/decode")
-            policy = make_policy(LEAST_REQUESTS if name == PREFIX_AWARE else name, self._cached, rng)
+            policy = make_policy(
+                LEAST_REQUESTS if name == PREFIX_AWARE else name, self._cached, rng
+            )
             kept = len(load), out.timeline.begin_s, self._endings, self._look
             out.transfers = apart.Transfers(split, policy.choose, *kept)
         self._transfers = out.transfers
@@ -125,7 +133,9 @@ class Simulation:
                 self._add_pod()
         else:
             begin_s, calls = out.timeline.begin_s, (self._add_pod, self._sample)
-            self._autoscaler = autoscale.Autoscaler(plan.autoscaling, plan.pods, begin_s, plan.seed, *calls)
+            self._autoscaler = autoscale.Autoscaler(
+                plan.autoscaling, plan.pods, begin_s, plan.seed, *calls
+            )
             self._numbers = self._autoscaler.ready
         self._policy = make_policy(plan.policy, self._cached, Random(f"{plan.seed}/{plan.policy}"))
         self._next_turns = load.next_turns()
@@ -134,9 +144,13 @@ class Simulation:
         self._is_blind = free and not isinstance(self._policy, PrefixAware)
         """True when the choice of pods, and so each pod, depends on nothing but the load."""
         self._due: list[tuple[float, int]] = []
-        """Heap of times and pods with work; an entry that differs from the pod's `due_s` is outdated."""
+        """Heap of times and pods with work; an entry that differs from the pod's `due_s` is
+        outdated.
+        """
         self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
-        """Heap of times at which the client's places are free, as far as known; None without a limit."""
+        """Heap of times at which the client's places are free, as far as known; None without a
+        limit.
+        """
         self._turns: list[tuple[float, int]] = []
         """Heap of turns that follow known answers: times and requests."""
         self._done = 0
@@ -164,7 +178,11 @@ class Simulation:
 
     def _add_pod(self) -> None:
         plan, number = self._plan, len(self.pods)
-        cost = StepCost(plan.profile.cost) if plan.step_costs is None else plan.step_costs(plan.profile)
+        cost = (
+            StepCost(plan.profile.cost)
+            if plan.step_costs is None
+            else plan.step_costs(plan.profile)
+        )
         make = Pod if self._transfers is None else self._transfers.make_pod
         self.pods.append(make(plan.profile, cost, f"{plan.seed}/{number}", *self._fixed))
         self._counts[number] = 0
@@ -172,10 +190,13 @@ class Simulation:
     def _sample(self, number: int, at_s: float) -> autoscale.Sample:
         """Returns the metrics of a pod that has run up to `at_s`."""
         oldest_s = at_s - autoscale.TTFT_WINDOW_S
-        its = self._unread[number] = [it for it in self._unread[number] if not 0 <= it.first_s <= oldest_s]
+        its = self._unread[number] = [
+            it for it in self._unread[number] if not 0 <= it.first_s <= oldest_s
+        ]
         ttft_s = [it.first_s - it.send_s for it in its if 0 <= it.first_s <= at_s]
         quantiles = {
-            name: autoscale.histogram_quantile(share, ttft_s) for name, share in autoscale.TTFT_SHARES.items()
+            name: autoscale.histogram_quantile(share, ttft_s)
+            for name, share in autoscale.TTFT_SHARES.items()
         }
         return self.pods[number].gauges() | quantiles
 
@@ -212,7 +233,9 @@ class Simulation:
     def _arrive(self, number: int, arrival_s: float) -> None:
         """Sends a request that is to be sent at `arrival_s`, after all earlier events."""
         load = self._load
-        request = OfflineRequest(arrival_s, load.input_tokens[number], load.output_tokens[number], number)
+        request = OfflineRequest(
+            arrival_s, load.input_tokens[number], load.output_tokens[number], number
+        )
         if load.group:
             request.path, request.prefix_tokens = load.path(number), load.prefix_tokens[number]
             request.node_tokens = load.node_tokens
@@ -220,17 +243,26 @@ class Simulation:
             request.session = load.session[number]
         request.send_s = send_s = self._send_s(arrival_s)
         if self._autoscaler is not None and send_s > load.arrival_s[0] + LONGEST_S:
-            raise ConfigError(f"{load.row(number)}: with --autoscale it must not come after {LONGEST_S:,} s")
+            raise ConfigError(
+                f"{load.row(number)}: with --autoscale it must not come after {LONGEST_S:,} s"
+            )
         self._settle(send_s)
         self._send(request)
 
     def _cached(self, request: OfflineRequest) -> dict[int, float]:
         """Returns the cached blocks of a request's prompt by pod, like an indexer without delay."""
         keys = shared_keys(request, self._plan.profile.engine.block_size, request.prompt_tokens)
-        return {number: self.pods[number].cached_blocks(keys) for number in self._numbers} if keys else {}
+        return (
+            {number: self.pods[number].cached_blocks(keys) for number in self._numbers}
+            if keys
+            else {}
+        )
 
     def _send_s(self, arrival_s: float) -> float:
-        """Returns the time of sending: `arrival_s`, or later if the client has no free place then."""
+        """Returns the time of sending:
+
+        `arrival_s`, or later if the client has no free place then.
+        """
         places = self._places
         if places is None:
             return arrival_s
@@ -298,7 +330,10 @@ class Simulation:
 
 
 def simulate(
-    load: LoadTrace, plan: SimulationPlan, progress: Progress = lambda done: None, watch: Watch | None = None
+    load: LoadTrace,
+    plan: SimulationPlan,
+    progress: Progress = lambda done: None,
+    watch: Watch | None = None,
 ) -> SimulationOutcome:
     """Simulates `load`. `progress` receives the number of finished requests, `watch` each step."""
     gc.disable()  # millions of objects without reference cycles: collections would find nothing
@@ -310,7 +345,10 @@ def simulate(
 
 @contextmanager
 def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Yields a pool for runs that are independent; None for one process. An exception ends all runs."""
+    """Yields a pool for runs that are independent; None for one process.
+
+    An exception ends all runs.
+    """
     if processes <= 1:
         yield None
         return
@@ -332,13 +370,16 @@ def each(
     """Returns the results in the order of `jobs`, for which a pool works at once."""
     if pool is None:
         return map(work, jobs)
-    # `pool.map` would cancel them on Ctrl-C, and an ended pool prints a traceback for a cancelled one.
+    # `pool.map` would cancel them on Ctrl-C, and an ended pool prints a traceback for a cancelled
+    # one.
     futures = [pool.submit(work, job) for job in jobs]
     return (future.result() for future in futures)
 
 
 def depend(parent: int) -> None:
-    """Leaves Ctrl-C, which reaches the whole terminal, to the parent, and ends a worker with its parent."""
+    """Leaves Ctrl-C, which reaches the whole terminal, to the parent, and ends a worker with its
+    parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_with_parent() -> None:

@@ -23,7 +23,9 @@ from config.kinds import parse_duration
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
 SPLIT = "prefill-pods"
-"""Setting of a sweep over P:D, the prefill and decode pods of a number of pods; 0 are ordinary pods."""
+"""Setting of a sweep over P:D, the prefill and decode pods of a number of pods; 0 are ordinary
+pods.
+"""
 MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000, SPLIT: 10_000}
 MOST_POINTS = 1000
 CURVE = ("requests/s", "tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p99") + (
@@ -52,7 +54,10 @@ class Use(Struct, frozen=True):
 
 
 class PoolUse(Struct, frozen=True):
-    """Prefill pods, or decode pods. Blocks are in use while they are computed, pulled, or wait for that."""
+    """Prefill pods, or decode pods.
+
+    Blocks are in use while they are computed, pulled, or wait for that.
+    """
 
     requests_per_pod: tuple[int, ...]
     kv_cache_usage: Use
@@ -67,13 +72,18 @@ class Transferred(Struct, frozen=True):
     prefill_s: Spread
     """Time from sending a request to the token of its prefill pod."""
     waiting_s: Spread
-    """Time until the decode pod has blocks for the prompt, from when its scheduler sees the request."""
+    """Time until the decode pod has blocks for the prompt, from when its scheduler sees the
+    request.
+    """
     transfer_s: Spread
     transferred_bytes: float
 
 
 class FleetUse(Struct, frozen=True):
-    """Pods of an autoscaled run. `constant` is the smallest constant fleet that does as well, if any."""
+    """Pods of an autoscaled run.
+
+    `constant` is the smallest constant fleet that does as well, if any.
+    """
 
     mean_pods: float
     most_pods: int
@@ -121,7 +131,10 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Measures of a run: limits of its requests, an accelerator's price an hour, objectives of latencies."""
+    """Measures of a run:
+
+    limits of its requests, an accelerator's price an hour, objectives of latencies.
+    """
 
     limits: Limits | None = None
     gpu_hour_price: float | None = None
@@ -132,7 +145,9 @@ class Judgement:
         return all(it.met(summary) for it in self.objectives) if self.objectives else None
 
 
-def summarize(outcome: SimulationOutcome, profile: str, judgement: Judgement = Judgement()) -> RunSummary:
+def summarize(
+    outcome: SimulationOutcome, profile: str, judgement: Judgement = Judgement()
+) -> RunSummary:
     load, plan, duration_s = outcome.load, outcome.plan, outcome.length_s
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     tokens_in, tokens_out = sum(load.input_tokens), sum(load.output_tokens)
@@ -176,12 +191,18 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _pool(
-    timeline: Timeline, requests_per_pod: tuple[int, ...], per_s: float, capacity: int, pods: float = 0.0
+    timeline: Timeline,
+    requests_per_pod: tuple[int, ...],
+    per_s: float,
+    capacity: int,
+    pods: float = 0.0,
 ) -> PoolUse:
     """Returns the use of a pool of so many pods on average; by default of all that are counted."""
     share = per_s / (pods or len(requests_per_pod))
     blocks = Use(sum(timeline.blocks) * share / capacity, timeline.most_blocks / capacity)
-    return PoolUse(requests_per_pod, blocks, Use(sum(timeline.sequences) * share, timeline.most_sequences))
+    return PoolUse(
+        requests_per_pod, blocks, Use(sum(timeline.sequences) * share, timeline.most_sequences)
+    )
 
 
 def _transferred(
@@ -248,7 +269,9 @@ def read_sweep(text: str) -> Sweep:
         raise ValueError("must go up from a number above 0, in steps above 0")
     if (high - low) / step >= MOST_POINTS:
         raise ValueError(f"must have at most {MOST_POINTS} points")
-    values = [round(low + number * step, 9) for number in range(int((high - low) / step + 1e-9) + 1)]
+    values = [
+        round(low + number * step, 9) for number in range(int((high - low) / step + 1e-9) + 1)
+    ]
     if name != "rate" and not all(value.is_integer() for value in values):
         raise ValueError(f"must be whole numbers for {name}")
     if high > MOST[name]:
@@ -277,14 +300,19 @@ def best(
 ) -> tuple[str, float | None]:
     """Returns the fewest pods, or the highest other value, that met the objectives, after its word.
 
-    The best number of prefill pods has the most goodput, or else the latencies farthest below the objectives.
+    The best number of prefill pods has the most goodput, or else the latencies farthest below the
+    objectives.
     """
     if name == SPLIT:
         its = _best_split(points, objectives)
         judged = its.summary.goodput if its.meets_slo is None else its.meets_slo
         return "best", its.value if judged else None
     met = [point.value for point in points if point.meets_slo]
-    return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
+    return (
+        ("fewest", min(met, default=None))
+        if name == "pods"
+        else ("highest", max(met, default=None))
+    )
 
 
 def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> Point:
@@ -303,7 +331,10 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
     if its.disaggregation is not UNSET:
         names = ("prefill", "waiting", "transfer")
         spreads += [(name, getattr(its.disaggregation, f"{name}_s")) for name in names]
-    rows = [(name, *(report.milliseconds(getattr(it, part)) for part in STATISTICS)) for name, it in spreads]
+    rows = [
+        (name, *(report.milliseconds(getattr(it, part)) for part in STATISTICS))
+        for name, it in spreads
+    ]
     pods = its.requests_per_pod
     lines = [
         report.markdown([("", *STATISTICS), *rows]),
@@ -338,10 +369,19 @@ def figures_of(its: RunSummary, waits_s: tuple[float, float]) -> dict[str, float
     names = [(name, part) for name in LATENCIES for part in compare.PARTS]
     ms = {f"{name.upper()} {part}": getattr(its.latency(name), part) for name, part in names}
     ms |= {compare.QUEUE: waits_s[0], compare.PREFILL: waits_s[1]}
-    counts = {compare.REQUESTS: its.requests, compare.PROMPTS: its.input_tokens, compare.FAILED: 0.0}
+    counts = {
+        compare.REQUESTS: its.requests,
+        compare.PROMPTS: its.input_tokens,
+        compare.FAILED: 0.0,
+    }
     cached = {compare.CACHED: its.cached_tokens / its.input_tokens} if its.cached_tokens else {}
     rates = {compare.OUTPUT: its.output_tokens_per_s, compare.GPU_HOURS: its.gpu_hours}
-    return {name: value * 1000 for name, value in ms.items() if value is not None} | counts | cached | rates
+    return (
+        {name: value * 1000 for name, value in ms.items() if value is not None}
+        | counts
+        | cached
+        | rates
+    )
 
 
 def _transfer_lines(its: Transferred) -> list[str]:
@@ -350,12 +390,16 @@ def _transfer_lines(its: Transferred) -> list[str]:
         pods, cache, running = pool.requests_per_pod, pool.kv_cache_usage, pool.running
         use = f"KV cache {cache.mean:.1%}, {cache.peak:.1%} at the most"
         use += f"; running {running.mean:.1f}, {running.peak:.0f} at the most"
-        lines.append(f"{name} pods: {len(pods)}, with {min(pods):,} to {max(pods):,} requests; {use}")
+        lines.append(
+            f"{name} pods: {len(pods)}, with {min(pods):,} to {max(pods):,} requests; {use}"
+        )
     size, requests = its.transferred_bytes, sum(its.decode.requests_per_pod)
     return [*lines, f"transfers: {size / 1e9:,.1f} GB, {size / requests / 1e6:,.1f} MB a request"]
 
 
-def fleet_use(outcome: SimulationOutcome, judgement: Judgement, constant: RunSummary | None) -> FleetUse:
+def fleet_use(
+    outcome: SimulationOutcome, judgement: Judgement, constant: RunSummary | None
+) -> FleetUse:
     parts = over_time(outcome, judgement, INTERVALS)
     lives, span_s = outcome.lives, outcome.length_s
     most = max(sum(it.begun_s <= at.begun_s < it.gone_s for it in lives) for at in lives)
@@ -388,7 +432,10 @@ def _fleets(its: RunSummary, fleet: FleetUse) -> str:
 
 
 def over_time(outcome: SimulationOutcome, judgement: Judgement, count: int) -> tuple[Interval, ...]:
-    """Divides an autoscaled run. Without limits of goodput, the values of the objectives are limits."""
+    """Divides an autoscaled run.
+
+    Without limits of goodput, the values of the objectives are limits.
+    """
     limits = judgement.limits
     if limits is None:
         # Of two objectives of a latency the stricter value holds.
@@ -402,18 +449,25 @@ def over_time(outcome: SimulationOutcome, judgement: Judgement, count: int) -> t
     late = Counter(it for it, is_good in zip(places, good, strict=False) if not is_good)
     parts = []
     for place, (loading, ready, draining) in enumerate(pods_over(lives, begin_s, width_s, count)):
-        missed, hours = late[place] if good else None, (loading + ready + draining) * width_s * devices / 3600
+        missed, hours = (
+            late[place] if good else None,
+            (loading + ready + draining) * width_s * devices / 3600,
+        )
         load = sent[place] / width_s
         parts.append(Interval(place * width_s, load, loading, ready, draining, missed, hours))
     return tuple(parts)
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
-    """Returns the saturation curve as a Markdown table, and the best value that meets the objectives."""
+    """Returns the saturation curve as a Markdown table, and the best value that meets the
+    objectives.
+    """
     first = points[0].summary
     extra = ["good"] if first.goodput else []
     extra += ["a million tokens out"] if first.price else []
-    rows = [("P:D" if name == SPLIT else name, *CURVE, *extra, *(["meets SLO"] if objectives else []))]
+    rows = [
+        ("P:D" if name == SPLIT else name, *CURVE, *extra, *(["meets SLO"] if objectives else []))
+    ]
     for point in points:
         its = point.summary
         times = (its.ttft_s.p50, its.ttft_s.p99, its.itl_s.p50, its.itl_s.p99, its.e2e_s.p99)
@@ -434,7 +488,9 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
     if name == SPLIT and (objectives or first.goodput):
         split = _best_split(points, objectives)
         found = f"none meets {wanted}; nearest is " if split.meets_slo is False else ""
-        lines.append(f"best P:D: {found}{_verdict(split, objectives)}; {_verdict(points[0], objectives)}")
+        lines.append(
+            f"best P:D: {found}{_verdict(split, objectives)}; {_verdict(points[0], objectives)}"
+        )
     elif objectives:
         word, value = best(name, points)
         found = f"none meets {wanted}" if value is None else f"{value:g} meets {wanted}"
@@ -460,14 +516,22 @@ def _verdict(point: Point, objectives: Sequence[Objective]) -> str:
 
 
 def write_requests(path: Path, outcome: SimulationOutcome) -> None:
-    """Writes a CSV row for each request, in order of the load: the columns of a trace, then times and pod."""
+    """Writes a CSV row for each request, in order of the load:
+
+    the columns of a trace, then times and pod.
+    """
     load, seconds = outcome.load, "{:.6f}".format
     later = frozenset(load.next_turns().values())
-    arrivals = ("" if place in later else seconds(at_s) for place, at_s in enumerate(load.arrival_s))
+    arrivals = (
+        "" if place in later else seconds(at_s) for place, at_s in enumerate(load.arrival_s)
+    )
     moments = (map(seconds, its) for its in (outcome.send_s, outcome.first_s, outcome.last_s))
     columns = [arrivals, load.input_tokens, load.output_tokens, *moments, outcome.pod]
     names = [*COLUMNS, "send_s", "first_s", "last_s", "pod"]
     if load.session:
         sessions = ("" if session == NO_GROUP else session for session in load.session)
-        columns, names = [*columns, sessions, map(seconds, load.think_s)], [*names, *SESSION_COLUMNS]
+        columns, names = (
+            [*columns, sessions, map(seconds, load.think_s)],
+            [*names, *SESSION_COLUMNS],
+        )
     report.write_rows(path, names, zip(*columns, strict=True))

@@ -1,8 +1,8 @@
 """Reads a load from a file, packed by gzip or not, whose format is recognised by its first bytes.
 
-Own traces are CSV files (docs/fidelity.md, "Traces"). Public ones are the Azure LLM inference traces of 2023
-and 2024, BurstGPT (both CSV), Mooncake (JSON lines), and the results of benchmarks, which `benchmark_files`
-reads. Any mistake is a ConfigError, in one line with file, row and rule.
+Own traces are CSV files (docs/fidelity.md, "Traces"). Public ones are the Azure LLM inference
+traces of 2023 and 2024, BurstGPT (both CSV), Mooncake (JSON lines), and the results of benchmarks,
+which `benchmark_files` reads. Any mistake is a ConfigError, in one line with file, row and rule.
 """
 
 import csv
@@ -20,7 +20,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.lab.fidelity.benchmark_files import opened, read_recordings
-from app.lab.load.loads import COLUMNS, MOST_TOKENS, NO_GROUP, SESSION_COLUMNS, TELL_EVERY, LoadTrace
+from app.lab.load.loads import (
+    COLUMNS,
+    MOST_TOKENS,
+    NO_GROUP,
+    SESSION_COLUMNS,
+    TELL_EVERY,
+    LoadTrace,
+)
 from config import ConfigError
 
 PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
@@ -32,7 +39,10 @@ _BLANK = b"\xef\xbb\xbf \t\r\n"
 
 
 def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> LoadTrace:
-    """Reads a trace; `progress` receives the bytes read. Raises ConfigError with the file, row and rule."""
+    """Reads a trace; `progress` receives the bytes read.
+
+    Raises ConfigError with the file, row and rule.
+    """
     load = LoadTrace(str(path), rows="row", first_row=2)
     with opened(path) as (packed, binary):
         if not (head := binary.peek(4096).lstrip(_BLANK)):
@@ -71,8 +81,13 @@ def _utc_s(name: str, text: str) -> float:
 
 def _tokens(name: str, text: str, least: int = 1) -> int:
     digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal()) or not least <= int(digits[:20]) <= MOST_TOKENS:
-        raise ValueError(f"{name} {text[:40]!r} must be a whole number from {least} to {MOST_TOKENS}")
+    if (
+        not (digits.isascii() and digits.isdecimal())
+        or not least <= int(digits[:20]) <= MOST_TOKENS
+    ):
+        raise ValueError(
+            f"{name} {text[:40]!r} must be a whole number from {least} to {MOST_TOKENS}"
+        )
     return int(digits)
 
 
@@ -80,8 +95,8 @@ PUBLIC: Mapping[tuple[str, ...], Callable[[str, str], float]] = {
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _utc_s,
     ("Timestamp", "Request tokens", "Response tokens"): _seconds,
 }
-"""Columns of time, prompt and answer tokens, and how to read a time: of Azure, whose times have seven digits
-and no zone (2023) or six and one (2024), and of BurstGPT."""
+"""Columns of time, prompt and answer tokens, and how to read a time: of Azure, whose times have
+seven digits and no zone (2023) or six and one (2024), and of BurstGPT."""
 
 
 def _read_csv(file: Iterable[str], load: LoadTrace, progress: Callable[[], None]) -> None:
@@ -95,7 +110,9 @@ def _read_csv(file: Iterable[str], load: LoadTrace, progress: Callable[[], None]
     except UnicodeDecodeError:
         raise
     except (csv.Error, ValueError) as error:
-        raise ConfigError(f"{load.row(-1 if rows is None else len(load) + load.left_out)}: {error}") from None
+        raise ConfigError(
+            f"{load.row(-1 if rows is None else len(load) + load.left_out)}: {error}"
+        ) from None
     load.classes.extend(rows.kinds)
     if not rows.are_own:
         _from_zero(load)
@@ -129,7 +146,9 @@ class _CsvRows:
         """Raises ValueError with the rule that `row` breaks."""
         load, (at, tokens_in, tokens_out) = self._load, self._places
         if len(row) < self._width:
-            raise ValueError("is empty" if not any(row) else f"has {len(row)} fields, and lacks some")
+            raise ValueError(
+                "is empty" if not any(row) else f"has {len(row)} fields, and lacks some"
+            )
         if not self.are_own and "0" in (row[tokens_in], row[tokens_out]):  # a request that failed
             load.left_out += 1
             return
@@ -140,8 +159,12 @@ class _CsvRows:
             if self._before_s < before_s and self.are_own:
                 raise ValueError(f"arrival_s {row[at]} is before that of the row above")
         count_in, count_out = _tokens(name_in, row[tokens_in]), _tokens(name_out, row[tokens_out])
-        if before is not None and count_in < (told := load.input_tokens[before] + load.output_tokens[before]):
-            raise ValueError(f"input_tokens {count_in} must hold the conversation so far, {told} tokens")
+        if before is not None and count_in < (
+            told := load.input_tokens[before] + load.output_tokens[before]
+        ):
+            raise ValueError(
+                f"input_tokens {count_in} must hold the conversation so far, {told} tokens"
+            )
         if self._prefix:
             self._share_prefix(row, count_in, before)
         if self._class:
@@ -157,7 +180,9 @@ class _CsvRows:
         load, turns = self._load, self._turns
         name, think = (row[place].strip() for place in self._session)
         before = turns.get(name) if name else None
-        load.think_s.append(0.0 if before is None else _seconds(SESSION_COLUMNS[1], think, MOST_THINK_S))
+        load.think_s.append(
+            0.0 if before is None else _seconds(SESSION_COLUMNS[1], think, MOST_THINK_S)
+        )
         known = len(turns) if before is None else load.session[before]
         load.session.append(known if name else NO_GROUP)
         if name:
@@ -188,9 +213,14 @@ class _MooncakeRow(Struct):
 
 def _read_mooncake(file: Iterable[str], load: LoadTrace, progress: Callable[[], None]) -> None:
     """Reads JSON lines; equal leading `hash_ids` become one path of the prefix tree."""
-    load.node_tokens, load.first_row, decoder = MOONCAKE_BLOCK, 1, msgspec.json.Decoder(_MooncakeRow)
+    load.node_tokens, load.first_row, decoder = (
+        MOONCAKE_BLOCK,
+        1,
+        msgspec.json.Decoder(_MooncakeRow),
+    )
     nodes: dict[tuple[int, int], int] = {}
-    """Node of the tree by parent and id, as an id may stand for a block or for all blocks up to it."""
+    """Node of the tree by parent and id, as an id may stand for a block or for all blocks up to it.
+    """
     for number, line in enumerate(file):
         try:
             if not line.isspace():
@@ -205,7 +235,9 @@ def _read_mooncake(file: Iterable[str], load: LoadTrace, progress: Callable[[], 
 def _add_mooncake(load: LoadTrace, row: _MooncakeRow, nodes: dict[tuple[int, int], int]) -> None:
     count_in, ids = row.input_length, row.hash_ids
     if len(ids) > (blocks := -(-count_in // MOONCAKE_BLOCK)):
-        raise ValueError(f"{len(ids)} hash_ids are more than the {blocks} blocks of {count_in} tokens")
+        raise ValueError(
+            f"{len(ids)} hash_ids are more than the {blocks} blocks of {count_in} tokens"
+        )
     if not (count_in and row.output_length):
         load.left_out += 1
         return
@@ -222,7 +254,9 @@ def _add_mooncake(load: LoadTrace, row: _MooncakeRow, nodes: dict[tuple[int, int
 
 
 def _from_zero(load: LoadTrace) -> None:
-    """Sorts the requests of a public trace, which may be out of order; the first one arrives at 0 s."""
+    """Sorts the requests of a public trace, which may be out of order; the first one arrives at 0
+    s.
+    """
     load.rows, load.first_row = "request", 1
     if any(before_s > at_s for before_s, at_s in pairwise(load.arrival_s)):
         order = sorted(range(len(load)), key=load.arrival_s.__getitem__)

@@ -46,7 +46,10 @@ COLORS = (report.GREY, report.BLUE, report.RED)
 
 
 class PolicySummary(Struct, frozen=True, kw_only=True):
-    """Figures of a policy, as in JSON. Times are seconds; NaN (null) without an answered request."""
+    """Figures of a policy, as in JSON.
+
+    Times are seconds; NaN (null) without an answered request.
+    """
 
     policy: str
     requests: int
@@ -113,7 +116,9 @@ def notes(summaries: Sequence[PolicySummary]) -> list[str]:
             without = f"{at.fallbacks} requests were routed without the indexer, which failed"
             lines.append(f"{at.policy}: {without}")
         if at.failed:
-            lines.append(f"{at.policy}: {at.failed} requests failed, most of them so: {at.errors[0]}")
+            lines.append(
+                f"{at.policy}: {at.failed} requests failed, most of them so: {at.errors[0]}"
+            )
     return lines
 
 
@@ -127,7 +132,9 @@ def draw(summaries: Sequence[PolicySummary], title: str, path: Path) -> None:
         shares.set(xlabel="TTFT (ms)", ylabel="requests with a first token (%)", ylim=(0, 102))
         shares.set_xlim(left=0)
         names = [at.policy for at in summaries]
-        drawn = cached.bar(names, [at.cached_share * 100 for at in summaries], color=COLORS[: len(names)])
+        drawn = cached.bar(
+            names, [at.cached_share * 100 for at in summaries], color=COLORS[: len(names)]
+        )
         cached.bar_label(drawn, fmt="%.0f")
         cached.set_xticks(range(len(names)), names, rotation=30, ha="right")
         cached.set(ylabel="cached prompt tokens (%)", ylim=(0, 105))
@@ -157,7 +164,9 @@ def read(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     add("--policies", nargs="+", default=(), help=ways, metavar="POLICY")
     add("--seed", type=seed, default=1, help="of workload, routing and pods [1]")
     picture = flags.add_mutually_exclusive_group().add_argument
-    picture("--png", type=Path, help="picture to draw, a PNG or an SVG [fleet.png, with matplotlib]")
+    picture(
+        "--png", type=Path, help="picture to draw, a PNG or an SVG [fleet.png, with matplotlib]"
+    )
     picture("--no-png", action="store_true", help="draw none")
     add("--json", type=Path, help="file for the figures, every TTFT among them")
     add("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
@@ -180,7 +189,9 @@ Plugged = Callable[[Settings], Mapping[str, PolicyMaker]]
 
 @as_command(FleetError, TokenizerError)
 def run(
-    argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer], plugged: Plugged = lambda settings: {}
+    argv: Sequence[str],
+    tokenizer_of: Callable[[Settings], Tokenizer],
+    plugged: Plugged = lambda settings: {},
 ) -> int:
     """Returns the exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
     options, flags = read(argv)
@@ -194,9 +205,13 @@ def run(
         def compose(tokens: int, rng: Random) -> str:
             return "".join(corpus.compose(tokens, rng)[1])
 
-        workload = make_workload(options.requests, options.groups, options.prefix_tokens, seed, compose)
+        workload = make_workload(
+            options.requests, options.groups, options.prefix_tokens, seed, compose
+        )
         with ExitStack() as ends:
-            with report.progress_of(sys.stderr, "starting indexer and pods", pods + 1, "servers") as progress:
+            with report.progress_of(
+                sys.stderr, "starting indexer and pods", pods + 1, "servers"
+            ) as progress:
                 running = running_fleet(settings, flags, workload, pods, seed, processes, progress)
                 fleet = ends.enter_context(running)
             if options.serve:
@@ -209,7 +224,10 @@ def run(
 
 
 def _serve(fleet: Fleet, options: Namespace, policies: Mapping[str, PolicyMaker]) -> NoReturn:
-    """Serves a proxy for every policy until KeyboardInterrupt. Raises FleetError when a process ends."""
+    """Serves a proxy for every policy until KeyboardInterrupt.
+
+    Raises FleetError when a process ends.
+    """
     with ExitStack() as ends:
         addresses = [
             (name, ends.enter_context(proxied(fleet, make, Random(f"{options.seed}/{name}")))[0])
@@ -232,7 +250,10 @@ def demonstrate(
     policies: Mapping[str, PolicyMaker],
     now: Callable[[], float],
 ) -> list[PolicySummary]:
-    """Runs each policy with empty caches, and returns the figures. Raises FleetError when a process ends."""
+    """Runs each policy with empty caches, and returns the figures.
+
+    Raises FleetError when a process ends.
+    """
     summaries = []
     for name, make in policies.items():
         fleet.forget()
@@ -252,7 +273,9 @@ def demonstrate(
             client = RecordingClient(target, {}, options.concurrency, now, progress, errors.append)
             answered = client.run(requests)
             took_s = now() - begun_s
-        summaries.append(summarize(name, answered, errors, took_s, fleet.pods, proxy.policy.fallbacks))
+        summaries.append(
+            summarize(name, answered, errors, took_s, fleet.pods, proxy.policy.fallbacks)
+        )
         fleet.processes.check()
     return summaries
 
@@ -275,7 +298,10 @@ def _show(summaries: Sequence[PolicySummary], options: Namespace, workload: Work
         print(line)
     if options.json is not None:
         names = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")
-        document = {"options": {name: getattr(options, name) for name in names}, "policies": summaries}
+        document = {
+            "options": {name: getattr(options, name) for name in names},
+            "policies": summaries,
+        }
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     if options.png is None:
         return
@@ -284,7 +310,11 @@ def _show(summaries: Sequence[PolicySummary], options: Namespace, workload: Work
         return
     load_text = f"{options.rate:g} requests/s" if options.rate else f"{options.concurrency} at once"
     title = f"{options.pods} pods, {len(workload.prompts)} requests, {load_text}, "
-    draw(summaries, title + f"{options.groups} prefixes of {options.prefix_tokens} tokens", options.png)
+    draw(
+        summaries,
+        title + f"{options.groups} prefixes of {options.prefix_tokens} tokens",
+        options.png,
+    )
     print(f"picture: {options.png}")
 
 
@@ -294,7 +324,9 @@ def _ended_by_signals() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     this = gevent.getcurrent()
-    watchers = [gevent.signal_handler(number, gevent.kill, this, KeyboardInterrupt) for number in numbers]
+    watchers = [
+        gevent.signal_handler(number, gevent.kill, this, KeyboardInterrupt) for number in numbers
+    ]
     try:
         yield
     finally:

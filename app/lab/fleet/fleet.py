@@ -1,4 +1,7 @@
-"""The pods and the indexer of a fleet: their load, their flags, their processes on loopback ports."""
+"""The pods and the indexer of a fleet:
+
+their load, their flags, their processes on loopback ports.
+"""
 
 import math
 import os
@@ -33,7 +36,10 @@ TAIL_BYTES = 4096
 
 SETTINGS = {name for row in TABLE for name in row.env} - {"HF_TOKEN"}
 STRANGE = ("SIM_", "GUNICORN_", "VLLM_", "POD_", "OTEL_", "UNDERSTUDY_", "WEB_CONCURRENCY")
-"""Variables that configure servers: names, and beginnings of names. `HF_TOKEN` stays, as the user's own."""
+"""Variables that configure servers:
+
+names, and beginnings of names. `HF_TOKEN` stays, as the user's own.
+"""
 
 
 TURNS = 4
@@ -46,7 +52,10 @@ SEPARATOR = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts in the order of sending: users in groups with one system prompt each, in conversations."""
+    """Prompts in the order of sending:
+
+    users in groups with one system prompt each, in conversations.
+    """
 
     prompts: tuple[str, ...]
     longest_tokens: int
@@ -58,7 +67,10 @@ class Workload:
 def make_workload(
     requests: int, groups: int, prefix_tokens: int, seed: int, compose: Callable[[int, Random], str]
 ) -> Workload:
-    """Spreads `requests` evenly over `groups`, in random order. `compose` makes a text of so many tokens."""
+    """Spreads `requests` evenly over `groups`, in random order.
+
+    `compose` makes a text of so many tokens.
+    """
     talks: list[list[str]] = []
     """The prompts of each user, turn by turn."""
     for group in range(groups):
@@ -78,7 +90,9 @@ def make_workload(
     own = [len(talk) * (QUESTION_TOKENS + ANSWER_TOKENS) - ANSWER_TOKENS for talk in talks]
     """Tokens of each conversation that its group does not share."""
     distinct = min(groups, requests) * prefix_tokens + sum(own)
-    return Workload(tuple(next(turns[number]) for number in order), prefix_tokens + max(own), distinct)
+    return Workload(
+        tuple(next(turns[number]) for number in order), prefix_tokens + max(own), distinct
+    )
 
 
 class FleetError(Exception):
@@ -88,7 +102,9 @@ class FleetError(Exception):
 class ServerProcess:
     """One server process and its log. `address` is host:port."""
 
-    def __init__(self, name: str, command: Sequence[str], port: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], port: int, environ: Mapping[str, str]
+    ) -> None:
         self.name = name
         self.address = f"{HOST}:{port}"
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
@@ -110,19 +126,25 @@ class ServerProcess:
     def check(self) -> None:
         """Raises FleetError when the process has ended."""
         if (status := self.process.poll()) is not None:
-            raise FleetError(f"{self.name} ({self.address}) ended with status {status}: {self.last_line()}")
+            raise FleetError(
+                f"{self.name} ({self.address}) ended with status {status}: {self.last_line()}"
+            )
 
     def last_line(self) -> str:
         """Returns the last line of the log with "error", else the last line."""
         size = os.fstat(self.log.fileno()).st_size
-        tail = os.pread(self.log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+        tail = os.pread(self.log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(
+            errors="replace"
+        )
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()]
         return (errors or lines or ["it has logged nothing"])[-1]
 
 
 class Processes:
-    """Server processes, in the order of their start; `now` returns seconds, `sleep` waits for seconds."""
+    """Server processes, in the order of their start; `now` returns seconds, `sleep` waits for
+    seconds.
+    """
 
     def __init__(self, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self.now, self._sleep = now, sleep
@@ -132,8 +154,9 @@ class Processes:
     def port(self) -> int:
         """Returns a port that was free, each time another one, and reserves it until `close`.
 
-        On Linux a socket that never listens keeps the port from other processes, but not from a server that
-        names it and sets SO_REUSEADDR, as gunicorn and ZMQ do. Other systems refuse both.
+        On Linux a socket that never listens keeps the port from other processes, but not from a
+        server that names it and sets SO_REUSEADDR, as gunicorn and ZMQ do. Other systems refuse
+        both.
         """
         reserved = socket.socket()
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -151,11 +174,16 @@ class Processes:
         return server
 
     def wait(self, server: ServerProcess, limit_s: float = START_LIMIT_S) -> None:
-        """Waits until the server is healthy. Raises FleetError when it ends, and after `limit_s`."""
+        """Waits until the server is healthy.
+
+        Raises FleetError when it ends, and after `limit_s`.
+        """
         give_up_s = self.now() + limit_s
         while not server.is_healthy():
             server.check()
-            self.pause(give_up_s, f"{server.name} is not healthy after {limit_s:g} s: {server.last_line()}")
+            self.pause(
+                give_up_s, f"{server.name} is not healthy after {limit_s:g} s: {server.last_line()}"
+            )
 
     def pause(self, give_up_s: float, complaint: str) -> None:
         """Waits a moment. Raises FleetError with the complaint when it is late."""
@@ -194,12 +222,17 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment without variables that configure servers; PYTHONPATH names this code."""
     strange = {name for name in environ if name in SETTINGS or name.startswith(STRANGE)}
     kept = {name: value for name, value in environ.items() if name not in strange}
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
+    }
 
 
 REPLY_TOKENS = 16
 CACHE_SHARE = 0.75
-"""The workload's tokens over the capacity of all caches: each prefix fits once, but not in every pod."""
+"""The workload's tokens over the capacity of all caches:
+
+each prefix fits once, but not in every pod.
+"""
 RHYTHM = {
     **{"max-num-seqs": "8", "prefill-overhead": "20ms", "prefill-time-per-token": "400us"},
     **{"inter-token-latency": "10ms", "time-factor-under-load": "2"},
@@ -228,10 +261,13 @@ def check_flags(flags: Sequence[str]) -> None:
 
 
 def pod_flags(settings: Settings, flags: Sequence[str], workload: Workload, pods: int) -> list[str]:
-    """Returns the flags of one of so many pods; `flags`, parsed as `settings`, override the fleet's own."""
+    """Returns the flags of one of so many pods; `flags`, parsed as `settings`, override the fleet's
+    own.
+    """
     block = settings.kvcache.block_size
     length = workload.longest_tokens + REPLY_TOKENS
-    # A pod's part of the workload, but room for two prompts at least, and the block that is never used.
+    # A pod's part of the workload, but room for two prompts at least, and the block that is never
+    # used.
     part = math.ceil(workload.distinct_tokens / CACHE_SHARE / pods / block)
     usual = {
         **RHYTHM,
@@ -242,11 +278,20 @@ def pod_flags(settings: Settings, flags: Sequence[str], workload: Workload, pods
         "event-flush-interval": "20ms",
     }
     words = [word for name, value in usual.items() for word in (f"--{name}", value)]
-    return [*words, "--enable-kvcache", "--enable-prompt-tokens-details", "--server-dev-mode", *flags]
+    return [
+        *words,
+        "--enable-kvcache",
+        "--enable-prompt-tokens-details",
+        "--server-dev-mode",
+        *flags,
+    ]
 
 
 class Fleet:
-    """Pods that send KV events to an indexer. A pod's address, host:port, is also its name in the index."""
+    """Pods that send KV events to an indexer.
+
+    A pod's address, host:port, is also its name in the index.
+    """
 
     def __init__(
         self, pods: Sequence[str], indexer: Indexer, processes: Processes, settings: Settings
@@ -254,10 +299,15 @@ class Fleet:
         self.pods, self.indexer, self.processes = tuple(pods), indexer, processes
         self.model = settings.model.served_names[0]
         # Long enough to fill a block with any tokenizer.
-        self._marks = (f"Mark {number}:" + " and" * (2 * settings.kvcache.block_size) for number in count())
+        self._marks = (
+            f"Mark {number}:" + " and" * (2 * settings.kvcache.block_size) for number in count()
+        )
 
     def forget(self) -> None:
-        """Empties the pods' caches and waits until the index follows. Raises FleetError when that fails."""
+        """Empties the pods' caches and waits until the index follows.
+
+        Raises FleetError when that fails.
+        """
         give_up_s = self.processes.now() + SETTLE_LIMIT_S
         for pod in self.pods:
             # Refused while requests run: a client that left may have some for a moment.
@@ -278,7 +328,9 @@ class Fleet:
                     _post(pod, COMPLETIONS, mark.body)
                 mark_until_s = processes.now() + EVENT_LIMIT_S
             processes.check()
-            processes.pause(give_up_s, f"KV events of {', '.join(missing)} do not reach the indexer")
+            processes.pause(
+                give_up_s, f"KV events of {', '.join(missing)} do not reach the indexer"
+            )
             try:
                 scores = self.indexer.scores(mark)
             except IndexerError as error:
@@ -297,15 +349,34 @@ def running_fleet(
     processes: Processes,
     progress: Callable[[int], None],
 ) -> Iterator[Fleet]:
-    """Yields a fleet that is ready. Raises FleetError, with a line of the log, if one does not start."""
+    """Yields a fleet that is ready.
+
+    Raises FleetError, with a line of the log, if one does not start.
+    """
     of_pods = pod_flags(settings, flags, workload, pods)
     try:
         events = f"tcp://{HOST}:{processes.port()}"
         for number in range(-1, pods):
             port = processes.port()
-            own = ["--seed", str(seed + number), *of_pods, "--pod-ip", HOST, "--zmq-endpoint", events]
+            own = [
+                "--seed",
+                str(seed + number),
+                *of_pods,
+                "--pod-ip",
+                HOST,
+                "--zmq-endpoint",
+                events,
+            ]
             if number < 0:
-                own = ["--log-level", "warning", *flags, "--role", "indexer", "--kv-index-bind", events]
+                own = [
+                    "--log-level",
+                    "warning",
+                    *flags,
+                    "--role",
+                    "indexer",
+                    "--kv-index-bind",
+                    events,
+                ]
             name = "indexer" if number < 0 else f"pod {number}"
             processes.start(name, port, [*MODULE, *own, "--host", HOST, "--port", str(port)])
         for number, server in enumerate(processes.servers, 1):
@@ -325,5 +396,7 @@ def _post(pod: str, path: str, body: bytes) -> bytes:
     except OSError as error:
         raise FleetError(f"pod {pod} does not answer: {error}") from error
     if status != 200:
-        raise FleetError(f"pod {pod} answers {path} with status {status}: {answer.decode(errors='replace')}")
+        raise FleetError(
+            f"pod {pod} answers {path} with status {status}: {answer.decode(errors='replace')}"
+        )
     return answer

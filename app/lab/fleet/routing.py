@@ -1,4 +1,7 @@
-"""Routing of a fleet: scores of prompts by the indexer, policies, and the proxy that applies one."""
+"""Routing of a fleet:
+
+scores of prompts by the indexer, policies, and the proxy that applies one.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +15,14 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import msgspec
 from msgspec import Struct
 
-from app.lab.load.policies import POLICIES, PREFIX_AWARE, RANDOM, ROUND_ROBIN, IndexerError, make_policy
+from app.lab.load.policies import (
+    POLICIES,
+    PREFIX_AWARE,
+    RANDOM,
+    ROUND_ROBIN,
+    IndexerError,
+    make_policy,
+)
 from app.serving.http import client as relays
 from app.serving.http.client import COMPLETIONS, ROUTED_TO, HttpConnection, exchange
 from config import UsageError
@@ -51,13 +61,18 @@ class Indexer:
         self._timeout_s = timeout_s
 
     def scores(self, incoming: Incoming) -> Mapping[str, float]:
-        """Returns the cached blocks of the prompt, if any, by pod. Raises IndexerError without an answer."""
+        """Returns the cached blocks of the prompt, if any, by pod.
+
+        Raises IndexerError without an answer.
+        """
         question = _question(incoming)
         if question is None:
             return {}
         path, body = question
         try:
-            status, answer = exchange(self.address, "POST", path, msgspec.json.encode(body), self._timeout_s)
+            status, answer = exchange(
+                self.address, "POST", path, msgspec.json.encode(body), self._timeout_s
+            )
         except OSError as error:
             raise IndexerError(f"{path} was not answered: {error}") from error
         if status != 200:
@@ -68,7 +83,9 @@ class Indexer:
                 return {pod: found.score for pod, found in by_pod.items()}
             return msgspec.json.decode(answer, type=dict[str, float] | None) or {}
         except msgspec.MsgspecError as error:
-            raise IndexerError(f"{path} was answered with something else than scores: {error}") from error
+            raise IndexerError(
+                f"{path} was answered with something else than scores: {error}"
+            ) from error
 
 
 def _question(incoming: Incoming) -> tuple[str, dict[str, object]] | None:
@@ -105,7 +122,9 @@ class Policy(Protocol):
         """Requests routed without scores, because the indexer failed."""
 
     def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-        """Returns one of `pods` (at least one); `in_flight` counts the current requests of every pod."""
+        """Returns one of `pods` (at least one); `in_flight` counts the current requests of every
+        pod.
+        """
 
 
 PolicyMaker = Callable[[Scores, Random], Policy]
@@ -124,10 +143,11 @@ def policies_of(names: Sequence[str], plugged: Mapping[str, PolicyMaker]) -> dic
 
 
 class Proxy:
-    """Forwards POST /v1/completions and /v1/chat/completions, and GET /v1/models to the least loaded pod.
+    """Forwards POST /v1/completions and /v1/chat/completions, and GET /v1/models to the least
+    loaded pod.
 
-    GET /health and GET /routing return the counters of the proxy. Pods that refuse a connection are skipped;
-    without a reachable pod the response has status 502.
+    GET /health and GET /routing return the counters of the proxy. Pods that refuse a connection are
+    skipped; without a reachable pod the response has status 502.
     """
 
     def __init__(self, pods: Sequence[str], policy: Policy) -> None:
@@ -145,7 +165,9 @@ class Proxy:
             return relays.reply(start_response, "200 OK", self.statistics())
         generates = method == "POST" and path in GENERATING
         if not generates and (method, path) != ("GET", "/v1/models"):
-            return relays.refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
+            return relays.refuse(
+                start_response, "404 Not Found", f"{method} {path} is not forwarded"
+            )
         left = list(self.pods)
         while left:
             if generates:
@@ -184,7 +206,9 @@ class Proxy:
                     why = f"{pod} gave no answer: {error!r}"
                     yield from relays.refuse(start_response, "502 Bad Gateway", why, pod)
                     return
-                given = [it for it in response.getheaders() if it[0].lower() not in relays.HOP_BY_HOP]
+                given = [
+                    it for it in response.getheaders() if it[0].lower() not in relays.HOP_BY_HOP
+                ]
                 start_response(f"{response.status} {response.reason}", [*given, (ROUTED_TO, pod)])
                 yield from relays.pieces_of(response)
         finally:

@@ -1,7 +1,8 @@
 """Autoscaling: policies of simulated and real fleets, and the pods of a simulated fleet over time.
 
-A policy looks at the metrics of a fleet, as they were scraped last, and returns the wanted number of pods.
-The HPA is that of `autoscaling/v2` with a metric of type Pods (docs/fidelity.md, "Autoscaling").
+A policy looks at the metrics of a fleet, as they were scraped last, and returns the wanted number
+of pods. The HPA is that of `autoscaling/v2` with a metric of type Pods (docs/fidelity.md,
+"Autoscaling").
 """
 
 import math
@@ -34,7 +35,10 @@ MILLI = 1000
 """The HPA counts in thousandths: its quantities are whole thousandths."""
 
 Sample = Mapping[str, float]
-"""`METRICS` of a pod at a scrape: counts, a share from 0 to 1, and quantiles of the TTFT in seconds."""
+"""`METRICS` of a pod at a scrape:
+
+counts, a share from 0 to 1, and quantiles of the TTFT in seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,11 @@ class ScalingPolicy:
 
 def histogram_quantile(share: float, values: Sequence[float]) -> float:
     """Returns Prometheus' quantile over the buckets of the TTFT, in seconds; 0 without values."""
-    counts, rank, below = Counter(bisect_left(FIRST_TOKEN, it) for it in values), share * len(values), 0
+    counts, rank, below = (
+        Counter(bisect_left(FIRST_TOKEN, it) for it in values),
+        share * len(values),
+        0,
+    )
     for place, bound in enumerate(FIRST_TOKEN):
         if (inside := counts[place]) and below + inside >= rank:
             low = FIRST_TOKEN[place - 1] if place else 0.0
@@ -75,11 +83,14 @@ def histogram_quantile(share: float, values: Sequence[float]) -> float:
     return FIRST_TOKEN[-1] if values else 0.0
 
 
-def replicas_for(current: int, values: Sequence[float], target: float, tolerance: float = 0.1) -> int:
-    """Returns the replicas that the HPA wants when pods with metrics have `values`, with mean `target`.
+def replicas_for(
+    current: int, values: Sequence[float], target: float, tolerance: float = 0.1
+) -> int:
+    """Returns the replicas that the HPA wants when pods with metrics have `values`, with mean
+    `target`.
 
-    Pods without metrics, such as loading ones, count as idle before a scale up, and as on target before a
-    scale down. Neither may reverse the direction. Without any values the number stays.
+    Pods without metrics, such as loading ones, count as idle before a scale up, and as on target
+    before a scale down. Neither may reverse the direction. Without any values the number stays.
     """
     if not values:
         return current
@@ -96,7 +107,10 @@ def _ratio(values: Sequence[float], target: float) -> float:
 
 
 Rate = tuple[int, bool, float]
-"""A change that is allowed within seconds: pods or, if true, a percentage of the pods at their beginning."""
+"""A change that is allowed within seconds:
+
+pods or, if true, a percentage of the pods at their beginning.
+"""
 LONGEST_PERIOD_S, LONGEST_WINDOW_S = 1800, 3600
 """Longest period of a rate, and longest stabilization window, of Kubernetes."""
 Change = tuple[float, int]
@@ -129,7 +143,9 @@ class HorizontalPodAutoscaler:
             if wanted == current:
                 values = [sample[self.metric] for sample in look.samples]
                 raw = replicas_for(current, values, self.target, self.tolerance)
-                wanted = self.limited(now_s, current, self._stable(now_s, current, raw, recommended), changes)
+                wanted = self.limited(
+                    now_s, current, self._stable(now_s, current, raw, recommended), changes
+                )
                 recommended.append((now_s, raw))
             changes.append((now_s, wanted - current))
             for its in (recommended, changes):
@@ -149,14 +165,18 @@ class HorizontalPodAutoscaler:
     def limited(self, now_s: float, current: int, wanted: int, changes: Iterable[Change]) -> int:
         """Returns the number of pods, between `current` and `wanted`, that rates and bounds allow."""
         up = wanted > current
-        sign, rates, select = (1, self.up, self.select_up) if up else (-1, self.down, self.select_down)
+        sign, rates, select = (
+            (1, self.up, self.select_up) if up else (-1, self.down, self.select_down)
+        )
         if select == "disabled":
             return current
         limits = []
         for value, is_percent, period_s in rates:
             begun = current - sum(change for at_s, change in changes if at_s > now_s - period_s)
             share = begun * (1 + sign * value / 100)
-            limits.append((math.ceil(share) if up else int(share)) if is_percent else begun + sign * value)
+            limits.append(
+                (math.ceil(share) if up else int(share)) if is_percent else begun + sign * value
+            )
         limit = max(limits) if up == (select == "max") else min(limits)
         if up:
             return min(wanted, max(limit, current), self.most)
@@ -164,7 +184,10 @@ class HorizontalPodAutoscaler:
 
 
 def scheduled(steps: Sequence[tuple[float, int]], pods: int) -> Decide:
-    """Returns decisions by time: each number of pods holds from its seconds after the first request on."""
+    """Returns decisions by time:
+
+    each number of pods holds from its seconds after the first request on.
+    """
     return lambda look: [pods for at_s, pods in steps if at_s <= look.at_s][-1]
 
 
@@ -185,7 +208,8 @@ class Autoscaling:
 
 
 def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> Policy:
-    """Reads `hpa:metric=waiting,target=4,min=1,max=16`, `schedule:0s=2,60s=8` or `NAME:min=1,max=16`.
+    """Reads `hpa:metric=waiting,target=4,min=1,max=16`, `schedule:0s=2,60s=8` or
+    `NAME:min=1,max=16`.
 
     `plugged` are policies of plugins by name. Raises ValueError or ArgumentTypeError with the rule.
     """
@@ -206,7 +230,11 @@ def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> Policy:
         raise ValueError(f"{name}: {re.sub('argument --|--', '', str(error))}") from None
     if its["least"] > its["most"]:
         raise ValueError(f"{name}: min {its['least']} must not exceed max {its['most']}")
-    return HorizontalPodAutoscaler(**its) if name == "hpa" else ScalingPolicy(**its, start=plugged[name])
+    return (
+        HorizontalPodAutoscaler(**its)
+        if name == "hpa"
+        else ScalingPolicy(**its, start=plugged[name])
+    )
 
 
 def _values(name: str) -> FlagParser:
@@ -244,9 +272,11 @@ def _schedule(given: Mapping[str, str]) -> ScalingPolicy:
 
 
 def read_cold_start(text: str, weight_bytes: float) -> float:
-    """Reads durations and readings of weights with `+` between: `90s`, `40s+2GB/s`, `40s+30GB@2GB/s`.
+    """Reads durations and readings of weights with `+` between: `90s`, `40s+2GB/s`,
+    `40s+30GB@2GB/s`.
 
-    Weights without a size have `weight_bytes`. Returns seconds; raises ValueError or ArgumentTypeError.
+    Weights without a size have `weight_bytes`. Returns seconds; raises ValueError or
+    ArgumentTypeError.
     """
     total_s = 0.0
     for part in text.split("+"):
@@ -269,7 +299,10 @@ JOIN, SCRAPE, LOOK = range(3)
 
 @dataclass(slots=True)
 class Life:
-    """Moments of a pod, in seconds: start of loading, readiness, last moment to get requests, end."""
+    """Moments of a pod, in seconds:
+
+    start of loading, readiness, last moment to get requests, end.
+    """
 
     begun_s: float
     ready_s: float
@@ -322,7 +355,9 @@ class Autoscaler:
         self.next_s = self._events[0][0]
 
     def end(self, end_s: float, idle_s: Mapping[int, float]) -> list[Life]:
-        """Returns the lives that began before `end_s`; `idle_s` has the end of each pod's last request."""
+        """Returns the lives that began before `end_s`; `idle_s` has the end of each pod's last
+        request.
+        """
         for number, life in enumerate(self.lives):
             life.gone_s = min(end_s, max(life.drain_s, idle_s.get(number, -inf)))
         return [life for life in self.lives if life.begun_s < end_s]
@@ -334,7 +369,8 @@ class Autoscaler:
         for _ in range(wanted - pods):
             self._add(at_s, at_s + self._plan.cold_start_s)
         for _ in range(pods - wanted):
-            # As a ReplicaSet: pods that are not ready go first, then those that were ready for less time.
+            # As a ReplicaSet: pods that are not ready go first, then those that were ready for less
+            # time.
             victim = (self._loading or self.ready).pop()
             self.lives[victim].drain_s = at_s
         self._push(at_s + self._plan.every_s, LOOK, -1)
@@ -375,7 +411,9 @@ class Interval(Struct, frozen=True):
     gpu_hours: float
 
 
-def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int) -> Iterator[list[float]]:
+def pods_over(
+    lives: Sequence[Life], begin_s: float, width_s: float, count: int
+) -> Iterator[list[float]]:
     """Yields the mean pods that load, are ready and drain in each interval of `width_s` seconds."""
     phases = (
         [(it.begun_s, min(it.ready_s, it.gone_s)) for it in lives],
@@ -385,7 +423,8 @@ def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int)
     for place in range(count):
         low_s, high_s = begin_s + place * width_s, begin_s + (place + 1) * width_s
         yield [
-            sum(max(0.0, min(end_s, high_s) - max(start_s, low_s)) for start_s, end_s in spans) / width_s
+            sum(max(0.0, min(end_s, high_s) - max(start_s, low_s)) for start_s, end_s in spans)
+            / width_s
             for spans in phases
         ]
 

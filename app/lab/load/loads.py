@@ -25,7 +25,10 @@ TELL_EVERY = 1 << 14
 
 @dataclass(slots=True)
 class LoadTrace:
-    """Requests in order of arrival, as columns for millions of rows. Without groups two are empty."""
+    """Requests in order of arrival, as columns for millions of rows.
+
+    Without groups two are empty.
+    """
 
     origin: str
     """Name of the source, with which error messages begin."""
@@ -35,13 +38,21 @@ class LoadTrace:
     group: array[int] = field(default_factory=lambda: array("i"))
     prefix_tokens: array[int] = field(default_factory=lambda: array("i"))
     parents: array[int] = field(default_factory=lambda: array("i"))
-    """Parent of each group in a prefix tree, NO_GROUP for a root. Empty for groups without a tree."""
+    """Parent of each group in a prefix tree, NO_GROUP for a root.
+
+    Empty for groups without a tree.
+    """
     node_tokens: int = MOST_TOKENS
     """Tokens of the prompt that belong to each node of the tree."""
     session: array[int] = field(default_factory=lambda: array("i"))
-    """Conversation of each request, whose turns are in order; NO_GROUP for none. Empty without sessions."""
+    """Conversation of each request, whose turns are in order; NO_GROUP for none.
+
+    Empty without sessions.
+    """
     think_s: array[float] = field(default_factory=lambda: array("d"))
-    """Time from the answer before a later turn until that turn, whose `arrival_s` is of the row above."""
+    """Time from the answer before a later turn until that turn, whose `arrival_s` is of the row
+    above.
+    """
     kind: array[int] = field(default_factory=lambda: array("i"))
     """Place of each request's class in `classes`; empty without classes."""
     classes: list[str] = field(default_factory=list)
@@ -58,7 +69,9 @@ class LoadTrace:
         return f"{self.origin}, {self.rows} {number + self.first_row}"
 
     def path(self, number: int) -> list[int]:
-        """Returns the groups from the root of the prefix tree to that of the request; one without a tree."""
+        """Returns the groups from the root of the prefix tree to that of the request; one without a
+        tree.
+        """
         node, path = self.group[number], []
         while node != NO_GROUP:
             path.append(node)
@@ -107,7 +120,10 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Lognormal lengths with this mean; `sigma` is the deviation of their logarithms. Cut to a range."""
+    """Lognormal lengths with this mean; `sigma` is the deviation of their logarithms.
+
+    Cut to a range.
+    """
 
     mean: float
     sigma: float
@@ -133,7 +149,11 @@ def read_lengths(text: str, which: str) -> Lengths:
     found = _LENGTHS.fullmatch(text)
     if found is None or not all(1 <= int(it) <= MOST_TOKENS for it in found.group(1, 2) if it):
         raise ValueError(f"must be {FORMS}, with whole numbers of tokens from 1 to {MOST_TOKENS}")
-    tokens, high, sigma = int(found[1]), int(found[2] or found[1]), float(found[5] or LOGNORMAL_SIGMA)
+    tokens, high, sigma = (
+        int(found[1]),
+        int(found[2] or found[1]),
+        float(found[5] or LOGNORMAL_SIGMA),
+    )
     if tokens > high:
         raise ValueError(f"{tokens} must not exceed {high}")
     if not 0 < sigma <= 5:
@@ -158,24 +178,37 @@ class Recipe:
     """Mean requests a second; None: all arrive at once."""
     arrivals: str = POISSON
     burstiness: float = BURSTINESS
-    """Shape of the gamma distribution of gaps, for bursty arrivals; 1 is Poisson, less is burstier."""
+    """Shape of the gamma distribution of gaps, for bursty arrivals; 1 is Poisson, less is burstier.
+    """
     ramp_from: float = 0.0
     """Rate at the start of a ramp, which ends at `rate`."""
     seconds: float | None = None
     requests: int | None = None
-    """Limits of the load: the first one reached ends it. At least one is given, for a ramp `seconds`."""
+    """Limits of the load:
+
+    the first one reached ends it. At least one is given, for a ramp `seconds`.
+    """
     prefix_groups: int = 0
     prefix_tokens: int = 0
-    """Number of groups, and tokens of its group at the start of every prompt, before its own tokens."""
+    """Number of groups, and tokens of its group at the start of every prompt, before its own
+    tokens.
+    """
     turns: int = 1
-    """Turns of each session, if more than one: rate and requests are then of sessions, inputs of turns."""
+    """Turns of each session, if more than one:
+
+    rate and requests are then of sessions, inputs of turns.
+    """
     think_s: float = 0.0
     """Mean time from an answer until the next turn, exponentially distributed."""
     seed: int = 1
 
     def __str__(self) -> str:
         pace = "all at once" if self.rate is None else f"{self.arrivals} at {self.rate:g}/s"
-        shared = f", after {self.prefix_tokens} of {self.prefix_groups} groups" if self.prefix_groups else ""
+        shared = (
+            f", after {self.prefix_tokens} of {self.prefix_groups} groups"
+            if self.prefix_groups
+            else ""
+        )
         turns = f", in sessions of {self.turns} turns" if self.turns > 1 else ""
         tokens = f"prompts of {self.input_tokens} tokens{shared}, answers of {self.output_tokens}"
         return f"{pace}, {tokens}{turns}"
@@ -193,7 +226,10 @@ class Recipe:
 def draw_load(
     recipe: Recipe, longest: int, progress: Callable[[int], None] = lambda requests: None
 ) -> LoadTrace:
-    """Returns the load. Lognormal lengths are cut so that a request has at most `longest` tokens."""
+    """Returns the load.
+
+    Lognormal lengths are cut so that a request has at most `longest` tokens.
+    """
     load = LoadTrace("the load")
     names = ("arrivals", "lengths", "groups", "thinking")
     moments, lengths, groups, thinking = (Random(f"{recipe.seed}/{name}") for name in names)
@@ -223,7 +259,9 @@ def draw_load(
             if not len(load) % TELL_EVERY:
                 progress(len(load))
     if not load:
-        raise ConfigError(f"a load of {recipe.rate:g} requests/s has no request in {recipe.seconds:g} s")
+        raise ConfigError(
+            f"a load of {recipe.rate:g} requests/s has no request in {recipe.seconds:g} s"
+        )
     return load
 
 
@@ -239,23 +277,33 @@ def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
         assert recipe.seconds is not None
         moments = _ramp(recipe.ramp_from, recipe.rate, recipe.seconds, rng)
     else:
-        moments = arrivals(recipe.rate, recipe.burstiness if recipe.arrivals == BURSTY else 1.0, rng)
+        moments = arrivals(
+            recipe.rate, recipe.burstiness if recipe.arrivals == BURSTY else 1.0, rng
+        )
     if recipe.seconds is not None:
         end_s = recipe.seconds
         moments = takewhile(lambda at_s: at_s < end_s, moments)
-    return moments if most is None else (at_s for _, at_s in zip(range(most), moments, strict=False))
+    return (
+        moments if most is None else (at_s for _, at_s in zip(range(most), moments, strict=False))
+    )
 
 
 def arrivals(rate: float, shape: float, rng: Random) -> Iterator[float]:
-    """Yields endless times in seconds; gaps have a gamma distribution, for shape 1 a Poisson process."""
+    """Yields endless times in seconds; gaps have a gamma distribution, for shape 1 a Poisson
+    process.
+    """
     at_s = 0.0
     while True:
-        at_s += rng.expovariate(rate) if shape == 1.0 else rng.gammavariate(shape, 1 / (shape * rate))
+        at_s += (
+            rng.expovariate(rate) if shape == 1.0 else rng.gammavariate(shape, 1 / (shape * rate))
+        )
         yield at_s
 
 
 def _ramp(low: float, high: float, seconds: float, rng: Random) -> Iterator[float]:
-    """Yields a Poisson process with a rate that goes linearly from `low` to `high`, out of one of rate 1."""
+    """Yields a Poisson process with a rate that goes linearly from `low` to `high`, out of one of
+    rate 1.
+    """
     growth = (high - low) / seconds
     for expected in arrivals(1.0, 1.0, rng):
         if not growth:

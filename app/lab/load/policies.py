@@ -4,10 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Generic, TypeVar
 
-RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = "random", "round-robin", "least-requests", "prefix-aware"
+RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = (
+    "random",
+    "round-robin",
+    "least-requests",
+    "prefix-aware",
+)
 POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
 BLOCKS_PER_REQUEST = 25.0
-"""Blocks that a request in flight counts against a pod: 2,000 tokens (125 blocks) are five requests."""
+"""Blocks that a request in flight counts against a pod:
+
+2,000 tokens (125 blocks) are five requests.
+"""
 
 Pod = TypeVar("Pod")
 Request = TypeVar("Request")
@@ -40,9 +48,11 @@ class RoundRobin:
 
 
 class PrefixAware(Generic[Request, Pod]):
-    """Chooses the pod with the most cached blocks, less `BLOCKS_PER_REQUEST` for each request in flight.
+    """Chooses the pod with the most cached blocks, less `BLOCKS_PER_REQUEST` for each request in
+    flight.
 
-    Without scores (nothing is cached, or the indexer fails) this is the pod with the fewest requests.
+    Without scores (nothing is cached, or the indexer fails) this is the pod with the fewest
+    requests.
     """
 
     def __init__(

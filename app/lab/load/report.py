@@ -35,7 +35,12 @@ STYLE = {
     },
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
     **{"axes.grid": True, "axes.grid.axis": "y", "grid.alpha": 0.35, "grid.linewidth": 0.6},
-    **{"lines.linewidth": 1.4, "lines.markersize": 3.5, "savefig.dpi": DPI, "svg.hashsalt": "understudy"},
+    **{
+        "lines.linewidth": 1.4,
+        "lines.markersize": 3.5,
+        "savefig.dpi": DPI,
+        "svg.hashsalt": "understudy",
+    },
 }
 """Settings of matplotlib for every picture. The salt gives equal SVG files equal bytes."""
 TITLE_WIDTH = 14
@@ -62,7 +67,10 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 
 
 def latencies(
-    send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[float]
+    send_s: Sequence[float],
+    first_s: Sequence[float],
+    last_s: Sequence[float],
+    output_tokens: Sequence[float],
 ) -> tuple[list[float], list[float], list[float]]:
     """Returns TTFT, ITL and E2E in seconds; ITL is a request's mean, without single tokens."""
     ttft = [first - send for send, first in zip(send_s, first_s, strict=True)]
@@ -104,7 +112,8 @@ def picture_file(
     grid: tuple[int, int] = (2, 2),
     widths: Sequence[float] | None = None,
 ) -> Iterator[list[Axes]]:
-    """Yields axes, `grid` rows and columns in `size` inches, and writes them as PNG or SVG, by the ending.
+    """Yields axes, `grid` rows and columns in `size` inches, and writes them as PNG or SVG, by the
+    ending.
 
     One legend stands below all axes. Equal runs write equal bytes. Raises OSError.
     """
@@ -122,7 +131,11 @@ def picture_file(
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 labelled.setdefault(label, handle)
         if labelled:
-            below = {"loc": "outside lower center", "frameon": False, "ncols": int(size[0] / COLUMN_INCHES)}
+            below = {
+                "loc": "outside lower center",
+                "frameon": False,
+                "ncols": int(size[0] / COLUMN_INCHES),
+            }
             figure.legend(labelled.values(), labelled, **below)
         form = Path(path.name.removesuffix(PART)).suffix[1:].lower()
         figure.savefig(path, format=form, metadata={"Date": None} if form == "svg" else None)
@@ -160,7 +173,9 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Iterable[object
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path that becomes `path` when the block succeeds, and is removed otherwise."""
+    """Yields a temporary path that becomes `path` when the block succeeds, and is removed
+    otherwise.
+    """
     target = os.path.realpath(path)  # a link stays one
     part = Path(target).with_name(path.name + PART)
     try:
@@ -173,14 +188,18 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_targets(written: Iterable[Path | None], read: Iterable[str | Path | None] = ()) -> None:
-    """Raises ConfigError for a missing folder, a folder or a device, UsageError for a file named twice."""
+    """Raises ConfigError for a missing folder, a folder or a device, UsageError for a file named
+    twice.
+    """
     paths = [path for path in written if path is not None]
     named = [os.path.realpath(path) for path in (*paths, *read) if path is not None]
     for path, target in zip(paths, map(Path, named), strict=False):
         if not target.parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {target.parent}")
         if target.exists() and not target.is_file():
-            raise ConfigError(f"{path}: is {'a folder' if target.is_dir() else 'not an ordinary file'}")
+            raise ConfigError(
+                f"{path}: is {'a folder' if target.is_dir() else 'not an ordinary file'}"
+            )
         if named.count(str(target)) > 1:
             raise UsageError(f"{path} is named twice")
 
@@ -192,8 +211,12 @@ def check_picture(path: Path | None) -> None:
 
 
 @contextmanager
-def progress_of(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Yields a function that receives how much is done; a bar shows that after a second, until the end."""
+def progress_of(
+    stream: TextIO, name: str, total: int, unit: str
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function that receives how much is done; a bar shows that after a second, until the
+    end.
+    """
     begun_s, bar = time.monotonic(), None
 
     def tell(done: int) -> None:
@@ -203,8 +226,12 @@ def progress_of(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Ca
         elif time.monotonic() - begun_s > QUIET_S:
             tqdm = import_module("tqdm").tqdm  # takes as long as a short simulation
             # A bar with a delay is not drawn before its start is moved to that of the work.
-            bar = tqdm(desc=name, total=total, unit=f" {unit}", leave=False, file=stream, delay=1e-9)
-            bar.mininterval = bar.maxinterval = TERMINAL_EVERY_S if stream.isatty() else LINE_EVERY_S
+            bar = tqdm(
+                desc=name, total=total, unit=f" {unit}", leave=False, file=stream, delay=1e-9
+            )
+            bar.mininterval = bar.maxinterval = (
+                TERMINAL_EVERY_S if stream.isatty() else LINE_EVERY_S
+            )
             bar.start_t -= time.monotonic() - begun_s
             bar.n = done
             bar.refresh()

@@ -39,16 +39,28 @@ CONSIDERED = {
     "max-num-seqs": (256, 64, 1024),
     "max-num-batched-tokens": (8192, 2048, 16384),
 }
-"""Values of the engine's flags; the first ones are tried first, the others where they may save a pod."""
+"""Values of the engine's flags; the first ones are tried first, the others where they may save a
+pod.
+"""
 NOT_OF_PLAN = ("profile", "pods", "prefill-pods", "decode-pods", "autoscale", "cold-start") + (
-    *("autoscale-every", "scrape-interval", "sweep", "compare", "requests", "html", "gpu-hour-price"),
+    *(
+        "autoscale-every",
+        "scrape-interval",
+        "sweep",
+        "compare",
+        "requests",
+        "html",
+        "gpu-hour-price",
+    ),
 )
 """Flags of simulate that plan sets or leaves out."""
 MOST_DRAWN = 1000
 """Greatest latency in a picture, in % of its limit."""
 DASK = "dask="
 DASK_LOGGERS = ("distributed", "distributed.client", "tornado.application")
-"""Loggers that print tracebacks when a scheduler dies; tornado's do so while an answer is on its way."""
+"""Loggers that print tracebacks when a scheduler dies; tornado's do so while an answer is on its
+way.
+"""
 CONNECT_S = 10.0
 Simulate = Callable[[Iterable[tuple[LoadTrace, Job, Slo]]], Generator[Verdict, None, None]]
 
@@ -61,14 +73,33 @@ def parser() -> FlagParser:
         flags.add_argument(f"--{name}", type=as_argument(_refuse), **hidden)
     add = flags.add_argument_group("Plan").add_argument
     prices = f"price of an hour of each device to consider: {', '.join(DEVICES)}"
-    add("--device", required=True, nargs="+", type=as_argument(_price), metavar="DEVICE=PRICE", help=prices)
-    add("--model-config", required=True, metavar="PATH", help="the model's config.json, or its folder")
+    add(
+        "--device",
+        required=True,
+        nargs="+",
+        type=as_argument(_price),
+        metavar="DEVICE=PRICE",
+        help=prices,
+    )
+    add(
+        "--model-config",
+        required=True,
+        metavar="PATH",
+        help="the model's config.json, or its folder",
+    )
     for name, values in CONSIDERED.items():
         text, kind = f"to consider [{' '.join(map(str, values))}]", whole_number(1, MOST_TOKENS)
         add(f"--{name}", nargs="+", type=kind, default=values, metavar="N", help=text)
     split = "shares of the pods that only prefill, to consider; 0 is none [0.25 0.4 0.6]"
     shares = number_of(0, 1, zero=True)
-    add("--prefill-share", nargs="+", type=shares, default=(0.25, 0.4, 0.6), metavar="SHARE", help=split)
+    add(
+        "--prefill-share",
+        nargs="+",
+        type=shares,
+        default=(0.25, 0.4, 0.6),
+        metavar="SHARE",
+        help=split,
+    )
     rates = number_of(0, summary.MOST["rate"])
     add("--rate", nargs="+", type=rates, help="requests a second; each value is a load")
     add("--trace", nargs="+", type=Path, metavar="FILE", help="traces; each is a load")
@@ -90,7 +121,9 @@ def _refuse(text: str) -> None:
 def _price(text: str) -> tuple[str, float]:
     name, equals, price = text.lower().partition("=")
     if name not in DEVICES:
-        raise ValueError(f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}")
+        raise ValueError(
+            f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}"
+        )
     if not equals:
         raise ValueError(f"has no price: give {name}=PRICE, for an hour of one device")
     return name, number_of(0, 1_000_000)(price)
@@ -115,9 +148,14 @@ def run(argv: Sequence[str], plugged: simulate.Plugged = lambda settings, profil
     if given.plot is not None:
         check_installed("fleet", "--plot")
     searches, slo = _searches(given, load_settings(words, {}), plugged)
-    with _workers(given) as work, report.progress_of(sys.stderr, "planned", 0, "fleets") as progress:
+    with (
+        _workers(given) as work,
+        report.progress_of(sys.stderr, "planned", 0, "fleets") as progress,
+    ):
         done = 0
-        while fleets := [(search, fleet) for search in searches.values() for fleet in search.wanted()]:
+        while fleets := [
+            (search, fleet) for search in searches.values() for fleet in search.wanted()
+        ]:
             with closing(work((search.load, fleet.job, slo) for search, fleet in fleets)) as runs:
                 for (search, fleet), verdict in zip(fleets, runs, strict=True):
                     search.learn(fleet, verdict)
@@ -128,7 +166,10 @@ def run(argv: Sequence[str], plugged: simulate.Plugged = lambda settings, profil
 def _searches(
     given: Namespace, settings: Settings, plugged: simulate.Plugged
 ) -> tuple[dict[str, FleetSearch], Slo]:
-    """Returns the searches by the names of their loads. Raises ConfigError if no engine can be made."""
+    """Returns the searches by the names of their loads.
+
+    Raises ConfigError if no engine can be made.
+    """
     loads = [{"trace": path, "rate": given.rate and given.rate[0]} for path in given.trace or ()]
     loads = loads or [{"trace": None, "rate": rate} for rate in given.rate or (None,)]
     offers: dict[str, list[tuple[Job, float]]] = {}
@@ -137,7 +178,9 @@ def _searches(
         name = f"{its['device']} tp {its['tensor_parallel_size']}"
         own = offers.setdefault(name, [])
         try:
-            job = simulate.make_job(Namespace(**{**vars(given), **loads[0], **its}), settings, plugged)
+            job = simulate.make_job(
+                Namespace(**{**vars(given), **loads[0], **its}), settings, plugged
+            )
             own.append((job, its["prefill_share"]))
         except UsageError:
             raise
@@ -153,14 +196,19 @@ def _searches(
         simulate.check_files(at := Namespace(**{**vars(given), **flags}))
         recipe = simulate.make_recipe(at, rate_is_swept=False)
         load = simulate.read_load(replace(widest, trace=at.trace, recipe=recipe))
-        groups = [make_group(name, own, reasons.get(name, ""), load) for name, own in offers.items()]
+        groups = [
+            make_group(name, own, reasons.get(name, ""), load) for name, own in offers.items()
+        ]
         name = str(at.trace or (f"{at.rate:.12g}/s" if at.rate else recipe))
         searches[name] = FleetSearch(load, slo, groups, given.max_pods)
     return searches, slo
 
 
 def _engines(given: Namespace) -> Iterator[dict[str, Any]]:
-    """Yields flags of simulate for each engine: vLLM's defaults first, then others, then split pods."""
+    """Yields flags of simulate for each engine:
+
+    vLLM's defaults first, then others, then split pods.
+    """
     considered = [getattr(given, name.replace("-", "_")) for name in CONSIDERED]
     for (device, price), size in product(given.device, given.tensor_parallel_size):
         if dict(given.device)[device] != price:
@@ -181,25 +229,41 @@ def _workers(given: Namespace) -> Iterator[Simulate]:
     try:
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # runs that are left when one fails
-            chosen = {"backend": "loky", "initializer": simulation.depend, "initargs": (os.getpid(),)}
+            chosen = {
+                "backend": "loky",
+                "initializer": simulation.depend,
+                "initargs": (os.getpid(),),
+            }
             if given.backend is not None:
                 distributed = import_module("distributed")
                 for name in DASK_LOGGERS:
-                    logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors come as exceptions
+                    logging.getLogger(name).setLevel(
+                        logging.CRITICAL + 1
+                    )  # errors come as exceptions
                 host, _, port = given.backend.rpartition(":")
                 with socket.create_connection((host, int(port)), CONNECT_S) as probe:
-                    probe.recv(1)  # a scheduler speaks first; a client would wait for others without end
-                client = stack.enter_context(distributed.Client(f"tcp://{given.backend}", timeout=CONNECT_S))
+                    probe.recv(
+                        1
+                    )  # a scheduler speaks first; a client would wait for others without end
+                client = stack.enter_context(
+                    distributed.Client(f"tcp://{given.backend}", timeout=CONNECT_S)
+                )
                 chosen = {"backend": "dask", "client": client}
             stack.enter_context(joblib.parallel_config(**chosen))
-            parallel = stack.enter_context(joblib.Parallel(n_jobs=given.processes, return_as="generator"))
+            parallel = stack.enter_context(
+                joblib.Parallel(n_jobs=given.processes, return_as="generator")
+            )
             yield lambda work: parallel(joblib.delayed(run_fleet)(*its) for its in work)
     except BrokenExecutor as error:
-        raise ConfigError(f"a process of --processes ended: {str(error).partition('.')[0]}") from None
+        raise ConfigError(
+            f"a process of --processes ended: {str(error).partition('.')[0]}"
+        ) from None
     except Exception as error:
         if given.backend is None or isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"--backend {DASK}{given.backend}: {type(error).__name__}: {error}") from None
+        raise ConfigError(
+            f"--backend {DASK}{given.backend}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _report(given: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -> int:
@@ -211,8 +275,13 @@ def _report(given: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -> 
     if len(missed) == len(searches):
         raise ConfigError("; ".join(missed))
     text = "\n\n".join(_table(name, slo, search) for name, search in searches.items())
-    figures = {"slo": str(slo), "loads": [_figures(name, search) for name, search in searches.items()]}
-    engines = [its for search in searches.values() for group in search.groups for its in group.engines]
+    figures = {
+        "slo": str(slo),
+        "loads": [_figures(name, search) for name, search in searches.items()],
+    }
+    engines = [
+        its for search in searches.values() for group in search.groups for its in group.engines
+    ]
     with simulate.written(given, figures, text) as parts:
         if given.plot is not None:
             _draw(searches, parts.enter_context(report.whole_file(given.plot)))
@@ -225,15 +294,23 @@ def _report(given: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -> 
 
 def _table(name: str, slo: Slo, search: FleetSearch) -> str:
     """Returns the best fleet of each device and size as a Markdown table, then the answer."""
-    rows = [("", "price/h", *(f"{its.upper()} p99" for its in summary.LATENCIES), "of the limit", "")]
+    rows = [
+        ("", "price/h", *(f"{its.upper()} p99" for its in summary.LATENCIES), "of the limit", "")
+    ]
     for group in search.groups:
         cells = ["-"] * 5
         if best := group.best():
             p99 = (best.verdict.summary.latency(its).p99 for its in summary.LATENCIES)
-            cells = [f"{best.price:,.2f}", *map(report.milliseconds, p99), f"{best.verdict.slo_share:.0%}"]
+            cells = [
+                f"{best.price:,.2f}",
+                *map(report.milliseconds, p99),
+                f"{best.verdict.slo_share:.0%}",
+            ]
         rows.append((str(best or group.name), *cells, group.why(search.cheapest())))
     answer = search.ranking() or [f"nearest: {search.nearest()}"]
-    return "\n".join([f"{name}: {len(search.load):,} requests; {slo}", report.markdown(rows), *answer])
+    return "\n".join(
+        [f"{name}: {len(search.load):,} requests; {slo}", report.markdown(rows), *answer]
+    )
 
 
 def _figures(name: str, search: FleetSearch) -> dict[str, object]:
@@ -265,11 +342,16 @@ def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
 
 
 def _draw(searches: Mapping[str, FleetSearch], path: Path) -> None:
-    """Draws a panel for each load: price and worst latency of all fleets, their front, the cheapest."""
+    """Draws a panel for each load:
+
+    price and worst latency of all fleets, their front, the cheapest.
+    """
     columns = min(2, len(searches))
     rows = -(-len(searches) // columns)
     title = "Price and worst latency of fleets: device, tensor-parallel size, pods"
-    with report.picture_file(path, title, (max(6.4, 4.4 * columns), 3.8 * rows), (rows, columns)) as panels:
+    with report.picture_file(
+        path, title, (max(6.4, 4.4 * columns), 3.8 * rows), (rows, columns)
+    ) as panels:
         for axes in panels[len(searches) :]:
             axes.set_visible(False)
         for axes, (name, search) in zip(panels, searches.items(), strict=False):
@@ -285,9 +367,15 @@ def _draw(searches: Mapping[str, FleetSearch], path: Path) -> None:
             axes.axhline(100, color=report.RED, linestyle="--", linewidth=1, label="SLO")
             axes.set(title=f"{name}: {best}" if best else name, xlabel="price an hour")
             axes.set(ylabel="worst latency (% of its limit)", yscale="log")
-            met = [its for its in search.front() if its.verdict.slo_share <= 1] if columns == 1 else []
+            met = (
+                [its for its in search.front() if its.verdict.slo_share <= 1]
+                if columns == 1
+                else []
+            )
             below = {"xytext": (-3, -1), "textcoords": "offset points", "ha": "right", "va": "top"}
             for its in met:  # nothing is left of the front and below
-                axes.annotate(str(its), (its.price, 100 * its.verdict.slo_share), fontsize=7, **below)
+                axes.annotate(
+                    str(its), (its.price, 100 * its.verdict.slo_share), fontsize=7, **below
+                )
             axes.set_xlim(left=0)
             axes.set_ylim(top=min(MOST_DRAWN, axes.get_ylim()[1]))

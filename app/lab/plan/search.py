@@ -1,4 +1,7 @@
-"""Search for the cheapest fleet that meets an SLO: bounds first, then simulation of the remaining fleets."""
+"""Search for the cheapest fleet that meets an SLO:
+
+bounds first, then simulation of the remaining fleets.
+"""
 
 import math
 import re
@@ -21,9 +24,13 @@ from app.lab.load.loads import LoadTrace
 from config.profile import EngineLimits
 
 WITHIN = 1.5
-"""Fleets up to this multiple of the cheapest price are simulated, for runners-up and the Pareto front."""
+"""Fleets up to this multiple of the cheapest price are simulated, for runners-up and the Pareto
+front.
+"""
 HELPS = 0.98
-"""Doubled pods must bring the worst latency below this share of its value, or more pods are no cure."""
+"""Doubled pods must bring the worst latency below this share of its value, or more pods are no
+cure.
+"""
 
 
 class Verdict(Struct, frozen=True):
@@ -38,7 +45,9 @@ class Verdict(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits of single requests, which a share of all requests must meet, and objectives of all requests."""
+    """Limits of single requests, which a share of all requests must meet, and objectives of all
+    requests.
+    """
 
     limits: Limits
     attainment: float
@@ -50,7 +59,9 @@ class Slo:
             for name, own in self.limits.items()
             for metric, limit_s in own.items()
         ]
-        shared = [f"{', '.join(words)} for {100 * self.attainment:g} % of requests"] if words else []
+        shared = (
+            [f"{', '.join(words)} for {100 * self.attainment:g} % of requests"] if words else []
+        )
         return ", ".join(shared + [str(it) for it in self.objectives])
 
     def judge(self, outcome: SimulationOutcome, summary: RunSummary) -> Verdict:
@@ -130,7 +141,10 @@ class Candidate:
         return f"--max-num-seqs {its.max_num_seqs} --max-num-batched-tokens {its.max_num_batched_tokens}"
 
     def next_pods(self, most: int, ceiling: int | None) -> int | None:
-        """Returns the next pods to simulate, at most `most`; None at the end. `ceiling` pods met the SLO."""
+        """Returns the next pods to simulate, at most `most`; None at the end.
+
+        `ceiling` pods met the SLO.
+        """
         if self.failed >= most or self.hopeless:
             return None
         if self.met is not None:
@@ -199,25 +213,36 @@ class Group:
         return min(met, key=_order, default=None)
 
     def wanted(self, best: float | None, most: int) -> Iterator[PlannedFleet]:
-        """Yields the fleets to simulate next. `best` is the cheapest price so far, `most` the most pods."""
+        """Yields the fleets to simulate next.
+
+        `best` is the cheapest price so far, `most` the most pods.
+        """
         kinds = set()
         for place, its in enumerate(self.engines):
             base = self.engines[0].met if place else None
             top = most if best is None else min(most, int(WITHIN * best / its.price + 1e-9))
             if base is not None:  # other settings are of use if they save a pod
                 top = min(top, base - 1)
-            if (pods := its.next_pods(top, base)) and (fleet := PlannedFleet(its, pods)).kind not in kinds:
+            if (pods := its.next_pods(top, base)) and (
+                fleet := PlannedFleet(its, pods)
+            ).kind not in kinds:
                 kinds.add(fleet.kind)
                 yield fleet
                 if not place:
                     return
 
     def learn(self, fleet: PlannedFleet, verdict: Verdict) -> None:
-        """Takes a verdict, also for engines whose larger or smaller `max-num-seqs` was never reached."""
+        """Takes a verdict, also for engines whose larger or smaller `max-num-seqs` was never
+        reached.
+        """
         own, running = fleet.engine.limits, verdict.summary.running.peak
         for its in self.engines:
             unlimited = min(its.limits.max_num_seqs, own.max_num_seqs) > running
-            same = unlimited and its.failed < fleet.pods and PlannedFleet(its, fleet.pods).kind == fleet.kind
+            same = (
+                unlimited
+                and its.failed < fleet.pods
+                and PlannedFleet(its, fleet.pods).kind == fleet.kind
+            )
             if its is fleet.engine or same:
                 its.learn(fleet.pods, verdict)
 
@@ -231,7 +256,9 @@ class Group:
             open_at = [its.price * (its.failed + 1) for its in self.engines if not its.hopeless]
             if open_at and min(open_at) > cheapest.price:
                 return f"at least {_dearer(min(open_at) / cheapest.price)}"
-        nearest = min((PlannedFleet(its, pods) for its in self.engines for pods in its.runs), key=_nearness)
+        nearest = min(
+            (PlannedFleet(its, pods) for its in self.engines for pods in its.runs), key=_nearness
+        )
         return f"misses {nearest.verdict.misses} with {nearest.pods} pod{'s' * (nearest.pods > 1)}"
 
 
@@ -259,7 +286,10 @@ def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: 
 
 
 class FleetSearch:
-    """Search for one load, in rounds: simulate the fleets of `wanted`, and hand their verdicts to `learn`."""
+    """Search for one load, in rounds:
+
+    simulate the fleets of `wanted`, and hand their verdicts to `learn`.
+    """
 
     def __init__(self, load: LoadTrace, slo: Slo, groups: Sequence[Group], most_pods: int) -> None:
         self.load, self.groups, self._most = load, groups, most_pods
@@ -287,11 +317,17 @@ class FleetSearch:
     def ranking(self) -> list[str]:
         """Returns lines with the cheapest fleet and the next one; none if no fleet meets the SLO."""
         best = sorted(filter(None, (group.best() for group in self.groups)), key=_order)
-        lines = [f"cheapest: {its} {its.engine.settings}, {its.price:,.2f} an hour" for its in best[:1]]
-        return lines + [f"runner-up: {its}, {_dearer(its.price / best[0].price)}" for its in best[1:2]]
+        lines = [
+            f"cheapest: {its} {its.engine.settings}, {its.price:,.2f} an hour" for its in best[:1]
+        ]
+        return lines + [
+            f"runner-up: {its}, {_dearer(its.price / best[0].price)}" for its in best[1:2]
+        ]
 
     def nearest(self) -> str:
-        """Returns the fleet that comes closest to the SLO, and by how much it misses, where none meets it."""
+        """Returns the fleet that comes closest to the SLO, and by how much it misses, where none
+        meets it.
+        """
         if fleets := self.fleets():
             fleet = min(fleets, key=_nearness)
             return f"{fleet} {fleet.engine.settings} misses {fleet.verdict.misses}"
@@ -301,7 +337,9 @@ class FleetSearch:
     def fleets(self) -> list[PlannedFleet]:
         """Returns all fleets that were simulated, the cheapest first."""
         engines = [its for group in self.groups for its in group.engines]
-        simulated: dict[int, PlannedFleet] = {}  # one for each verdict, which several engines may share
+        simulated: dict[
+            int, PlannedFleet
+        ] = {}  # one for each verdict, which several engines may share
         for fleet in (PlannedFleet(its, pods) for its in engines for pods in its.runs):
             simulated.setdefault(id(fleet.verdict), fleet)
         return sorted(simulated.values(), key=_order)
@@ -321,7 +359,9 @@ def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
 
 
 def _bound(group: Group, load: LoadTrace, slo: Slo, most_pods: int) -> None:
-    """Drops engines that miss the SLO on an idle pod, and sets the fewest pods that can do the work."""
+    """Drops engines that miss the SLO on an idle pod, and sets the fewest pods that can do the
+    work.
+    """
     first = group.engines[0].job.plan
     widest = max(its.limits.max_num_batched_tokens for its in group.engines)
     outcome, work_s = _least_times(load, first, widest)
@@ -339,7 +379,9 @@ def _bound(group: Group, load: LoadTrace, slo: Slo, most_pods: int) -> None:
             its.failed = max(its.failed, least - 1)
 
 
-def _least_times(load: LoadTrace, plan: SimulationPlan, budget: int) -> tuple[SimulationOutcome, list[float]]:
+def _least_times(
+    load: LoadTrace, plan: SimulationPlan, budget: int
+) -> tuple[SimulationOutcome, list[float]]:
     """Returns the outcome on idle pods, and the seconds of a pod that each request needs at best."""
     profile = plan.profile
     cost, front = msgspec.structs.replace(profile.cost, slowdown=0.0), profile.front
@@ -349,18 +391,29 @@ def _least_times(load: LoadTrace, plan: SimulationPlan, budget: int) -> tuple[Si
         its = Batch[OfflineRequest](tokens=tokens, sequences=1, context=context, prefills=prefills)
         return step.seconds(its, 0.0, False)
 
-    a_token = min(seconds(count) / count for count in (min(budget, 1 << power) for power in range(15)))
-    a_decode, a_context = cost.per_decode + cost.per_sequence, cost.per_context * (1 - cost.window_share)
+    a_token = min(
+        seconds(count) / count for count in (min(budget, 1 << power) for power in range(15))
+    )
+    a_decode, a_context = (
+        cost.per_decode + cost.per_sequence,
+        cost.per_context * (1 - cost.window_share),
+    )
     whole_s, alone = seconds(budget, prefills=1), dict[int, float]()
     work_s = []
-    for number, (prompt, output) in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
+    for number, (prompt, output) in enumerate(
+        zip(load.input_tokens, load.output_tokens, strict=True)
+    ):
         shared = load.prefix_tokens[number] if load.group else 0
         computed = 1 if load.session else max(1, prompt - shared)  # the rest may be cached
         if computed not in alone:
             steps, rest = divmod(computed, budget)
             alone[computed] = steps * whole_s + (seconds(rest, prefills=1) if rest else 0.0)
-        first_s = front.front + front.front_per_token * prompt + alone[computed] + front.out_per_stream
+        first_s = (
+            front.front + front.front_per_token * prompt + alone[computed] + front.out_per_stream
+        )
         outcome.first_s[number] = first_s
         outcome.last_s[number] = first_s + (output - 1) * seconds(1, prompt)
-        work_s.append((computed + output - 1) * a_token + (output - 1) * (a_decode + a_context * prompt))
+        work_s.append(
+            (computed + output - 1) * a_token + (output - 1) * (a_decode + a_context * prompt)
+        )
     return outcome, work_s

@@ -1,7 +1,8 @@
 """Messages and errors of the Anthropic family (vllm-api.md section 7).
 
-A message is one JSON body, or named server-sent events. It is a list of content blocks. Tokens of one part
-belong to one block: a block begins where another part does, and blocks are numbered in that order.
+A message is one JSON body, or named server-sent events. It is a list of content blocks. Tokens of
+one part belong to one block: a block begins where another part does, and blocks are numbered in
+that order.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +47,11 @@ class MessageWriter(BlockWriter):
     keep: Callable[[list[JsonObject]], None] | None = None
 
     def __init__(
-        self, meta: ResponseMeta, prompt_tokens: int, prompt_details: bool, new_id: Callable[[], str]
+        self,
+        meta: ResponseMeta,
+        prompt_tokens: int,
+        prompt_details: bool,
+        new_id: Callable[[], str],
     ) -> None:
         """With `prompt_details` the usage counts cached tokens separately."""
         super().__init__(new_id)
@@ -58,7 +63,10 @@ class MessageWriter(BlockWriter):
         """Counts all tokens of the prompt as input; the last usage has the cached ones."""
         self.begin(output)
         stop = {"stop_reason": None, "stop_sequence": None}
-        usage: JsonObject = {"input_tokens": self.usage.told(self._prompt_tokens, 0)[0], "output_tokens": 0}
+        usage: JsonObject = {
+            "input_tokens": self.usage.told(self._prompt_tokens, 0)[0],
+            "output_tokens": 0,
+        }
         return _event("message_start", message=self._message([], stop, usage))
 
     def _message(
@@ -76,7 +84,9 @@ class MessageWriter(BlockWriter):
 
     def _texts(self, segment: Segment, output: Tokens) -> bytes:
         before, after = self._around
-        return b"".join([b"%b%b%b" % (before, encode(text), after) for text in output.texts if text])
+        return b"".join(
+            [b"%b%b%b" % (before, encode(text), after) for text in output.texts if text]
+        )
 
     def _end_block(self, segment: Segment) -> bytes:
         stop = _event("content_block_stop", index=self._index)
@@ -90,7 +100,9 @@ class MessageWriter(BlockWriter):
     def _id_of(self, part: Part | None) -> str:
         if part is None:
             return ""
-        return self._new_id() if part.kind == "reasoning" else part.id or TOOL_USE_ID + self._new_id()
+        return (
+            self._new_id() if part.kind == "reasoning" else part.id or TOOL_USE_ID + self._new_id()
+        )
 
     def _failure(self, error: Exception) -> bytes:
         return error_event(error)
@@ -126,7 +138,9 @@ class MessageWriter(BlockWriter):
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _usage(self) -> JsonObject:
-        """Returns token counts; `input_tokens` excludes the cache's tokens when the server reports them."""
+        """Returns token counts; `input_tokens` excludes the cache's tokens when the server reports
+        them.
+        """
         prompt_tokens, tokens = self.usage.told(self._prompt_tokens, self.choices[0].tokens)
         if not self._prompt_details:
             return {"input_tokens": prompt_tokens, "output_tokens": tokens}
@@ -160,12 +174,16 @@ DELTAS = {
 
 
 class ThreadNotFound(ApiError):
-    """No kept conversation has this id; `details` make Anthropic's SDK send the whole conversation again."""
+    """No kept conversation has this id; `details` make Anthropic's SDK send the whole conversation
+    again.
+    """
 
     details = {"error_code": "thread_not_found"}
 
     def __init__(self, message_id: str) -> None:
-        super().__init__(404, "NotFoundError", f"There is no thread of the message {message_id[:80]!r} here.")
+        super().__init__(
+            404, "NotFoundError", f"There is no thread of the message {message_id[:80]!r} here."
+        )
 
 
 class Thread(Struct):
@@ -217,7 +235,9 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         accepted = pipeline.admit(asked, context)
         check_tool_choice(asked, pipeline.settings.tools)
         prompt = chat_prompt(pipeline, asked, asked.messages)
-        head = pipeline.identity.response_meta("chatcmpl", context, asked.request_id, accepted.model)
+        head = pipeline.identity.response_meta(
+            "chatcmpl", context, asked.request_id, accepted.model
+        )
         details = pipeline.settings.api.enable_prompt_tokens_details
         answer = MessageWriter(head, len(prompt.ids), details, pipeline.identity.fresh_id)
 
@@ -281,10 +301,15 @@ def _merges_system(tokenizer: Tokenizer) -> bool:
 
 
 def _disabled_effort(tokenizer: Tokenizer, rules: ChatRules) -> Effort:
-    """Returns the effort that means no thoughts: `low` where the chat template does not know `none`."""
+    """Returns the effort that means no thoughts:
+
+    `low` where the chat template does not know `none`.
+    """
 
     def prompt(effort: Effort) -> str:
-        chat = ChatCompletionRequest(messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort)
+        chat = ChatCompletionRequest(
+            messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort
+        )
         return tokenizer.render_chat(chat.messages, chat_options(chat, rules))
 
     try:

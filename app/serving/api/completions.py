@@ -59,7 +59,9 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         if first:
             self._logprobs[index] = CompletionLogprobs(options.token_id_names)
         echoes = first and options.echo
-        shown = wire.CompletionChunkChoice(index, self._text_of(prompt, "".join(output.texts[of]), echoes))
+        shown = wire.CompletionChunkChoice(
+            index, self._text_of(prompt, "".join(output.texts[of]), echoes)
+        )
         if options.logprobs:
             spans = () if output.logprobs is None else (output.logprobs[of],)
             shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes)
@@ -91,7 +93,9 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
 
     def _whole_usage(self, missing: None | UnsetType) -> Usage:
         options = self._options
-        usage = self._usage_of(sum([len(prompt.ids) for prompt in options.prompts]), self.choices, missing)
+        usage = self._usage_of(
+            sum([len(prompt.ids) for prompt in options.prompts]), self.choices, missing
+        )
         if options.prompt_details and options.prompts:
             usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, missing, missing)
         return usage
@@ -140,7 +144,9 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         echoed = [EchoedPrompt(prompt.ids) for prompt in prompts]
         if request.echo:
             shows_names, as_ids = request.logprobs is not None, shared["token_id_names"]
-            echoed = [echoed_prompt(pipeline, prompt.ids, shows_names, as_ids) for prompt in prompts]
+            echoed = [
+                echoed_prompt(pipeline, prompt.ids, shows_names, as_ids) for prompt in prompts
+            ]
         meta = pipeline.identity.response_meta("cmpl", context, request.request_id, asked.model)
         options = CompletionResponseOptions(
             **shared,
@@ -167,7 +173,9 @@ def completion_prompt(
     most = pipeline.limits.max_model_len
     if isinstance(prompt, str):
         pipeline.check_text(prompt)
-        ids = fit_prompt(request, pipeline.tokenizer.encode(prompt, request.add_special_tokens), most)
+        ids = fit_prompt(
+            request, pipeline.tokenizer.encode(prompt, request.add_special_tokens), most
+        )
         return BuiltPrompt(ids, prompt, (("user", prompt),) if pipeline.keeps_turns else ())
     return BuiltPrompt(fit_prompt(request, prompt, most), ",".join(map(str, prompt)))
 

@@ -22,7 +22,8 @@ class ResponseMeta(Struct, frozen=True):
     model: str
     fingerprint: str | None
     joint: str = ""
-    """Separator between `id` and a prompt's number, where each prompt has its own id in the engine."""
+    """Separator between `id` and a prompt's number, where each prompt has its own id in the engine.
+    """
 
     @property
     def signature(self) -> str | UnsetType:
@@ -45,23 +46,36 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
 
 
 class Identity:
-    """Makes the heads of answers. `rng` draws ids; other servers find this one's cache at `host`."""
+    """Makes the heads of answers.
+
+    `rng` draws ids; other servers find this one's cache at `host`.
+    """
 
     def __init__(
         self, settings: Settings, host: str, rng: Random, now: Callable[[], float] = time.time
     ) -> None:
         self.engine_id = f"{rng.getrandbits(128):032x}"
-        self.host, self.cache, self.devices = host, settings.kvcache, settings.model.tensor_parallel_size
+        self.host, self.cache, self.devices = (
+            host,
+            settings.kvcache,
+            settings.model.tensor_parallel_size,
+        )
         self._rng, self._now, self._fingerprint = rng, now, system_fingerprint(settings)
 
-    def response_meta(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
-        """Returns the head of an answer; its id is the header's, else the body's (`own_id`), else random."""
+    def response_meta(
+        self, prefix: str, context: RequestContext, own_id: str, model: str
+    ) -> ResponseMeta:
+        """Returns the head of an answer; its id is the header's, else the body's (`own_id`), else
+        random.
+        """
         request_id = context.headers.get("x-request-id")
         if request_id is None:
             request_id = own_id or f"{self._rng.getrandbits(64):016x}"
         # Even the only prompt of a text completion has a number.
         joint = "-" if prefix == "cmpl" else ""
-        return ResponseMeta(f"{prefix}-{request_id}", int(self._now()), model, self._fingerprint, joint)
+        return ResponseMeta(
+            f"{prefix}-{request_id}", int(self._now()), model, self._fingerprint, joint
+        )
 
     def now_s(self) -> int:
         return int(self._now())
@@ -91,7 +105,9 @@ def pod_headers(server: ServerSettings) -> dict[str, str]:
 def address_of(
     asked: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
 ) -> KVTransferParams | None:
-    """Returns where the decode side finds the cache, as vLLM's NixlConnector; None unless it is wanted."""
+    """Returns where the decode side finds the cache, as vLLM's NixlConnector; None unless it is
+    wanted.
+    """
     wanted = asked.kv_transfer_params
     if not identity.cache.transfers or not wanted or not wanted.get("do_remote_decode"):
         return None

@@ -45,7 +45,9 @@ def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -
                 context.body = msgspec.json.encode(values)
             kind = first_fit(values, list(handlers))
         if kind is None:
-            raise bad_request(f"The body fits none of {', '.join(kind.__name__ for kind in handlers)}.")
+            raise bad_request(
+                f"The body fits none of {', '.join(kind.__name__ for kind in handlers)}."
+            )
         return handlers[kind](context)
 
     docs = RouteDocs(

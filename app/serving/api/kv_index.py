@@ -27,7 +27,10 @@ Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 
 def routes(index: KvIndex, settings: Settings) -> list[Route]:
     at, model, rules = settings.kvindex, settings.model.model, ChatRules.of(settings.api)
-    body, aliases = BodyLimits.of(settings.server), dict.fromkeys(settings.model.served_names, model)
+    body, aliases = (
+        BodyLimits.of(settings.server),
+        dict.fromkeys(settings.model.served_names, model),
+    )
 
     def base(asked: Asked) -> str:
         return aliases.get(asked.model or model, asked.model or model)
@@ -43,7 +46,12 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
         if len(tokens) < index.index.block_size:
             return None
         return index.index.score(
-            base(asked), tokens, pods=asked.pods or (), lora=asked.lora, salt=asked.cache_salt, media=media
+            base(asked),
+            tokens,
+            pods=asked.pods or (),
+            lora=asked.lora,
+            salt=asked.cache_salt,
+            media=media,
         )
 
     def texts(asked: ScoreTextRequest) -> object:
@@ -63,10 +71,16 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
 
     def ids(asked: ScoreTokensRequest) -> object:
         """The score of every pod for a prompt of token ids, in full."""
-        media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
+        media = [
+            Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()
+        ]
         cards = {}
         for best in best_ranks(scores(asked, asked.tokens, media) or ()):
-            card = {"score": _short(best.score), "matched": best.matched, "match_ratio": best.match_ratio}
+            card = {
+                "score": _short(best.score),
+                "matched": best.matched,
+                "match_ratio": best.match_ratio,
+            }
             cards[best.pod] = {**card, "tiers": best.tiers, "rank": best.rank}
         return {"blocks": len(asked.tokens) // index.index.block_size, "scores": cards}
 
@@ -115,7 +129,9 @@ def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
 
 def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
     """Returns the score by pod, as llm-d's manager does; null without a full block."""
-    return None if scores is None else {score.pod: _short(score.score) for score in best_ranks(scores)}
+    return (
+        None if scores is None else {score.pod: _short(score.score) for score in best_ranks(scores)}
+    )
 
 
 def _short(score: float) -> float:

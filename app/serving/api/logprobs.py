@@ -46,7 +46,8 @@ def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw
 
 
 class TokenNames:
-    """Writes entries of an answer: `top` alternatives each; `token_id:N` instead of texts if `as_ids`.
+    """Writes entries of an answer: `top` alternatives each; `token_id:N` instead of texts if
+    `as_ids`.
 
     Bytes encode names, but a chat's own ones the text, or they are null if `byteless`.
     """
@@ -63,8 +64,12 @@ class TokenNames:
 
     def chat_entry(self, entry: TokenLogprob) -> wire.ChatLogprob:
         of, name = self._bytes, token_name(entry.token_id, entry.token, self._as_ids)
-        top = [wire.ChatAlternative(text, logprob, of(text)) for _, text, logprob in self._shown(entry)]
-        return wire.ChatLogprob(name, entry.logprob, NULL if self._byteless else of(entry.token), top)
+        top = [
+            wire.ChatAlternative(text, logprob, of(text)) for _, text, logprob in self._shown(entry)
+        ]
+        return wire.ChatLogprob(
+            name, entry.logprob, NULL if self._byteless else of(entry.token), top
+        )
 
     def item_entry(self, entry: TokenLogprob) -> JsonObject:
         """Returns an entry of an item of Responses, whose keys have another order."""
@@ -86,7 +91,10 @@ def token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
 
 
 def prompt_entries(entries: SomeEntries | None) -> Raw | None:
-    """Returns the `prompt_logprobs` list: by token id, with rank and text; null for the first token."""
+    """Returns the `prompt_logprobs` list:
+
+    by token id, with rank and text; null for the first token.
+    """
     return None if entries is None else rendered((entries,), _by_id)
 
 
@@ -113,15 +121,24 @@ class CompletionLogprobs:
         values: list[float | None] = []
 
         def top(entry: TokenLogprob | None) -> dict[str, float] | None:
-            name = names[len(tokens)] if entry is None else token_name(entry.token_id, entry.token, as_ids)
+            name = (
+                names[len(tokens)]
+                if entry is None
+                else token_name(entry.token_id, entry.token, as_ids)
+            )
             values.append(None if entry is None else entry.logprob)
             tokens.append(name)
             offsets.append(self._offset)
             self._offset += len(name)
             if entry is None:
                 return None
-            return {token_name(token_id, text, as_ids): logprob for token_id, text, logprob in entry.top}
+            return {
+                token_name(token_id, text, as_ids): logprob for token_id, text, logprob in entry.top
+            }
 
         return wire.CompletionLogprobs(
-            top_logprobs=rendered(spans, top), text_offset=offsets, token_logprobs=values, tokens=tokens
+            top_logprobs=rendered(spans, top),
+            text_offset=offsets,
+            token_logprobs=values,
+            tokens=tokens,
         )

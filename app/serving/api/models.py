@@ -16,7 +16,10 @@ from app.serving.protocol.decoding import Request, decode, read_json
 from app.serving.protocol.rules import check_unicode
 
 MOST_NAME = 256
-"""Longest name of a model that a server of any name takes, in characters: each event of a stream has it."""
+"""Longest name of a model that a server of any name takes, in characters:
+
+each event of a stream has it.
+"""
 
 
 class ServedModels(Struct, frozen=True):
@@ -29,7 +32,10 @@ class ServedModels(Struct, frozen=True):
     any_name: bool = False
 
     def resolve(self, asked: str | None, param: str | None = "model") -> str:
-        """Returns the model's name for an answer; a request may name none. ApiError 404, with `param`."""
+        """Returns the model's name for an answer; a request may name none.
+
+        ApiError 404, with `param`.
+        """
         if not asked or asked in self.names:
             return self.names[0]
         if asked in self.adapters or (self.any_name and len(asked) <= MOST_NAME):
@@ -65,7 +71,10 @@ PERMISSION = {
 def routes(models: ServedModels, identity: Identity) -> list[Route]:
 
     def list_models(context: RequestContext) -> Response:
-        """Lists every served name and adapter: as model cards, or in the form of Anthropic's SDK."""
+        """Lists every served name and adapter:
+
+        as model cards, or in the form of Anthropic's SDK.
+        """
         now_s = identity.now_s()
         if "anthropic-version" in context.headers:
             created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -78,7 +87,13 @@ def routes(models: ServedModels, identity: Identity) -> list[Route]:
         cards = []
         for name, root, parent, max_model_len in models.rows():
             permission = {"id": f"modelperm-{identity.fresh_id()}", "object": "model_permission"}
-            card = {"id": name, "object": "model", "created": now_s, "owned_by": "vllm", "root": root}
+            card = {
+                "id": name,
+                "object": "model",
+                "created": now_s,
+                "owned_by": "vllm",
+                "root": root,
+            }
             card |= {"parent": parent, "max_model_len": max_model_len}
             cards.append({**card, "permission": [{**permission, "created": now_s, **PERMISSION}]})
         return json_response({"object": "list", "data": cards})
@@ -127,7 +142,9 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         try:
             asked = convert(RegisterAdapterRequest, value)
         except Misfit as misfit:
-            raise malformed(f"{'.'.join(map(str, misfit.path))}: expected {misfit.expected}") from None
+            raise malformed(
+                f"{'.'.join(map(str, misfit.path))}: expected {misfit.expected}"
+            ) from None
         load(LoadAdapterRequest(lora_name=asked.name, lora_path=asked.src))
         return Response(f"Adapter {asked.name} is registered.".encode())
 

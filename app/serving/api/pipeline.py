@@ -1,4 +1,7 @@
-"""Shared path of the generating API families: from a decoded body to the engine's requests and the answer."""
+"""Shared path of the generating API families:
+
+from a decoded body to the engine's requests and the answer.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,13 +32,20 @@ from app.serving.http.response import Response
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.common import ECTransferParams, UsageOverrides
 from app.serving.protocol.decoding import Request, decode
-from app.serving.protocol.validation import GenerationRequest, ModelLimits, ValidatedRequest, too_long
+from app.serving.protocol.validation import (
+    GenerationRequest,
+    ModelLimits,
+    ValidatedRequest,
+    too_long,
+)
 from app.text.base import Tokenizer
 from config.sections.api import ApiSettings, json_object
 from config.settings import Settings
 
 if TYPE_CHECKING:
-    from app.serving.api.script import ScriptResolver  # imports templates, too, which few servers need
+    from app.serving.api.script import (
+        ScriptResolver,
+    )  # imports templates, too, which few servers need
 
 SLICE = 12_000
 """Values processed between two pauses: about 4 ms."""
@@ -50,7 +60,10 @@ TOKEN_BYTES = 48
 ENTRY_BYTES = 80
 """Memory of a log probability in an answer, in bytes; about 75 are JSON."""
 MOST_REPEATED = 1 << 20
-"""Most token ids and characters of prompts that a stream repeats at its start: about 20 ms of work."""
+"""Most token ids and characters of prompts that a stream repeats at its start:
+
+about 20 ms of work.
+"""
 MOST_REPEATED_LOGPROBS = 20_000
 """Most log probabilities of prompts that a stream repeats at its start: about 10 ms of work."""
 
@@ -114,11 +127,16 @@ class RequestPipeline:
         return ValidatedRequest(request, model, self.limits)
 
     def check_text(self, text: str) -> None:
-        """Raises ApiError 400 for a text that cannot fit the context, before any work. May pause."""
+        """Raises ApiError 400 for a text that cannot fit the context, before any work.
+
+        May pause.
+        """
         self.slices.spend(1 + len(text) // CHARS)
         most = self.limits.max_model_len
         if len(text) > most and len(text) > most * (self.tokenizer.longest_token or inf):
-            raise too_long(most, f", which a prompt of {len(text)} characters cannot fit.", "input_text")
+            raise too_long(
+                most, f", which a prompt of {len(text)} characters cannot fit.", "input_text"
+            )
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         return encoded(hashes) if self.settings.model.mm_encoder_only else None
@@ -150,7 +168,11 @@ class RequestPipeline:
         responder: Responder | None = None,
     ) -> Response:
         """Submits the request. A stream carries the refusals of the engine after its 200."""
-        responder, request, stream = responder or self.responder, asked.request, bool(asked.request.stream)
+        responder, request, stream = (
+            responder or self.responder,
+            asked.request,
+            bool(asked.request.stream),
+        )
         if prompts:
             self._note_transfers(request, meta, prompts, writer)
         prompt_ids = [prompt.ids for prompt in prompts]
@@ -174,7 +196,11 @@ class RequestPipeline:
             check_answer_size(asked, sum(prompt_tokens))
         if len(prompts) * asked.n > 1:  # a hostile request must not make too many engine requests
             responder.engine.check_admission(len(prompts) * asked.n)
-        requests = [self._first_request(asked, meta, prompts, context, constraint, image)] if prompts else []
+        requests = (
+            [self._first_request(asked, meta, prompts, context, constraint, image)]
+            if prompts
+            else []
+        )
         if len(prompts) * asked.n > 1:
             requests = every_choice(requests[0], asked, meta, prompts)
         if self.scripts is not None:
@@ -222,7 +248,9 @@ class RequestPipeline:
         chat, tool_calls, thinks = None, None, "no"
         if isinstance(request, ChatCompletionRequest):
             chat, parser = request, self.settings.reply.reasoning_parser
-            tool_calls = tool_calls_of(chat, self.settings.tools, self.schemas, self.real is not None)
+            tool_calls = tool_calls_of(
+                chat, self.settings.tools, self.schemas, self.real is not None
+            )
             thinks = thinking(chat, parser, self.chat_rules.template_kwargs)
         sampling, form = self._computed(asked, tool_calls, thinks != "no", prompt.ids)
         return EngineRequest(
@@ -307,7 +335,9 @@ def every_choice(
 def check_answer_size(asked: Asked, prompt_tokens: int) -> None:
     """Raises ApiError 400 when a whole answer may have too many tokens or log probabilities."""
     tokens = asked.n * sum(asked.max_tokens)
-    entries = tokens * asked.entries_per_token + asked.n * prompt_tokens * asked.entries_per_prompt_token
+    entries = (
+        tokens * asked.entries_per_token + asked.n * prompt_tokens * asked.entries_per_prompt_token
+    )
     size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
     if size > MAX_ANSWER_BYTES:
         raise bad_request(
@@ -318,24 +348,34 @@ def check_answer_size(asked: Asked, prompt_tokens: int) -> None:
 
 
 def check_repeated(param: str, values: int, entries: int = 0) -> None:
-    """Raises ApiError 400 for a stream that repeats too many values or log probabilities of its prompts."""
+    """Raises ApiError 400 for a stream that repeats too many values or log probabilities of its
+    prompts.
+    """
     if values > MOST_REPEATED or entries > MOST_REPEATED_LOGPROBS:
         limits = f"{MOST_REPEATED} token ids and characters, and {MOST_REPEATED_LOGPROBS} log probabilities"
         raise bad_request(f"Of its prompts a stream repeats at most {limits}.", param)
 
 
 def check_rank(context: RequestContext, rank: int) -> None:
-    """Raises ApiError 400 for another rank's request. As in vLLM, a header without a number is ignored."""
+    """Raises ApiError 400 for another rank's request.
+
+    As in vLLM, a header without a number is ignored.
+    """
     try:
         pinned = int(context.headers[RANK])
     except ValueError:
         return
     if pinned != rank:
-        raise bad_request(f"X-data-parallel-rank is {pinned}, but this port serves rank {rank} only.")
+        raise bad_request(
+            f"X-data-parallel-rank is {pinned}, but this port serves rank {rank} only."
+        )
 
 
 def priority_of(context: RequestContext, own: int) -> int:
-    """Returns the priority of the header, else `own`. ApiError 400 when the header is no integer."""
+    """Returns the priority of the header, else `own`.
+
+    ApiError 400 when the header is no integer.
+    """
     given = context.headers.get(PRIORITY, str(own))
     try:
         return int(given)

@@ -1,8 +1,8 @@
 """Plain requests on the fast path: from a body to the engine and the answer.
 
-Decoding into one of these structs proves that a body has no other fields and that its numbers are in range;
-`PlainGeneration.recognise` checks the rest against the served model. All other requests, invalid ones
-included, take the general path, which reports errors.
+Decoding into one of these structs proves that a body has no other fields and that its numbers are
+in range; `PlainGeneration.recognise` checks the rest against the served model. All other requests,
+invalid ones included, take the general path, which reports errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,15 @@ from app.text.memo import KnownPrompts, known_chats, known_texts
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
-    (RANK, PRIORITY, SEND_IMAGE, CACHE_THRESHOLD, "x-fault", "x-return-error", "endpoint-load-metrics-format")
+    (
+        RANK,
+        PRIORITY,
+        SEND_IMAGE,
+        CACHE_THRESHOLD,
+        "x-fault",
+        "x-return-error",
+        "endpoint-load-metrics-format",
+    )
 )
 MOST_TOKENS = 4096
 MOST_BODIES, BODY_BYTES = 64, 1024
@@ -115,7 +123,12 @@ class PlainGeneration:
         writer: Callable[[ResponseMeta, Any], ResponseWriter],
     ) -> None:
         """`options` adds the family's own to the shared ones; `prompt` returns a prompt's own."""
-        self.known, self._id_prefix, self._options_of, self._writer = known, id_prefix, options, writer
+        self.known, self._id_prefix, self._options_of, self._writer = (
+            known,
+            id_prefix,
+            options,
+            writer,
+        )
         self._pipeline, self._prompt = pipeline, prompt
         self._decode = msgspec.json.Decoder(kind).decode
         self._prompt_ids = known.ids
@@ -164,7 +177,11 @@ class PlainGeneration:
         if (known := self._bodies.get(body)) is not None:
             return known
         recognised = self._read(body)
-        if recognised is not None and len(body) <= BODY_BYTES and recognised.prompt_key in self.known:
+        if (
+            recognised is not None
+            and len(body) <= BODY_BYTES
+            and recognised.prompt_key in self.known
+        ):
             if len(self._bodies) >= MOST_BODIES:
                 self._bodies.clear()
             self._bodies[body] = recognised
@@ -175,7 +192,9 @@ class PlainGeneration:
             request = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        if request.model not in self._names or (request.stream_options is not None and not request.stream):
+        if request.model not in self._names or (
+            request.stream_options is not None and not request.stream
+        ):
             return None
         limit, context_tokens = request.limit, self._context_tokens
         if limit is not None and limit > context_tokens:
@@ -240,4 +259,6 @@ def plain_completions(pipeline: RequestPipeline) -> PlainGeneration:
         return CompletionResponseOptions(**shared, prompts=())
 
     known, prompt = known_texts(pipeline.tokenizer), lambda ids: {"prompts": (EchoedPrompt(ids),)}
-    return PlainGeneration(pipeline, PlainCompletion, "cmpl", known, options, prompt, CompletionWriter)
+    return PlainGeneration(
+        pipeline, PlainCompletion, "cmpl", known, options, prompt, CompletionWriter
+    )

@@ -1,6 +1,7 @@
 """Routes of a pooling model: vectors, classes, scores (simulator.md 2.8, vllm-api.md section 8).
 
-A handler reads a request, `_run` sleeps until the engine has run its prompts, and then numbers are computed.
+A handler reads a request, `_run` sleeps until the engine has run its prompts, and then numbers are
+computed.
 """
 
 from __future__ import annotations
@@ -55,9 +56,8 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
 }
 """Routes by task, as in vLLM.
 
-`score` is a classifier with one class, a cross-encoder; `classify` is one with several. `pooling` is our own,
-for one server with all tasks.
-"""
+`score` is a classifier with one class, a cross-encoder; `classify` is one with several. `pooling`
+is our own, for one server with all tasks. """
 
 _SCORE_DOCS = RouteDocs(
     body=(wire.ScoreRequest,),
@@ -95,7 +95,8 @@ DOCS: Mapping[str, RouteDocs] = {
 }
 
 WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
-"""Kind of output for scripts, by task; single tokens (`token_embed`, `token_classify`) have none."""
+"""Kind of output for scripts, by task; single tokens (`token_embed`, `token_classify`) have none.
+"""
 MOST_NUMBERS = 2**22
 """Most numbers in one answer: about 80 MB of JSON."""
 BATCH = 256
@@ -104,7 +105,10 @@ RETRY_S = 0.01
 """Wait between two trials to have more prompts admitted, in seconds."""
 COHERE_TYPES = ("float", "binary", "ubinary", "base64")
 """Forms of a vector in the order of an answer."""
-INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts"))
+INSTRUCTION_FILES = (
+    ("config.json", "task_instructions"),
+    ("config_sentence_transformers.json", "prompts"),
+)
 """Files and keys with a model's instructions for input types, in vLLM's order."""
 
 Rows = list[list["array[float]"]]
@@ -117,7 +121,9 @@ def served_routes(settings: ModelSettings) -> tuple[str, ...]:
     """Returns the pooling routes of a model; a generating model has embeddings at most."""
     beside = (EMBEDDINGS,) if settings.embeddings_with_chat else ()
     routes = ROUTES.get(settings.task, beside)
-    return tuple(path for path in routes if not (settings.mm_encoder_only and path in (EMBEDDINGS, COHERE)))
+    return tuple(
+        path for path in routes if not (settings.mm_encoder_only and path in (EMBEDDINGS, COHERE))
+    )
 
 
 def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
@@ -127,7 +133,10 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         COHERE: runner.create_cohere_embeddings,
         "/pooling": runner.create_pooling,
         "/classify": runner.create_classification,
-        **{path: runner.create_rerank if "rerank" in path else runner.create_score for path in SCORES},
+        **{
+            path: runner.create_rerank if "rerank" in path else runner.create_score
+            for path in SCORES
+        },
     }
     return [post(path, handlers[path], docs=DOCS[path]) for path in served_routes(settings)]
 
@@ -144,19 +153,28 @@ class PoolingJob(NamedTuple):
     @property
     def prompt_tokens(self) -> int:
         """Prompt tokens for `usage`, from the last script that names them, else as counted."""
-        usages = [answer.usage for answer in self.answers if answer is not None and answer.usage is not None]
+        usages = [
+            answer.usage
+            for answer in self.answers
+            if answer is not None and answer.usage is not None
+        ]
         given = [usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None]
         return given[-1] if given else self.counted_tokens
 
 
 class PoolingRunner:
-    """Answers pooling requests; `pace`, between parts of long work, gives other requests a due turn."""
+    """Answers pooling requests; `pace`, between parts of long work, gives other requests a due
+    turn.
+    """
 
     def __init__(self, pipeline: RequestPipeline, settings: ModelSettings) -> None:
         self.pipeline, self._task = pipeline, settings.task
         self._most_tokens = pipeline.limits.max_model_len
         self._pace = Pace(time.monotonic)
-        classes, dimensions = 1 if settings.task == "score" else 2, settings.default_embedding_dimensions
+        classes, dimensions = (
+            1 if settings.task == "score" else 2,
+            settings.default_embedding_dimensions,
+        )
         self._model = PoolingModel(dimensions, classes, pipeline.tokenizer, self._pace)
         self._is_matryoshka = is_matryoshka(model_config(settings.model))
         self._instructions = task_instructions(Path(settings.model))
@@ -164,7 +182,9 @@ class PoolingRunner:
     def create_embeddings(self, context: RequestContext) -> Response:
         """A vector for each text or conversation."""
         request = self.pipeline.decode(context, wire.EmbeddingRequest)
-        return self._vectors(context, request, self.pool(context, request, "embd", "embed"), "embed")
+        return self._vectors(
+            context, request, self.pool(context, request, "embd", "embed"), "embed"
+        )
 
     def create_pooling(self, context: RequestContext) -> Response:
         """The output of the model's head for each text or for the conversation."""
@@ -174,7 +194,9 @@ class PoolingRunner:
         own = "classify" if self._task in ("score", "classify") else "embed"
         task, possible = request.task or own, TASKS if self._task == "pooling" else (own,)
         if task not in possible:
-            raise bad_request(f"this model does not do {task!r}, only {', '.join(possible)}", "task")
+            raise bad_request(
+                f"this model does not do {task!r}, only {', '.join(possible)}", "task"
+            )
         return self._vectors(context, request, self.pool(context, request, "pooling", task), task)
 
     def create_classification(self, context: RequestContext) -> Response:
@@ -185,7 +207,11 @@ class PoolingRunner:
         def item(index: int, ids: TokenIds, answer: ScriptedAnswer | None) -> object:
             given = None if answer is None else answer.classes
             named = given if isinstance(given, dict) else {}
-            own = given if isinstance(given, tuple) else self._model.classify(ids, request.use_activation)
+            own = (
+                given
+                if isinstance(given, tuple)
+                else self._model.classify(ids, request.use_activation)
+            )
             probs = list(named.values() or own)
             best = probs.index(max(probs))
             label = list(named)[best] if named else f"LABEL_{best}"
@@ -198,14 +224,19 @@ class PoolingRunner:
         """A score for each pair: one text against many, or each against its counterpart."""
         request = self.pipeline.decode(context, wire.ScoreRequest)
         job, _, scores = self._compare(context, request, request.queries, request.documents)
-        items = ({"index": index, "object": "score", "score": score} for index, score in enumerate(scores))
+        items = (
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        )
         return self._list(context, job, items)
 
     def create_rerank(self, context: RequestContext) -> Response:
         """The documents, best first, with their scores."""
         request = self.pipeline.decode(context, wire.RerankRequest)
         job, texts, scores = self._compare(context, request, request.query, request.documents)
-        best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: request.top_n or None]
+        best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[
+            : request.top_n or None
+        ]
         results = [
             {
                 "index": index,
@@ -237,7 +268,9 @@ class PoolingRunner:
         units = {"input_tokens": job.prompt_tokens - images, "image_tokens": images}
         answer = {
             "id": job.meta.id,
-            "embeddings": {type: self._typed(type, vectors) for type in COHERE_TYPES if type in types},
+            "embeddings": {
+                type: self._typed(type, vectors) for type in COHERE_TYPES if type in types
+            },
             **({} if request.texts is None else {"texts": request.texts}),
             "meta": {"api_version": {"version": "2"}, "billed_units": units},
             "response_type": "embeddings_by_type",
@@ -252,7 +285,9 @@ class PoolingRunner:
             pack = packing("float32", "little", self._pace)
             return [b64encode(pack(row)).decode() for row in vectors]
         if len(vectors[0]) % 8:
-            raise bad_request(f"binary embeddings need a multiple of 8 dimensions, got {len(vectors[0])}")
+            raise bad_request(
+                f"binary embeddings need a multiple of 8 dimensions, got {len(vectors[0])}"
+            )
         least, packed = -128 if kind == "binary" else 0, []
         for row in self._paced(vectors):
             bits = int("".join("1" if number >= 0 else "0" for number in row), 2)
@@ -264,7 +299,8 @@ class PoolingRunner:
     ) -> PoolingJob:
         """Admits a request, and sleeps until the engine has run all its inputs.
 
-        `prefix` begins the answer's id, unless it is empty. ApiError 400 for an empty or too long input.
+        `prefix` begins the answer's id, unless it is empty. ApiError 400 for an empty or too long
+        input.
         """
         meta, conversations = self._admit(context, request, prefix), request.conversations
         check_count(len(conversations or request.texts or request.id_lists), "input")
@@ -277,23 +313,37 @@ class PoolingRunner:
         answers = self._run(context, request, meta, wants, chats, iter(inputs), len(inputs))
         return PoolingJob(meta, inputs, answers, sum(map(len, inputs)))
 
-    def _admit(self, context: RequestContext, request: wire.PoolingFields, prefix: str) -> ResponseMeta:
-        """Returns the head of the answer. ApiError when model, server or fields forbid the request."""
+    def _admit(
+        self, context: RequestContext, request: wire.PoolingFields, prefix: str
+    ) -> ResponseMeta:
+        """Returns the head of the answer.
+
+        ApiError when model, server or fields forbid the request.
+        """
         for field in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(request, field, None):
                 raise bad_request(f"{field} is for models that take more than text.", field)
-        name, identity = self.pipeline.models.resolve(request.model, param=None), self.pipeline.identity
+        name, identity = (
+            self.pipeline.models.resolve(request.model, param=None),
+            self.pipeline.identity,
+        )
         self.pipeline.responder.engine.check_accepting(1)
         keep, most = request.truncate_prompt_tokens, self._most_tokens
         width: int | None = getattr(request, "dimensions", None)
         if keep is not None and keep > most:
-            raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")
+            raise bad_request(
+                f"truncate_prompt_tokens={keep} is more than the context of {most} tokens"
+            )
         if width is not None and not self._is_matryoshka:
-            raise bad_request("The served model has no Matryoshka embeddings: dimensions must be unset.")
+            raise bad_request(
+                "The served model has no Matryoshka embeddings: dimensions must be unset."
+            )
         if width is not None and not 1 <= width <= wire.MAX_DIMENSIONS:
             raise bad_request(f"dimensions must be from 1 to {wire.MAX_DIMENSIONS}, got {width}")
         if not prefix:
-            return ResponseMeta(request.request_id or identity.fresh_id(), identity.now_s(), name, "")
+            return ResponseMeta(
+                request.request_id or identity.fresh_id(), identity.now_s(), name, ""
+            )
         return identity.response_meta(prefix, context, request.request_id, name)
 
     def _encoded(self, request: wire.ClassificationRequest) -> Iterator[TokenIds]:
@@ -322,7 +372,10 @@ class PoolingRunner:
             yield from self.pipeline.tokenizer.encode_many(batch, special)
 
     def _fitted(self, request: wire.PoolingFields, ids: TokenIds) -> TokenIds:
-        """Returns the part of `ids` that is kept. ApiError 400 for an input that is empty or too long."""
+        """Returns the part of `ids` that is kept.
+
+        ApiError 400 for an input that is empty or too long.
+        """
         keep = request.truncate_prompt_tokens
         keep = self._most_tokens if keep == -1 else keep
         kept = truncate(ids, keep, request.truncation_side, self._most_tokens)
@@ -335,15 +388,20 @@ class PoolingRunner:
     ) -> tuple[PoolingJob, Sequence[str], list[float]]:
         """Returns documents and scores of all pairs. ApiError 400 for texts without pairs.
 
-        A cross-encoder reads each pair as one prompt, other models each text on its own. Scores compare whole
-        texts, also where prompts are truncated.
+        A cross-encoder reads each pair as one prompt, other models each text on its own. Scores
+        compare whole texts, also where prompts are truncated.
         """
         meta = self._admit(context, request, "score")
         queries, first = self._side(request, one, "max_tokens_per_query")
         documents, second = self._side(request, other, "max_tokens_per_doc")
         if len(queries) not in (1, len(documents)) or not documents:
-            raise bad_request("one text goes with one or many, many with as many; there must be at least one")
-        times, parts = len(documents) // len(queries), [(ids, list[int]()) for ids in (*first, *second)]
+            raise bad_request(
+                "one text goes with one or many, many with as many; there must be at least one"
+            )
+        times, parts = (
+            len(documents) // len(queries),
+            [(ids, list[int]()) for ids in (*first, *second)],
+        )
         if self._task == "score":
             parts = list(zip(first * times, second, strict=True))
 
@@ -357,7 +415,9 @@ class PoolingRunner:
         )
         answers = self._run(context, request, meta, "score", chats, prompts(), len(parts))
         bags, scores = [Bag(ids) for ids in first] * times, list[float]()
-        for bag, ids, answer in zip(bags, self._paced(second), answers or repeat(None), strict=False):
+        for bag, ids, answer in zip(
+            bags, self._paced(second), answers or repeat(None), strict=False
+        ):
             score = logit(bag, Bag(ids))
             score = score if request.use_activation is False else sigmoid(score)
             scores.append(score if answer is None or answer.score is None else answer.score)
@@ -366,7 +426,8 @@ class PoolingRunner:
     def _side(
         self, request: wire.ScoringRequest, inputs: Side, name: str
     ) -> tuple[list[str], list[TokenIds]]:
-        """Returns the texts of one side, and their ids, cut to the limit in the field `name`; 0: no limit.
+        """Returns the texts of one side, and their ids, cut to the limit in the field `name`; 0: no
+        limit.
 
         ApiError 400 for content parts, which only multimodal models read.
         """
@@ -376,9 +437,13 @@ class PoolingRunner:
             raise bad_request("parts of content are for models that take more than text")
         check_count(len(texts), "documents")
         if not 0 <= limit < self._most_tokens:
-            raise bad_request(f"{name} must be at least 0 and below {self._most_tokens}, got {limit}")
+            raise bad_request(
+                f"{name} must be at least 0 and below {self._most_tokens}, got {limit}"
+            )
         bounded = not limit and request.truncate_prompt_tokens is None
-        return texts, [ids[: limit or None] for ids in self._paced(self._tokens(texts, True, bounded))]
+        return texts, [
+            ids[: limit or None] for ids in self._paced(self._tokens(texts, True, bounded))
+        ]
 
     def _run(
         self,
@@ -392,14 +457,16 @@ class PoolingRunner:
     ) -> list[ScriptedAnswer | None]:
         """Sleeps until the engine has run all prompts, as many at a time as it has room for.
 
-        Returns decisions of scripts about each chat; delays are the longest answer's, and a fault's.
-        EngineError without room for the first prompt. CallerLeft when the client has left.
+        Returns decisions of scripts about each chat; delays are the longest answer's, and a
+        fault's. EngineError without room for the first prompt. CallerLeft when the client has left.
         """
         scripts, engine = self.pipeline.scripts, self.pipeline.responder.engine
         model, is_first = request.model or meta.model, True
         answers = [] if scripts is None else scripts.pooled(chats, wants, model, context)
         fault = context.kept(Fault)  # perhaps a script's
-        longest_s = max((answer.reply.first_token_s for answer in answers if answer is not None), default=0.0)
+        longest_s = max(
+            (answer.reply.first_token_s for answer in answers if answer is not None), default=0.0
+        )
         first = EngineRequest(
             request_id=meta.id,
             index=0,
@@ -416,15 +483,22 @@ class PoolingRunner:
             observers=context.observers,
             delays=(*((0, longest_s),) * bool(longest_s), *(() if fault is None else fault.delays)),
         )
-        while group := list(self._paced(islice(prompts, max(1, min(engine.room(first.adapter), BATCH))))):
+        while group := list(
+            self._paced(islice(prompts, max(1, min(engine.room(first.adapter), BATCH))))
+        ):
             requests = [replace(first, index=at, prompt_ids=each) for at, each in enumerate(group)]
             while not self._has_run(requests, is_first, context):
                 gevent.sleep(RETRY_S)
             is_first = False
         return answers
 
-    def _has_run(self, requests: Sequence[EngineRequest], is_first: bool, context: RequestContext) -> bool:
-        """Sleeps until the engine has run the prompts. Returns False where others have taken the room."""
+    def _has_run(
+        self, requests: Sequence[EngineRequest], is_first: bool, context: RequestContext
+    ) -> bool:
+        """Sleeps until the engine has run the prompts.
+
+        Returns False where others have taken the room.
+        """
         writer = WholeWriter(len(requests), _check_ends)
         try:
             body = self.pipeline.responder.collect(requests, writer, context.connection)
@@ -439,14 +513,18 @@ class PoolingRunner:
     def rows(self, request: wire.ClassificationRequest, job: PoolingJob, task: str) -> Rows:
         """Returns the output of `task` for each input, or the row that a script decides.
 
-        Texts are embedded as they came, or decoded where they came as tokens or were truncated. ApiError 400
-        for more numbers than one answer holds.
+        Texts are embedded as they came, or decoded where they came as tokens or were truncated.
+        ApiError 400 for more numbers than one answer holds.
         """
         model, activation = self._model, request.use_activation
         width: int | None = getattr(request, "dimensions", None)
         scripted = list(map(_scripted, job.answers)) or [None] * len(job.inputs)
-        if width is not None and any(isinstance(own, array) and len(own) != width for own in scripted):
-            raise bad_request(f"A script gives a vector of other dimensions than {width}.", "dimensions")
+        if width is not None and any(
+            isinstance(own, array) and len(own) != width for own in scripted
+        ):
+            raise bad_request(
+                f"A script gives a vector of other dimensions than {width}.", "dimensions"
+            )
         numbers = sum(
             len(own) if isinstance(own, array) else width or model.numbers(task, len(ids))
             for own, ids in zip(scripted, job.inputs, strict=True)
@@ -466,8 +544,14 @@ class PoolingRunner:
         self, context: RequestContext, request: wire.EncodedRequest, job: PoolingJob, task: str
     ) -> Response:
         """Returns the output of `task` in the request's encoding."""
-        rows, nested, form = self.rows(request, job, task), task.startswith("token"), request.encoding_format
-        field, kind = ("data", "pooling") if isinstance(request, wire.PoolingRequest) else ("embedding",) * 2
+        rows, nested, form = (
+            self.rows(request, job, task),
+            task.startswith("token"),
+            request.encoding_format,
+        )
+        field, kind = (
+            ("data", "pooling") if isinstance(request, wire.PoolingRequest) else ("embedding",) * 2
+        )
         values: Iterable[object] = (
             [row.tolist() for row in each] if nested else each[0].tolist() for each in rows
         )
@@ -476,7 +560,9 @@ class PoolingRunner:
             packed = [b"".join(map(pack, each)) for each in rows]
             values = (b64encode(data).decode() for data in packed)
         if form in ("float", "base64"):
-            items = ({"index": index, "object": kind, field: value} for index, value in enumerate(values))
+            items = (
+                {"index": index, "object": kind, field: value} for index, value in enumerate(values)
+            )
             return self._list(context, job, items)
         headers = dict(self.pipeline.responder.headers)
         if form == "bytes":
@@ -486,9 +572,15 @@ class PoolingRunner:
         return damage(response, context.kept(Fault), context)
 
     def _list(self, context: RequestContext, job: PoolingJob, items: Iterable[object]) -> Response:
-        data, tokens, meta = [Raw(encode(item)) for item in self._paced(items)], job.prompt_tokens, job.meta
+        data, tokens, meta = (
+            [Raw(encode(item)) for item in self._paced(items)],
+            job.prompt_tokens,
+            job.meta,
+        )
         usage = Usage(tokens, tokens, 0, None, None)
-        answer = ItemList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
+        answer = ItemList(
+            id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage
+        )
         return self._answer(context, answer)
 
     def _answer(self, context: RequestContext, answer: object) -> Response:
@@ -522,13 +614,21 @@ def check_count(given: int, param: str) -> None:
     if not given:
         raise bad_request("at least one input is needed")
     if given > wire.MAX_INPUTS:
-        raise bad_request(f"at most {wire.MAX_INPUTS} inputs fit into one request, got {given}", param)
+        raise bad_request(
+            f"at most {wire.MAX_INPUTS} inputs fit into one request, got {given}", param
+        )
 
 
 def _metadata(
-    request: wire.EncodedRequest, job: PoolingJob, shapes: Iterable[tuple[int, ...]], packed: Iterable[bytes]
+    request: wire.EncodedRequest,
+    job: PoolingJob,
+    shapes: Iterable[tuple[int, ...]],
+    packed: Iterable[bytes],
 ) -> str:
-    """Returns the header of a body of bytes: where the numbers of each input are, as JSON in ASCII."""
+    """Returns the header of a body of bytes:
+
+    where the numbers of each input are, as JSON in ASCII.
+    """
     same = {"embed_dtype": request.embed_dtype, "endianness": request.endianness}
     places = zip(count(), pairwise(accumulate(map(len, packed), initial=0)), shapes, strict=False)
     items = [
@@ -536,7 +636,13 @@ def _metadata(
         for index, (start, end), shape in places
     ]
     meta, usage = job.meta, {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
-    told = {"id": meta.id, "created": meta.created, "model": meta.model, "data": items, "usage": usage}
+    told = {
+        "id": meta.id,
+        "created": meta.created,
+        "model": meta.model,
+        "data": items,
+        "usage": usage,
+    }
     return json.dumps(told)
 
 

@@ -1,8 +1,9 @@
-"""Turns engine requests into a response: a stream of server-sent events, each when due, or a whole answer.
+"""Turns engine requests into a response: a stream of server-sent events, each when due, or a whole
+answer.
 
-A stream *attached* to a `StreamTransport` sends each due chunk from the timer wheel to the socket, and no
-greenlet wakes. *Iterated* (HTTP/1.0, damaged streams, another server), the request's greenlet wakes and
-yields each chunk. Both ways write the same bytes at the same times.
+A stream *attached* to a `StreamTransport` sends each due chunk from the timer wheel to the socket,
+and no greenlet wakes. *Iterated* (HTTP/1.0, damaged streams, another server), the request's
+greenlet wakes and yields each chunk. Both ways write the same bytes at the same times.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,20 +64,33 @@ class Responder:
     """Seconds between comments in idle streams of chats and completions; see `EventStream`."""
 
     def respond(
-        self, requests: Sequence[EngineRequest], writer: ResponseWriter, stream: bool, context: RequestContext
+        self,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        stream: bool,
+        context: RequestContext,
     ) -> Response:
-        """Returns a stream, or a whole answer after waiting. Raises errors of `EngineClient.submit`."""
+        """Returns a stream, or a whole answer after waiting.
+
+        Raises errors of `EngineClient.submit`.
+        """
         fault, connection = context.kept(Fault), context.connection
         if stream:
             intact = fault is None or fault.damage is None
             response = self._stream(requests, writer, connection, may_join=intact)
         else:
             body = self.collect(requests, writer, connection)
-            response = json_response(body or b"", CLIENT_GONE if body is None else 200, self.headers)
+            response = json_response(
+                body or b"", CLIENT_GONE if body is None else 200, self.headers
+            )
         return response if fault is None else damage(response, fault, context)
 
     def respond_soon(
-        self, requests: Sequence[EngineRequest], writer: ResponseWriter, stream: bool, context: RequestContext
+        self,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        stream: bool,
+        context: RequestContext,
     ) -> Response | PendingResponse:
         """Responds like `respond`, but without waiting and without faults."""
         if stream:
@@ -124,7 +138,10 @@ class Responder:
         return response
 
     def collect(
-        self, requests: Sequence[EngineRequest], writer: ResponseWriter, connection: Connection | None
+        self,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        connection: Connection | None,
     ) -> bytes | None:
         """Sleeps until all choices are over, and returns the answer; None when the client has left."""
         collector = ResponseCollector(self.engine, requests, writer)
@@ -138,7 +155,9 @@ class Responder:
 
 
 class ResponseCollector:
-    """Collects the outputs of one request's choices in `writer`; the handle's future marks their end."""
+    """Collects the outputs of one request's choices in `writer`; the handle's future marks their
+    end.
+    """
 
     def __init__(
         self, engine: EngineClient, requests: Sequence[EngineRequest], writer: ResponseWriter
@@ -201,7 +220,10 @@ class ResponseCollector:
 
 
 class EventStream(StreamingBody):
-    """Writes the outputs of `choices` sequences with `writer`. Iterate or attach once; `close` always."""
+    """Writes the outputs of `choices` sequences with `writer`.
+
+    Iterate or attach once; `close` always.
+    """
 
     __slots__ = (
         *("_backlog", "_bell", "_connection", "_idle_timer", "_keep_alive_s", "_pending"),
@@ -328,11 +350,16 @@ class EventStream(StreamingBody):
         if self._pending or not self.unfinished:
             self._send_slice(transport)
         if self._keep_alive_s and self.unfinished:
-            timer = self._idle_timer = gevent.get_hub().loop.timer(self._keep_alive_s, self._keep_alive_s)
+            timer = self._idle_timer = gevent.get_hub().loop.timer(
+                self._keep_alive_s, self._keep_alive_s
+            )
             timer.start(self._comment)
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """Returns waiting outputs, rendered, and two flags: more outputs wait, and the stream ends here."""
+        """Returns waiting outputs, rendered, and two flags:
+
+        more outputs wait, and the stream ends here.
+        """
         room, chunks, taken = self._slice_tokens, list[bytes](), 0
         if self._backlog is not None:
             self._backlog.forget()

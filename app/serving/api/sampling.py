@@ -43,7 +43,10 @@ class ThoughtTokens(Struct, frozen=True):
 
 
 def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> TextForm | None:
-    """Returns the constraint on the text: required calls are a list, a named tool's are its arguments."""
+    """Returns the constraint on the text:
+
+    required calls are a list, a named tool's are its arguments.
+    """
     if calls is not None and calls.least:
         schema = calls.tools[0].schema
         if not calls.named:
@@ -59,16 +62,22 @@ def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> Text
         return None
     if wanted.json is not None:
         given = wanted.json
-        return TextForm(json_schema=given if isinstance(given, str) else msgspec.json.encode(given).decode())
+        return TextForm(
+            json_schema=given if isinstance(given, str) else msgspec.json.encode(given).decode()
+        )
     if wanted.json_object:
         return TextForm(json_schema=ANY_OBJECT)
     if wanted.choice:
         return TextForm(choices=tuple(wanted.choice))
-    return TextForm(regex=wanted.regex, grammar=wanted.grammar, structural_tag=wanted.structural_tag)
+    return TextForm(
+        regex=wanted.regex, grammar=wanted.grammar, structural_tag=wanted.structural_tag
+    )
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """Values of omitted sampling parameters; vLLM takes them from the model's generation_config.json."""
+    """Values of omitted sampling parameters; vLLM takes them from the model's
+    generation_config.json.
+    """
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -92,7 +101,11 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
         )
 
     def of_plain(
-        self, temperature: float | None, top_p: float | None, presence: float | None, frequency: float | None
+        self,
+        temperature: float | None,
+        top_p: float | None,
+        presence: float | None,
+        frequency: float | None,
     ) -> Sampling:
         return Sampling(
             temperature=_or(temperature, self.temperature),
@@ -113,7 +126,9 @@ class RealModel(Struct, frozen=True, kw_only=True):
 def check_real(request: GenerationRequest, has_media: bool) -> None:
     """Raises ApiError 400 for features that only a simulation or vLLM's own engine supports."""
     if has_media:
-        raise bad_request(f"{request.model or 'The model'} is not a multimodal model: it reads text alone.")
+        raise bad_request(
+            f"{request.model or 'The model'} is not a multimodal model: it reads text alone."
+        )
     transfer = request.kv_transfer_params or {}
     asked = [name for name in SIMULATED_ALONE if getattr(request, name)]
     if transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"):

@@ -35,7 +35,9 @@ FAMILIES = {
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
-    **dict.fromkeys(("/inference/v1/generate", "/vllm.grpc.engine.VllmEngine/Generate"), "generate"),
+    **dict.fromkeys(
+        ("/inference/v1/generate", "/vllm.grpc.engine.VllmEngine/Generate"), "generate"
+    ),
     **dict.fromkeys(("/v1/embeddings", "/v2/embed"), "embeddings"),
     "/vllm.grpc.engine.VllmEngine/Embed": "embeddings",
     "/pooling": "pooling",
@@ -63,7 +65,8 @@ class ScriptResolver:
         writer: ResponseWriter,
         context: RequestContext,
     ) -> list[EngineRequest]:
-        """Returns `requests` with the decisions of scripts; all choices of a prompt have the same reply.
+        """Returns `requests` with the decisions of scripts; all choices of a prompt have the same
+        reply.
 
         ApiError for a fault that is an error, and where a rule cannot answer. May pause.
         """
@@ -72,7 +75,9 @@ class ScriptResolver:
         chat = asked if isinstance(asked, ChatCompletionRequest) else None
         tools: Mapping[str, object] = {}
         if chat is not None and chat.tool_choice != "none":
-            tools = {tool.function.name: tool.function.parameters or {} for tool in chat.tools or ()}
+            tools = {
+                tool.function.name: tool.function.parameters or {} for tool in chat.tools or ()
+            }
         directed: list[EngineRequest] = []
         slices = Slices()
         budget = MatchBudget()
@@ -100,9 +105,14 @@ class ScriptResolver:
         return directed
 
     def pooled(
-        self, inputs: Iterable[Sequence[WireMessage]], wants: str, model: str, context: RequestContext
+        self,
+        inputs: Iterable[Sequence[WireMessage]],
+        wants: str,
+        model: str,
+        context: RequestContext,
     ) -> list[ScriptedAnswer | None]:
-        """Returns the answer of scripts for each input of a pooling request; None where no rule applies.
+        """Returns the answer of scripts for each input of a pooling request; None where no rule
+        applies.
 
         Raises ApiError like `direct`.
         """
@@ -123,7 +133,10 @@ class ScriptResolver:
     def decide(
         self, context: RequestContext, request: MatchedRequest, own: Random | None = None
     ) -> Decision | None:
-        """Calls `ScriptSet.decide`. ApiError 500, not to be retried, where the rule cannot answer."""
+        """Calls `ScriptSet.decide`.
+
+        ApiError 500, not to be retried, where the rule cannot answer.
+        """
         try:
             decision = self.book.decide(request, own)
             context.rule = "" if decision is None else decision.rule.place
@@ -152,7 +165,9 @@ def request_of(
     wants: str = "",
 ) -> MatchedRequest:
     facts = facts_of(context, model)
-    return MatchedRequest(FAMILIES.get(facts.path, ""), facts, messages, tools, wants, Pace(time.monotonic))
+    return MatchedRequest(
+        FAMILIES.get(facts.path, ""), facts, messages, tools, wants, Pace(time.monotonic)
+    )
 
 
 def messages_of(messages: Sequence[WireMessage]) -> list[Message]:

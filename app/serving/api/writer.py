@@ -6,7 +6,15 @@ from typing import Generic, TypeVar
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.base.clock.pause import Slices
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
+from app.engine.core.outputs import (
+    EngineOutput,
+    Failed,
+    Finish,
+    Part,
+    Started,
+    TokenLogprob,
+    Tokens,
+)
 from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import SLICE, SomeEntries
@@ -127,7 +135,8 @@ T = TypeVar("T", bound=Struct)
 
 
 class ResponseWriter:
-    """Writes one answer to one request, as a stream or whole. No other code knows a family's wire format.
+    """Writes one answer to one request, as a stream or whole. No other code knows a family's wire
+    format.
 
     A stream: `chunk` for every output; then `closing`.
     A whole answer: `take` for every output as it comes; then `body`.
@@ -173,7 +182,9 @@ class ResponseWriter:
     def _usage_of(
         self, prompt_tokens: int, choices: Sequence[ChoiceState], missing: None | UnsetType = UNSET
     ) -> Usage:
-        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
+        tokens = (
+            choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
+        )
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens, missing, missing)
 
@@ -187,7 +198,9 @@ class ResponseWriter:
         return self.cached_tokens if told is None else told
 
     def timing(self, missing: None | UnsetType = None) -> PerRequestMetrics | None:
-        """Returns the times of the only choice, with `missing` for unknown ones; None for several choices."""
+        """Returns the times of the only choice, with `missing` for unknown ones; None for several
+        choices.
+        """
         if len(self.choices) != 1:
             return None
         [choice], started = self.choices, self.started
@@ -229,7 +242,9 @@ class ResponseWriter:
         return encode(self.whole())
 
     def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T | Raw]:
-        """Returns the result of `make` for each choice and its number, encoded when there are several."""
+        """Returns the result of `make` for each choice and its number, encoded when there are
+        several.
+        """
         if len(self.choices) == 1:
             return (make(0, self.choices[0]),)
         turns, made = Slices(SLICE), list[T | Raw]()
@@ -307,7 +322,10 @@ Options = TypeVar("Options", bound=ResponseOptions)
 
 
 class ChunkWriter(ResponseWriter, Generic[Options]):
-    """Writes chats and completions: a chunk for each token; plain ones are constant but for their text."""
+    """Writes chats and completions:
+
+    a chunk for each token; plain ones are constant but for their text.
+    """
 
     keeps_alive = True
     kind: str
@@ -316,11 +334,14 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     _texts: Sequence[bytes] = ()
     """Beginning of each choice's plain chunks, up to the text."""
     _plain_calls = False
-    """True where tokens in the midst of a call have constant chunks but for their text, or none without."""
+    """True where tokens in the midst of a call have constant chunks but for their text, or none
+    without.
+    """
     _call: Callable[[Tokens, Part], bytes]
     _plain_thoughts: Callable[[Tokens, int], bytes]
     _shown: Callable[[ChoiceState, Tokens, slice, bool], ChunkChoice | CompletionChunkChoice | None]
-    """Returns the tokens of a slice, without the end of their choice; None when they show nothing."""
+    """Returns the tokens of a slice, without the end of their choice; None when they show nothing.
+    """
     _usage: Callable[[int], Usage]
     """Returns the usage of a choice in the midst of a stream."""
     _whole_usage: Callable[[None | UnsetType], Usage]
@@ -338,14 +359,22 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             meta = self._meta
             head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
             self._head = b'data: %b,"choices":[' % head[:-1]
-            self._texts = self.plain_text.begins(self._head, len(self.choices)) if self._plain else ()
+            self._texts = (
+                self.plain_text.begins(self._head, len(self.choices)) if self._plain else ()
+            )
         super().begin(output, keeps_first)
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         return (self._texts[index], self.plain_text.end) if self._texts else None
 
     def _tokens(self, output: Tokens) -> bytes:
-        index, part, texts, number, chunks = output.index, output.part, output.texts, 0, list[bytes]()
+        index, part, texts, number, chunks = (
+            output.index,
+            output.part,
+            output.texts,
+            0,
+            list[bytes](),
+        )
         if self._parsed is not None:
             self._parsed(True, part is not None and part.kind == "call", max(1, len(output.ids)))
         if self._plain and (part is None or part.kind == "reasoning"):
@@ -362,7 +391,9 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         return b"".join(chunks)
 
     def _special(self, output: Tokens, i: int) -> bytes:
-        """Returns the chunk of token `i`; the last one is signed, unless the stream's usage follows."""
+        """Returns the chunk of token `i`; the last one is signed, unless the stream's usage
+        follows.
+        """
         choice, options, end = self.choices[output.index], self._options, END
         is_last = i + 1 >= len(output.texts)
         of = slice(i, None if is_last else i + 1)  # a whole beam is one text of many tokens

@@ -1,7 +1,8 @@
-"""The fault of a request: its errors (simulator.md 2.2, 11), rules with their counters, damage to its bytes.
+"""The fault of a request: its errors (simulator.md 2.2, 11), rules with their counters, damage to
+its bytes.
 
-The request's own greenlet writes a damaged stream chunk by chunk. The configured number of chunks is
-sent before a break, over TLS and HTTP/1.0, too.
+The request's own greenlet writes a damaged stream chunk by chunk. The configured number of chunks
+is sent before a break, over TLS and HTTP/1.0, too.
 """
 
 import errno
@@ -35,7 +36,14 @@ from config.fault_rules import (
     TruncateRule,
 )
 
-Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
+Damage = (
+    DisconnectRule
+    | TruncateRule
+    | TruncatedJsonRule
+    | MalformedChunkRule
+    | MissingDoneRule
+    | EmptyRule
+)
 
 _TYPES = {
     400: "BadRequestError",
@@ -46,7 +54,11 @@ _TYPES = {
     429: "RateLimitError",
 }
 _FAILURES = {
-    "rate_limit": (429, "More requests came for {model} than its rate allows; try again later.", None),
+    "rate_limit": (
+        429,
+        "More requests came for {model} than its rate allows; try again later.",
+        None,
+    ),
     "invalid_api_key": (401, "This API key is not valid.", None),
     "context_length": (
         400,
@@ -57,7 +69,10 @@ _FAILURES = {
     "invalid_request": (400, "The request has no parameter 'model'.", "model"),
     "model_not_found": (404, "There is no model '{model}-nonexistent' here.", "model"),
 }
-"""Status, message and param of each failure type. Clients recognize a too long prompt by its message."""
+"""Status, message and param of each failure type.
+
+Clients recognize a too long prompt by its message.
+"""
 BEYOND = 404
 """Excess of a too long prompt in its error message, in tokens."""
 
@@ -109,9 +124,14 @@ class RequestFacts(Struct, frozen=True):
 
 
 class FaultScript:
-    """Rules in order; the first that applies decides. Rules that are also in `before` keep their counters."""
+    """Rules in order; the first that applies decides.
 
-    def __init__(self, rules: Sequence[FaultRule], now_s: float, before: "FaultScript | None" = None) -> None:
+    Rules that are also in `before` keep their counters.
+    """
+
+    def __init__(
+        self, rules: Sequence[FaultRule], now_s: float, before: "FaultScript | None" = None
+    ) -> None:
         known = list(before._rules) if before else []
         self._rules: list[_Rule] = []
         for rule in rules:
@@ -180,14 +200,17 @@ class _Rule:
                     return Fault(headers=headers)
                 rate, retry_after_s = self._requests.per_minute, math.ceil(wait_s)
                 message = (
-                    f"The quota of {rate:g} requests per minute is used up; try again in {retry_after_s} s."
+                    f"The quota of {rate:g} requests per minute "
+                    f"is used up; try again in {retry_after_s} s."
                 )
                 return Fault(name=name, error=too_many(message, retry_after_s), headers=headers)
             case ErrorRule():
                 message = rule.message or f"A scripted fault: status {rule.status}."
                 headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
                 kind = rule.type or error_type(rule.status)
-                return Fault(name=name, error=ApiError(rule.status, kind, message, rule.param, headers))
+                return Fault(
+                    name=name, error=ApiError(rule.status, kind, message, rule.param, headers)
+                )
             case StallRule():
                 return Fault(name=name, delays=((rule.after, rule.seconds),))
             case SlowFirstTokenRule():
@@ -196,7 +219,8 @@ class _Rule:
         return Fault(name=name, damage=rule)
 
     def _take(self, tokens: float, now_s: float) -> float:
-        """Takes a request and its tokens and returns 0, or takes nothing and returns the wait in seconds.
+        """Takes a request and its tokens and returns 0, or takes nothing and returns the wait in
+        seconds.
 
         A request with more tokens than the bucket can hold takes a full bucket.
         """
@@ -235,9 +259,14 @@ def damage(response: Response, fault: Fault | None, context: RequestContext) -> 
 
 
 class DamagedStream(StreamingBody):
-    """A damaged stream. Iterate once; always close. `was_damaged`: the stream reached the damaged place."""
+    """A damaged stream.
 
-    def __init__(self, stream: StreamingBody, damage: Damage, connection: Connection | None) -> None:
+    Iterate once; always close. `was_damaged`: the stream reached the damaged place.
+    """
+
+    def __init__(
+        self, stream: StreamingBody, damage: Damage, connection: Connection | None
+    ) -> None:
         super().__init__()
         self._stream = stream
         self._connection = connection
@@ -292,7 +321,10 @@ class DamagedStream(StreamingBody):
         return whole
 
     def _end(self) -> Iterator[bytes]:
-        """Ends the stream early, or breaks the connection. An empty item sends the status line if needed."""
+        """Ends the stream early, or breaks the connection.
+
+        An empty item sends the status line if needed.
+        """
         self.was_damaged = True
         if isinstance(self._damage, DisconnectRule):
             break_off(self._connection)
@@ -300,7 +332,10 @@ class DamagedStream(StreamingBody):
 
 
 def ends_after(damage: Damage, number: int) -> bool:
-    """Returns True if the stream is cut off after chunk `number`, counted from 1; 0: before the first."""
+    """Returns True if the stream is cut off after chunk `number`, counted from 1; 0:
+
+    before the first.
+    """
     if isinstance(damage, DisconnectRule | TruncateRule):
         return number == damage.after
     if isinstance(damage, TruncatedJsonRule):
@@ -308,7 +343,9 @@ def ends_after(damage: Damage, number: int) -> bool:
     return isinstance(damage, EmptyRule)
 
 
-def _damage_whole(response: Response, body: bytes, damage: Damage, connection: Connection | None) -> None:
+def _damage_whole(
+    response: Response, body: bytes, damage: Damage, connection: Connection | None
+) -> None:
     """Damages an unstreamed body. Only a disconnect contradicts Content-Length."""
     if isinstance(damage, DisconnectRule):
         response.body = _breaking(body[: len(body) // 2] if damage.after else b"", connection)
@@ -328,7 +365,9 @@ def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:
 
 
 def break_off(connection: Connection | None) -> NoReturn:
-    """Ends the connection at once, without TLS close_notify; gunicorn takes this for a client that left."""
+    """Ends the connection at once, without TLS close_notify; gunicorn takes this for a client that
+    left.
+    """
     if connection is not None:
         connection.shut()
     raise BrokenOffError(errno.ECONNRESET, "broken off on purpose")

@@ -27,7 +27,9 @@ RETURN_ERROR, FAULT = "X-Return-Error", "X-Fault"
 BYTES_PER_TOKEN = 4
 _WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 MOST_HEADER_RULES, MOST_CHARACTERS, RULE_BYTES = 500, 2048, 4096
-"""Remembered rules of X-Fault headers, by last use; longest such header; estimated memory of a rule."""
+"""Remembered rules of X-Fault headers, by last use; longest such header; estimated memory of a
+rule.
+"""
 
 FaultSource = Callable[[RequestFacts], Fault | None]
 """Returns the fault of a request; None for no fault."""
@@ -36,11 +38,13 @@ FaultSource = Callable[[RequestFacts], Fault | None]
 class FaultInjector:
     """Decides which requests fail. `now` returns monotonic seconds.
 
-    The first source with a fault decides: X-Return-Error, X-Fault, plugins, rules, chance. Later sources do
-    not see the request.
+    The first source with a fault decides: X-Return-Error, X-Fault, plugins, rules, chance. Later
+    sources do not see the request.
     """
 
-    def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:
+    def __init__(
+        self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()
+    ) -> None:
         """`sources` come from plugins."""
         self.active = False
         """True after the first injected fault."""
@@ -90,7 +94,10 @@ class FaultInjector:
         return Fault(headers=headers) if headers else None
 
     def _asked_for(self, request: RequestFacts) -> Fault | None:
-        """Applies X-Fault. Requests of one client with the same text share one rule and its counters."""
+        """Applies X-Fault.
+
+        Requests of one client with the same text share one rule and its counters.
+        """
         text = request.header(FAULT)
         if not text:
             return None
@@ -106,12 +113,21 @@ class FaultInjector:
         return script.fault_for(request, self._rng, self._now())
 
     def _scripted(self, request: RequestFacts) -> Fault | None:
-        return None if self._script is None else self._script.fault_for(request, self._rng, self._now())
+        return (
+            None
+            if self._script is None
+            else self._script.fault_for(request, self._rng, self._now())
+        )
 
     def _drawn(self, request: RequestFacts) -> Fault | None:
-        """Draws one of the failure types, or of all if none is named, with a probability of the rate in %."""
+        """Draws one of the failure types, or of all if none is named, with a probability of the
+        rate in %.
+        """
         failures, model = self._settings.failures, self._settings.model
-        if not failures.failure_injection_rate or self._rng.randint(1, 100) > failures.failure_injection_rate:
+        if (
+            not failures.failure_injection_rate
+            or self._rng.randint(1, 100) > failures.failure_injection_rate
+        ):
             return None
         kind = self._rng.choice(failures.failure_types or FAILURE_TYPES)
         return Fault(name=kind, error=failure(kind, model.model, model.max_model_len))
@@ -154,7 +170,9 @@ def _returned(request: RequestFacts) -> Fault | None:
     elif not 400 <= (status := int(asked)) <= 599:
         error = bad_request(f"{RETURN_ERROR} is {status}; it can be from 400 to 599.")
     else:
-        error = ApiError(status, error_type(status), f"{RETURN_ERROR} asked for this status, {status}.")
+        error = ApiError(
+            status, error_type(status), f"{RETURN_ERROR} asked for this status, {status}."
+        )
     return Fault(name="return-error", error=error)
 
 
@@ -165,9 +183,14 @@ CLIENT_BYTES, FAILED_BYTES = 4096, 1024
 MOST_NAMES, OTHERS = 32, "others"
 """Most fault names counted separately for a client; further names are counted as OTHERS."""
 EARLY_S, ON_ITS_WAY_S = 0.05, 0.1
-"""Tolerance of an early retry, and delivery time of a Retry-After, in seconds: timers are coarse."""
+"""Tolerance of an early retry, and delivery time of a Retry-After, in seconds:
+
+timers are coarse.
+"""
 BACK_OFF_RETRIES, BACK_OFF_S, BACK_OFF_GROWTH, NO_WAIT_S = 3, 1.0, 1.5, 0.05
-"""Retries within BACK_OFF_S that are misconduct unless the last wait grew so, and exceeds NO_WAIT_S."""
+"""Retries within BACK_OFF_S that are misconduct unless the last wait grew so, and exceeds
+NO_WAIT_S.
+"""
 STORM_RETRIES, STORM_S = 5, 2.0
 """Retries of one body, and their time span in seconds, that make a retry storm."""
 RETRY_WINDOW_S = 30.0
@@ -191,7 +214,10 @@ class AuditedExchange(Struct, frozen=True):
 
 
 class Finding(Struct):
-    """One kind of misconduct. `first` and `last` are ISO 8601 in UTC; the id is the last request's."""
+    """One kind of misconduct.
+
+    `first` and `last` are ISO 8601 in UTC; the id is the last request's.
+    """
 
     kind: str
     count: int = 0
@@ -235,7 +261,8 @@ LONGEST_ID = 128
 
 
 class FaultAudit(Middleware):
-    """Audits how clients handle failures: each client from its first error or fault on, and no others.
+    """Audits how clients handle failures: each client from its first error or fault on, and no
+    others.
 
     `now` returns monotonic seconds, `unix` Unix seconds for the report.
     """
@@ -243,7 +270,10 @@ class FaultAudit(Middleware):
     limit_bytes = CLIENT_BYTES * MOST_CLIENTS + FAILED_BYTES * MOST_FAILED
 
     def __init__(
-        self, injector: FaultInjector, now: Callable[[], float], unix: Callable[[], float] = time.time
+        self,
+        injector: FaultInjector,
+        now: Callable[[], float],
+        unix: Callable[[], float] = time.time,
     ) -> None:
         self._injector, self._now, self._unix = injector, now, unix
         self.restart()
@@ -282,7 +312,9 @@ class FaultAudit(Middleware):
             arrived_s=context.arrival_s,
             answered_s=self._now(),
             status=200 if gone else response.status,
-            retry_after_s=float(retry_after) if retry_after.isdecimal() and len(retry_after) < 19 else None,
+            retry_after_s=float(retry_after)
+            if retry_after.isdecimal() and len(retry_after) < 19
+            else None,
             fault=fault.name,
         )
         report = self.note_answer(exchange)
@@ -304,7 +336,10 @@ class FaultAudit(Middleware):
             self.note_end(exchange, exchange.answered_s, exchange.status >= 400 or damaged)
 
     def note_answer(self, exchange: AuditedExchange) -> ClientReport | None:
-        """Records a request at the start of its answer. Returns None for a client without a failure."""
+        """Records a request at the start of its answer.
+
+        Returns None for a client without a failure.
+        """
         report = self._clients.get(exchange.client)
         if report is None:
             if exchange.status < 400 and not exchange.fault:
@@ -325,7 +360,9 @@ class FaultAudit(Middleware):
             report.faults[name] = report.faults.get(name, 0) + 1
         return report
 
-    def note_end(self, exchange: AuditedExchange, at_s: float, failed: bool, truncated: bool = False) -> None:
+    def note_end(
+        self, exchange: AuditedExchange, at_s: float, failed: bool, truncated: bool = False
+    ) -> None:
         """Records the end of an answer, at `at_s` monotonic seconds."""
         key = exchange.client, exchange.path, exchange.body
         if not failed:
@@ -349,19 +386,27 @@ class FaultAudit(Middleware):
         clean = not any(report.findings for report in self._clients.values())
         return AuditReport(self._since, clean, dict(self._clients))
 
-    def _check_patience(self, report: ClientReport, exchange: AuditedExchange, is_retry: bool) -> None:
+    def _check_patience(
+        self, report: ClientReport, exchange: AuditedExchange, is_retry: bool
+    ) -> None:
         key, now_s = (exchange.client, exchange.path), exchange.answered_s
         told_s, over_s = self._not_before.get(key, (0.0, 0.0))
         early_s, since_s = over_s - exchange.arrived_s, exchange.arrived_s - told_s
         if early_s > EARLY_S and since_s >= 0 and (is_retry or since_s > ON_ITS_WAY_S):
             what = (
-                f"It asked {exchange.path} {early_s:.2f} s before the Retry-After that it was told was over."
+                f"It asked {exchange.path} {early_s:.2f} s before "
+                f"the Retry-After that it was told was over."
             )
             self._find(report, "retry_after_ignored", exchange.request_id, what)
         if exchange.retry_after_s is not None:
-            self._not_before[key] = told_s if over_s > now_s else now_s, now_s + exchange.retry_after_s
+            self._not_before[key] = (
+                told_s if over_s > now_s else now_s,
+                now_s + exchange.retry_after_s,
+            )
 
-    def _check_retry(self, report: ClientReport, exchange: AuditedExchange, failed: _Failed) -> None:
+    def _check_retry(
+        self, report: ClientReport, exchange: AuditedExchange, failed: _Failed
+    ) -> None:
         if failed.truncated and exchange.arrived_s - failed.at_s >= RETRY_WINDOW_S:
             self._find_not_retried(report, exchange.path, failed)
         failed.truncated = False

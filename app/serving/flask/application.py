@@ -1,12 +1,15 @@
 """The Flask application: one blueprint per family of routes, with middleware around all routes.
 
-Flask serves requests that the fast path does not take, and all requests under other servers. A program that
-embeds the application may add views, functions and extensions. Replaced parts of Flask, with the reasons:
+Flask serves requests that the fast path does not take, and all requests under other servers. A
+program that embeds the application may add views, functions and extensions. Replaced parts of
+Flask, with the reasons:
 
 * HEAD is not added to GET: vLLM refuses HEAD (`ExactRule`);
-* rules without variable parts are looked up by path and method: 6 us instead of 63 us by Werkzeug's search,
+* rules without variable parts are looked up by path and method: 6 us instead of 63 us by Werkzeug's
+  search,
   which also leaves eight objects of cyclic garbage after each request (`DirectAdapter`);
-* routes return `app.serving.http.response.Response`: 6 us instead of 67 us for Werkzeug's response, which is
+* routes return `app.serving.http.response.Response`: 6 us instead of 67 us for Werkzeug's response,
+  which is
   copied and completed at each call (`make_response`, `process_response`).
 """
 
@@ -101,7 +104,11 @@ class Understudy(Flask):
     url_map_class: type[Map] = RouteMap
 
     def __init__(
-        self, engine: Drains, middleware: MiddlewareStack, ids: Random | None = None, prefix: str = ""
+        self,
+        engine: Drains,
+        middleware: MiddlewareStack,
+        ids: Random | None = None,
+        prefix: str = "",
     ) -> None:
         super().__init__("app", static_folder=None)
         self.url_map.merge_slashes = False
@@ -157,17 +164,24 @@ class Understudy(Flask):
             context.path = context.path.removeprefix(self.prefix)
         # vLLM mounts an application at /metrics that ignores the rest of the path.
         path = METRICS if context.path.startswith(METRICS) else context.path
-        return DirectAdapter(self.url_map, "localhost", "/", "", context.scheme, path, context.method)
+        return DirectAdapter(
+            self.url_map, "localhost", "/", "", context.scheme, path, context.method
+        )
 
     @overload
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]: ...
+    def __call__(
+        self, environ: WSGIEnvironment, start_response: StartResponse
+    ) -> Iterable[bytes]: ...
     @overload
     def __call__(self, environ: Scope) -> AsgiRefusal: ...
     @overload
     def __call__(self, environ: Scope, start_response: Receive, send: Send) -> Awaitable[None]: ...
 
     def __call__(self, environ: Any, start_response: Any = None, send: Send | None = None) -> Any:
-        """Serves a WSGI request. An ASGI server passes its scope alone (ASGI 2), or with two functions."""
+        """Serves a WSGI request.
+
+        An ASGI server passes its scope alone (ASGI 2), or with two functions.
+        """
         if start_response is None:
             return AsgiRefusal(environ)
         if send is not None:
@@ -229,7 +243,10 @@ class Understudy(Flask):
         return response
 
     def begin(self) -> None:
-        """Starts the services, once: before the worker accepts, or at the first request of another server."""
+        """Starts the services, once:
+
+        before the worker accepts, or at the first request of another server.
+        """
         if not self._has_begun:
             self._has_begun = True
             for service in self.services:
@@ -263,7 +280,9 @@ def _answer(handle: Handler, **params: str) -> Response:
 
 def _of_ours(response: FlaskResponse) -> Response:
     """Returns a `Response` with the same content; a streamed body stays streamed."""
-    body: bytes | Iterable[bytes] = response.get_data() if response.is_sequence else response.iter_encoded()
+    body: bytes | Iterable[bytes] = (
+        response.get_data() if response.is_sequence else response.iter_encoded()
+    )
     if isinstance(response.response, StreamingBody):
         body = response.response
     made = Response(body, response.status_code, dict(response.headers))

@@ -1,7 +1,8 @@
-"""The answer to ASGI servers (uvicorn, hypercorn, daphne): one line, in place of a traceback per request.
+"""The answer to ASGI servers (uvicorn, hypercorn, daphne): one line, in place of a traceback per
+request.
 
-`AsgiRefusal` fails the startup of the lifespan protocol, and uvicorn ends. A server without this protocol
-gets status 500 for each request, and logs the line.
+`AsgiRefusal` fails the startup of the lifespan protocol, and uvicorn ends. A server without this
+protocol gets status 500 for each request, and logs the line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ REFUSAL = (
 
 
 class AsgiRefusal:
-    """Refuses one connection of an ASGI server, or its startup. The instance is an ASGI 2 application."""
+    """Refuses one connection of an ASGI server, or its startup.
+
+    The instance is an ASGI 2 application.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self._type = scope["type"]

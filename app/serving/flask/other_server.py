@@ -1,15 +1,17 @@
-"""Serves the application under other WSGI servers: gunicorn's workers, uWSGI, waitress, mod_wsgi, Flask's.
+"""Serves the application under other WSGI servers: gunicorn's workers, uWSGI, waitress, mod_wsgi,
+Flask's.
 
-These servers differ in how they expose a client's socket, and in how they end an answer that breaks off.
-Most servers end such an answer as if complete, or log a traceback. `BreakableBody` gives each server its own
-signal.
+These servers differ in how they expose a client's socket, and in how they end an answer that breaks
+off. Most servers end such an answer as if complete, or log a traceback. `BreakableBody` gives each
+server its own signal.
 
-A server with many threads gets an event loop in a separate native thread. The application
-belongs to that loop, because its engine and timer wheel have no locks. A thread of gunicorn's `gthread`
-worker, uWSGI, waitress or mod_wsgi passes its request to the loop, which serves all requests in greenlets.
-The thread does the work that would block the loop: reading the body, and sending each piece of the answer. A
-slow client therefore delays no other client, and at most one piece of an answer is made ahead. Only the
-thread calls the server's functions: uWSGI identifies a request by its thread.
+A server with many threads gets an event loop in a separate native thread. The application belongs
+to that loop, because its engine and timer wheel have no locks. A thread of gunicorn's `gthread`
+worker, uWSGI, waitress or mod_wsgi passes its request to the loop, which serves all requests in
+greenlets. The thread does the work that would block the loop: reading the body, and sending each
+piece of the answer. A slow client therefore delays no other client, and at most one piece of an
+answer is made ahead. Only the thread calls the server's functions: uWSGI identifies a request by
+its thread.
 """
 
 import logging
@@ -57,8 +59,8 @@ log = logging.getLogger(__name__)
 class OtherServer:
     """Serves `app`, which belongs to one loop, under a server without hooks for this application.
 
-    `begin` is called before each request, `end` after the last one. For a server with threads, the loop
-    starts with the first request, after every fork, and ends with the process.
+    `begin` is called before each request, `end` after the last one. For a server with threads, the
+    loop starts with the first request, after every fork, and ends with the process.
     """
 
     def __init__(self, app: Flask, begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -110,7 +112,8 @@ class OtherServer:
         self._run = in_loop = made.get()
 
         def end_with_process() -> None:
-            # The interpreter waits for this thread. In `atexit`, no threads could be started (3.12).
+            # The interpreter waits for this thread. In `atexit`, no threads could be started
+            # (3.12).
             main_thread().join()
             ThreadRequest(in_loop).call(self._end)
 
@@ -120,7 +123,8 @@ class OtherServer:
 
 
 def shown_by(environ: WSGIEnvironment) -> tuple[socket.socket | None, BaseException | None]:
-    """Returns the client's socket, and the error that ends an answer under this server without a traceback.
+    """Returns the client's socket, and the error that ends an answer under this server without a
+    traceback.
 
     Both may be None. uWSGI's socket is a duplicate.
     """
@@ -129,21 +133,28 @@ def shown_by(environ: WSGIEnvironment) -> tuple[socket.socket | None, BaseExcept
     if WAITRESS in environ:
         gone: BaseException = import_module("waitress.channel").ClientDisconnected()
         return environ[WAITRESS].__self__.socket, gone
-    return environ.get(GUNICORN), SystemExit("broken off on purpose") if MOD_WSGI in environ else None
+    return environ.get(GUNICORN), SystemExit(
+        "broken off on purpose"
+    ) if MOD_WSGI in environ else None
 
 
 class ShownConnection(Connection):
     """A client's socket under waitress, used only to watch for the client's end."""
 
     def shut(self) -> None:
-        """Does nothing: `BreakableBody` ends the answer, and waitress sends its held bytes first."""
+        """Does nothing:
+
+        `BreakableBody` ends the answer, and waitress sends its held bytes first.
+        """
 
 
 class BreakableBody:
-    """An answer's body, which signals a break to the server; the server's thread iterates and closes it.
+    """An answer's body, which signals a break to the server; the server's thread iterates and
+    closes it.
 
-    `call` runs functions where the application belongs. A break raises `end`, if there is one. uWSGI, whose
-    `end` looks like any other, sends no chunks: only a reset of `sock` shows the client the break.
+    `call` runs functions where the application belongs. A break raises `end`, if there is one.
+    uWSGI, whose `end` looks like any other, sends no chunks: only a reset of `sock` shows the
+    client the break.
     """
 
     def __init__(
@@ -185,10 +196,13 @@ class BreakableBody:
 class ThreadRequest:
     """A server's thread with one request: calls into the loop, and reads the body for it.
 
-    It is also the request's body, which its thread reads from `source`, and the client's socket `sock`.
+    It is also the request's body, which its thread reads from `source`, and the client's socket
+    `sock`.
     """
 
-    def __init__(self, in_loop: RunInLoop, source: Any = None, sock: socket.socket | None = None) -> None:
+    def __init__(
+        self, in_loop: RunInLoop, source: Any = None, sock: socket.socket | None = None
+    ) -> None:
         self._in_loop, self._source, self._sock = in_loop, source, sock
         self.reader = getattr(source, "reader", None)
         """gunicorn's reader, whose buffer shows the bytes read already."""
@@ -230,7 +244,7 @@ class ThreadRequest:
             # The answer needs the thread, which might read for ever.
             if self._sock is not None:
                 with suppress(OSError):
-                    # TLS's own shutdown would drop the encryption and send the answer in clear text.
-                    # With this one, the answer over TLS is lost.
+                    # TLS's own shutdown would drop the encryption and send the answer in clear
+                    # text. With this one, the answer over TLS is lost.
                     socket.socket.shutdown(self._sock, socket.SHUT_RD)
             raise

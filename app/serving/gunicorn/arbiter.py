@@ -1,8 +1,10 @@
-"""gunicorn's arbiter with one worker per rank, and with reloads that neither cut a stream nor end the server.
+"""gunicorn's arbiter with one worker per rank, and with reloads that neither cut a stream nor end
+the server.
 
 Differences from the stock arbiter, which
 
-* lets every worker serve all ports; here a rank has a separate port, and keeps the port after a crash;
+* lets every worker serve all ports; here a rank has a separate port, and keeps the port after a
+  crash;
 * ends, or loses its workers, when a reload finds a configuration that cannot be served;
 * ignores signals while it waits for the old workers to end, and kills slow ones;
 * closes the old workers' listeners before the new workers have started;
@@ -27,7 +29,12 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.util import parse_address
 
 from app.serving.gunicorn import ranks
-from app.serving.gunicorn.certificates import CertificateError, SelfSigned, ServerCertificate, check_pair
+from app.serving.gunicorn.certificates import (
+    CertificateError,
+    SelfSigned,
+    ServerCertificate,
+    check_pair,
+)
 from config import ConfigError, Settings
 from config.kinds import format_duration
 from config.loader import load
@@ -65,7 +72,11 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
         replaced = self._hide(lambda worker: ranks.is_noted(worker, ranks.REPLACED))
         super().manage_workers()
-        ready = {worker.place for worker in self.WORKERS.values() if ranks.is_noted(worker, ranks.SERVING)}
+        ready = {
+            worker.place
+            for worker in self.WORKERS.values()
+            if ranks.is_noted(worker, ranks.SERVING)
+        }
         self.WORKERS.update(replaced)
         for pid, worker in replaced.items():
             if worker.place in ready:
@@ -100,7 +111,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         super().handle_hup()
 
     def handle_ttin(self) -> None:
-        self.log.error("workers: must be %d, one for each rank: %s", self.num_workers, ranks.ONE_EACH)
+        self.log.error(
+            "workers: must be %d, one for each rank: %s", self.num_workers, ranks.ONE_EACH
+        )
 
     handle_ttou = handle_ttin
 
@@ -165,10 +178,15 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
 
     def _asked(self) -> Settings:
-        """Reads the settings anew. Raises any exception, or SystemExit, when they cannot be served."""
+        """Reads the settings anew.
+
+        Raises any exception, or SystemExit, when they cannot be served.
+        """
         asked = ranks.bound(load((), os.environ, warn=self.log.warning), self.cfg.address)
         if ranks.addresses(asked.server) != ranks.addresses(self.settings.server):
-            raise ConfigError("host, ports and the number of ranks cannot change while the server runs")
+            raise ConfigError(
+                "host, ports and the number of ranks cannot change while the server runs"
+            )
         if self.cfg.preload_app and asked.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError("with preload_app, settings cannot change while the server runs")
         if asked.tls.ssl_certfile:
@@ -177,14 +195,17 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             raise ConfigError("setting engine: cannot change while the server runs")
         if self.engine is not None:
             if self.engine_options(asked) != self.engine.options:
-                raise ConfigError("model and limits of engine llm cannot change while the server runs")
+                raise ConfigError(
+                    "model and limits of engine llm cannot change while the server runs"
+                )
             asked = self.engine.completed(asked)
         self.prepare(asked)
         self.create(asked)
         return asked
 
     def start_engine(self) -> None:
-        """Starts a real engine and loads its model; `settings` then have the sizes that the engine found.
+        """Starts a real engine and loads its model; `settings` then have the sizes that the engine
+        found.
 
         Raises ConfigError when the model cannot be loaded.
         """
@@ -207,18 +228,21 @@ def take_charge(
     create: Callable[[Settings], object],
     engine_options: Callable[[Settings], EngineProcessOptions],
 ) -> None:
-    """Turns a starting stock arbiter into a `RankArbiter`: gunicorn has no setting for the arbiter's class.
+    """Turns a starting stock arbiter into a `RankArbiter`: gunicorn has no setting for the
+    arbiter's class.
 
-    `prepare` is called once at the start, before the ranks need the same files, and before every reload;
-    `create` tries out the settings of a reload. Raises ConfigError, CertificateError, OSError or an error of
-    `prepare` when the settings cannot be served.
+    `prepare` is called once at the start, before the ranks need the same files, and before every
+    reload; `create` tries out the settings of a reload. Raises ConfigError, CertificateError,
+    OSError or an error of `prepare` when the settings cannot be served.
     """
     settings = ranks.bound(settings, server.cfg.address)
     ranks.hand_over(settings, os.environ)
     check_free(server)
     size, addresses = len(settings.server.ranks), ranks.addresses(settings.server)
     if size > 1 and server.cfg.preload_app:
-        raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
+        raise ConfigError(
+            "preload_app: must be off with several ranks: each has an application of its own"
+        )
     if len(addresses) > 1 and server.cfg.address != [parse_address(one) for one in addresses]:
         raise ConfigError(
             "bind: must be left to the settings host, port and grpc-port when there are several"
@@ -229,8 +253,8 @@ def take_charge(
         engine_options(settings)  # raises for missing requirements, before slow work
     prepare(settings)
     server.__class__ = RankArbiter
-    # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a file of its
-    # package; its folder then precedes the standard library, and its `http` hides Python's.
+    # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a file
+    # of its package; its folder then precedes the standard library, and its `http` hides Python's.
     server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
     server.settings, server.prepare, server.create = settings, prepare, create
     server.engine_options, server.num_workers = engine_options, size
@@ -260,11 +284,15 @@ def check_free(server: Arbiter) -> None:
                     reason = error.strerror or str(error)
                     if error.errno == errno.EADDRINUSE:
                         reason += "; choose another port with --port or SIM_PORT"
-                    raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {reason}") from None
+                    raise ConfigError(
+                        f"cannot listen at {address[0]}:{address[1]}: {reason}"
+                    ) from None
 
 
 def check_socket_file(path: str) -> None:
-    """Raises ConfigError unless a Unix socket can be made at `path`, where gunicorn replaces a stale one."""
+    """Raises ConfigError unless a Unix socket can be made at `path`, where gunicorn replaces a
+    stale one.
+    """
     reason = ""
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         reason = f"the path must have at most {MAX_SOCKET_PATH_BYTES} bytes"
@@ -285,7 +313,10 @@ def check_socket_file(path: str) -> None:
 def say_model(log: Logger, settings: Settings) -> None:
     """Logs the model and its timing; at level debug, all settings, too."""
     latency = settings.latency
-    first, next = format_duration(latency.time_to_first_token), format_duration(latency.inter_token_latency)
+    first, next = (
+        format_duration(latency.time_to_first_token),
+        format_duration(latency.inter_token_latency),
+    )
     timing = f"first token after {first}, each next after {next}"
     if settings.engine.is_real:
         timing = "a real engine's"

@@ -1,4 +1,5 @@
-"""The server's certificate: loaded in the arbiter, inherited by the workers, reloaded when it changes.
+"""The server's certificate: loaded in the arbiter, inherited by the workers, reloaded when it
+changes.
 
 Without files, the server makes a self-signed one at its start, and removes it at its end.
 """
@@ -34,7 +35,10 @@ class CertificateError(Exception):
 
 
 class ClosingSocket(SSLSocket):  # type: ignore[misc]
-    """Sends close_notify before closing: the client then knows that an unframed body is complete."""
+    """Sends close_notify before closing:
+
+    the client then knows that an unframed body is complete.
+    """
 
     def close(self) -> None:
         if self._sslobj is not None:
@@ -46,8 +50,8 @@ class ClosingSocket(SSLSocket):  # type: ignore[misc]
 class ServerCertificate:
     """The TLS context of new connections; `cfg` is gunicorn's configuration, which names the files.
 
-    HTTP/1.1 over TLS 1.2 or newer, with gunicorn's TLS options. Raises CertificateError when the files cannot
-    be used. Open connections keep their certificate.
+    HTTP/1.1 over TLS 1.2 or newer, with gunicorn's TLS options. Raises CertificateError when the
+    files cannot be used. Open connections keep their certificate.
     """
 
     def __init__(self, cfg: "Config") -> None:
@@ -58,8 +62,8 @@ class ServerCertificate:
     def refresh(self) -> bool:
         """Loads changed files; True when new ones were loaded. Called about once a second.
 
-        Changed files are loaded one call later, if stable: a renewal has time to write both. Unusable files
-        raise CertificateError, once, and the old certificate stays.
+        Changed files are loaded one call later, if stable: a renewal has time to write both.
+        Unusable files raise CertificateError, once, and the old certificate stays.
         """
         before, self._seen = self._seen, self._stamp()
         if self._seen == self._loaded or self._seen != before:
@@ -68,7 +72,10 @@ class ServerCertificate:
         return True
 
     def wrap(self, client: "GeventSocket") -> ssl.SSLSocket:
-        """Returns the server side of a TLS connection, before its handshake. OSError: the client has gone."""
+        """Returns the server side of a TLS connection, before its handshake.
+
+        OSError: the client has gone.
+        """
         return self._context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
     def _load(self) -> None:
@@ -81,7 +88,10 @@ class ServerCertificate:
         self._context = context
 
     def _stamp(self) -> list[tuple[object, ...]]:
-        """Versions of the files. Follows links: Kubernetes renews a mounted secret by replacing a link."""
+        """Versions of the files.
+
+        Follows links: Kubernetes renews a mounted secret by replacing a link.
+        """
         stamp: list[tuple[object, ...]] = []
         for path in filter(None, (self._cfg.certfile, self._cfg.keyfile)):
             with suppress(OSError):  # a missing file
@@ -91,7 +101,8 @@ class ServerCertificate:
 
 
 def check_pair(certfile: str, keyfile: str | None) -> None:
-    """Raises CertificateError unless the files are a PEM certificate chain and its key, without a passphrase.
+    """Raises CertificateError unless the files are a PEM certificate chain and its key, without a
+    passphrase.
 
     Without `keyfile`, the key is in `certfile`.
     """
@@ -103,7 +114,9 @@ def check_pair(certfile: str, keyfile: str | None) -> None:
         raise CertificateError(f"{path} cannot be read: {error.strerror}") from None
     try:
         # Without the `password` callback, OpenSSL would prompt for a passphrase on the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: b"")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            certfile, keyfile, password=lambda: b""
+        )
     except (OSError, ValueError) as error:
         fault = f"are no certificate with its key in PEM form: {error}"
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
@@ -112,7 +125,9 @@ def check_pair(certfile: str, keyfile: str | None) -> None:
 
 
 class SelfSigned:
-    """A private folder with a certificate and its key; the creating process removes the folder at exit."""
+    """A private folder with a certificate and its key; the creating process removes the folder at
+    exit.
+    """
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="understudy-"))
@@ -126,11 +141,21 @@ class SelfSigned:
         atexit.register(remove)
 
     def pair(self, settings: Settings) -> tuple[str, str]:
-        """Returns the paths of certificate and key; makes new ones when the server's names have changed."""
+        """Returns the paths of certificate and key; makes new ones when the server's names have
+        changed.
+        """
         certificate, key = self._folder / "cert.pem", self._folder / "key.pem"
         server = settings.server
         host = "" if server.host in ("0.0.0.0", "::") else server.host
-        names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), server.pod_name, server.pod_ip, host]
+        names = [
+            "localhost",
+            "127.0.0.1",
+            "::1",
+            socket.gethostname(),
+            server.pod_name,
+            server.pod_ip,
+            host,
+        ]
         names = list(dict.fromkeys([*names, *settings.access.named_hosts]))
         if names != self._names:
             made, secret = make_pair([name for name in names if name and name.isascii()])

@@ -1,10 +1,11 @@
 """The clients' connections of one worker, and the fast path.
 
 The fast path answers plain requests for generation from the hub, without Flask and WSGI environ: a
-`FastConnection` reads, recognises plain requests and writes their answers. Validating, building, rendering
-and counting are the routes' and the middleware's code, shared with the general path. All other requests are
-left to the general path before anything is counted: a greenlet gets the connection with the bytes read so
-far, and returns it after the answer. Both ways send through the transport of the connection.
+`FastConnection` reads, recognises plain requests and writes their answers. Validating, building,
+rendering and counting are the routes' and the middleware's code, shared with the general path. All
+other requests are left to the general path before anything is counted: a greenlet gets the
+connection with the bytes read so far, and returns it after the answer. Both ways send through the
+transport of the connection.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ from app.serving.gunicorn.heads import (
 from app.serving.gunicorn.logs import ServerLogger, log_exchange
 from app.serving.http.connection import LAST_CHUNK, READ, StreamTransport, WriteBatcher
 from app.serving.http.context import RequestContext, current_request
-from app.serving.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
+from app.serving.http.response import (
+    CLIENT_GONE,
+    PendingResponse,
+    Response,
+    StreamingBody,
+    json_response,
+)
 
 log = logging.getLogger(__name__)
 WAYS = {"POST": "fast", "GET": "probe"}
@@ -56,13 +63,25 @@ Upgrade = Callable[["FastPath", gevent.socket.socket, Address, bytes], object]
 class HubConnection(StreamTransport):
     """A client's socket that the hub reads, so that no greenlet waits for the next request.
 
-    `busy`: a request is being answered. `is_new`: no request has come yet. `since_s`: start of the wait for a
-    request, or for the rest of one (monotonic seconds).
+    `busy`: a request is being answered. `is_new`: no request has come yet. `since_s`: start of the
+    wait for a request, or for the rest of one (monotonic seconds).
     """
 
-    __slots__ = ("_read_into", "_reader", "address", "busy", "client", "is_new", "path", "share", "since_s")
+    __slots__ = (
+        "_read_into",
+        "_reader",
+        "address",
+        "busy",
+        "client",
+        "is_new",
+        "path",
+        "share",
+        "since_s",
+    )
 
-    def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, share: Share) -> None:
+    def __init__(
+        self, path: FastPath, client: gevent.socket.socket, address: Address, share: Share
+    ) -> None:
         super().__init__(client, path.batcher, path.client_timeout_s)
         self.path, self.client, self.address, self.share = path, client, address, share
         path.open[self] = None
@@ -128,11 +147,12 @@ OpenConnections = dict[HubConnection, None]
 
 @dataclass(eq=False)
 class FastPath:
-    """State that the connections of one worker share. Without `app`, no request takes the fast path.
+    """State that the connections of one worker share. Without `app`, no request takes the fast
+    path.
 
     An idle connection is closed after `idle_s`. A client that takes no bytes is cut off after
-    `client_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the request
-    starts with the given bytes.
+    `client_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the
+    request starts with the given bytes.
     """
 
     app: Understudy | None
@@ -147,7 +167,8 @@ class FastPath:
     pipelines_until_s: float = LONGEST_S
     """End of the time for pipelined requests when `is_open` is False (monotonic seconds)."""
     upgrade: Upgrade | None = None
-    """Continues a connection as HTTP/2, with the bytes read so far; None if the server has no gRPC."""
+    """Continues a connection as HTTP/2, with the bytes read so far; None if the server has no gRPC.
+    """
 
     def __post_init__(self) -> None:
         app = self.app
@@ -156,7 +177,10 @@ class FastPath:
             self.middleware, self.new_id = app.middleware, app.new_request_id
         self.batcher, self.answers = WriteBatcher(), WriteBatcher(MOST_ANSWERS)
         self.received = memoryview(bytearray(RECEIVE))
-        """Receive buffer of all connections. A new buffer per `recv` would fragment the C library's heap."""
+        """Receive buffer of all connections.
+
+        A new buffer per `recv` would fragment the C library's heap.
+        """
         self.logs_access = self.log.access_log_enabled
 
     def closes_after(self, has_more: bool) -> bool:
@@ -168,11 +192,15 @@ class FastPath:
 
 
 class FastConnection(HubConnection):
-    """One client's socket, `busy` until the last byte of an answer is sent, also on the general path."""
+    """One client's socket, `busy` until the last byte of an answer is sent, also on the general
+    path.
+    """
 
     __slots__ = ("_all_sent", "_buffer", "_closes", "_context", "_response", "bound", "has_head")
 
-    def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, bound: object) -> None:
+    def __init__(
+        self, path: FastPath, client: gevent.socket.socket, address: Address, bound: object
+    ) -> None:
         """`bound`: the local address of the connection."""
         super().__init__(path, client, address, Share())
         self.bound = bound
@@ -181,7 +209,9 @@ class FastConnection(HubConnection):
         self._context: RequestContext | None = None
         self._response: Response | None = None
         self._all_sent: Event | None = None
-        """Set when a greenlet's bytes are sent, or the connection is closed; None without a greenlet."""
+        """Set when a greenlet's bytes are sent, or the connection is closed; None without a
+        greenlet.
+        """
         self.has_head = False
         """True while a body is incomplete."""
         self._reader.start(self._readable)
@@ -203,7 +233,9 @@ class FastConnection(HubConnection):
                 self._read_on(data)
 
     def _read_on(self, data: bytes) -> None:
-        """Adds `data` to the buffer, and answers the request at the start of the buffer, if complete."""
+        """Adds `data` to the buffer, and answers the request at the start of the buffer, if
+        complete.
+        """
         data = self._buffer + data if self._buffer else data
         self._buffer, path = data, self.path
         if self.is_new and path.upgrade is not None and data.startswith(HTTP2):
@@ -216,7 +248,11 @@ class FastConnection(HubConnection):
                 self.leave_to_general()
             return
         head = path.heads.read(data[:end])
-        if head is None or head.content_length > path.middleware.most_plain_bytes or not path.is_open:
+        if (
+            head is None
+            or head.content_length > path.middleware.most_plain_bytes
+            or not path.is_open
+        ):
             self.leave_to_general()
             return
         end_of_body = end + head.content_length
@@ -316,14 +352,20 @@ class FastConnection(HubConnection):
         self.flush()
 
     def send(self, data: bytes) -> None:
-        """Greenlet: returns when `data` is sent. OSError: the client has gone, or takes no bytes."""
+        """Greenlet:
+
+        returns when `data` is sent. OSError: the client has gone, or takes no bytes.
+        """
         if data:
             self._parts.append(data)
         self.flush()
         self._wait()
 
     def send_stream(self, body: StreamingBody) -> None:
-        """Greenlet: returns when `body` is sent. OSError: the client has gone, or takes no bytes."""
+        """Greenlet:
+
+        returns when `body` is sent. OSError: the client has gone, or takes no bytes.
+        """
         self._begin_stream(body)
         self._wait()
         self._source = None

@@ -1,8 +1,8 @@
 """The engine process (`engine: llm`), which the arbiter starts, and restarts after a crash.
 
-The process starts by exec, because torch does not survive a fork, and ends with its parent in any case. All
-workers share it; only the server's user can reach its socket. A hanging engine is killed, as gunicorn kills
-hanging workers.
+The process starts by exec, because torch does not survive a fork, and ends with its parent in any
+case. All workers share it; only the server's user can reach its socket. A hanging engine is killed,
+as gunicorn kills hanging workers.
 """
 
 import os
@@ -40,7 +40,10 @@ class EngineProcess:
     """The engine process of one arbiter, across restarts."""
 
     def __init__(self, options: EngineProcessOptions, log: Logger, timeout_s: float) -> None:
-        """`options` lack the endpoint and the parent. `timeout_s`: longest time without a heartbeat, or 0."""
+        """`options` lack the endpoint and the parent.
+
+        `timeout_s`: longest time without a heartbeat, or 0.
+        """
         self.options = options
         self._log = log
         self._folder = private_folder()
@@ -53,7 +56,10 @@ class EngineProcess:
         self._again_s: float | None = None
 
     def begin(self, environ: MutableMapping[str, str]) -> None:
-        """Starts the engine, waits until its model is loaded, and sets ENDPOINT for workers. ConfigError."""
+        """Starts the engine, waits until its model is loaded, and sets ENDPOINT for workers.
+
+        ConfigError.
+        """
         self._start()
         try:
             self._ready = self._wait()
@@ -71,7 +77,10 @@ class EngineProcess:
         return settings.changed(sizes | {"max-model-len": ready.max_model_len})
 
     def look(self) -> None:
-        """Restarts an ended engine after a delay, and kills a hanging one. Called about once a second."""
+        """Restarts an ended engine after a delay, and kills a hanging one.
+
+        Called about once a second.
+        """
         now_s = time.monotonic()
         if self._again_s is not None:
             if now_s >= self._again_s:
@@ -99,7 +108,9 @@ class EngineProcess:
                 os.kill(self._pid, number)
 
     def _end_silence(self, now_s: float) -> None:
-        """Kills an engine without heartbeats; one call earlier, requests a log of its threads' stacks."""
+        """Kills an engine without heartbeats; one call earlier, requests a log of its threads'
+        stacks.
+        """
         silent_s = self._silence.look(self._heartbeat.last_s(), now_s)
         if not self.timeout_s or silent_s <= self.timeout_s:
             self._is_asked_where = False
@@ -117,7 +128,9 @@ class EngineProcess:
         command = [sys.executable, "-m", MODULE, msgspec.json.encode(options).decode()]
         # Without the settings of the workers, and with this package's folder in its path.
         environ = {name: text for name, text in os.environ.items() if name != SETTINGS}
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
+        environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(ROOT), environ.get("PYTHONPATH")))
+        )
         self._pid = os.posix_spawn(sys.executable, command, environ)
         self._again_s = None
         self._log.info("The engine loads %s (pid %d)", options.model, self._pid)
@@ -155,11 +168,16 @@ class EngineProcess:
                             ended, reason = True, notice.error
         finally:
             context.destroy(linger=0)  # before anything is forked
-        raise ConfigError(f"setting model: {self.options.model!r} cannot be served by engine llm: {reason}")
+        raise ConfigError(
+            f"setting model: {self.options.model!r} cannot be served by engine llm: {reason}"
+        )
 
 
 def private_folder() -> str:
-    """Creates a temporary folder that only this user may enter. ConfigError when none can be made."""
+    """Creates a temporary folder that only this user may enter.
+
+    ConfigError when none can be made.
+    """
     try:
         folder = tempfile.mkdtemp(prefix=PREFIX)
     except OSError as error:

@@ -1,9 +1,10 @@
 """Fair turns: a few milliseconds of work per turn of the event loop, short work first.
 
-Clients that send without a pause, and long work after each pause, are ready in every turn of the loop. Sixty
-such connections would delay the loop by one piece of work each. Here one limit applies to the work of all
-connections in a turn. Further work waits in two queues: short work runs first, and at least one piece of long
-work runs per turn. A health check therefore never waits for a crowd, and every connection is served.
+Clients that send without a pause, and long work after each pause, are ready in every turn of the
+loop. Sixty such connections would delay the loop by one piece of work each. Here one limit applies
+to the work of all connections in a turn. Further work waits in two queues: short work runs first,
+and at least one piece of long work runs per turn. A health check therefore never waits for a crowd,
+and every connection is served.
 """
 
 import time
@@ -61,7 +62,10 @@ class FairTurns:
         return now_s < self._end_s
 
     def put(self, share: Share, work: Work) -> list[Work]:
-        """Hub: schedules `work` for the turn of its connection; clear the returned list to abandon it."""
+        """Hub:
+
+        schedules `work` for the turn of its connection; clear the returned list to abandon it.
+        """
         if not self._short and not self._long:
             self._next_turn.start(self._serve)
         waiting = [work]

@@ -28,7 +28,9 @@ LITTLE_BYTES = 1 << 17
 """Most bytes of an unread body that are read to keep a connection open."""
 LINGER_BYTES = 1 << 20
 LINGER_S = 1.0
-"""Most bytes, and seconds, that are read and discarded before a connection is closed (RFC 9112 9.6)."""
+"""Most bytes, and seconds, that are read and discarded before a connection is closed (RFC 9112
+9.6).
+"""
 PARSED_BYTES = 8192
 """Most bytes per read while gunicorn searches for the end of a head or chunk."""
 PART_BYTES = 4096
@@ -60,7 +62,10 @@ class FairSocket:
 
 
 class GeneralResponse(wsgi.Response):  # type: ignore[misc]
-    """gunicorn's response, written by the transport of its connection: head and body leave together."""
+    """gunicorn's response, written by the transport of its connection:
+
+    head and body leave together.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,10 @@ class GeneralResponse(wsgi.Response):  # type: ignore[misc]
             path = self._connection.path
             if not path.is_open and path.closes_after(self._has_more()):
                 self.force_close()
-            lines = [*self.default_headers(), *(f"{name}: {value}\r\n" for name, value in self.headers)]
+            lines = [
+                *self.default_headers(),
+                *(f"{name}: {value}\r\n" for name, value in self.headers),
+            ]
             self._connection.put(("".join(lines) + "\r\n").encode("latin-1"))
 
     def _emit_body(self, data: bytes) -> None:
@@ -118,7 +126,9 @@ def check_head(req: Request) -> None:
     codings = ",".join(value for name, value in req.headers if name == "TRANSFER-ENCODING")
     if codings and codings.lower() != "chunked":
         raise UnsupportedTransferCoding(codings)
-    members = ",".join(value for name, value in req.headers if name == "CONNECTION").lower().split(",")
+    members = (
+        ",".join(value for name, value in req.headers if name == "CONNECTION").lower().split(",")
+    )
     if any(member.strip(" \t") == "close" for member in members):
         req.force_close()
 

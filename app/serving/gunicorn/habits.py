@@ -1,4 +1,6 @@
-"""Lines for options of gunicorn without an effect under our worker, and for workers other than ours."""
+"""Lines for options of gunicorn without an effect under our worker, and for workers other than
+ours.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def remarks(cfg: Config) -> Iterator[str]:
     if cfg.threads > 1:
         yield f"threads={cfg.threads}: no effect: one event loop serves all requests of a worker"
     if cfg.max_requests:
-        jitter = f", max_requests_jitter={cfg.max_requests_jitter}" if cfg.max_requests_jitter else ""
+        jitter = (
+            f", max_requests_jitter={cfg.max_requests_jitter}" if cfg.max_requests_jitter else ""
+        )
         yield (
             f"max_requests={cfg.max_requests}{jitter}: no effect: "
             "a worker serves until the server ends or reloads"

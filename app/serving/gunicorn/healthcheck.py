@@ -1,8 +1,8 @@
 """`python -m app.serving.gunicorn.healthcheck`: exit status 0 when every rank is healthy, else 1.
 
-Port, ranks and TLS come from the environment and the YAML file, as for a server's start. With `--running`
-(the container's health check), they come from the environment of the server that runs from this folder, which
-includes its flags.
+Port, ranks and TLS come from the environment and the YAML file, as for a server's start. With
+`--running` (the container's health check), they come from the environment of the server that runs
+from this folder, which includes its flags.
 """
 
 import os
@@ -28,7 +28,10 @@ APPLICATION = b"wsgi:app"
 
 
 def is_healthy_at(path: str, is_encrypted: bool) -> bool:
-    """True if GET /health answers 200 at the Unix socket `path`. The certificate is not verified."""
+    """True if GET /health answers 200 at the Unix socket `path`.
+
+    The certificate is not verified.
+    """
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(PATIENCE_S)
     connection = HTTPConnection("localhost")
@@ -49,7 +52,9 @@ def is_healthy_at(path: str, is_encrypted: bool) -> bool:
 def is_healthy(url: str) -> bool:
     """True if GET /health answers 200. The certificate is not verified: the server is local."""
     try:
-        urlopen(f"{url}/health", timeout=PATIENCE_S, context=ssl._create_unverified_context()).close()
+        urlopen(
+            f"{url}/health", timeout=PATIENCE_S, context=ssl._create_unverified_context()
+        ).close()
     except OSError:  # another status, too
         return False
     return True

@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class ClientServer(StreamServer):  # type: ignore[misc]
-    """Hands each new connection to `accept` in the hub. While `is_full`, clients wait in the backlog."""
+    """Hands each new connection to `accept` in the hub.
+
+    While `is_full`, clients wait in the backlog.
+    """
 
     max_delay = LOOK_AGAIN_S
 
@@ -41,7 +44,10 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         self._silent_until_s = 0.0
 
     def do_read(self) -> Any:
-        """Returns the next connection; None without one. GreenletExit: gevent tries again after a delay."""
+        """Returns the next connection; None without one.
+
+        GreenletExit: gevent tries again after a delay.
+        """
         if self._is_full():
             raise gevent.GreenletExit
         try:

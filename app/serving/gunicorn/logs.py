@@ -31,9 +31,11 @@ JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name":
 
 
 class OwnFields(logging.Filter):
-    """Adds the request's id; converts the atoms of gunicorn's access log to fields and a short message.
+    """Adds the request's id; converts the atoms of gunicorn's access log to fields and a short
+    message.
 
-    Fields: client, method, path (as sent, without the query), status, bytes, duration (seconds), request_id.
+    Fields: client, method, path (as sent, without the query), status, bytes, duration (seconds),
+    request_id.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -86,7 +88,10 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             self.prefix, self.dogstatsd_tags, self.sock = "", "", None
 
     def setup(self, cfg: "Config") -> None:
-        """Configures logging at the start and at a reload. --log-config and its variants override `own`."""
+        """Configures logging at the start and at a reload.
+
+        --log-config and its variants override `own`.
+        """
         super().setup(cfg)
         # A line for a full disk is lost; its traceback would show headers of requests on stderr.
         logging.raiseExceptions = False
@@ -94,14 +99,18 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             return
         own: LogSettings = getattr(cfg.logger_class, "own", self.own)
         root, level = logging.getLogger(), cfg.loglevel.upper()
-        root.handlers[:] = [handler for handler in root.handlers if not hasattr(handler, "_gunicorn")]
+        root.handlers[:] = [
+            handler for handler in root.handlers if not hasattr(handler, "_gunicorn")
+        ]
         if cfg.errorlog is not None:
             handler = self._get_gunicorn_handler(self.error_log)
             _have_lines(handler, own)
             root.addHandler(handler)
         for logger in (root, logging.getLogger("app")):
             logger.setLevel(level)
-        logging.getLogger("hpack").setLevel(logging.INFO)  # else --log-level debug would show clients' keys
+        logging.getLogger("hpack").setLevel(
+            logging.INFO
+        )  # else --log-level debug would show clients' keys
         if own.access_log and cfg.accesslog is None:
             self._set_handler(self.access_log, "-", None, sys.stdout)
             _have_lines(self._get_gunicorn_handler(self.access_log), own)
@@ -113,7 +122,9 @@ class ServerLogger(Statsd):  # type: ignore[misc]
     @property
     def access_log_enabled(self) -> bool:
         log = self.access_log
-        return self.cfg.statsd_host is not None or (log.hasHandlers() and log.isEnabledFor(logging.INFO))
+        return self.cfg.statsd_host is not None or (
+            log.hasHandlers() and log.isEnabledFor(logging.INFO)
+        )
 
 
 def logger_class(settings: LogSettings) -> type[ServerLogger]:
@@ -124,12 +135,20 @@ def logger_class(settings: LogSettings) -> type[ServerLogger]:
 def log_exchange(log: Logger, context: RequestContext, response: Response) -> None:
     """Writes the access line of a request without an environ."""
     path, _, query = context.target.partition("?")
-    environ = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()}
+    environ = {
+        f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()
+    }
     environ |= {
-        **{"REMOTE_ADDR": context.client, "REQUEST_METHOD": context.method, "RAW_URI": context.target},
+        **{
+            "REMOTE_ADDR": context.client,
+            "REQUEST_METHOD": context.method,
+            "RAW_URI": context.target,
+        },
         **{"PATH_INFO": path, "QUERY_STRING": query, "SERVER_PROTOCOL": context.http_version},
     }
-    answer = SimpleNamespace(status=response.status_line, sent=response.bytes_sent, headers=response.headers)
+    answer = SimpleNamespace(
+        status=response.status_line, sent=response.bytes_sent, headers=response.headers
+    )
     took = timedelta(seconds=time.monotonic() - context.arrival_s)
     log.access(answer, context.headers, {**environ, CONTEXT: context}, took)
 

@@ -1,15 +1,16 @@
-"""Data parallel ranks: each is a worker process with a separate port, metrics, queue and randomness.
+"""Data parallel ranks: each is a worker process with a separate port, metrics, queue and
+randomness.
 
-Rank k listens at the setting `port` + k. With `data-parallel-rank` the server plays only this rank, on `port`
-itself. gunicorn's arbiter opens all listeners; a worker keeps its rank's listeners. Connections to a
-restarting rank wait in the listener's backlog.
+Rank k listens at the setting `port` + k. With `data-parallel-rank` the server plays only this rank,
+on `port` itself. gunicorn's arbiter opens all listeners; a worker keeps its rank's listeners.
+Connections to a restarting rank wait in the listener's backlog.
 
-Only the arbiter reads the sources of settings (environment, YAML file), at the start and at a reload, and
-hands the settings over to the workers. A restarted worker therefore gets its siblings' settings, even after
-the YAML file has changed.
+Only the arbiter reads the sources of settings (environment, YAML file), at the start and at a
+reload, and hands the settings over to the workers. A restarted worker therefore gets its siblings'
+settings, even after the YAML file has changed.
 
-Notes on a worker's stage are in its heartbeat file, which the arbiter and the worker both have open. A signal
-only ends a worker; the notes give the reason, which decides how the worker ends.
+Notes on a worker's stage are in its heartbeat file, which the arbiter and the worker both have
+open. A signal only ends a worker; the notes give the reason, which decides how the worker ends.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ ONE_EACH = (
     "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
     "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
 )
-ALL_SERVE = "all of them serve, in turn, because this configuration does not include our gunicorn.conf.py"
+ALL_SERVE = (
+    "all of them serve, in turn, because this configuration does not include our gunicorn.conf.py"
+)
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 SERVING, REPLACED, ENDING, HANDED_OVER = range(4)
 """Stages of a worker.
@@ -56,7 +59,10 @@ def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:
 
 
 def handed_over(environ: Mapping[str, str]) -> Settings | None:
-    """Returns the settings that `hand_over` wrote; None without any. ConfigError as `from_plain`."""
+    """Returns the settings that `hand_over` wrote; None without any.
+
+    ConfigError as `from_plain`.
+    """
     text = environ.get(SETTINGS)
     return None if text is None else from_plain(json.loads(text))
 
@@ -74,7 +80,9 @@ def is_noted(worker: Worker, stage: int) -> bool:
 
 
 def addresses(server: ServerSettings) -> list[str]:
-    """Returns host:port of every rank in order, then those of separate gRPC ports; or the Unix socket."""
+    """Returns host:port of every rank in order, then those of separate gRPC ports; or the Unix
+    socket.
+    """
     if server.uds is not None:
         return [f"unix:{server.uds}"]
     first = [server.port] if server.grpc_port is None else [server.port, server.grpc_port]
@@ -112,7 +120,10 @@ def siblings(settings: Settings) -> list[tuple[int, str]]:
     server = settings.server
     host = LOOPBACK.get(server.host, server.host)
     scheme = "https" if settings.tls.enabled else "http"
-    return [(rank, f"{scheme}://{_netloc(host, server.port + k)}") for k, rank in enumerate(server.ranks)]
+    return [
+        (rank, f"{scheme}://{_netloc(host, server.port + k)}")
+        for k, rank in enumerate(server.ranks)
+    ]
 
 
 def vacant(workers: Iterable[Worker], size: int) -> int:

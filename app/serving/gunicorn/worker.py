@@ -2,7 +2,8 @@
 
 Changes, with their reasons (figures in docs/benchmarks.md):
 
-* plain requests for generation are answered from the hub (`app.serving.gunicorn.connections`); all others by
+* plain requests for generation are answered from the hub (`app.serving.gunicorn.connections`); all
+  others by
   gunicorn's parser and Flask, in a greenlet per answer;
 * the stock worker waits for idle keep-alive connections until killed, and its exit hooks never run;
 * the stock worker serves one busy connection without end, while other connections starve;
@@ -65,20 +66,27 @@ TICK_S = 1.0
 SWEEP_S = 0.2
 """Seconds between two checks of idle connections."""
 CUT_S = 1.0
-"""Time left for exit hooks when running requests are cut, in seconds; at most half the graceful timeout."""
+"""Time left for exit hooks when running requests are cut, in seconds; at most half the graceful
+timeout.
+"""
 PARTING_S = 0.2
 """Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
 COLLECT_AFTER = (1_000_000, 10, 10)
-"""Thresholds of the garbage collector, above the objects of 10,000 streams; requests leave no cycles."""
+"""Thresholds of the garbage collector, above the objects of 10,000 streams; requests leave no
+cycles.
+"""
 YOUNG = 1
 """Oldest generation that an idle worker collects."""
 M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 17
 """Size, in bytes, above which freed memory blocks return to the system (glibc's `mallopt`).
 
-glibc would raise it with each such block: 40 MiB stayed allocated after a prompt of 2 MB (measured).
-"""
+glibc would raise it with each such block: 40 MiB stayed allocated after a prompt of 2 MB
+(measured). """
 OWN_FILES = 256
-"""File descriptors kept free of clients' connections: for libraries, datasets, ZMQ and outgoing requests."""
+"""File descriptors kept free of clients' connections:
+
+for libraries, datasets, ZMQ and outgoing requests.
+"""
 DRAIN_CHECK_S = 0.05
 """Seconds between two checks of the connections of a stopping worker."""
 NOTE_S = 0.5
@@ -145,7 +153,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         with suppress(AttributeError):  # a C library without mallopt
             ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
         # gunicorn reads its settings a dozen times per request, each by a slow search.
-        self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
+        self.cfg.__dict__.update(
+            {name: setting.get() for name, setting in self.cfg.settings.items()}
+        )
         if self.certificate is None and self.cfg.is_ssl:  # under a stock arbiter
             self.certificate = ServerCertificate(self.cfg)
         has_hooks = ranks.SETTINGS in os.environ
@@ -179,12 +189,18 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def _begin_without_hooks(self) -> None:
         """Does what our gunicorn.conf.py does, under a configuration that does not include it."""
         if self.cfg.workers > 1 and self.age == 1:
-            self.log.warning("workers=%d: %s: %s", self.cfg.workers, ranks.ALL_SERVE, ranks.ONE_EACH)
+            self.log.warning(
+                "workers=%d: %s: %s", self.cfg.workers, ranks.ALL_SERVE, ranks.ONE_EACH
+            )
         if hasattr(self.wsgi, "begin"):
             self.wsgi.begin()
 
     def _make_path(self) -> FastPath:
-        app = self.wsgi if self.fast_path and self.cfg.keepalive and hasattr(self.wsgi, "rpc") else None
+        app = (
+            self.wsgi
+            if self.fast_path and self.cfg.keepalive and hasattr(self.wsgi, "rpc")
+            else None
+        )
         path = FastPath(
             *(app, self.log, self._turns, self._open, self._idle_s),
             lambda *request: self._greenlets.spawn(self._answer, *request, time.monotonic()),
@@ -199,7 +215,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return path
 
     def _listen(self, listener: GeventSocket) -> ClientServer:
-        bound = listener.getsockname()  # now: a replaced worker closes the listener before its last answers
+        bound = (
+            listener.getsockname()
+        )  # now: a replaced worker closes the listener before its last answers
 
         def accept(client: GeventSocket, addr: Any) -> None:
             """Hub: serves a new connection; idle connections need no greenlet."""
@@ -207,7 +225,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 if self.certificate is not None:
                     client = self.certificate.wrap(client)
                 # The client of a Unix socket has no address.
-                FastConnection(self._path, client, addr if isinstance(addr, tuple) else ("", 0), bound)
+                FastConnection(
+                    self._path, client, addr if isinstance(addr, tuple) else ("", 0), bound
+                )
             except OSError:  # the client has gone
                 client.close()
 
@@ -224,7 +244,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         else:
             self._shut_down(servers)
         if running := sum(connection.busy for connection in self._open):
-            self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
+            self.log.warning(
+                "Worker %s cuts %d requests: the graceful timeout is over", self.pid, running
+            )
         self._greenlets.join(timeout=PARTING_S)
         self._greenlets.kill(timeout=PARTING_S)
         for connection in list(self._open):
@@ -372,7 +394,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
             self._respond(connection, req, arrived_s, has_more)
             self._turns.wait(share)  # a client that always has a request ready would block the loop
-            if not has_much_unread(req) and parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1):
+            if not has_much_unread(req) and parser.finish_body(
+                time.monotonic() + LITTLE_S, LITTLE_BYTES + 1
+            ):
                 rest: bytes = parser.unreader.take_buffered() + source.data
                 return rest
             linger(client)
@@ -408,7 +432,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
         StopIteration: close the connection.
         """
         response, environ = wsgi.create(
-            *(req, connection.client, connection.address, connection.bound, self.cfg, GeneralResponse),
+            *(
+                req,
+                connection.client,
+                connection.address,
+                connection.bound,
+                self.cfg,
+                GeneralResponse,
+            ),
             response_args=(connection, has_more),
         )
         environ["wsgi.multithread"] = True
@@ -441,8 +472,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
 def _forget_names() -> None:
     """Clears the interpreter's attribute cache of up to 4,096 names, to free memory.
 
-    gevent looks up a watcher's `stop` by a new string each time, and the cache keeps these strings alive. One
-    string within a MiB that held a long body keeps the whole MiB allocated (20 of 27, measured).
+    gevent looks up a watcher's `stop` by a new string each time, and the cache keeps these strings
+    alive. One string within a MiB that held a long body keeps the whole MiB allocated (20 of 27,
+    measured).
     """
     if sys.version_info >= (3, 13):
         sys._clear_internal_caches()

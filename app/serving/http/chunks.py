@@ -34,7 +34,9 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         self._declared_bytes = 0
         self._extension_bytes = 0
 
-    def parse_chunk_size(self, unreader: Any, data: bytes | None = None) -> tuple[int, bytes | None]:
+    def parse_chunk_size(
+        self, unreader: Any, data: bytes | None = None
+    ) -> tuple[int, bytes | None]:
         """Returns the size of the next chunk, and the bytes behind its line.
 
         After the last chunk the size is 0, and no bytes follow (None).

@@ -40,7 +40,10 @@ class CheckedResponse(HTTPResponse):
     """A response whose Content-Length is one number (RFC 9110, 8.6)."""
 
     def begin(self) -> None:
-        """Reads status and headers. Equal lengths become one header; InvalidLengthError for others."""
+        """Reads status and headers.
+
+        Equal lengths become one header; InvalidLengthError for others.
+        """
         super().begin()
         values = self.headers.get_all("content-length")
         if values is None:
@@ -62,13 +65,15 @@ class CheckedResponse(HTTPResponse):
 class HttpConnection(HTTPConnection):
     """One connection to `address` (host:port), by HTTPS with `tls`.
 
-    TimeoutError when connecting (with TLS), the head of the response, or the next part of its body take
-    longer than `timeout_s`.
+    TimeoutError when connecting (with TLS), the head of the response, or the next part of its body
+    take longer than `timeout_s`.
     """
 
     response_class = CheckedResponse
 
-    def __init__(self, address: str, timeout_s: float, tls: gevent.ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: str, timeout_s: float, tls: gevent.ssl.SSLContext | None = None
+    ) -> None:
         host, _, port = address.rpartition(":")
         super().__init__(host, int(port))
         self.timeout_s = timeout_s
@@ -77,8 +82,12 @@ class HttpConnection(HTTPConnection):
         self._open: socket.socket | None = None
 
     def connect(self) -> None:
-        """Opens the connection. Raises OSError when the port is closed or the certificate is not valid."""
-        # The timeout of a socket is for each read: a byte now and then would end no handshake and no head.
+        """Opens the connection.
+
+        Raises OSError when the port is closed or the certificate is not valid.
+        """
+        # The timeout of a socket is for each read: a byte now and then would end no handshake and
+        # no head.
         with gevent.Timeout(self.timeout_s, TimeoutError):
             self.sock = gevent.socket.create_connection((self.host, self.port), self.timeout_s)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,14 +138,19 @@ class Target(Struct, frozen=True):
 
     @classmethod
     def by_model(cls, items: Iterable[str]) -> "dict[str, Target]":
-        """Reads items, each a URL or model=URL; the model "" is for all others. Raises ConfigError."""
+        """Reads items, each a URL or model=URL; the model "" is for all others.
+
+        Raises ConfigError.
+        """
         targets: dict[str, Target] = {}
         for item in items:
             model, equals, url = item.partition("=")
             if not equals or "://" in model:
                 model, url = "", item
             if model in targets:
-                raise ConfigError(f"target {item.rpartition('@')[2]}: another target has the same models")
+                raise ConfigError(
+                    f"target {item.rpartition('@')[2]}: another target has the same models"
+                )
             targets[model] = cls.of(url)
         return targets
 
@@ -157,7 +171,11 @@ class Target(Struct, frozen=True):
         if not self.key:
             return headers
         given = {name: value for name, value in headers.items() if name not in KEYS}
-        own = ("x-api-key", self.key) if "x-api-key" in headers else ("authorization", f"Bearer {self.key}")
+        own = (
+            ("x-api-key", self.key)
+            if "x-api-key" in headers
+            else ("authorization", f"Bearer {self.key}")
+        )
         return {**given, own[0]: own[1]}
 
 
@@ -189,7 +207,15 @@ def exchange(
 READ_TIMEOUT_S = 300.0
 """Longest pause of a pod in seconds, before a response or within it."""
 HOP_BY_HOP = frozenset(
-    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade")
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "upgrade",
+    )
 ) | {"transfer-encoding"}
 NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 PIECE = 65536
@@ -199,7 +225,8 @@ CLIENT, TARGET = "relay.client", "relay.target"
 
 
 def pieces_of(response: HTTPResponse, timeout_s: float = READ_TIMEOUT_S) -> Iterator[bytes]:
-    """Yields the body. Raises ConnectionResetError when it breaks off, to break off the client's, too.
+    """Yields the body. Raises ConnectionResetError when it breaks off, to break off the client's,
+    too.
 
     Its cause is a TimeoutError when the next piece takes longer than `timeout_s`.
     """
@@ -212,8 +239,11 @@ def pieces_of(response: HTTPResponse, timeout_s: float = READ_TIMEOUT_S) -> Iter
     except (OSError, HTTPException, ValueError) as error:
         why, cause = repr(error), error
     if why:
-        # For this errno the server closes the connection without a log entry and without the body's end.
-        raise ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}") from cause
+        # For this errno the server closes the connection without a log entry and without the body's
+        # end.
+        raise ConnectionResetError(
+            errno.ECONNRESET, f"the pod's answer broke off: {why}"
+        ) from cause
 
 
 def _next_piece(response: HTTPResponse, timeout_s: float) -> bytes:
@@ -235,12 +265,16 @@ class ClientHandler(WSGIHandler):  # type: ignore[misc]
 
 def server_of(application: WSGIApplication, host: str = "127.0.0.1", port: int = 0) -> WSGIServer:
     """Returns a server, not yet started and without a log; port 0 is any free one."""
-    return WSGIServer((host, port), application, handler_class=ClientHandler, log=None, error_log=None)
+    return WSGIServer(
+        (host, port), application, handler_class=ClientHandler, log=None, error_log=None
+    )
 
 
 @contextmanager
 def watching(client: Connection | None, left: Callable[[], None]) -> Iterator[None]:
-    """Calls `left` in a greenlet when the client closes its side, also while no data can be sent to it."""
+    """Calls `left` in a greenlet when the client closes its side, also while no data can be sent to
+    it.
+    """
     leaving = gevent.Greenlet(left)
     try:
         with watched(client, leaving.start):
@@ -263,7 +297,10 @@ def refuse(
 
 
 def reply(
-    start_response: StartResponse, status: str, body: object, headers: Sequence[tuple[str, str]] = ()
+    start_response: StartResponse,
+    status: str,
+    body: object,
+    headers: Sequence[tuple[str, str]] = (),
 ) -> Iterable[bytes]:
     text = msgspec.json.encode(body)
     sizes = [("Content-Type", "application/json"), ("Content-Length", str(len(text)))]

@@ -1,11 +1,12 @@
-"""A client's socket: notices the client's leaving, and takes bytes from the hub, without waking a greenlet.
+"""A client's socket: notices the client's leaving, and takes bytes from the hub, without waking a
+greenlet.
 
-Bytes of one turn of the timer wheel leave together (`WriteBatcher`). When a client does not read, its
-socket's buffer fills, and its `StreamTransport` lags until the socket has room. A lagging transport takes one
-slice at a time from its source until it has caught up. Other streams do not wait, and at most one slice is
-held. Rendering a slice takes up to a millisecond, so each slice waits for its turn of the event
-loop (`StreamTransport.take_turn`): sixty sockets that have room at once would otherwise hold the
-loop for all of their slices.
+Bytes of one turn of the timer wheel leave together (`WriteBatcher`). When a client does not read,
+its socket's buffer fills, and its `StreamTransport` lags until the socket has room. A lagging
+transport takes one slice at a time from its source until it has caught up. Other streams do not
+wait, and at most one slice is held. Rendering a slice takes up to a millisecond, so each slice
+waits for its turn of the event loop (`StreamTransport.take_turn`): sixty sockets that have room at
+once would otherwise hold the loop for all of their slices.
 """
 
 import logging
@@ -36,8 +37,8 @@ class BrokenOffError(ConnectionResetError):
 class Connection:
     """One client's socket (TCP, Unix or TLS).
 
-    `resets` is for bodies that end with the connection (HTTP/1.0): only a reset shows their client that the
-    body broke off.
+    `resets` is for bodies that end with the connection (HTTP/1.0): only a reset shows their client
+    that the body broke off.
     """
 
     __slots__ = ("_by_reset", "_leaving", "_raw", "send_now")
@@ -46,10 +47,11 @@ class Connection:
         self._by_reset = resets
         self._raw: socket.socket = sock._sock if hasattr(sock, "_sock") else sock
         tls = getattr(sock, "_sslobj", None)
-        self.send_now: Callable[[bytes | memoryview], int] = self._raw.send if tls is None else tls.write
-        """Sends what fits, without waiting. BlockingIOError, or SSLWantReadError and SSLWantWriteError: no
-        room; other OSError: the client has gone.
-        """
+        self.send_now: Callable[[bytes | memoryview], int] = (
+            self._raw.send if tls is None else tls.write
+        )
+        """Sends what fits, without waiting. BlockingIOError, or SSLWantReadError and
+        SSLWantWriteError: no room; other OSError: the client has gone. """
         self._leaving: Watcher | None = None
 
     def watch(self, gone: Callable[[], None]) -> None:
@@ -121,11 +123,13 @@ def watched(connection: Connection | None, gone: Callable[[], None]) -> Iterator
 
 
 class WriteBatcher:
-    """Collects writes of many streams or answers while they are rendered, then sends them one after another.
+    """Collects writes of many streams or answers while they are rendered, then sends them one after
+    another.
 
-    Rendering and sending (kernel code) evict each other's code and data from the processor's caches: two
-    passes cost a seventh less per chunk, and a fifth to a quarter less per short answer. All queued sends run
-    soon after the turn, or at once when `most` wait. A batcher belongs to the hub that first uses it.
+    Rendering and sending (kernel code) evict each other's code and data from the processor's
+    caches: two passes cost a seventh less per chunk, and a fifth to a quarter less per short
+    answer. All queued sends run soon after the turn, or at once when `most` wait. A batcher belongs
+    to the hub that first uses it.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -165,16 +169,28 @@ class StreamSource(Protocol):
 class StreamTransport(Connection):
     """Bytes for one client: sent at once as far as the socket has room, the rest later.
 
-    Writes a streamed body in HTTP/1.1 chunks (RFC 9112 section 7.1). A client that takes no bytes for
-    `write_timeout_s` is cut off. While the transport `lags`, bytes and the source's pieces wait.
+    Writes a streamed body in HTTP/1.1 chunks (RFC 9112 section 7.1). A client that takes no bytes
+    for `write_timeout_s` is cut off. While the transport `lags`, bytes and the source's pieces
+    wait.
     """
 
     __slots__ = (
-        *("_batcher", "_last", "_parts", "_queued", "_source", "_timer", "_watcher", "_write_timeout_s"),
+        *(
+            "_batcher",
+            "_last",
+            "_parts",
+            "_queued",
+            "_source",
+            "_timer",
+            "_watcher",
+            "_write_timeout_s",
+        ),
         *("is_open", "lags"),
     )
 
-    def __init__(self, sock: gevent.socket.socket, batcher: WriteBatcher, write_timeout_s: float) -> None:
+    def __init__(
+        self, sock: gevent.socket.socket, batcher: WriteBatcher, write_timeout_s: float
+    ) -> None:
         super().__init__(sock)
         self._batcher, self._write_timeout_s = batcher, write_timeout_s
         self._parts: list[bytes | memoryview] = []
@@ -197,7 +213,9 @@ class StreamTransport(Connection):
             self.put(chunk)
 
     def put(self, data: bytes) -> None:
-        """Sends `data`, such as a chunk with its frame, soon, together with all other bytes of this turn."""
+        """Sends `data`, such as a chunk with its frame, soon, together with all other bytes of this
+        turn.
+        """
         self._parts.append(data)
         if not self.lags and not self._queued:
             self._queued = True
@@ -302,7 +320,10 @@ class StreamTransport(Connection):
             self.close()
 
     def client_gone(self) -> None:
-        """Called when the client has gone, or takes no more bytes: closes, then calls `source.leave`."""
+        """Called when the client has gone, or takes no more bytes:
+
+        closes, then calls `source.leave`.
+        """
         if self.is_open:
             source = self._source
             self.close()

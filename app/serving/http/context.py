@@ -1,7 +1,7 @@
 """One HTTP request, as middleware, routes and error handlers see it, and its body.
 
-A `RequestContext` is made once per request, by the fast path or from a WSGI environ. Modules attach state to
-it by type (`keep`, `kept`) instead of string keys.
+A `RequestContext` is made once per request, by the fast path or from a WSGI environ. Modules attach
+state to it by type (`keep`, `kept`) instead of string keys.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ class MatchedRoute:
 class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """Method, path, headers, client, body and connection of one request.
 
-    `headers` has lower-case names. `target` is the path and query as sent; `path` is decoded. `arrival_s` is
-    in monotonic seconds.
+    `headers` has lower-case names. `target` is the path and query as sent; `path` is decoded.
+    `arrival_s` is in monotonic seconds.
     """
 
     method: str
@@ -86,7 +86,8 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     rule: str = ""
     """The rule of a script that decided the reply, with its file; empty without one."""
     observers: Sequence[SequenceObserver] = ()
-    """Called for each sequence that the engine makes for the request (`app.engine.core.request`)."""
+    """Called for each sequence that the engine makes for the request (`app.engine.core.request`).
+    """
     endings: Sequence[Ending] = ()
     """Called with the response by the middleware; set when the request begins."""
     _request_id: str = ""
@@ -170,12 +171,15 @@ class BodyLimits:
 
     @classmethod
     def of(cls, server: ServerSettings) -> "BodyLimits":
-        return cls(server.max_request_body_size_mb << 20, server.client_timeout, server.max_json_values)
+        return cls(
+            server.max_request_body_size_mb << 20, server.client_timeout, server.max_json_values
+        )
 
     def read(self, context: RequestContext) -> bytes:
         """Returns the whole body.
 
-        ApiError 413: too large, or too many values; 408: no whole body in time; 400: the body is cut short.
+        ApiError 413: too large, or too many values; 408: no whole body in time; 400: the body is
+        cut short.
         """
         if context.body is not None:
             return context.body
@@ -189,7 +193,9 @@ class BodyLimits:
         # Commas and brackets within strings count, too.
         values = sum(map(body.count, (b",", b"[", b"{"))) if len(body) > self.most_values else 0
         if values > self.most_values:
-            raise too_large(f"The request body has more than {self.most_values} values (--max-json-values).")
+            raise too_large(
+                f"The request body has more than {self.most_values} values (--max-json-values)."
+            )
         context.body = body
         return body
 
@@ -210,7 +216,8 @@ class BodyLimits:
         try:
             with gevent.Timeout(self.timeout_s, False):
                 while not ended and received <= self.most_bytes:
-                    # gunicorn copies its buffer at each read: small reads of a long chunk would take long.
+                    # gunicorn copies its buffer at each read: small reads of a long chunk would
+                    # take long.
                     buffer = getattr(reader, "buf", None)
                     held = 0 if buffer is None else buffer.tell()
                     wanted = min(max(step, held), self.most_bytes + 1 - received)
@@ -227,7 +234,9 @@ class BodyLimits:
             context.part = b"".join(parts)
         if not ended and received <= self.most_bytes:
             raise ApiError(
-                408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s."
+                408,
+                "Request Timeout",
+                f"The request body did not arrive within {self.timeout_s:g} s.",
             )
         return context.part
 
@@ -235,7 +244,9 @@ class BodyLimits:
 # From a WSGI environ.
 
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
-"""Characters of a path that need no percent-encoding (RFC 3986, 3.3), besides letters, digits and `-._`."""
+"""Characters of a path that need no percent-encoding (RFC 3986, 3.3), besides letters, digits and
+`-._`.
+"""
 CONTEXT = "understudy.context"
 """Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
 _BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
@@ -244,8 +255,8 @@ _BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
 def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> RequestContext:
     """Builds the context of a request that arrived at `arrival_s` (monotonic seconds, default now).
 
-    Without a gevent socket (test clients), the context has no connection. Headers are copied: an environ
-    that holds a context that holds the environ would be cyclic garbage.
+    Without a gevent socket (test clients), the context has no connection. Headers are copied: an
+    environ that holds a context that holds the environ would be cyclic garbage.
     """
     headers = {}
     for key, value in environ.items():

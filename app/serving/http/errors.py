@@ -3,7 +3,8 @@
 `ApiError.body()` is the JSON that a client reads. Clients can distinguish two kinds of status 400:
 
 * ``"Bad Request"``, ``param`` starts with ``body``: not JSON, or not in the schema (`malformed`);
-* ``"BadRequestError"``, ``param`` is a field name or null: a rule forbids the request (`bad_request`).
+* ``"BadRequestError"``, ``param`` is a field name or null: a rule forbids the request
+  (`bad_request`).
 """
 
 from collections.abc import Mapping
@@ -17,8 +18,8 @@ _encoder = msgspec.json.Encoder()
 class ApiError(Exception):
     """An error response.
 
-    `status` is the HTTP status (also the body's ``code``), `type` the error class that clients match,
-    `param` the offending field or None, `headers` extra response headers.
+    `status` is the HTTP status (also the body's ``code``), `type` the error class that clients
+    match, `param` the offending field or None, `headers` extra response headers.
     """
 
     def __init__(
@@ -39,12 +40,20 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The compact JSON body: ``{"error":{"message","type","param","code"}}``."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.status,
+        }
         return _encoder.encode({"error": error})
 
 
 def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
-    """429: the waiting list is full; `retry_after_s` becomes a ``Retry-After`` header in seconds."""
+    """429:
+
+    the waiting list is full; `retry_after_s` becomes a ``Retry-After`` header in seconds.
+    """
     headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return ApiError(429, "RateLimitError", message, None, headers)
 

@@ -1,7 +1,8 @@
 """An HTTP response, sent by Flask under any worker or by the fast path.
 
-A `Response` is a WSGI callable and its own WSGI body; Flask returns it unchanged. Its headers are complete
-from the start: Werkzeug's response completes them at each call, at a tenth of the cost of a short chat.
+A `Response` is a WSGI callable and its own WSGI body; Flask returns it unchanged. Its headers are
+complete from the start: Werkzeug's response completes them at each call, at a tenth of the cost of
+a short chat.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,9 @@ UNBUFFERED = "X-Accel-Buffering"
 """With "no", nginx and proxies that know this header pass each event on at once."""
 DONE = b"data: [DONE]\n\n"
 """Last event of a stream in vLLM."""
-STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in HTTP_STATUS_CODES.items()}
+STATUS_LINES = {
+    status: f"{status} {phrase.upper()}" for status, phrase in HTTP_STATUS_CODES.items()
+}
 """Code and reason phrase in Werkzeug's wording: Python's changes with its version."""
 CLIENT_GONE = 499
 """Status of an answer whose client has left; only in logs and metrics."""
@@ -58,9 +61,9 @@ class StreamingBody:
 class Response:
     """Status, headers and body. A body of bytes gets a `Content-Length`, unless `streamed`.
 
-    `body` is bytes, or an iterable of bytes that are sent as they come. `streamed`: the bytes are a stream
-    whose pieces were all due at once, and leave as one chunk. `headers` keep their order; their names must
-    differ in more than case.
+    `body` is bytes, or an iterable of bytes that are sent as they come. `streamed`: the bytes are a
+    stream whose pieces were all due at once, and leave as one chunk. `headers` keep their order;
+    their names must differ in more than case.
     """
 
     __slots__ = ("body", "callbacks", "headers", "pieces_bytes", "status", "streamed")
@@ -94,7 +97,9 @@ class Response:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of content handed to the server or the socket; a client that left may have got fewer."""
+        """Bytes of content handed to the server or the socket; a client that left may have got
+        fewer.
+        """
         if isinstance(self.body, StreamingBody):
             return self.body.bytes_sent
         return len(self.body) if isinstance(self.body, bytes) else self.pieces_bytes
@@ -114,7 +119,10 @@ class Response:
         with ExitStack() as last_first:
             for callback in reversed(callbacks or ()):
                 last_first.callback(callback)
-            if not isinstance(self.body, bytes) and (close := getattr(self.body, "close", None)) is not None:
+            if (
+                not isinstance(self.body, bytes)
+                and (close := getattr(self.body, "close", None)) is not None
+            ):
                 close()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -139,7 +147,10 @@ class PendingResponse:
         self._then: Callable[[Response | Exception], None] | None = None
 
     def then(self, callback: Callable[[Response | Exception], None]) -> None:
-        """Calls `callback` once with the response or error: now if there is one, else in `resolve`."""
+        """Calls `callback` once with the response or error:
+
+        now if there is one, else in `resolve`.
+        """
         if self.outcome is not None:
             callback(self.outcome)
         else:
@@ -158,7 +169,9 @@ class PendingResponse:
         self._on_abort()
 
 
-def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(
+    body: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """Returns a JSON response; `body` is encoded unless already bytes."""
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return Response(data, status, headers, JSON)

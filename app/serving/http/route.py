@@ -22,7 +22,9 @@ class PlainHandler(Protocol):
     """Names, in lower case, of headers that no plain request has."""
 
     def recognise(self, body: bytes) -> object | None:
-        """Returns the input of `answer` for a plain request; None, with nothing drawn, for any other."""
+        """Returns the input of `answer` for a plain request; None, with nothing drawn, for any
+        other.
+        """
 
     def answer(self, context: RequestContext, request: Any) -> Response | PendingResponse:
         """Answers a recognised request. Raises errors that `Route.on_error` handles."""
@@ -41,7 +43,8 @@ NO_MEDIA: tuple[str, ...] = ()
 class RouteDocs:
     """Types of a route's requests and responses, from which /openapi.json is made.
 
-    Each attribute has a default, so a route without docs takes no body and answers any JSON or text.
+    Each attribute has a default, so a route without docs takes no body and answers any JSON or
+    text.
     """
 
     body: tuple[Any, ...] = ()
@@ -68,8 +71,8 @@ NO_DOCS = RouteDocs()
 class Route(MatchedRoute):
     """A handler for `methods` of `path`, whose variable parts are in braces, as in vLLM.
 
-    `handle` may wait, and raises errors that `on_error` turns into a response. `plain` answers the first of
-    `methods`.
+    `handle` may wait, and raises errors that `on_error` turns into a response. `plain` answers the
+    first of `methods`.
     """
 
     methods: tuple[str, ...]
@@ -79,7 +82,10 @@ class Route(MatchedRoute):
 
 
 class Probe:
-    """Answers a GET request by `handle`, which never waits: without a greenlet and without Flask."""
+    """Answers a GET request by `handle`, which never waits:
+
+    without a greenlet and without Flask.
+    """
 
     special_headers = frozenset(("content-length", "content-type"))
     """Headers of requests with a body: a probe reads none."""
@@ -99,7 +105,9 @@ def get(path: str, handle: Handler, docs: RouteDocs = NO_DOCS) -> Route:
 
 
 def probe(path: str, handle: Handler, *more_methods: str, docs: RouteDocs = NO_DOCS) -> Route:
-    """Returns a route for GET and `more_methods`; `handle` never waits, and plain GET requests skip Flask."""
+    """Returns a route for GET and `more_methods`; `handle` never waits, and plain GET requests skip
+    Flask.
+    """
     return Route(
         methods=("GET", *more_methods),
         path=path,

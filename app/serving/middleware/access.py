@@ -1,8 +1,8 @@
 """Access: API keys, refusal of control requests from foreign pages, and CORS (docs/access.md).
 
-A browser sends "simple" requests from any page to any server; CORS only protects the answer. A page could
-pause an engine on localhost, or set its keys. A page whose host name resolves to this machine (DNS rebinding)
-could read the answers, too. Start reading at `ForeignPages`.
+A browser sends "simple" requests from any page to any server; CORS only protects the answer. A page
+could pause an engine on localhost, or set its keys. A page whose host name resolves to this machine
+(DNS rebinding) could read the answers, too. Start reading at `ForeignPages`.
 """
 
 import re
@@ -19,13 +19,19 @@ from app.serving.protocol.decoding import is_json
 from config.settings import AccessSettings, Settings
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere", "/vllm.grpc.engine.")
-"""Paths that need an API key if any is set; health, metrics, /tokenize ... stay open (vllm-api.md 9)."""
+"""Paths that need an API key if any is set; health, metrics, /tokenize ...
+
+stay open (vllm-api.md 9).
+"""
 ADMIN = ("/admin", "/fake_metrics")
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
 
 class ApiKeys(Middleware):
-    """Answers 401 without a required key. Hashes of equal length make a comparison take constant time."""
+    """Answers 401 without a required key.
+
+    Hashes of equal length make a comparison take constant time.
+    """
 
     _api: tuple[bytes, ...] = ()
     _admin: tuple[bytes, ...] = ()
@@ -34,7 +40,9 @@ class ApiKeys(Middleware):
         """Replaces the keys. Without an admin key, /admin needs an API key."""
         access = settings.access
         self._api = tuple(sha256(key.encode()).digest() for key in access.api_key)
-        self._admin = (sha256(access.admin_key.encode()).digest(),) if access.admin_key else self._api
+        self._admin = (
+            (sha256(access.admin_key.encode()).digest(),) if access.admin_key else self._api
+        )
         self.active = bool(self._admin)
 
     def begin(self, context: RequestContext) -> Response | None:
@@ -72,8 +80,17 @@ CONTROL = frozenset(
         *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
         *("/start_profile", "/stop_profile", "/scale_elastic_ep", "/collective_rpc"),
         *("/abort_requests", "/inference/v1/abort_requests"),
-        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{adapter_name}"),
-        *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update"),
+        *(
+            "/v1/load_lora_adapter",
+            "/v1/unload_lora_adapter",
+            "/adapters",
+            "/adapters/{adapter_name}",
+        ),
+        *(
+            "/init_weight_transfer_engine",
+            "/shutdown_weight_transfer_engine",
+            "/start_weight_update",
+        ),
         *("/start_draft_weight_update", "/update_weights", "/finish_weight_update"),
         *("/update_weight_version", "/weight_checker"),
     )
@@ -97,8 +114,8 @@ def _control_pattern() -> re.Pattern[str]:
 is_control = _control_pattern().match
 """Matches a path that steers this server, or that shows its settings or journal.
 
-The path is that of a request or of a route, without `root-path`. A pattern takes no call of Python's.
-"""
+The path is that of a request or of a route, without `root-path`. A pattern takes no call of
+Python's. """
 
 
 class ForeignPages(Middleware):
@@ -124,7 +141,10 @@ class ForeignPages(Middleware):
         self._has_admin_key = bool(access.admin_key or access.api_key)
 
     def begin(self, context: RequestContext) -> None:
-        """Raises ApiError: 403 for a foreign page or an unknown host, 415 for a body that is not JSON."""
+        """Raises ApiError:
+
+        403 for a foreign page or an unknown host, 415 for a body that is not JSON.
+        """
         path = "" if context.route is None else context.route.path
         if not is_control(path):
             return
@@ -144,7 +164,9 @@ class ForeignPages(Middleware):
             or headers.get("content-length", "0") != "0"
         )
         if path.startswith(OURS) and has_body and not is_json(context.content_type):
-            raise ApiError(415, "Unsupported Media Type", "The content type must be application/json.")
+            raise ApiError(
+                415, "Unsupported Media Type", "The content type must be application/json."
+            )
 
     def _needs_key(self, path: str) -> bool:
         """Returns True if requests for `path` need a key, which no page of a stranger has.
@@ -178,7 +200,9 @@ MAX_AGE_S = 600
 """Time in seconds that a browser may cache a preflight."""
 ASKED = "Access-Control-Request-"
 PREFLIGHT_VARY = f"Origin, {ASKED}Method, {ASKED}Headers, {ASKED}Private-Network"
-METHOD, HEADERS, NETWORK = (f"{ASKED}{what}".lower() for what in ("Method", "Headers", "Private-Network"))
+METHOD, HEADERS, NETWORK = (
+    f"{ASKED}{what}".lower() for what in ("Method", "Headers", "Private-Network")
+)
 ORIGIN, CREDENTIALS = "Access-Control-Allow-Origin", "Access-Control-Allow-Credentials"
 
 
@@ -243,8 +267,8 @@ class Cors(Middleware):
     def _origin_headers(self, context: RequestContext) -> dict[str, str]:
         """Returns the headers that open an answer to the request's origin.
 
-        As in Starlette, an origin that is not allowed learns that credentials are. On a control path,
-        such an origin gets no header at all.
+        As in Starlette, an origin that is not allowed learns that credentials are. On a control
+        path, such an origin gets no header at all.
         """
         is_allowed = self._allows(context)
         headers: dict[str, str] = {}

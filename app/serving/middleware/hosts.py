@@ -1,7 +1,7 @@
 """Host headers: which names belong to this server, against DNS rebinding (docs/access.md).
 
-A page of evil.example may point that name at this machine. To the browser, page and server then have
-one origin, so the page may read every answer. Only the Host header shows the name. A name is
+A page of evil.example may point that name at this machine. To the browser, page and server then
+have one origin, so the page may read every answer. Only the Host header shows the name. A name is
 safe if no stranger can publish an address for it in the public DNS.
 """
 
@@ -46,8 +46,8 @@ class HostNames:
     def accepts(self, header: str) -> bool:
         """Returns True for a Host header with a name of this server, or one that cannot be rebound.
 
-        Clients other than browsers may omit the header, so an empty one is accepted. May wait for the
-        DNS.
+        Clients other than browsers may omit the header, so an empty one is accepted. May wait for
+        the DNS.
         """
         if self._accepts_any or not header:
             return True
@@ -64,8 +64,8 @@ class HostNames:
     def _is_machine(self, name: str) -> bool:
         """Returns True for the name of this machine, with or without its domain.
 
-        The DNS may take seconds to answer, so it is asked once, and only for a name that begins with
-        this machine's.
+        The DNS may take seconds to answer, so it is asked once, and only for a name that begins
+        with this machine's.
         """
         if name == self._machine_name:
             return True
@@ -80,7 +80,10 @@ class HostNames:
 
 
 def host_of(netloc: str) -> str:
-    """Returns the name or address of a Host header, without port and brackets. Both are optional."""
+    """Returns the name or address of a Host header, without port and brackets.
+
+    Both are optional.
+    """
     if netloc.startswith("["):
         return netloc[1:].partition("]")[0].lower()
     name = netloc.partition(":")[0] if netloc.count(":") == 1 else netloc

@@ -34,11 +34,15 @@ class HttpLog(Middleware):
             "method": context.method,
             "path": mask_query(context.target),
             "client": context.client,
-            "headers": dict(mask_headers((name.title(), it) for name, it in context.headers.items())),
+            "headers": dict(
+                mask_headers((name.title(), it) for name, it in context.headers.items())
+            ),
             "body": _text(sent, context.content_type or ""),
             "status": response.status,
             "response_headers": dict(mask_headers(response.headers.items())),
-            "response": _text(whole) if isinstance(whole, bytes) and not response.streamed else "(stream)",
+            "response": _text(whole)
+            if isinstance(whole, bytes) and not response.streamed
+            else "(stream)",
         }
         log.info("%s", json.dumps(line))
 

@@ -1,7 +1,9 @@
-"""HTTP metrics: vLLM's families (vllm-api.md 11.4), observed when a response ends; the load in a header.
+"""HTTP metrics: vLLM's families (vllm-api.md 11.4), observed when a response ends; the load in a
+header.
 
-A response ends when its last byte is sent, or the client leaves. The defaults of prometheus-flask-exporter
-are unused: they stop at the headers and look up labels at every request. Its decorators serve embedders.
+A response ends when its last byte is sent, or the client leaves. The defaults of
+prometheus-flask-exporter are unused: they stop at the headers and look up labels at every request.
+Its decorators serve embedders.
 """
 
 import json
@@ -30,8 +32,11 @@ LOW_RESOLUTION = (0.1, 0.5, 1)
 
 
 UNMATCHED = "none"
-METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
-# The pattern matches anywhere in the route, as in vLLM: "/load" also excludes "/v1/load_lora_adapter".
+METHODS = frozenset(
+    ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+)
+# The pattern matches anywhere in the route, as in vLLM: "/load" also excludes
+# "/v1/load_lora_adapter".
 _EXCLUDED = re.compile("/metrics|/health|/load|/ping|/version|/server_info|^/ready$")
 
 
@@ -56,18 +61,24 @@ FAMILIES: Mapping[str, tuple[str, Callable[[], Any], str]] = {
 
 
 class HttpMetrics(Middleware):
-    """Counts the requests that vLLM counts. As the first middleware it observes the final response."""
+    """Counts the requests that vLLM counts.
+
+    As the first middleware it observes the final response.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
         self._clock = clock
         self._families: dict[str, Family[Any]] = {
-            name: Family(name, about, series, kind, now) for name, (about, series, kind) in FAMILIES.items()
+            name: Family(name, about, series, kind, now)
+            for name, (about, series, kind) in FAMILIES.items()
         }
         ways = ("flask", "fast", "probe", "grpc")
         self._served = {way: self._families[BY_WAY].labels(way=way) for way in ways}
-        self._families[SECONDS_HIGH].labels()  # a series without labels exists before the first request
+        self._families[
+            SECONDS_HIGH
+        ].labels()  # a series without labels exists before the first request
         self._noted = 0
         self._rows: dict[tuple[str, str, int], Rows | None] = {}
         """Exchanges by method, route label and status; None for routes that are not counted."""
@@ -77,7 +88,12 @@ class HttpMetrics(Middleware):
     @cached_property
     def registry(self) -> "CollectorRegistry":
         """Registry with process metrics; embedders may add more."""
-        from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+        from prometheus_client import (
+            CollectorRegistry,
+            GCCollector,
+            PlatformCollector,
+            ProcessCollector,
+        )
 
         registry = CollectorRegistry()
         for collector in (GCCollector, PlatformCollector, ProcessCollector):
@@ -86,13 +102,18 @@ class HttpMetrics(Middleware):
 
     @cached_property
     def exporter(self) -> "PrometheusMetrics":
-        """Exporter for embedders. Metrics of its decorators go into `registry`, so /metrics has them."""
+        """Exporter for embedders.
+
+        Metrics of its decorators go into `registry`, so /metrics has them.
+        """
         from prometheus_flask_exporter import PrometheusMetrics
 
         return PrometheusMetrics(None, path=None, export_defaults=False, registry=self.registry)
 
     def process_text(self) -> str:
-        """Returns the registry's text; the exporter's reads PROMETHEUS_MULTIPROC_DIR of whichever program."""
+        """Returns the registry's text; the exporter's reads PROMETHEUS_MULTIPROC_DIR of whichever
+        program.
+        """
         from prometheus_client import generate_latest
 
         return generate_latest(self.registry).decode()
@@ -134,8 +155,12 @@ class HttpMetrics(Middleware):
                 continue
             seconds, declared, sent = zip(*rows, strict=True) if rows else ((), (), ())
             rows.clear()
-            valid = (text if text and text.isdecimal() and len(text) < 19 else 0 for text in declared)
-            served = families[REQUESTS].labels(method=method, status=f"{status // 100}xx", handler=handler)
+            valid = (
+                text if text and text.isdecimal() and len(text) < 19 else 0 for text in declared
+            )
+            served = families[REQUESTS].labels(
+                method=method, status=f"{status // 100}xx", handler=handler
+            )
             served.inc(len(sent))
             families[REQUEST_BYTES].labels(handler=handler).observe_all(list(map(int, valid)))
             families[RESPONSE_BYTES].labels(handler=handler).observe_all(sent)

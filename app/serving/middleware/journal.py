@@ -1,4 +1,7 @@
-"""The journal: the last requests and their replies, for a test that asks what its client has sent."""
+"""The journal:
+
+the last requests and their replies, for a test that asks what its client has sent.
+"""
 
 import time
 from collections import deque
@@ -207,7 +210,10 @@ class Journal(Middleware):
     def rows(
         self, route: str | None, contains: str, scope: str | None, limit: int | None = None
     ) -> Sequence[Raw]:
-        """Returns the last `limit` entries, the oldest first, whose body has the text `contains`. Pauses."""
+        """Returns the last `limit` entries, the oldest first, whose body has the text `contains`.
+
+        Pauses.
+        """
         needle = msgspec.json.encode(contains)[1:-1]
         pace = Pace(time.monotonic)
         found: list[Raw] = []
@@ -216,7 +222,11 @@ class Journal(Middleware):
         for request in merge(*rings, key=attrgetter("number"), reverse=True):
             pace()
             entry = request.entry
-            if route in (None, entry.route) and scope in (None, entry.scope) and len(found) != limit:
+            if (
+                route in (None, entry.route)
+                and scope in (None, entry.scope)
+                and len(found) != limit
+            ):
                 self._read(request)
                 if needle in bytes(entry.request):
                     found.append(Raw(msgspec.json.encode(entry)))
@@ -241,7 +251,10 @@ class Journal(Middleware):
 
 
 def masked_json(body: bytes, content_type: str = "") -> bytes:
-    """Returns a body as compact JSON with its secrets masked: a string if it is no JSON, null if no text."""
+    """Returns a body as compact JSON with its secrets masked:
+
+    a string if it is no JSON, null if no text.
+    """
     try:
         text = mask_text(body.decode(), content_type=content_type)
     except UnicodeDecodeError:

@@ -1,7 +1,8 @@
 """Masks secrets in logs, recordings and the journal. Start reading at `mask_text`.
 
 Secrets are bearer keys, passwords in URLs, and the values of headers, parameters, JSON fields and
-fields of forms that have the name of a secret. A body may be invalid JSON, and may be cut at its end.
+fields of forms that have the name of a secret. A body may be invalid JSON, and may be cut at its
+end.
 
 Every pattern is linear in the length of its text: repetitions are possessive, and no two searches
 begin within the same run of characters.
@@ -44,7 +45,8 @@ _FORM = re.compile(r"""[^\s"{}<>\\=&]++=[^\s"{}<>\\]*+""")
 _WORD_ENDS = "".join(sorted({word[-1] for word in WORDS}))
 _BEHIND_WORD = f"(?i:(?<=[{_WORD_ENDS}])(?:{'|'.join(f'(?<={word})' for word in WORDS)}))"
 _SUSPECT = re.compile(
-    rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?', re.S
+    rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?',
+    re.S,
 )
 """A name that may be a secret's, or a string with an escape, which may hide a secret."""
 _LOOSE = re.compile(
@@ -69,7 +71,10 @@ Replacement = tuple[int, int, str]
 
 
 def is_secret(name: str) -> bool:
-    """Returns True if the last word of a name is one of `WORDS`: `X-Api-Key`, `hfToken`, not `max_tokens`."""
+    """Returns True if the last word of a name is one of `WORDS`:
+
+    `X-Api-Key`, `hfToken`, not `max_tokens`.
+    """
     return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
 
 
@@ -111,7 +116,9 @@ def without_cut_url(text: str) -> str:
     return text[: match.start("authority")]
 
 
-def _masked(text: str, cuts: list[int], depth: int, content_type: str = "") -> tuple[str, list[int]]:
+def _masked(
+    text: str, cuts: list[int], depth: int, content_type: str = ""
+) -> tuple[str, list[int]]:
     """Masks `text`; returns the new text and the new positions of `cuts` (ascending)."""
     is_valid = _is_json(text)
     masked = text
@@ -180,14 +187,22 @@ def _passwords(text: str) -> Iterator[Replacement]:
 
 
 def _found(pattern: re.Pattern[str], text: str) -> Iterator[Replacement]:
-    """Yields masks for the values that `pattern` finds, if their names, where it finds names, are secret."""
+    """Yields masks for the values that `pattern` finds, if their names, where it finds names, are
+    secret.
+    """
     for found in pattern.finditer(text):
         name = found.groupdict().get("name")
-        if name is None or is_secret(name) and not (name == "token" and _LOGPROB.match(text, found.end())):
+        if (
+            name is None
+            or is_secret(name)
+            and not (name == "token" and _LOGPROB.match(text, found.end()))
+        ):
             yield (*found.span("value"), MASK)
 
 
-def _replaced(text: str, replacements: Iterable[Replacement], cuts: list[int]) -> tuple[str, list[int]]:
+def _replaced(
+    text: str, replacements: Iterable[Replacement], cuts: list[int]
+) -> tuple[str, list[int]]:
     pieces: list[str] = []
     moved: list[int] = []
     done = shift = 0
@@ -230,7 +245,9 @@ def _end_of_value(text: str, start: int) -> int:
         sign = part[0]
         if sign in _CLOSING:
             awaited.append(_CLOSING[sign])
-        elif awaited and sign == awaited[-1]:  # an unmatched bracket masks too much, never too little
+        elif (
+            awaited and sign == awaited[-1]
+        ):  # an unmatched bracket masks too much, never too little
             awaited.pop()
         if not awaited:
             return part.end()

@@ -11,7 +11,9 @@ from urllib.parse import unquote
 MAX_BOUNDARY_CHARACTERS = 70
 """Longest boundary that RFC 2046 allows."""
 _BOUNDARY = re.compile(r'(?i)\bboundary=(?:"(?P<quoted>[^"]{1,70})"|(?P<token>[^\s";,]{1,70}))')
-_NAME = re.compile(r'(?i)[;\s]name\*?\s*+=\s*+(?:"(?P<quoted>(?:[^"\\]|\\.)*+)"?|(?P<token>[^;\s]++))', re.S)
+_NAME = re.compile(
+    r'(?i)[;\s]name\*?\s*+=\s*+(?:"(?P<quoted>(?:[^"\\]|\\.)*+)"?|(?P<token>[^;\s]++))', re.S
+)
 _ESCAPE = re.compile(r"\\(.)", re.S)
 _EMPTY_LINE = re.compile(r"\r?\n\r?\n")
 
@@ -27,8 +29,8 @@ class Field(NamedTuple):
 def fields_of(text: str, content_type: str = "") -> Iterator[Field]:
     """Yields the fields of a multipart body in order, and nothing for any other body.
 
-    Without a boundary in `content_type`, the body's first line is the delimiter. The content of a field that
-    is cut ends with the body.
+    Without a boundary in `content_type`, the body's first line is the delimiter. The content of a
+    field that is cut ends with the body.
     """
     delimiter = _delimiter(text, content_type)
     if not delimiter:
@@ -46,7 +48,9 @@ def fields_of(text: str, content_type: str = "") -> Iterator[Field]:
 
 
 def _delimiter(text: str, content_type: str) -> str:
-    """Returns the line that separates fields, without its end; empty for a body that is not multipart."""
+    """Returns the line that separates fields, without its end; empty for a body that is not
+    multipart.
+    """
     if content_type.lower().startswith("multipart/"):
         match = _BOUNDARY.search(content_type)
         if match is not None:
@@ -59,7 +63,9 @@ def _delimiter(text: str, content_type: str) -> str:
 
 
 def _next_delimiter(text: str, delimiter: str, start: int) -> int:
-    """Returns the position of the next line that begins with `delimiter`; the end of the text without one."""
+    """Returns the position of the next line that begins with `delimiter`; the end of the text
+    without one.
+    """
     position = text.find(delimiter, start)
     while position > 0 and text[position - 1] != "\n":
         position = text.find(delimiter, position + len(delimiter))
@@ -74,7 +80,10 @@ def _content_end(text: str, part_end: int) -> int:
 
 
 def _names(head: str) -> Iterator[str]:
-    """Yields each name in a field's head as sent, and decoded: browsers and RFC 8187 use percent signs."""
+    """Yields each name in a field's head as sent, and decoded:
+
+    browsers and RFC 8187 use percent signs.
+    """
     for match in _NAME.finditer(head):
         name = match["token"] if match["quoted"] is None else _ESCAPE.sub(r"\1", match["quoted"])
         yield name

@@ -22,14 +22,20 @@ from config.settings import Settings
 
 LIMITED = frozenset(
     (
-        *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/embeddings"),
+        *(
+            "/v1/chat/completions",
+            "/v1/chat/completions/batch",
+            "/v1/completions",
+            "/v1/embeddings",
+        ),
         *("/v2/embed", "/generative_scoring", "/v1/systemone", "/v1/messages", "/v1/responses"),
         *("/inference/v1/generate", "/invocations"),
         *("/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/Embed"),
     )
 )
 MOST_CALLERS, CALLER_BYTES = 10_000, 1000
-"""Most remembered clients, by last use; memory of a client's hash and buckets in bytes, measured."""
+"""Most remembered clients, by last use; memory of a client's hash and buckets in bytes, measured.
+"""
 MINUTE_S = 60.0
 ROUNDING_TOKENS = 1e-6
 """Tolerance in tokens; larger than any rounding error of the sums."""
@@ -42,12 +48,16 @@ class Buckets(NamedTuple):
     tokens: TokenBucket | None
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Returns the limits, the remainders and the times until the buckets are full, as OpenAI does."""
+        """Returns the limits, the remainders and the times until the buckets are full, as OpenAI
+        does.
+        """
         told = {}
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
                 told[f"x-ratelimit-limit-{name}"] = str(int(bucket.burst))
-                told[f"x-ratelimit-remaining-{name}"] = str(int(bucket.remaining(now_s) + ROUNDING_TOKENS))
+                told[f"x-ratelimit-remaining-{name}"] = str(
+                    int(bucket.remaining(now_s) + ROUNDING_TOKENS)
+                )
                 told[f"x-ratelimit-reset-{name}"] = format_duration(round(bucket.full_in(now_s), 3))
         return told
 
@@ -111,7 +121,9 @@ class RateLimits(Middleware):
         buckets = self._callers.get(caller)
         if buckets is None:
             now_s = self._clock.now()
-            requests, tokens = (TokenBucket(most, now_s=now_s) if most else None for most in self._limits)
+            requests, tokens = (
+                TokenBucket(most, now_s=now_s) if most else None for most in self._limits
+            )
             buckets = self._callers[caller] = Buckets(requests, tokens)
         return buckets
 
@@ -119,5 +131,6 @@ class RateLimits(Middleware):
 def _exceeded(limit: int | None, what: str, wait_s: float) -> Exception:
     retry_after_s = math.ceil(wait_s - ROUNDING_S)
     return too_many(
-        f"The limit of {limit} {what} per minute is used up; retry in {retry_after_s} s.", retry_after_s
+        f"The limit of {limit} {what} per minute is used up; retry in {retry_after_s} s.",
+        retry_after_s,
     )

@@ -25,11 +25,15 @@ class Middleware:
         """Returns a response instead of the route's; None to go on."""
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Changes the response before it is sent, also when an earlier middleware answered or refused."""
+        """Changes the response before it is sent, also when an earlier middleware answered or
+        refused.
+        """
 
 
 class MiddlewareStack:
-    """Runs `begin` in the order of the list, and in reverse each `end` that was active at the beginning."""
+    """Runs `begin` in the order of the list, and in reverse each `end` that was active at the
+    beginning.
+    """
 
     def __init__(self, middleware: Sequence[Middleware]) -> None:
         self.members = tuple(middleware)
@@ -53,11 +57,16 @@ class MiddlewareStack:
         begins = [one for one in active if type(one).begin is not Middleware.begin]
         self._begin = tuple(one.begin for one in begins if one.concerns_plain)
         self._begin_general = *self._begin, *(one.begin for one in begins if not one.concerns_plain)
-        self._end = tuple(one.end for one in reversed(active) if type(one).end is not Middleware.end)
+        self._end = tuple(
+            one.end for one in reversed(active) if type(one).end is not Middleware.end
+        )
         self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
 
     def begin(self, context: RequestContext, is_general: bool = False) -> Response | None:
-        """Returns the first response, if any. Flask's requests (`is_general`) pass more than plain ones."""
+        """Returns the first response, if any.
+
+        Flask's requests (`is_general`) pass more than plain ones.
+        """
         context.endings = self._end
         for begin in self._begin_general if is_general else self._begin:
             if (response := begin(context)) is not None:

@@ -1,7 +1,7 @@
 """Traces requests, from arrival to the end of their answers.
 
-A request has a span, and each of its sequences child spans `queued`, `prefill` and `decode`. The child spans
-are made at the end of a sequence, from the times of its outcome: tokens cost nothing.
+A request has a span, and each of its sequences child spans `queued`, `prefill` and `decode`. The
+child spans are made at the end of a sequence, from the times of its outcome: tokens cost nothing.
 """
 
 import time
@@ -24,7 +24,8 @@ from app.serving.http.response import Response
 from app.serving.middleware.http_metrics import METHODS
 from app.serving.middleware.stack import Middleware
 
-# Names of span attributes: from vLLM, from OpenTelemetry's HTTP conventions, and one of Understudy's.
+# Names of span attributes: from vLLM, from OpenTelemetry's HTTP conventions, and one of
+# Understudy's.
 REQUEST, USAGE, LATENCY = "gen_ai.request.", "gen_ai.usage.", "gen_ai.latency."
 RESPONSE_MODEL, FINISH_REASONS = "gen_ai.response.model", "gen_ai.response.finish_reasons"
 PROMPT_TOKENS, CACHED_TOKENS = f"{USAGE}prompt_tokens", f"{USAGE}cached_tokens"
@@ -38,9 +39,14 @@ DELAY = "understudy.delay"
 NOTICED_S = 0.05
 """Least time before a place, in seconds, that is explained."""
 MOST_EXPLAINING_S, EXPLAINING_SHARE = 0.01, 0.1
-"""Most time of explanations in one go, in seconds, and their share of all time: each takes 1 to 2 ms."""
+"""Most time of explanations in one go, in seconds, and their share of all time:
 
-UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
+each takes 1 to 2 ms.
+"""
+
+UNTRACED = frozenset(
+    ("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version")
+)
 """Paths that probes and scrapers request many times a minute."""
 OTHER = "_OTHER"
 
@@ -52,7 +58,10 @@ NANOSECONDS = 1_000_000_000
 
 
 class Traces(Middleware):
-    """Traces requests. The first one calls `make_tracer`, so the worker does; `caches` hold spans to send."""
+    """Traces requests.
+
+    The first one calls `make_tracer`, so the worker does; `caches` hold spans to send.
+    """
 
     def __init__(
         self,
@@ -151,7 +160,9 @@ class RequestTrace:
         if self._open:
             return
         if self._reasons:
-            self.span.set_attributes({**self._tokens, **self._latency, FINISH_REASONS: tuple(self._reasons)})
+            self.span.set_attributes(
+                {**self._tokens, **self._latency, FINISH_REASONS: tuple(self._reasons)}
+            )
         for reason in set(self._reasons).intersection(BROKEN):
             self.span.set_status(Status(StatusCode.ERROR, reason))
         self.span.end(self._ns(now_s))
@@ -174,7 +185,9 @@ class RequestTrace:
                 facts[CACHED_TOKENS] = outcome.cached_tokens
             elif phase == DECODE:
                 facts[COMPLETION_TOKENS], facts[FINISH_REASONS] = outcome.tokens, (outcome.reason,)
-            span = self._tracer.start_span(phase, self._below, attributes=facts, start_time=self._ns(begin_s))
+            span = self._tracer.start_span(
+                phase, self._below, attributes=facts, start_time=self._ns(begin_s)
+            )
             if outcome.reason in BROKEN and phase == list(passed)[-1]:
                 span.set_status(Status(StatusCode.ERROR, outcome.reason))
             span.end(self._ns(end_s))
@@ -184,7 +197,9 @@ class RequestTrace:
             self.end(self._answered_s)
 
     def _add_delays(self, generation: EngineRequest, outcome: SequenceOutcome) -> None:
-        """Adds an event for each wait, transfer and preemption, and the sentence of the latest choice."""
+        """Adds an event for each wait, transfer and preemption, and the sentence of the latest
+        choice.
+        """
         begun_s = outcome.ended_s if outcome.scheduled_s is None else outcome.scheduled_s
         waited = begun_s - generation.arrival_s >= NOTICED_S
         if not (waited or outcome.preemptions or generation.remote_prefill):
@@ -201,7 +216,9 @@ class RequestTrace:
                     f"{DELAY}.detail": it.detail,
                     f"{DELAY}.seconds": round(it.took_ms / 1000, 4),
                 }
-                self.span.add_event(it.phase, facts, self._ns(generation.arrival_s + it.from_ms / 1000))
+                self.span.add_event(
+                    it.phase, facts, self._ns(generation.arrival_s + it.from_ms / 1000)
+                )
 
     def _ns(self, moment_s: float) -> int:
         return self._unix_ns + int(moment_s * NANOSECONDS)

@@ -1,4 +1,5 @@
-"""``POST /v1/messages`` and ``/count_tokens``: bodies, their chats, and answers (vllm-api.md section 7).
+"""``POST /v1/messages`` and ``/count_tokens``: bodies, their chats, and answers (vllm-api.md
+section 7).
 
 Answers have their keys in vLLM's order; UNSET fields are omitted.
 """
@@ -32,7 +33,9 @@ class ToolParam(Struct, kw_only=True):
         self.input_schema.setdefault("type", "object")
 
     def function(self) -> options.FunctionDefinition:
-        same = {name: getattr(self, name) for name in ("name", "description", "strict", "defer_loading")}
+        same = {
+            name: getattr(self, name) for name in ("name", "description", "strict", "defer_loading")
+        }
         return options.FunctionDefinition(**same, parameters=self.input_schema)
 
 
@@ -40,7 +43,13 @@ class AnthropicBlock(Struct, kw_only=True):
     """One content block; its type decides which fields are used, and all others are ignored."""
 
     type: Literal[
-        "text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking"
+        "text",
+        "image",
+        "tool_use",
+        "tool_result",
+        "tool_reference",
+        "thinking",
+        "redacted_thinking",
     ]
     text: str | None = None
     source: JsonObject | None = None
@@ -63,7 +72,10 @@ class MessageParam(Struct, kw_only=True):
 
 
 class ToolChoiceParam(Struct, kw_only=True):
-    """The use of tools: the model's choice (auto), at least one (any), the named one (tool), or none."""
+    """The use of tools:
+
+    the model's choice (auto), at least one (any), the named one (tool), or none.
+    """
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -156,7 +168,10 @@ class CountTokensRequest(Request, kw_only=True):
 
 
 BILLING_HEADER = "x-anthropic-billing-header"
-"""Start of system texts that are dropped: they change with each request, and would spoil the prefix cache."""
+"""Start of system texts that are dropped:
+
+they change with each request, and would spoil the prefix cache.
+"""
 
 
 Asked = MessagesRequest | CountTokensRequest
@@ -165,10 +180,11 @@ Asked = MessagesRequest | CountTokensRequest
 def chat_request(
     asked: Asked, merges_system: Callable[[], bool], disabled_effort: Callable[[], options.Effort]
 ) -> ChatCompletionRequest:
-    """Converts `asked` to a chat request. ApiError 400 when tools or salt break the rules of a chat.
+    """Converts `asked` to a chat request. ApiError 400 when tools or salt break the rules of a
+    chat.
 
-    `merges_system`: the chat template requires all system turns first. `disabled_effort`: the template's
-    effort without thinking. Each is called only when needed.
+    `merges_system`: the chat template requires all system turns first. `disabled_effort`: the
+    template's effort without thinking. Each is called only when needed.
     """
     inline = any(message.role == "system" for message in asked.messages)
     choice = asked.tool_choice
@@ -184,7 +200,9 @@ def chat_request(
     elif choice is None or choice.type == "auto":
         chat.tool_choice = "auto"
     elif choice.type == "tool":
-        chat.tool_choice = options.NamedToolChoice(function=options.NamedFunction(name=choice.name or ""))
+        chat.tool_choice = options.NamedToolChoice(
+            function=options.NamedFunction(name=choice.name or "")
+        )
     else:
         chat.tool_choice = "required" if choice.type == "any" else "none"
     if isinstance(asked, MessagesRequest):
@@ -210,7 +228,8 @@ def _messages(
 ) -> list[Message]:
     """Returns the conversation; `merges` joins all system turns at the front.
 
-    System turns otherwise keep their places: a turn moved to the front would change the whole prompt.
+    System turns otherwise keep their places: a turn moved to the front would change the whole
+    prompt.
     """
     texts = [system if isinstance(system, str) else _system_text(system or ())]
     if merges:
@@ -225,7 +244,9 @@ def _messages(
 
 
 def _system_text(content: str | Iterable[AnthropicBlock]) -> str:
-    blocks = content if not isinstance(content, str) else [AnthropicBlock(type="text", text=content)]
+    blocks = (
+        content if not isinstance(content, str) else [AnthropicBlock(type="text", text=content)]
+    )
     texts = [block.text for block in blocks if block.type == "text" and block.text]
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
@@ -285,7 +306,9 @@ def _image(source: JsonObject) -> JsonObject:
 
 
 def _tool_results(block: AnthropicBlock) -> Iterator[Message]:
-    """Yields a tool message with the result, a user message with images, a tool message with references."""
+    """Yields a tool message with the result, a user message with images, a tool message with
+    references.
+    """
     texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
     references: list[JsonObject] = []
     for item in block.content if isinstance(block.content, list) else ():

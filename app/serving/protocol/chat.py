@@ -1,10 +1,11 @@
-"""``POST /v1/chat/completions`` and its batch: the bodies and their answers (vllm-api.md 3.1, 3.3, 3.4).
+"""``POST /v1/chat/completions`` and its batch: the bodies and their answers (vllm-api.md 3.1, 3.3,
+3.4).
 
 Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON.
 
-A message stays the client's dict, because chat templates may read any key. Accepted messages are one of
-OpenAI's six kinds, or have any other role with text or parts. A message of no kind is reported as a wrong
-developer message, the first kind that vLLM tries.
+A message stays the client's dict, because chat templates may read any key. Accepted messages are
+one of OpenAI's six kinds, or have any other role with text or parts. A message of no kind is
+reported as a wrong developer message, the first kind that vLLM tries.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -53,7 +54,9 @@ def normalize_messages(messages: object) -> None:
 
 
 def check_tool_calls(message: Message) -> None:
-    """Raises `ApiError` unless an assistant's calls have an id, a type and a function or custom tool."""
+    """Raises `ApiError` unless an assistant's calls have an id, a type and a function or custom
+    tool.
+    """
     calls = message.get("tool_calls") if message.get("role") == "assistant" else None
     for index, call in enumerate(calls if isinstance(calls, list) else ()):
         is_custom = _has(call, "id", "type") and call["type"] == "custom"
@@ -67,7 +70,9 @@ def check_tool_calls(message: Message) -> None:
 def _check_message(message: object) -> None:
     if not isinstance(message, dict):
         raise Misfit("a message object", _FIRST_KIND)
-    is_plain = message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
+    is_plain = (
+        message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
+    )
     if is_plain or _is_known_kind(message) or _is_custom_kind(message):
         return
     if not _is_content(message.get("content")):
@@ -113,7 +118,10 @@ def _is_custom_kind(message: Message) -> bool:
             and all(isinstance(part, str | dict) for part in content)
         )
         and isinstance(message.get("name", ""), str)
-        and all(isinstance(message.get(key), str | None) for key in ("tool_call_id", "reasoning", "task"))
+        and all(
+            isinstance(message.get(key), str | None)
+            for key in ("tool_call_id", "reasoning", "task")
+        )
         and (calls is None or isinstance(calls, list) and not any(map(_wrong_function_call, calls)))
         and (tools is None or isinstance(tools, list) and all(map(_is_tool, tools)))
     )
@@ -128,7 +136,9 @@ def _is_tool(tool: object) -> bool:
 
 
 def _wrong_function_call(call: object) -> tuple[str, ...]:
-    """Returns the path to a function call's error, with the kind's name in front; empty without an error."""
+    """Returns the path to a function call's error, with the kind's name in front; empty without an
+    error.
+    """
     if not isinstance(call, dict):
         return (_TOOL_CALL,)
     function = call.get("function")
@@ -162,7 +172,10 @@ Conversations = list[list[Message]]
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True):
-    """The body of ``POST /v1/chat/completions``, with every field of vLLM. None: the server's default."""
+    """The body of ``POST /v1/chat/completions``, with every field of vLLM.
+
+    None: the server's default.
+    """
 
     messages: list[Message]
     logprobs: bool | None = False
@@ -188,7 +201,10 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     mm_processor_kwargs: JsonObject | None = None
     return_prompt_text: bool | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages, "tool_choice": ToolChoice}
+    lax: ClassVar[Mapping[str, Hashable]] = {
+        "messages": convert_messages,
+        "tool_choice": ToolChoice,
+    }
     absent: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
 
     def __post_init__(self) -> None:
@@ -229,11 +245,37 @@ def convert_conversations(value: object) -> Conversations:
 
 BATCH_LATE = frozenset(
     (
-        *("response_format", "tools", "stream", "stream_options", "reasoning_effort", "parallel_tool_calls"),
-        *("min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words", "prompt_logprobs"),
-        *("truncate_prompt_tokens", "truncation_side", "documents", "vllm_xargs", "kv_transfer_params"),
+        *(
+            "response_format",
+            "tools",
+            "stream",
+            "stream_options",
+            "reasoning_effort",
+            "parallel_tool_calls",
+        ),
+        *(
+            "min_tokens",
+            "stop_token_ids",
+            "ignore_eos",
+            "allowed_token_ids",
+            "bad_words",
+            "prompt_logprobs",
+        ),
+        *(
+            "truncate_prompt_tokens",
+            "truncation_side",
+            "documents",
+            "vllm_xargs",
+            "kv_transfer_params",
+        ),
         *("ec_transfer_params", "repetition_detection", "stream_interval", "skip_special_tokens"),
-        *("add_special_tokens", "return_prompt_text", "session_id", "mm_payload", "return_mm_kwargs"),
+        *(
+            "add_special_tokens",
+            "return_prompt_text",
+            "session_id",
+            "mm_payload",
+            "return_mm_kwargs",
+        ),
     )
 )
 

@@ -1,8 +1,8 @@
 """Lax conversion of parsed JSON to request structs, with the rules of a pydantic server.
 
-The slow path of decoding, only for bodies that the strict msgspec decoder refuses. Lax: ``"5"``, ``5.0`` and
-``true`` are integers, ``"yes"`` is a boolean, integers are floats. The first misfit in declaration order
-decides the error; its path becomes the client's ``param``.
+The slow path of decoding, only for bodies that the strict msgspec decoder refuses. Lax: ``"5"``,
+``5.0`` and ``true`` are integers, ``"yes"`` is a boolean, integers are floats. The first misfit in
+declaration order decides the error; its path becomes the client's ``param``.
 """
 
 import math
@@ -43,15 +43,18 @@ class Misfit(Exception):
 
 
 def param_of(path: tuple[str | int, ...]) -> str:
-    """Formats a path as ``param`` (vllm-api.md section 4): ``("stop", 0)`` becomes ``body.stop.0``."""
+    """Formats a path as ``param`` (vllm-api.md section 4):
+
+    ``("stop", 0)`` becomes ``body.stop.0``.
+    """
     return ".".join(["body", *map(str, path)])
 
 
 def convert(kind: type[T], value: object) -> T:
     """Builds `kind` from parsed JSON; unknown keys are dropped.
 
-    A struct's class attribute ``lax`` maps field names to a wider annotation or a function, for inputs that
-    msgspec's types cannot express. Raises `Misfit`, and errors of a ``__post_init__``.
+    A struct's class attribute ``lax`` maps field names to a wider annotation or a function, for
+    inputs that msgspec's types cannot express. Raises `Misfit`, and errors of a ``__post_init__``.
     """
     built = _converter(kind)(value)
     assert isinstance(built, kind)
@@ -73,7 +76,11 @@ def _integer(value: object) -> int:
         return int(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
-    if isinstance(value, str) and len(value) <= _MAX_DIGITS and _INTEGER.fullmatch(text := value.strip()):
+    if (
+        isinstance(value, str)
+        and len(value) <= _MAX_DIGITS
+        and _INTEGER.fullmatch(text := value.strip())
+    ):
         return int(text.partition(".")[0])
     raise Misfit("an integer")
 
@@ -143,7 +150,10 @@ def _converter(annotation: object) -> Convert:
 def _strictly(annotation: object, value: object) -> object:
     try:
         return msgspec.convert(value, annotation)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is no enum value
+    except (
+        msgspec.ValidationError,
+        UnicodeEncodeError,
+    ) as error:  # a lone surrogate is no enum value
         expected = str(error).removeprefix("Expected ")
         raise Misfit(expected.replace("Invalid enum value", "another value than")) from None
 
@@ -179,7 +189,9 @@ def _union_of(members: tuple[object, ...]) -> Convert:
     branches = [member for member in members if member not in (NoneType, UnsetType)]
     structs = [each for each in branches if isinstance(each, type) and issubclass(each, Struct)]
     if len(structs) == len(branches) and all(kind.__struct_config__.tag for kind in structs):
-        by_tag: dict[object, Convert] = {kind.__struct_config__.tag: _converter(kind) for kind in structs}
+        by_tag: dict[object, Convert] = {
+            kind.__struct_config__.tag: _converter(kind) for kind in structs
+        }
         return partial(_tagged, nullable, structs[0].__struct_config__.tag_field or "type", by_tag)
     exact: dict[object, Convert] = {
         branch: _converter(branch) for branch in branches if branch in (str, int, float)
@@ -190,12 +202,16 @@ def _union_of(members: tuple[object, ...]) -> Convert:
 def _union(
     nullable: bool, exact: Mapping[object, Convert], converters: Iterable[Convert], value: object
 ) -> object:
-    """Converts to a member of the value's own type, else the first that fits; else the first one's misfit."""
+    """Converts to a member of the value's own type, else the first that fits; else the first one's
+    misfit.
+    """
     if value is None and nullable:
         return None
     if (same := exact.get(type(value))) is not None:
         return same(value)
-    misfits: list[tuple[str, tuple[str | int, ...]]] = []  # no errors, which would refer to this frame
+    misfits: list[
+        tuple[str, tuple[str | int, ...]]
+    ] = []  # no errors, which would refer to this frame
     for converter in converters:
         try:
             return converter(value)
@@ -233,7 +249,9 @@ def _struct_of(kind: type[Struct]) -> Convert:
 
 
 def _struct(kind: type[Struct], fields: Iterable[Field], value: object) -> Struct:
-    """Converts all fields, for a struct's own errors come before a misfit; the first misfit is raised."""
+    """Converts all fields, for a struct's own errors come before a misfit; the first misfit is
+    raised.
+    """
     if isinstance(value, kind):
         return value
     if not isinstance(value, dict):

@@ -1,4 +1,5 @@
-"""Structs shared by answers of several families: usage, transfers, log probabilities, heads of chunks.
+"""Structs shared by answers of several families: usage, transfers, log probabilities, heads of
+chunks.
 
 Keys are in vLLM's order; UNSET fields are omitted. Log probabilities are natural logarithms.
 """
@@ -21,7 +22,8 @@ HOLE = Raw(GAP)
 def encode_to_keep(value: object) -> bytes:
     """Encodes as `encode`, for a cache that counts bytes.
 
-    msgspec does not shrink its buffer: its own bytes occupy up to half as much again as their length.
+    msgspec does not shrink its buffer: its own bytes occupy up to half as much again as their
+    length.
     """
     return bytes(memoryview(encode(value)))
 
@@ -52,7 +54,10 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class UsageOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Token counts that replace the real ones in an answer's usage, as scripts do; None: the real count."""
+    """Token counts that replace the real ones in an answer's usage, as scripts do; None:
+
+    the real count.
+    """
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -60,7 +65,10 @@ class UsageOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return (prompt_tokens if prompt is None else prompt, tokens if completion is None else completion)
+        return (
+            prompt_tokens if prompt is None else prompt,
+            tokens if completion is None else completion,
+        )
 
 
 class ItemList(Struct, kw_only=True):
@@ -75,7 +83,10 @@ class ItemList(Struct, kw_only=True):
 
 
 class KVTransferParams(Struct, kw_only=True):
-    """`kv_transfer_params` of an answer: location of a prefill's KV cache, for the decoding server."""
+    """`kv_transfer_params` of an answer:
+
+    location of a prefill's KV cache, for the decoding server.
+    """
 
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
@@ -114,7 +125,10 @@ Figure = float | None | UnsetType
 
 
 class PerRequestMetrics(Struct):
-    """`metrics` of an answer: times in milliseconds; tokens per second from scheduling to the end."""
+    """`metrics` of an answer:
+
+    times in milliseconds; tokens per second from scheduling to the end.
+    """
 
     time_to_first_token_ms: Figure = None
     generation_time_ms: Figure = None
@@ -174,7 +188,10 @@ class LogprobContent(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """Parallel lists, one place per token. `text_offset` counts characters; unknown values are null."""
+    """Parallel lists, one place per token.
+
+    `text_offset` counts characters; unknown values are null.
+    """
 
     text_offset: Sequence[int] | Raw
     token_logprobs: Sequence[float | None] | Raw
@@ -183,4 +200,5 @@ class CompletionLogprobs(Struct):
 
 
 PromptLogprobs = Sequence[Mapping[str, object] | None]
-"""Candidates for each token of a prompt, by token id; None where unknown, as for the first token."""
+"""Candidates for each token of a prompt, by token id; None where unknown, as for the first token.
+"""

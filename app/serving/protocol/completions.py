@@ -1,4 +1,7 @@
-"""``POST /v1/completions``: the body and its answers, keys in vLLM's order (vllm-api.md 3.2 to 3.4)."""
+"""``POST /v1/completions``:
+
+the body and its answers, keys in vLLM's order (vllm-api.md 3.2 to 3.4).
+"""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, cast
@@ -54,9 +57,13 @@ class CompletionRequest(GenerationFields, kw_only=True):
         for name, given in (("prompt", self.prompt), ("prompt_embeds", self.prompt_embeds)):
             count = len(given) if isinstance(given, list) else 0
             if count > MAX_PROMPTS and not set(map(type, given or ())) <= {int, bool}:
-                raise bad_request(f"at most {MAX_PROMPTS} of {name} fit into one request, got {count}", name)
+                raise bad_request(
+                    f"at most {MAX_PROMPTS} of {name} fit into one request, got {count}", name
+                )
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
-            raise bad_request("a prompt that is not empty is needed", None if self.prompt == [] else "prompt")
+            raise bad_request(
+                "a prompt that is not empty is needed", None if self.prompt == [] else "prompt"
+            )
         rules.check_stream_options(self.stream_options, self.stream)
         ids, logprobs = self.logprob_token_ids, self.logprobs
         if ids and self.use_beam_search:

@@ -1,9 +1,9 @@
 """Decodes a body to a request struct, or raises vLLM's error for the body.
 
-Fast path: one strict msgspec decode, the request's rules, and conversions by functions. A refused body is
-decoded again with lax conversion (`app.serving.protocol.coercion`), which reports errors in vLLM's order: not
-JSON; the request's rules, on raw values; the schema. A body is decoded in one go: `app.serving.http.context`
-limits its values.
+Fast path: one strict msgspec decode, the request's rules, and conversions by functions. A refused
+body is decoded again with lax conversion (`app.serving.protocol.coercion`), which reports errors in
+vLLM's order: not JSON; the request's rules, on raw values; the schema. A body is decoded in one go:
+`app.serving.http.context` limits its values.
 """
 
 import json
@@ -30,11 +30,12 @@ S = TypeVar("S", bound=Struct)
 
 
 class Request(Struct, kw_only=True):
-    """A request body. The first misfit in the order of declaration is reported; vLLM may name another.
+    """A request body. The first misfit in the order of declaration is reported; vLLM may name
+    another.
 
-    `lax` maps field names to inputs of the lax conversion that the annotation cannot express: a wider
-    annotation, or a function, which converts strictly decoded values, too. `absent` maps missing fields to
-    the values that rules see, if not None.
+    `lax` maps field names to inputs of the lax conversion that the annotation cannot express: a
+    wider annotation, or a function, which converts strictly decoded values, too. `absent` maps
+    missing fields to the values that rules see, if not None.
     """
 
     lax: ClassVar[Mapping[str, Hashable]] = {}
@@ -45,14 +46,20 @@ class Request(Struct, kw_only=True):
         return path
 
     def check_rules(self: "Request | RawRequest") -> None:
-        """Applies vLLM's rules that come before the schema, to fields of any type. Raises `ApiError`."""
+        """Applies vLLM's rules that come before the schema, to fields of any type.
+
+        Raises `ApiError`.
+        """
 
     def check_converted(self) -> None:
         """Applies vLLM's rules that come after the schema. Raises `ApiError`."""
 
 
 class RawRequest:
-    """Parsed JSON with a request's attributes: raw values; missing ones are from `absent`, else None."""
+    """Parsed JSON with a request's attributes:
+
+    raw values; missing ones are from `absent`, else None.
+    """
 
     def __init__(self, values: Mapping[str, object], absent: Mapping[str, object]) -> None:
         self._values = values
@@ -103,7 +110,10 @@ def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
 
 
 def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
-    """Decodes for a route that vLLM declares field by field: without a body, or null, a field is dropped."""
+    """Decodes for a route that vLLM declares field by field:
+
+    without a body, or null, a field is dropped.
+    """
     values = _parse_json(body) if body and is_json(content_type) else None
     if values is not None and not isinstance(values, dict):
         first = kind.__struct_fields__[0]
@@ -123,7 +133,10 @@ def read_json(body: bytes) -> object:
 
 
 def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Request] | None:
-    """Returns the first of `kinds` that fits `values`; else None. ApiError from a rule of a tried kind."""
+    """Returns the first of `kinds` that fits `values`; else None.
+
+    ApiError from a rule of a tried kind.
+    """
     for kind in kinds:
         kind.check_rules(RawRequest(values, kind.absent))
         try:
@@ -166,7 +179,9 @@ def _parse_json(body: bytes) -> object:
         return parsed
     except json.JSONDecodeError as error:
         at = error.pos
-        if error.msg.startswith("Illegal trailing comma"):  # from Python 3.13 on; vLLM's names the next place
+        if error.msg.startswith(
+            "Illegal trailing comma"
+        ):  # from Python 3.13 on; vLLM's names the next place
             at = len(error.doc) - len(error.doc[at + 1 :].lstrip(" \t\n\r"))
         raise malformed(f"body: not JSON at character {at}: {error.msg}", f"body.{at}") from None
     except (ValueError, RecursionError):

@@ -1,4 +1,5 @@
-"""Bodies and answers of both /derender routes, which convert the token ids of a generate answer to text.
+"""Bodies and answers of both /derender routes, which convert the token ids of a generate answer to
+text.
 
 Answers have their keys in vLLM's order; UNSET fields are omitted.
 """
@@ -75,8 +76,8 @@ class GenerateEvent(Struct, kw_only=True):
 class StreamState(Struct, kw_only=True):
     """State that a client carries from one event of a choice to the next. Fields are vLLM's.
 
-    Without a parser `output_token_ids` has only the last tokens, and `read_offset` counts the first tokens
-    whose text is sent. With a parser it has all tokens.
+    Without a parser `output_token_ids` has only the last tokens, and `read_offset` counts the first
+    tokens whose text is sent. With a parser it has all tokens.
     """
 
     prev_tokens: Annotated[list[str], Meta(max_length=MAX_WINDOW_TOKENS)] = []
@@ -96,13 +97,18 @@ class StreamState(Struct, kw_only=True):
     def check(self, where: str) -> None:
         """Raises ApiError 400 for counts that do not match; `where` is the place in the body."""
         if sum(self.output_chunk_lens) != len(self.output_token_ids):
-            raise malformed(f"{where}: output_chunk_lens must sum to the number of output_token_ids", where)
+            raise malformed(
+                f"{where}: output_chunk_lens must sum to the number of output_token_ids", where
+            )
         if self.read_offset > len(self.output_token_ids):
             raise malformed(f"{where}: read_offset is beyond output_token_ids", where)
 
 
 class DerenderRequest(Request, kw_only=True):
-    """Fields of all four bodies. A body with `stream` true has an event, all others have whole answers."""
+    """Fields of all four bodies.
+
+    A body with `stream` true has an event, all others have whole answers.
+    """
 
     stream: bool = False
     model: str | None = None

@@ -1,7 +1,8 @@
-"""The token-in token-out routes: their bodies and answers (vllm-api.md section 2, `--enable-scale-out`).
+"""The token-in token-out routes: their bodies and answers (vllm-api.md section 2,
+`--enable-scale-out`).
 
-Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON; long JSON is encoded
-in parts.
+Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON; long JSON
+is encoded in parts.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -95,7 +96,9 @@ class MediaFeatures(Struct, kw_only=True):
     mm_metadata: dict[str, list[str | None]] | None = None
 
     def check(self, tokens: int) -> None:
-        """Raises ApiError 400 for lists that do not match, or placeholders beyond a prompt of `tokens`."""
+        """Raises ApiError 400 for lists that do not match, or placeholders beyond a prompt of
+        `tokens`.
+        """
         lengths = {name: len(hashes) for name, hashes in self.mm_hashes.items()}
         for other in (self.mm_placeholders, self.kwargs_data, self.mm_metadata):
             if other is not None and {name: len(items) for name, items in other.items()} != lengths:
@@ -183,7 +186,9 @@ class GenerateRequest(Request, kw_only=True):
 
 
 class AbortRequest(Request, kw_only=True):
-    """The body of ``POST /abort_requests``, where no ids mean all, and of its route below `/inference`."""
+    """The body of ``POST /abort_requests``, where no ids mean all, and of its route below
+    `/inference`.
+    """
 
     request_ids: list[str] | None = None
 

@@ -76,7 +76,9 @@ class RepetitionDetection(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_pattern_size <= self.max_pattern_size:
-            raise bad_request("repetition_detection needs 0 <= min_pattern_size <= max_pattern_size")
+            raise bad_request(
+                "repetition_detection needs 0 <= min_pattern_size <= max_pattern_size"
+            )
         if self.max_pattern_size > 0 and self.min_count < 2:
             raise bad_request("repetition_detection.min_count must be at least 2")
 
@@ -124,7 +126,8 @@ FLAT_TRANSFER = (
     *("do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id"),
     *("remote_host", "remote_port"),
 )
-"""Fields of `kv_transfer_params` that llm-d's simulator took at the top level, up to version 0.5."""
+"""Fields of `kv_transfer_params` that llm-d's simulator took at the top level, up to version 0.5.
+"""
 
 
 class SharedFields(Request, kw_only=True):
@@ -167,7 +170,8 @@ class SamplingFields(SharedFields, kw_only=True):
 class GenerationFields(SamplingFields, kw_only=True):
     """Common fields of chats and text completions.
 
-    The first six fields are not in vLLM: they set fields of `kv_transfer_params`, and may have any type.
+    The first six fields are not in vLLM: they set fields of `kv_transfer_params`, and may have any
+    type.
     """
 
     do_remote_decode: object = None
@@ -195,7 +199,10 @@ class GenerationFields(SamplingFields, kw_only=True):
     routed_experts_prompt_start: Natural = 0
     return_token_offsets: bool | None = False
     cache_hit_threshold: Share | None = None
-    """Not in vLLM: least share of the prompt that must be cached; below this share the reply is empty."""
+    """Not in vLLM:
+
+    least share of the prompt that must be cached; below this share the reply is empty.
+    """
     repetition_detection: RepetitionDetection | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
@@ -203,5 +210,7 @@ class GenerationFields(SamplingFields, kw_only=True):
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
         if self.do_remote_decode is not None or self.do_remote_prefill is not None:
-            flat = {name: value for name in FLAT_TRANSFER if (value := getattr(self, name)) is not None}
+            flat = {
+                name: value for name in FLAT_TRANSFER if (value := getattr(self, name)) is not None
+            }
             self.kv_transfer_params = flat | (self.kv_transfer_params or {})

@@ -1,7 +1,7 @@
 """The pooling routes: embeddings, pooling, classify, score and rerank (vllm-api.md section 8).
 
-One struct has both forms of a request, texts and conversations. A value of neither form is reported as a
-wrong ``input``, as in vLLM.
+One struct has both forms of a request, texts and conversations. A value of neither form is reported
+as a wrong ``input``, as in vLLM.
 """
 
 from collections.abc import Hashable, Mapping
@@ -21,11 +21,16 @@ MAX_INPUTS = 65_536
 """Most texts, conversations or documents in one request."""
 MAX_DIMENSIONS = 65_536
 
-PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
+PoolingTask = Literal[
+    "embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"
+]
 REMOVED_TASKS = frozenset(("score", "encode"))
 
-BEFORE_INPUT = frozenset(("encoding_format", "embed_dtype", "endianness", "dimensions", "use_activation"))
-"""Fields that vLLM checks before `input`; in conversations, later misfits become a missing `input`."""
+BEFORE_INPUT = frozenset(
+    ("encoding_format", "embed_dtype", "endianness", "dimensions", "use_activation")
+)
+"""Fields that vLLM checks before `input`; in conversations, later misfits become a missing `input`.
+"""
 
 TokenIds = list[int]
 Prompts = list[str] | list[TokenIds]
@@ -57,7 +62,10 @@ class ClassificationRequest(PoolingFields, kw_only=True):
     input: Input | UnsetType = UNSET
     messages: list[Message | list[Message]] | UnsetType = UNSET
     add_special_tokens: bool | UnsetType = UNSET
-    """Never UNSET after decoding: true for texts; false for conversations (the template adds them)."""
+    """Never UNSET after decoding:
+
+    true for texts; false for conversations (the template adds them).
+    """
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     chat_template: str | None = None
@@ -93,15 +101,23 @@ class ClassificationRequest(PoolingFields, kw_only=True):
 
     @property
     def texts(self) -> list[str]:
-        return cast("list[str]", self.input) if self.input and isinstance(self.input[0], str) else []
+        return (
+            cast("list[str]", self.input) if self.input and isinstance(self.input[0], str) else []
+        )
 
     @property
     def id_lists(self) -> list[TokenIds]:
-        return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
+        return (
+            cast("list[TokenIds]", self.input)
+            if self.input and isinstance(self.input[0], list)
+            else []
+        )
 
     def check_rules(self: "ClassificationRequest | RawRequest") -> None:
         if self.normalize is not UNSET:
-            raise bad_request("normalize is no longer known: use_activation has taken its place", "normalize")
+            raise bad_request(
+                "normalize is no longer known: use_activation has taken its place", "normalize"
+            )
         if isinstance(self.task, str) and self.task in REMOVED_TASKS:
             raise bad_request(f"task {self.task!r} is no longer known", "task")
         PoolingFields.check_rules(self)
@@ -157,7 +173,9 @@ def _prompts(value: object) -> Prompts:
 
 
 def _conversations(value: object, batched: bool) -> list[Conversation] | None:
-    """Returns the conversations in `value`; None when vLLM would not accept `value` as conversations."""
+    """Returns the conversations in `value`; None when vLLM would not accept `value` as
+    conversations.
+    """
     if not isinstance(value, list):
         return None
     many = batched and bool(value) and all(isinstance(each, list) and each for each in value)
@@ -186,7 +204,12 @@ class MixedInput(Struct):
 ScoreInput = str | MixedInput
 ScoreInputs = ScoreInput | list[ScoreInput]
 
-_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+_PAIRS = (
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+    ("text_1", "text_2"),
+)
 
 
 class ScoringRequest(PoolingFields, kw_only=True):
@@ -277,7 +300,9 @@ class CohereEmbedRequest(Request, kw_only=True):
 
         ApiError 400 for `max_tokens` below -1.
         """
-        keep = None if self.truncate == "NONE" else -1 if self.max_tokens is None else self.max_tokens
+        keep = (
+            None if self.truncate == "NONE" else -1 if self.max_tokens is None else self.max_tokens
+        )
         if keep is not None and keep < -1:
             raise bad_request(f"max_tokens must be -1 or more, got {keep}")
         request = EmbeddingRequest(
@@ -296,7 +321,12 @@ class CohereEmbedRequest(Request, kw_only=True):
                 [{"type": part.type, part.type: getattr(part, part.type)} for part in each.content]
                 for each in self.inputs or ()
             ]
-            system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
-            chats = [[*system[: bool(instruction)], {"role": "user", "content": each}] for each in contents]
+            system: list[Message] = [
+                {"role": "system", "content": [{"type": "text", "text": instruction}]}
+            ]
+            chats = [
+                [*system[: bool(instruction)], {"role": "user", "content": each}]
+                for each in contents
+            ]
             request.input, request.messages, request.add_special_tokens = UNSET, [*chats], False
         return request

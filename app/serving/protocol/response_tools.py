@@ -1,8 +1,8 @@
 """Tools and tool choice of ``POST /v1/responses``: conversion, and repetition in the answer.
 
-The answer repeats all fields of functions, custom tools, namespaces, web searches, MCP servers and code
-interpreters, with null for missing ones, then unknown fields; it repeats other tools as they are given. A
-tool of no known type is reported as a wrong function, the first type that vLLM tries.
+The answer repeats all fields of functions, custom tools, namespaces, web searches, MCP servers and
+code interpreters, with null for missing ones, then unknown fields; it repeats other tools as they
+are given. A tool of no known type is reported as a wrong function, the first type that vLLM tries.
 """
 
 import re
@@ -21,7 +21,9 @@ from app.serving.protocol.options import FunctionDefinition
 
 LATER = "allowed_callers:callers is_async:flag defer_loading:flag description"
 PLACE = "city country region timezone"
-CONTAINER = "file_ids:texts memory_limit?=1g|4g|16g|64g network_policy:NetworkDisabled|NetworkAllowlist"
+CONTAINER = (
+    "file_ids:texts memory_limit?=1g|4g|16g|64g network_policy:NetworkDisabled|NetworkAllowlist"
+)
 CONNECTORS = (
     "connector_dropbox|connector_gmail|connector_googlecalendar|connector_googledrive|"
     "connector_microsoftteams|connector_outlookcalendar|connector_outlookemail|connector_sharepoint"
@@ -82,7 +84,9 @@ def _build_structs() -> Mapping[str, type[Struct]]:
     for title, fields in STRUCTS.items():
         rows: list[tuple[str, Any, Any]] = []
         for name, marks, hint in re.findall(r"(\w+)([!?]?[:=]?)(\S*)", fields):
-            kind = Literal[tuple(hint.split("|"))] if marks.endswith("=") else hint_of(hint or "text")
+            kind = (
+                Literal[tuple(hint.split("|"))] if marks.endswith("=") else hint_of(hint or "text")
+            )
             if marks.startswith("!") or marks == "=":
                 rows.append((name, kind, NODEFAULT))
             else:
@@ -103,12 +107,20 @@ def _by_type(titles: Sequence[str]) -> Mapping[str, type[Struct]]:
 
 BUILT = _build_structs()
 FUNCTION = BUILT["FunctionTool"]
-TOOLS = _by_type(("FunctionTool", "WebSearchTool", "Mcp", "CodeInterpreter", "CustomTool", "NamespaceTool"))
+TOOLS = _by_type(
+    ("FunctionTool", "WebSearchTool", "Mcp", "CodeInterpreter", "CustomTool", "NamespaceTool")
+)
 """Structs by type. Only functions, also in a namespace, and custom tools are ever called."""
 CHOICES = _by_type(("AllowedTools", "ChosenFunction", "ChosenMcp", "ChosenCustom", "ChosenType"))
 REPEATED_AS_GIVEN = frozenset(
     (
-        *("file_search", "computer", "computer_use_preview", "web_search_preview", "image_generation"),
+        *(
+            "file_search",
+            "computer",
+            "computer_use_preview",
+            "web_search_preview",
+            "image_generation",
+        ),
         *("web_search_preview_2025_03_11", "local_shell", "shell", "tool_search", "apply_patch"),
         "programmatic_tool_calling",
     )
@@ -176,7 +188,9 @@ def _repeated(converted: object, given: object) -> object:
 CUSTOM_INPUT = "input"
 CUSTOM_PARAMETERS: JsonObject = {
     "type": "object",
-    "properties": {CUSTOM_INPUT: {"type": "string", "description": "The text that the tool is given."}},
+    "properties": {
+        CUSTOM_INPUT: {"type": "string", "description": "The text that the tool is given."}
+    },
     "required": [CUSTOM_INPUT],
     "additionalProperties": False,
 }
@@ -200,7 +214,9 @@ class CalledTool(NamedTuple):
     is_custom: bool = False
 
 
-def callable_functions(tools: Sequence[ToolParam]) -> Iterator[tuple[FunctionDefinition, CalledTool]]:
+def callable_functions(
+    tools: Sequence[ToolParam],
+) -> Iterator[tuple[FunctionDefinition, CalledTool]]:
     """Yields the functions in the model's prompt, with their names in the answer.
 
     A custom tool becomes a function with a text argument.
@@ -211,12 +227,16 @@ def callable_functions(tools: Sequence[ToolParam]) -> Iterator[tuple[FunctionDef
             yield msgspec.convert(tool, FunctionDefinition), CalledTool(name)
         elif kind == "custom":
             description = cast(str | None, tool["description"])
-            function = FunctionDefinition(name=name, description=description, parameters=CUSTOM_PARAMETERS)
+            function = FunctionDefinition(
+                name=name, description=description, parameters=CUSTOM_PARAMETERS
+            )
             yield function, CalledTool(name, is_custom=True)
         for member in cast(list[JsonObject], tool["tools"]) if kind == "namespace" else ():
             if member["type"] == "function":
                 own = str(member["name"])
-                function = msgspec.convert({**member, "name": flat_name(name, own)}, FunctionDefinition)
+                function = msgspec.convert(
+                    {**member, "name": flat_name(name, own)}, FunctionDefinition
+                )
                 yield function, CalledTool(own, name)
 
 
@@ -234,7 +254,9 @@ def check_tool_use(tools: object, choice: object) -> None:
             raise bad_request("tool_choice asks for a call, and there are no tools", "tool_choice")
         return
     for tool in tools if isinstance(tools, list) else ():
-        form = tool.get("format") if isinstance(tool, dict) and tool.get("type") == "custom" else None
+        form = (
+            tool.get("format") if isinstance(tool, dict) and tool.get("type") == "custom" else None
+        )
         if isinstance(form, dict) and form.get("type") == "grammar":
             raise bad_request("Custom tools take free text here, no grammar.", "tools")
     if isinstance(choice, dict) and named:
@@ -266,7 +288,9 @@ def resolve_choice(choice: JsonObject, tools: object) -> JsonObject:
         raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
     if len(within_namespaces) > 1:
         found = ", ".join(within_namespaces)
-        raise bad_request(f"tool_choice names a function of several namespaces: {found}", "tool_choice")
+        raise bad_request(
+            f"tool_choice names a function of several namespaces: {found}", "tool_choice"
+        )
     return {**choice, "name": within_namespaces[0]}
 
 

@@ -1,4 +1,5 @@
-"""``POST /v1/responses``: the body, items of its input, its chat, and the response (vllm-api.md section 6).
+"""``POST /v1/responses``: the body, items of its input, its chat, and the response (vllm-api.md
+section 6).
 
 Answers have their keys in vLLM's order; `Raw` is encoded JSON.
 """
@@ -28,7 +29,13 @@ class ContentPart(Struct, kw_only=True):
     """One part of a content; its type decides which fields are used, and all others are ignored."""
 
     type: Literal[
-        "input_text", "input_image", "input_file", "output_text", "refusal", "summary_text", "reasoning_text"
+        "input_text",
+        "input_image",
+        "input_file",
+        "output_text",
+        "refusal",
+        "summary_text",
+        "reasoning_text",
     ]
     text: str | None = None
     refusal: str | None = None
@@ -91,9 +98,17 @@ class InputItem(Struct, kw_only=True):
         parts = self.content if isinstance(self.content, list) else []
         types: tuple[str, ...] = ("reasoning_text",) if self.kind == "reasoning" else SAID_TO
         if self.type == "message" and self.role == "assistant":  # a message of an earlier response
-            types = SAID_BY_ASSISTANT if any(part.type in SAID_BY_ASSISTANT for part in parts) else SAID_TO
+            types = (
+                SAID_BY_ASSISTANT
+                if any(part.type in SAID_BY_ASSISTANT for part in parts)
+                else SAID_TO
+            )
         outputs = self.output if isinstance(self.output, list) else []
-        for group, allowed in ((parts, types), (outputs, SAID_TO), (self.summary or [], ("summary_text",))):
+        for group, allowed in (
+            (parts, types),
+            (outputs, SAID_TO),
+            (self.summary or [], ("summary_text",)),
+        ):
             if any(part.type not in allowed for part in group):
                 raise Misfit(f"parts of type {' or '.join(allowed)}")
 
@@ -112,7 +127,13 @@ NEEDED = {
 }
 UNSUPPORTED = frozenset(
     ("additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call")
-    + ("compaction", "compaction_trigger", "computer_call", "computer_call_output", "configuration_update")
+    + (
+        "compaction",
+        "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "configuration_update",
+    )
     + ("file_search_call", "image_generation_call", "item_reference", "local_shell_call")
     + ("local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call")
     + ("mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output")
@@ -124,7 +145,8 @@ UNSUPPORTED = frozenset(
 def convert_input(value: object) -> str | list[InputItem]:
     """Converts the input.
 
-    Raises `Misfit`, whose path is the whole input, as in vLLM, and `ApiError` for unsupported valid items.
+    Raises `Misfit`, whose path is the whole input, as in vLLM, and `ApiError` for unsupported valid
+    items.
     """
     if isinstance(value, str):
         return value
@@ -200,7 +222,9 @@ def convert_format(value: object) -> TextFormat | None:
     try:
         return convert(TextFormat, {"type": kind} if kind in ("text", "json_object") else value)
     except Misfit:
-        path = ("ResponseFormatText", "type") if isinstance(value, dict) else ("ResponseFormatText",)
+        path = (
+            ("ResponseFormatText", "type") if isinstance(value, dict) else ("ResponseFormatText",)
+        )
         raise Misfit("text, json_object, or json_schema with a name and a schema", *path) from None
 
 
@@ -272,7 +296,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             self.top_logprobs = 0
         if not self.tools and choice == "auto":
             self.tool_choice = "none"
-        elif self.tools and isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        elif (
+            self.tools and isinstance(choice, dict) and choice.get("type") in ("function", "custom")
+        ):
             self.tool_choice = response_tools.resolve_choice(choice, self.tools)
 
     @property
@@ -340,15 +366,28 @@ SAME = (
 
 class ResponsesChat(ChatCompletionRequest, kw_only=True):
     after_results: bool = False
-    """True after results of tools: a simulation then replies with text, but a script may call tools again."""
+    """True after results of tools:
+
+    a simulation then replies with text, but a script may call tools again.
+    """
 
 
 def chat_request(asked: ResponsesRequest) -> ResponsesChat:
     """Converts `asked` to a chat. ApiError 400 when the chat breaks a rule."""
-    items = [InputItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
-    system: list[Message] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    items = (
+        [InputItem(role="user", content=asked.input)]
+        if isinstance(asked.input, str)
+        else asked.input
+    )
+    system: list[Message] = (
+        [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    )
     last = items[-1] if items else None
-    partial = last and last.kind in ("message", "reasoning") and last.status in ("in_progress", "incomplete")
+    partial = (
+        last
+        and last.kind in ("message", "reasoning")
+        and last.status in ("in_progress", "incomplete")
+    )
     chat = ResponsesChat(
         messages=[*system, *_turns(items)],
         continue_final_message=bool(partial),
@@ -366,7 +405,9 @@ def chat_request(asked: ResponsesRequest) -> ResponsesChat:
     form = asked.text.format if asked.text else None
     if form is not None:
         if asked.structured_outputs is not None:
-            raise bad_request("structured_outputs and text.format exclude each other", "structured_outputs")
+            raise bad_request(
+                "structured_outputs and text.format exclude each other", "structured_outputs"
+            )
         schema = None
         if form.type == "json_schema":
             schema = options.JsonSchema(name=form.name or "", json_schema=form.json_schema)
@@ -401,7 +442,8 @@ def echo_text(asked: str | Sequence[InputItem]) -> str:
         return content
     parts = content or ()
     return "\n".join(
-        f"image: {part.image_url}" if part.type == "input_image" else part.said or "" for part in parts
+        f"image: {part.image_url}" if part.type == "input_image" else part.said or ""
+        for part in parts
     )
 
 
@@ -412,7 +454,9 @@ def _turns(items: Iterable[InputItem]) -> list[Message]:
         turn = _turn(item)
         last = messages[-1] if messages else None
         # Calls always join the last message; reasoning and text only one that has none.
-        joins = last is not None and not any(key in last for key in ("content", "reasoning") if key in turn)
+        joins = last is not None and not any(
+            key in last for key in ("content", "reasoning") if key in turn
+        )
         if last is not None and joins and turn["role"] == last["role"] == "assistant":
             calls = [*cast(list[JsonObject], turn.pop("tool_calls", []))]
             last |= turn
@@ -434,7 +478,11 @@ def _turn(item: InputItem) -> Message:
         call = {"id": item.call_id, "type": "function", "function": function}
         return {"role": "assistant", "tool_calls": [call]}
     if item.kind in RESULTS:
-        return {"role": "tool", "tool_call_id": item.call_id or "", "content": _content(item.output)}
+        return {
+            "role": "tool",
+            "tool_call_id": item.call_id or "",
+            "content": _content(item.output),
+        }
     if item.kind == "reasoning":
         if item.encrypted_content:
             raise bad_request("encrypted reasoning cannot be read here", "input")
@@ -467,7 +515,8 @@ def _content(content: Content | None) -> str | list[JsonObject]:
 def _take_tools(chat: ResponsesChat, asked: ResponsesRequest) -> None:
     """Sets tools and tool choice; ``auto`` becomes ``required`` (simulator.md 7.1)."""
     chat.tools = [
-        options.Tool(function=function) for function, _ in response_tools.callable_functions(asked.tools)
+        options.Tool(function=function)
+        for function, _ in response_tools.callable_functions(asked.tools)
     ] or None
     must_call = asked.tool_choice == "required" or _is_named(asked.tool_choice)
     if asked.tools and chat.tools is None and must_call:

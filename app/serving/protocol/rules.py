@@ -1,7 +1,7 @@
 """Parse-time rules for several kinds of requests (vllm-api.md section 4).
 
-Rules run before the schema: values have any type, a struct or raw JSON. A rule ignores values of an unknown
-type, which the schema refuses. All rules raise `ApiError`.
+Rules run before the schema: values have any type, a struct or raw JSON. A rule ignores values of an
+unknown type, which the schema refuses. All rules raise `ApiError`.
 """
 
 import json
@@ -25,7 +25,9 @@ def check_last(request: Any) -> None:
     form = request.response_format
     kind = None if form is None else part(form, "type")
     if kind == "json_schema" and part(form, "json_schema") is None:
-        raise bad_request("response_format of type json_schema needs json_schema", "response_format")
+        raise bad_request(
+            "response_format of type json_schema needs json_schema", "response_format"
+        )
     if kind == "structural_tag" and not _is_structural_tag(form):
         raise bad_request("response_format is no valid structural tag", "response_format")
     check_cache_salt(request.cache_salt)
@@ -65,8 +67,12 @@ def check_thinking_budget(budget: object) -> None:
         )
 
 
-def check_structured_outputs(given: object, param: str | None, tool_choice: object = "none") -> None:
-    """Allows one of json, regex and choice, and none beside a named tool; a structural tag is an object."""
+def check_structured_outputs(
+    given: object, param: str | None, tool_choice: object = "none"
+) -> None:
+    """Allows one of json, regex and choice, and none beside a named tool; a structural tag is an
+    object.
+    """
     if given is None:
         return
     count = sum(part(given, name) is not None for name in ("json", "regex", "choice"))
@@ -80,7 +86,9 @@ def check_structured_outputs(given: object, param: str | None, tool_choice: obje
     except (ValueError, RecursionError):
         is_valid = False
     if not is_valid:
-        raise bad_request("structured_outputs.structural_tag must be a JSON object", "structured_outputs")
+        raise bad_request(
+            "structured_outputs.structural_tag must be a JSON object", "structured_outputs"
+        )
 
 
 def check_stream_options(options: object, stream: object) -> None:
@@ -94,7 +102,9 @@ def check_continuation(continue_final_message: object, add_generation_prompt: ob
 
 
 def check_logprobs(request: Any, name: str) -> None:
-    """Requires -1 (all) or at least 0 of prompt and reply, whose field is `name`; no prompt's in a stream."""
+    """Requires -1 (all) or at least 0 of prompt and reply, whose field is `name`; no prompt's in a
+    stream.
+    """
     wanted, of_reply = request.prompt_logprobs, getattr(request, name)
     given = (("prompt_logprobs", wanted), (name, of_reply))
     for field, value in given:  # any number here: the schema then requires an integer
@@ -135,7 +145,9 @@ def check_tools(tools: object, choice: object) -> None:
     if choice in ("auto", "required"):
         return
     if isinstance(choice, str | int | float | list):
-        raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
+        raise bad_request(
+            "tool_choice is none, auto, required or an object that names a tool", "tool_choice"
+        )
     if part(choice, "type") == "allowed_tools":
         listed = part(part(choice, "allowed_tools"), "tools")
         if not isinstance(listed, list) or not listed:
@@ -156,12 +168,16 @@ def check_tools(tools: object, choice: object) -> None:
 
 
 def _names(tools: object) -> set[str | None]:
-    names = [part(part(tool, "function"), "name") for tool in (tools if isinstance(tools, list) else ())]
+    names = [
+        part(part(tool, "function"), "name") for tool in (tools if isinstance(tools, list) else ())
+    ]
     return {name if isinstance(name, str) else None for name in names}
 
 
 def _has_function(tool: object) -> bool:
-    return isinstance(tool, dict | Struct) and not isinstance(part(tool, "function"), str | int | float)
+    return isinstance(tool, dict | Struct) and not isinstance(
+        part(tool, "function"), str | int | float
+    )
 
 
 def check_chat_logprobs(request: Any) -> None:

@@ -1,4 +1,6 @@
-"""Bodies of routes that tokenize prompts (vllm-api.md section 5) or score pods (kv-cache.md section 5.1)."""
+"""Bodies of routes that tokenize prompts (vllm-api.md section 5) or score pods (kv-cache.md section
+5.1).
+"""
 
 from collections.abc import Hashable, Mapping
 from typing import Annotated, ClassVar
@@ -59,7 +61,9 @@ class ScoreTextRequest(Request, kw_only=True):
 
 
 class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
-    """The body of ``POST /score_chat_completions``; a generation prompt is added by default, as in vLLM."""
+    """The body of ``POST /score_chat_completions``; a generation prompt is added by default, as in
+    vLLM.
+    """
 
     documents: list[JsonObject] | None = None
     return_assistant_tokens_mask: bool | None = False

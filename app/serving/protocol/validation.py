@@ -1,7 +1,8 @@
 """Validation of a request for generation by all rules, in vLLM's order (vllm-api.md section 4).
 
-Rules about sampling parameters run before the answer starts: their errors have a status even for a stream.
-Each rule runs once; `ValidatedRequest` keeps the values derived from the fields. All rules raise `ApiError`.
+Rules about sampling parameters run before the answer starts: their errors have a status even for a
+stream. Each rule runs once; `ValidatedRequest` keeps the values derived from the fields. All rules
+raise `ApiError`.
 """
 
 import math
@@ -42,24 +43,41 @@ RANGES: Sequence[Range] = (
     ("min_p", lambda value: 0 <= value <= 1, "in [0, 1]", None),
 )
 UNSEARCHED: dict[str, object] = {
-    **{"stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "routed_experts_prompt_start": 0},
+    **{
+        "stop": [],
+        "stop_token_ids": [],
+        "bad_words": [],
+        "min_tokens": 0,
+        "routed_experts_prompt_start": 0,
+    },
     **dict.fromkeys(
         ("top_p", "top_k", "min_p", "seed", "logit_bias", "allowed_token_ids", "prompt_logprobs")
     ),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection")),
-    **dict.fromkeys(("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")),
+    **dict.fromkeys(
+        ("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection")
+    ),
+    **dict.fromkeys(
+        ("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")
+    ),
 }
 """Fields that a beam search ignores, with the values that disable them."""
 
 
 def too_long(max_model_len: int, problem: str, param: str | None = None) -> ApiError:
-    """Returns an error with the phrase that clients, such as litellm, read as a prompt that is too long."""
-    return bad_request(f"This model's maximum context length is {max_model_len} tokens{problem}", param)
+    """Returns an error with the phrase that clients, such as litellm, read as a prompt that is too
+    long.
+    """
+    return bad_request(
+        f"This model's maximum context length is {max_model_len} tokens{problem}", param
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Limits of the served model: context and vocabulary in tokens, log probabilities per token (-1: all)."""
+    """Limits of the served model:
+
+    context and vocabulary in tokens, log probabilities per token (-1: all).
+    """
 
     max_model_len: int
     vocab_size: int
@@ -71,7 +89,9 @@ class ModelLimits:
     """Most tokens of any reply, from the model's generation_config.json."""
 
     def room_behind(self, prompt_tokens: int, requested: int | None = None) -> int:
-        """Returns the most tokens of a reply after a prompt; 0 or less when the prompt fills the context."""
+        """Returns the most tokens of a reply after a prompt; 0 or less when the prompt fills the
+        context.
+        """
         room = self.max_model_len - prompt_tokens
         for most in (self.max_new_tokens, requested):
             room = room if most is None else min(room, most)
@@ -88,7 +108,9 @@ class ModelLimits:
 
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
         if not self._knows(token_ids):
-            raise bad_request(f"{param} are not all in the vocabulary of {self.vocab_size} tokens", param)
+            raise bad_request(
+                f"{param} are not all in the vocabulary of {self.vocab_size} tokens", param
+            )
 
     def check_prompt(self, prompt_ids: TokenIds) -> None:
         """Requires tokens of this vocabulary, and room for one more."""
@@ -127,11 +149,16 @@ def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
 
 def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
     if prompt_tokens > max_model_len:
-        raise too_long(max_model_len, f", and the prompt alone has {prompt_tokens}.", "input_tokens")
+        raise too_long(
+            max_model_len, f", and the prompt alone has {prompt_tokens}.", "input_tokens"
+        )
 
 
 def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:
-    """Returns the part that `truncate_prompt_tokens` keeps; -1: all that fits, with a token if asked for."""
+    """Returns the part that `truncate_prompt_tokens` keeps; -1:
+
+    all that fits, with a token if asked for.
+    """
     keep = request.truncate_prompt_tokens
     if keep is not None and keep < 0:
         keep = max_model_len - 1 if requested_max_tokens(request)[0] else max_model_len
@@ -139,7 +166,10 @@ def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: i
 
 
 def truncate(token_ids: Ids, keep: int | None, side: str | None, max_model_len: int) -> Ids:
-    """Returns the first `keep` ids, or for side "left" the last; None: all. ApiError above the context."""
+    """Returns the first `keep` ids, or for side "left" the last; None:
+
+    all. ApiError above the context.
+    """
     if keep is not None and keep < len(token_ids):
         token_ids = token_ids[len(token_ids) - keep :] if side == "left" else token_ids[:keep]
     check_prompt_length(len(token_ids), max_model_len)
@@ -149,8 +179,9 @@ def truncate(token_ids: Ids, keep: int | None, side: str | None, max_model_len: 
 class ValidatedRequest(Generic[R]):
     """A request for generation by `model`, with values derived from its fields.
 
-    The constructor's rules run before any work on the prompts. `check_sampling` follows when the prompts are
-    tokens, `check_engine` when the engine takes the request. All three raise `ApiError`.
+    The constructor's rules run before any work on the prompts. `check_sampling` follows when the
+    prompts are tokens, `check_engine` when the engine takes the request. All three raise
+    `ApiError`.
     """
 
     def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
@@ -171,7 +202,9 @@ class ValidatedRequest(Generic[R]):
         most, kept = limits.max_model_len, request.truncate_prompt_tokens
         for param, tokens in ((name, self.requested), ("truncate_prompt_tokens", kept)):
             if tokens is not None and tokens > most:
-                raise bad_request(f"{param}={tokens} is more than the context of {most} tokens", param)
+                raise bad_request(
+                    f"{param}={tokens} is more than the context of {most} tokens", param
+                )
         stop, temperature = request.stop or (), request.temperature
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.seed = None if request.seed == -1 else request.seed
@@ -186,7 +219,9 @@ class ValidatedRequest(Generic[R]):
         if request.use_beam_search:
             self.logprobs = None if top is None else min(limits.logprobs(top), 2 * self.n + 1)
         elif request.echo and self.prompt_logprobs is None:
-            self.prompt_logprobs = request.top_logprobs if isinstance(request, ChatCompletionRequest) else top
+            self.prompt_logprobs = (
+                request.top_logprobs if isinstance(request, ChatCompletionRequest) else top
+            )
         self.max_tokens: Sequence[int] = ()
         """Most tokens to generate for each prompt; set by `check_sampling`."""
         self.structured_outputs: StructuredOutputs | None = None
@@ -208,7 +243,9 @@ class ValidatedRequest(Generic[R]):
             if request.logit_bias:
                 self._biased_ids = [int(key := each) for each in request.logit_bias]
         except ValueError:
-            raise bad_request(f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias") from None
+            raise bad_request(
+                f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias"
+            ) from None
         if request.use_beam_search:
             return
         if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
@@ -232,10 +269,14 @@ class ValidatedRequest(Generic[R]):
         if request.min_tokens < 0:
             raise bad_request(f"min_tokens must be at least 0, got {request.min_tokens}")
         if request.min_tokens > max_tokens:
-            raise bad_request(f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}")
+            raise bad_request(
+                f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}"
+            )
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
-        """Checks the request and its prompts against the model; a stream's error comes in the stream."""
+        """Checks the request and its prompts against the model; a stream's error comes in the
+        stream.
+        """
         if not prompts:
             return
         request, limits = self.request, self._limits
@@ -263,7 +304,9 @@ class ValidatedRequest(Generic[R]):
         if self.logprobs and not by_id:
             limits.check_logprobs("logprobs", self.logprobs)
         if by_id and len(by_id) > MAX_LOGPROB_TOKEN_IDS:
-            problem = f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(by_id)}"
+            problem = (
+                f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(by_id)}"
+            )
             raise bad_request(problem, "logprob_token_ids")
         if self.prompt_logprobs:
             limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
@@ -278,7 +321,9 @@ class ValidatedRequest(Generic[R]):
     @property
     def entries_per_prompt_token(self) -> int:
         """Log probabilities in the answer per token of a prompt, alternatives included."""
-        return 0 if self.prompt_logprobs is None else 1 + self._limits.logprobs(self.prompt_logprobs)
+        return (
+            0 if self.prompt_logprobs is None else 1 + self._limits.logprobs(self.prompt_logprobs)
+        )
 
     @property
     def entries_per_token(self) -> int:
@@ -321,7 +366,11 @@ def check_constraint(wanted: StructuredOutputs) -> None:
 
 
 def check_extra_arguments(request: GenerationRequest) -> None:
-    pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
+    pending: list[object] = [
+        request.vllm_xargs,
+        request.kv_transfer_params,
+        request.ec_transfer_params,
+    ]
     while pending:
         value = pending.pop()
         if isinstance(value, int) and not INT64_MIN <= value < UINT64_END:

@@ -1,4 +1,5 @@
-"""`python -m app drift`: sends recorded requests to a live server and prints how the answers' shapes differ.
+"""`python -m app drift`: sends recorded requests to a live server and prints how the answers'
+shapes differ.
 
 A shape is status, content type, keys, types of values, and the order of a stream's events.
 Texts, numbers and ids differ between runs; clients rely on the shape.
@@ -48,7 +49,9 @@ def run(argv: Sequence[str]) -> int:
     agree = count = 0
     for number, exchange in recorded(given.file):
         request, answer = exchange.request, exchange.answer
-        was = shapes_of(answer.status, recordings.header_of(answer.headers, "content-type"), answer.body())
+        was = shapes_of(
+            answer.status, recordings.header_of(answer.headers, "content-type"), answer.body()
+        )
         found = list(differences(was, asked(target, request, given.api_key, given.model)))
         count, agree = count + 1, agree + (not found)
         if found:
@@ -58,17 +61,26 @@ def run(argv: Sequence[str]) -> int:
     return 0 if agree == count else 1
 
 
-def asked(target: Target, request: recordings.RecordedRequest, key: str | None, model: str | None) -> Shapes:
-    """Sends a recorded request to `target` and returns the answer's shapes. RecordingError: no answer."""
+def asked(
+    target: Target, request: recordings.RecordedRequest, key: str | None, model: str | None
+) -> Shapes:
+    """Sends a recorded request to `target` and returns the answer's shapes.
+
+    RecordingError: no answer.
+    """
     left_out = NOT_FORWARDED | {"accept-encoding"}
-    headers = {name: value for name, value in request.headers if value != MASK and name not in left_out}
+    headers = {
+        name: value for name, value in request.headers if value != MASK and name not in left_out
+    }
     headers |= {} if key is None else {"authorization": f"Bearer {key}"}
     body = recordings.bytes_of(request.body)
     if model and "model" in (fields := recordings.json_object(body) or {}):
         body = msgspec.json.encode({**fields, "model": model})
     with closing(target.connection(READ_TIMEOUT_S)) as connection:
         try:
-            connection.request(request.method, target.prefix + request.target, body or None, headers)
+            connection.request(
+                request.method, target.prefix + request.target, body or None, headers
+            )
             response = connection.getresponse()
             content = response.read(recordings.MOST_LINE_BYTES)
         except (OSError, HTTPException) as error:
@@ -85,14 +97,19 @@ def differences(recorded: Shapes, live: Shapes) -> Iterator[str]:
             yield from (f"{line}: was recorded, and did not come" for line in sorted(was - came))
             yield from (f"{line}: came, and was not recorded" for line in sorted(came - was))
         else:
-            before, now = (", ".join(sorted(lines))[:MOST_SHOWN] for lines in (was - came, came - was))
+            before, now = (
+                ", ".join(sorted(lines))[:MOST_SHOWN] for lines in (was - came, came - was)
+            )
             place = f"stream, part {number}: " if number else ""
             yield f"{place}{before or 'less'} was recorded, {now or 'less'} came"
         return
 
 
 def shapes_of(status: int, content_type: str, body: bytes) -> Shapes:
-    """Returns the shapes of an answer. Of a stream (WHATWG HTML 9.2), equal neighbours are merged."""
+    """Returns the shapes of an answer.
+
+    Of a stream (WHATWG HTML 9.2), equal neighbours are merged.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     shapes = [{f"status {status}", f"content type {kind}"}]
     if kind != "text/event-stream":
@@ -117,7 +134,10 @@ def _decoded(body: bytes) -> object:
 
 
 def shape_of(value: object, path: str = "$") -> set[str]:
-    """Returns each path of a JSON value with its kind. Items, and members under token ids, share a path."""
+    """Returns each path of a JSON value with its kind.
+
+    Items, and members under token ids, share a path.
+    """
     if isinstance(value, dict) and value:
         is_by_id = all(map(str.isdecimal, value))
         inner = ((item, f"{path}.{'*' if is_by_id else name}") for name, item in value.items())

@@ -3,13 +3,15 @@
 A header comes first, then exchanges in the order of their ends.
 
     {"format": "...", "version": 1, "target": "http://host:8000", "began": "2026-01-31T12:00:00Z"}
-    {"at_s": 0.51, "request": {...}, "answer": {"status": 200, "chunks": [[0.03, "data: ..."], ...], ...}}
+    {"at_s": 0.51, "request": {...}, "answer": {"status": 200, "chunks": [[0.03, "data: ..."], ...],
+    ...}}
 
-UTF-8 bytes are written as text, other bytes as base64. Times within an answer are seconds since the whole
-request was sent. Secrets are masked before an exchange is kept, in headers, queries and bodies.
+UTF-8 bytes are written as text, other bytes as base64. Times within an answer are seconds since the
+whole request was sent. Secrets are masked before an exchange is kept, in headers, queries and
+bodies.
 
-Requests are equal when method, path, query and normalized body are. A JSON object is normalized: secrets
-masked, keys sorted, VOLATILE fields removed. Other bodies are compared byte by byte.
+Requests are equal when method, path, query and normalized body are. A JSON object is normalized:
+secrets masked, keys sorted, VOLATILE fields removed. Other bodies are compared byte by byte.
 """
 
 import json
@@ -79,7 +81,10 @@ class RecordedChunk(Struct, frozen=True, array_like=True):
 
 
 class RecordedRequest(Struct, frozen=True, omit_defaults=True):
-    """A recorded request. `target` is the client's path and query; secrets are masked everywhere."""
+    """A recorded request.
+
+    `target` is the client's path and query; secrets are masked everywhere.
+    """
 
     method: str
     target: str
@@ -88,7 +93,10 @@ class RecordedRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class RecordedAnswer(Struct, frozen=True, omit_defaults=True, weakref=True):
-    """A recorded answer; seconds after the request. `is_broken`: the connection was lost after `end_s`."""
+    """A recorded answer; seconds after the request.
+
+    `is_broken`: the connection was lost after `end_s`.
+    """
 
     status: Status
     headers: Headers
@@ -102,7 +110,10 @@ class RecordedAnswer(Struct, frozen=True, omit_defaults=True, weakref=True):
 
 
 class Exchange(Struct, frozen=True):
-    """A line of the file. `at_s` is the request's arrival in seconds since the start of the recording."""
+    """A line of the file.
+
+    `at_s` is the request's arrival in seconds since the start of the recording.
+    """
 
     at_s: float
     request: RecordedRequest
@@ -115,7 +126,10 @@ def header_of(headers: Headers, name: str) -> str:
 
 
 def sendable(headers: Headers) -> list[tuple[str, str]]:
-    """Returns the headers that are valid to send: valid names, no folded lines (RFC 9112, section 5)."""
+    """Returns the headers that are valid to send:
+
+    valid names, no folded lines (RFC 9112, section 5).
+    """
     return [each for each in headers if _NAME.fullmatch(each[0]) and _VALUE.fullmatch(each[1])]
 
 
@@ -152,13 +166,19 @@ class HiddenSecrets(Exception):
 
 
 def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
-    """Masks the secrets in the parts of a body. HiddenSecrets for a body with a content `coding`."""
+    """Masks the secrets in the parts of a body.
+
+    HiddenSecrets for a body with a content `coding`.
+    """
     if any(pieces) and coding.strip().lower() not in ("", "identity"):
         raise HiddenSecrets(f"secrets in its {coding} body could not be masked")
-    # Latin-1 maps each byte to one character, so parts may end anywhere and no byte is lost. Characters
-    # decoded from JSON escapes become escapes again.
+    # Latin-1 maps each byte to one character, so parts may end anywhere and no byte is lost.
+    # Characters decoded from JSON escapes become escapes again.
     masked = mask_pieces([piece.decode("latin-1") for piece in pieces])
-    return [_BEYOND.sub(lambda found: json.dumps(found[0])[1:-1], text).encode("latin-1") for text in masked]
+    return [
+        _BEYOND.sub(lambda found: json.dumps(found[0])[1:-1], text).encode("latin-1")
+        for text in masked
+    ]
 
 
 def opened(path: str) -> BinaryIO:
@@ -177,7 +197,9 @@ def read_header(path: str, file: BinaryIO) -> Header:
     if header.format != FORMAT:
         raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy")
     if header.version != VERSION:
-        raise RecordingError(f"{path}: has version {header.version} of the format; this is for {VERSION}")
+        raise RecordingError(
+            f"{path}: has version {header.version} of the format; this is for {VERSION}"
+        )
     return header
 
 
@@ -227,13 +249,18 @@ class Likeness(Struct, frozen=True):
     words: frozenset[str]
 
     def rank(self, other: "Likeness") -> tuple[bool, int, float]:
-        """Returns equal roles, number of equal turns at equal positions, share of the last turn's words."""
+        """Returns equal roles, number of equal turns at equal positions, share of the last turn's
+        words.
+        """
         shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
         return self.roles == other.roles, sum(map(eq, self.turns, other.turns)), shared
 
 
 class RequestForm(Struct, frozen=True):
-    """Lookup form of a request. Equal requests share `key`; requests for the same route share `place`."""
+    """Lookup form of a request.
+
+    Equal requests share `key`; requests for the same route share `place`.
+    """
 
     key: bytes
     place: bytes
@@ -243,7 +270,10 @@ class RequestForm(Struct, frozen=True):
 
 
 def comparable_path(path: str) -> bytes:
-    """Decodes a path, except for encoded separators: `%2F` is not a slash, and `%25` begins no escape."""
+    """Decodes a path, except for encoded separators:
+
+    `%2F` is not a slash, and `%25` begins no escape.
+    """
 
     def decoded(found: re.Match[bytes]) -> bytes:
         byte = bytes.fromhex(found[1].decode())
@@ -277,10 +307,14 @@ def form_of(method: str, target: str, content_type: str, body: bytes, alike: boo
 def _likeness(fields: dict[str, object]) -> Likeness:
     value = next((fields[name] for name in ("messages", "input", "prompt") if name in fields), None)
     turns = value[-MOST_TURNS:] if isinstance(value, list) else [value]
-    roles = [turn.get("role") or turn.get("type") if isinstance(turn, dict) else None for turn in turns]
+    roles = [
+        turn.get("role") or turn.get("type") if isinstance(turn, dict) else None for turn in turns
+    ]
     words = _WORD.findall(text_of(turns[-1])[:MOST_CHARACTERS].lower()) if turns else ()
     stream = fields.get("stream") is True
-    return Likeness(stream, digest(roles), [digest(turn) for turn in turns], frozenset(words[:MOST_WORDS]))
+    return Likeness(
+        stream, digest(roles), [digest(turn) for turn in turns], frozenset(words[:MOST_WORDS])
+    )
 
 
 def text_of(turn: object) -> str:
@@ -310,7 +344,10 @@ def model_of(body: bytes) -> str | None:
 
 
 def digest(value: object, place: bytes = b"") -> bytes:
-    """Hashes a JSON value. Raises one of `UNWRITABLE` if it cannot be encoded, as half a surrogate pair."""
+    """Hashes a JSON value.
+
+    Raises one of `UNWRITABLE` if it cannot be encoded, as half a surrogate pair.
+    """
     return hash_of(_encoder.encode(value), place)
 
 
@@ -359,7 +396,10 @@ class RecordedReply(Struct):
 
 
 def reply_of(answer: RecordedAnswer) -> RecordedReply:
-    """Parses an answer, whole or streamed. Raises one of `BROKEN` for a body that is not a reply."""
+    """Parses an answer, whole or streamed.
+
+    Raises one of `BROKEN` for a body that is not a reply.
+    """
     reply, decode = RecordedReply(), msgspec.json.Decoder(dict[str, Any]).decode
     if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
         reply.take(decode(answer.body()), answer.end_s)

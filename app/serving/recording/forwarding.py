@@ -1,7 +1,8 @@
 """The path and query that a target receives: as the client sent them, byte for byte.
 
-Nothing is decoded on the way, because `%2F` and `/` differ for a target. A path that any server could
-resolve to another place is refused: the target's key would be used outside the API that the client may call.
+Nothing is decoded on the way, because `%2F` and `/` differ for a target. A path that any server
+could resolve to another place is refused: the target's key would be used outside the API that the
+client may call.
 """
 
 import re
@@ -60,10 +61,10 @@ def own_target(context: RequestContext) -> str:
 def check_path(target: str) -> None:
     """Raises ApiError 400 for a path that may leave its first segment, such as /v1/../admin.
 
-    Servers differ in how they read a path: they may decode dots, slashes and backslashes, also several
-    times, merge slashes, and drop parameters (`..;x`). Some decode `%2e` and keep `%2f`. So the segments
-    between plain slashes are counted for the worst reading: all that may mean `..` goes up, and a segment
-    goes down by one at most.
+    Servers differ in how they read a path: they may decode dots, slashes and backslashes, also
+    several times, merge slashes, and drop parameters (`..;x`). Some decode `%2e` and keep `%2f`. So
+    the segments between plain slashes are counted for the worst reading: all that may mean `..`
+    goes up, and a segment goes down by one at most.
     """
     path = target.partition("?")[0]
     if not path.startswith("/"):
@@ -82,8 +83,8 @@ def check_path(target: str) -> None:
 def _least_depth(segment: str, is_first: bool = False) -> int | None:
     """Returns by how many levels a segment leads down at least: 1, 0, or -1 for `..`.
 
-    None for a segment that servers may split in ways that matter, or that is encoded too often to know. The
-    level of the first segment is 0.
+    None for a segment that servers may split in ways that matter, or that is encoded too often to
+    know. The level of the first segment is 0.
     """
     decoded = segment
     for _ in range(MOST_DECODINGS):

@@ -1,6 +1,7 @@
 """The index of a recording: finds the answer to a request, and follows a file that grows.
 
-The file at the path is the recording. When it is replaced, moved away or cut, the index starts anew.
+The file at the path is the recording. When it is replaced, moved away or cut, the index starts
+anew.
 """
 
 import fcntl
@@ -50,9 +51,9 @@ class Tail(Struct, frozen=True):
 class Recording:
     """The exchanges of a file. RecordingError for a file that cannot be read (`LineReader`).
 
-    `grows`: processes append to the file. It may then be missing or empty, and lines that cannot be read
-    are skipped. `warns` logs each skipped line. `alike` also indexes what is compared to find similar
-    requests.
+    `grows`: processes append to the file. It may then be missing or empty, and lines that cannot be
+    read are skipped. `warns` logs each skipped line. `alike` also indexes what is compared to find
+    similar requests.
     """
 
     def __init__(
@@ -167,8 +168,8 @@ class Recording:
     def _settled_size(self, file: BinaryIO) -> tuple[int, bool]:
         """Returns the size of the file, and whether no process was writing a line then.
 
-        Only the size is read under the lock: reading a large file would stop the other processes. Before
-        that size, nothing changes any more.
+        Only the size is read under the lock: reading a large file would stop the other processes.
+        Before that size, nothing changes any more.
         """
         if not self._grows:
             return os.fstat(file.fileno()).st_size, True
@@ -193,7 +194,9 @@ class Recording:
             request = exchange.request
             content_type = recordings.header_of(request.headers, "content-type")
             body = recordings.bytes_of(request.body)
-            form = recordings.form_of(request.method, request.target, content_type, body, self.alike)
+            form = recordings.form_of(
+                request.method, request.target, content_type, body, self.alike
+            )
             yield place, form
 
     def _warn(self, text: str) -> None:
@@ -230,7 +233,10 @@ class Recording:
         return None if nearest is None else nearest[1]
 
     def next_answer(self, key: bytes) -> recordings.RecordedAnswer:
-        """Returns the next answer to equal requests, or the last again. RecordingError: a changed file."""
+        """Returns the next answer to equal requests, or the last again.
+
+        RecordingError: a changed file.
+        """
         file = self._file
         places = self._equal.get(key)
         if not places or file is None:
@@ -244,7 +250,9 @@ class Recording:
             try:
                 answer = call_long(place.length, recordings.read_exchange, line).answer
             except ValueError:
-                raise recordings.RecordingError(f"{self.path}: line {place.number} has changed") from None
+                raise recordings.RecordingError(
+                    f"{self.path}: line {place.number} has changed"
+                ) from None
             if self._file is file:  # not replaced meanwhile
                 self._answers[place.start] = answer
         return answer

@@ -1,7 +1,7 @@
 """Reads the lines of a recording one by one, and continues where an earlier reading ended.
 
-A crash, a full disk or another program may leave part of a line in the file. Such a line costs itself only:
-it is skipped with one warning, and every whole line before and behind it is read.
+A crash, a full disk or another program may leave part of a line in the file. Such a line costs
+itself only: it is skipped with one warning, and every whole line before and behind it is read.
 """
 
 import logging
@@ -41,11 +41,11 @@ class Progress(Struct, frozen=True):
 class LineReader:
     """Iterates over the exchanges between `progress` and the byte `end` of an open file.
 
-    A line that is not JSON is skipped with a warning. `is_tolerant` also skips JSON that is not an exchange,
-    lines that are too long, and all lines after the first `MOST_EXCHANGES`; without it, they raise
-    RecordingError. Another format or version always does. `is_settled`: no process is writing now, so a last
-    line without its newline is complete or lost; otherwise it is left for the next reading. `warn` receives
-    the warnings.
+    A line that is not JSON is skipped with a warning. `is_tolerant` also skips JSON that is not an
+    exchange, lines that are too long, and all lines after the first `MOST_EXCHANGES`; without it,
+    they raise RecordingError. Another format or version always does. `is_settled`: no process is
+    writing now, so a last line without its newline is complete or lost; otherwise it is left for
+    the next reading. `warn` receives the warnings.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class LineReader:
             if self.progress.number > MOST_EXCHANGES + 1:
                 if self._is_tolerant:
                     return
-                raise recordings.RecordingError(f"{self._path}: has more than {MOST_EXCHANGES} exchanges")
+                raise recordings.RecordingError(
+                    f"{self._path}: has more than {MOST_EXCHANGES} exchanges"
+                )
             progress = self.progress
             line = self._file.readline(recordings.MOST_LINE_BYTES)
             exchange = self._exchange_of(line)
@@ -84,7 +86,9 @@ class LineReader:
                 return  # a last line that may still be completed
 
     def _go_to_next_line(self) -> None:
-        """Reads the header, or the newline that the last line of an earlier reading did not have yet."""
+        """Reads the header, or the newline that the last line of an earlier reading did not have
+        yet.
+        """
         if self.progress.start == 0:
             self._file.seek(0)
             recordings.read_header(self._path, self._file)
@@ -98,7 +102,10 @@ class LineReader:
         self.progress = Progress(start, self.progress.number, self.progress.warned_number)
 
     def _exchange_of(self, line: bytes) -> recordings.Exchange | None:
-        """Decodes a line and moves on behind it. None for a line that is skipped or not complete."""
+        """Decodes a line and moves on behind it.
+
+        None for a line that is skipped or not complete.
+        """
         has_end = line.endswith(NEWLINE)
         if not has_end and not self._is_settled:
             return None
@@ -128,7 +135,9 @@ class LineReader:
 
     def _skip_long_line(self, length: int) -> None:
         """Raises RecordingError for a line that may not be skipped."""
-        reason = f"line {self.progress.number} is longer than {recordings.MOST_LINE_BYTES >> 20} MiB"
+        reason = (
+            f"line {self.progress.number} is longer than {recordings.MOST_LINE_BYTES >> 20} MiB"
+        )
         if not self._is_tolerant:
             raise recordings.RecordingError(f"{self._path}: {reason}")
         part = b""

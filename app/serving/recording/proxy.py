@@ -54,7 +54,9 @@ class RecordingProxy:
             return
         asked, headers, model = environ["wsgi.input"], http.request_headers(environ), None
         length, client = environ.get("CONTENT_LENGTH"), environ[http.CLIENT]
-        exchange = RelayedExchange(self._upstream, environ["REQUEST_METHOD"], target, headers, client)
+        exchange = RelayedExchange(
+            self._upstream, environ["REQUEST_METHOD"], target, headers, client
+        )
 
         def pieces(size: int) -> Iterator[bytes]:
             while piece := asked.read(size):
@@ -71,7 +73,9 @@ class RecordingProxy:
             try:
                 exchange.ask(model, body)
             except ApiError as error:
-                yield from http.refuse(start_response, f"{error.status} {error.type}", error.message)
+                yield from http.refuse(
+                    start_response, f"{error.status} {error.type}", error.message
+                )
                 return
             write = start_response(f"{exchange.status} {exchange.reason}", exchange.headers)
             write(b"")  # status line and headers leave now
@@ -84,16 +88,30 @@ def run(argv: Sequence[str]) -> int:
     add("--proxy", action="store_true", required=True, help=argparse.SUPPRESS)
     about = "the server, such as http://host:8000; several, each for one model, as MODEL=URL"
     add("--target", required=True, action="append", metavar="URL", help=about)
-    add("--out", required=True, type=Path, metavar="FILE", help="file to write; it must not be there yet")
+    add(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="file to write; it must not be there yet",
+    )
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where clients come to [127.0.0.1]")
-    add("--port", type=whole_number(0, 65535), default=8001, metavar="N", help="0 is any free one [8001]")
+    add(
+        "--port",
+        type=whole_number(0, 65535),
+        default=8001,
+        metavar="N",
+        help="0 is any free one [8001]",
+    )
     most = recordings.MOST_BODY_BYTES // MIB
     larger = "exchanges with larger bodies pass, and are not kept [8]"
     add("--max-body-mb", type=whole_number(1, most), default=most, metavar="N", help=larger)
     given = flags.parse_args(argv)
     targets = http.Target.by_model(given.target)
     urls = ", ".join(target.url for target in targets.values())
-    file = RecordingFile(given.out, urls, warn=lambda text: print(text, file=sys.stderr, flush=True))
+    file = RecordingFile(
+        given.out, urls, warn=lambda text: print(text, file=sys.stderr, flush=True)
+    )
     proxy = RecordingProxy(Upstream(targets, file, most_bytes=given.max_body_mb * MIB))
     server = http.server_of(proxy, given.host, given.port)
     try:

@@ -1,7 +1,8 @@
-"""Relays requests to targets and keeps the exchanges: for the proxy, and for a recording that grows.
+"""Relays requests to targets and keeps the exchanges: for the proxy, and for a recording that
+grows.
 
-Answers are requested without a content coding, so that secrets can be found. When an exchange ends, it is
-masked and appended to the file (`app.serving.recording.writer`).
+Answers are requested without a content coding, so that secrets can be found. When an exchange ends,
+it is masked and appended to the file (`app.serving.recording.writer`).
 """
 
 from collections import Counter, defaultdict
@@ -27,11 +28,16 @@ PIECE_BYTES = 200
 MOST_PIECES = 100_000
 """Most parts of a recorded answer; masking and writing more would delay other requests."""
 PARTING_S = 0.2
-"""Grace in seconds: a client may leave at a stream's last event, before the server ends the answer."""
+"""Grace in seconds:
+
+a client may leave at a stream's last event, before the server ends the answer.
+"""
 
 
 class Upstream(Struct, frozen=True):
-    """Targets by model, and the file with their exchanges; the target of "" serves all other models."""
+    """Targets by model, and the file with their exchanges; the target of "" serves all other
+    models.
+    """
 
     targets: Mapping[str, http.Target]
     file: RecordingFile
@@ -42,7 +48,10 @@ class Upstream(Struct, frozen=True):
         """Returns the target for a model. ApiError 404 without one."""
         target = self.targets.get(model or "") or self.targets.get("")
         if target is None:
-            what, known = f"the model `{model}`" if model else "requests without one", ", ".join(self.targets)
+            what, known = (
+                f"the model `{model}`" if model else "requests without one",
+                ", ".join(self.targets),
+            )
             raise not_found(f"No target serves {what}; targets serve: {known}.", "model")
         return target
 
@@ -82,7 +91,10 @@ class RelayedExchange(StreamingBody):
         self._pieces: defaultdict[str, list[tuple[float, bytes]]] = defaultdict(list)
 
     def ask(self, model: str | None, body: bytes | Iterable[bytes] | None) -> None:
-        """Sends the request, and receives status and headers. ApiError 404, 502 or 504 without an answer."""
+        """Sends the request, and receives status and headers.
+
+        ApiError 404, 502 or 504 without an answer.
+        """
         try:
             target, limit_s = self._upstream.target_of(model), self._upstream.timeout_s
             self._response = self._ask(target, body)
@@ -102,7 +114,9 @@ class RelayedExchange(StreamingBody):
 
     def _ask(self, target: http.Target, body: bytes | Iterable[bytes] | None) -> HTTPResponse:
         # http.client asks for no content coding where the client's header is not passed on.
-        headers = {k: v for k, v in target.with_key(self._asked_headers).items() if k != "accept-encoding"}
+        headers = {
+            k: v for k, v in target.with_key(self._asked_headers).items() if k != "accept-encoding"
+        }
         connection = self._ends.enter_context(closing(target.connection(self._upstream.timeout_s)))
 
         def left() -> None:
@@ -111,14 +125,19 @@ class RelayedExchange(StreamingBody):
             connection.cut()
 
         connection.connect()
-        with suppress(BrokenPipeError, ConnectionResetError):  # an early answer may close the connection
+        with suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # an early answer may close the connection
             connection.request(self.method, target.prefix + self.target, body, headers)
         self._asked_s = self._file.now()
         self._ends.enter_context(http.watching(self._client, left))
         response = connection.getresponse()
         self._head_s, self.status, self.reason = self._file.now(), response.status, response.reason
         left_out = http.HOP_BY_HOP
-        if response.length is None or response.status in (204, 304):  # it would break the client's connection
+        if response.length is None or response.status in (
+            204,
+            304,
+        ):  # it would break the client's connection
             left_out = left_out | {"content-length"}
         given = [each for each in response.getheaders() if each[0].lower() not in left_out]
         self.headers = recordings.sendable(given)
@@ -139,7 +158,9 @@ class RelayedExchange(StreamingBody):
                 return
             if isinstance(error.__cause__, TimeoutError):
                 self.give_up(f"its answer did not go on within {self._upstream.timeout_s:g} s")
-                if recordings.header_of(self.headers, "content-type").startswith("text/event-stream"):
+                if recordings.header_of(self.headers, "content-type").startswith(
+                    "text/event-stream"
+                ):
                     yield error_event(timed_out("The target's answer did not go on in time."))
             break_off(self._client)
         finally:
@@ -147,7 +168,11 @@ class RelayedExchange(StreamingBody):
 
     def take(self, of: str, piece: bytes) -> None:
         """Keeps a piece of the "request" or of the "answer"."""
-        size, answer, most = len(piece) + PIECE_BYTES, self._pieces["answer"], self._upstream.most_bytes
+        size, answer, most = (
+            len(piece) + PIECE_BYTES,
+            self._pieces["answer"],
+            self._upstream.most_bytes,
+        )
         self._sizes[of] += len(piece)
         if self._sizes[of] > most:
             self.give_up(f"its {of} is larger than {most >> 20} MiB")
@@ -203,13 +228,26 @@ class RelayedExchange(StreamingBody):
             for (at_s, _), piece in zip(came, masked, strict=True)
         ]
         headers, length = mask_headers(self.headers), sum(map(len, masked))
-        if length and not self._is_broken:  # masking may have changed the length; a HEAD request has no body
+        if (
+            length and not self._is_broken
+        ):  # masking may have changed the length; a HEAD request has no body
             headers = [
-                (name, str(length) if name.lower() == "content-length" else value) for name, value in headers
+                (name, str(length) if name.lower() == "content-length" else value)
+                for name, value in headers
             ]
-        target, asked_headers = mask_query(self.target), mask_headers(list(self._asked_headers.items()))
-        request = recordings.RecordedRequest(self.method, target, asked_headers, recordings.data_of(body))
-        head_s, end_s = round(self._head_s - self._asked_s, 6), round(self._end_s - self._asked_s, 6)
-        answer = recordings.RecordedAnswer(self.status, headers, head_s, chunks, end_s, self._is_broken)
+        target, asked_headers = (
+            mask_query(self.target),
+            mask_headers(list(self._asked_headers.items())),
+        )
+        request = recordings.RecordedRequest(
+            self.method, target, asked_headers, recordings.data_of(body)
+        )
+        head_s, end_s = (
+            round(self._head_s - self._asked_s, 6),
+            round(self._end_s - self._asked_s, 6),
+        )
+        answer = recordings.RecordedAnswer(
+            self.status, headers, head_s, chunks, end_s, self._is_broken
+        )
         at_s = round(self._at_s - began_s, 6)
         return recordings.line_of(recordings.Exchange(at_s, request, answer))

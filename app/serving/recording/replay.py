@@ -14,7 +14,13 @@ from app.serving.http.client import KEYS, NOT_FORWARDED
 from app.serving.http.connection import Connection
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request, internal, not_found
-from app.serving.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
+from app.serving.http.response import (
+    CLIENT_GONE,
+    UNBUFFERED,
+    Response,
+    StreamingBody,
+    json_response,
+)
 from app.serving.middleware.journal import Journal
 from app.serving.middleware.masking import MASK
 from app.serving.middleware.stack import Middleware
@@ -30,7 +36,10 @@ PREFIXES = ("/v1/", "/v2/", "/inference/")
 ASKED = (*PREFIXES, "/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank")
 """Paths of misses that a target is asked for."""
 PASSING = frozenset((401, 403, 407, 408, 425, 429))
-"""Statuses that are not kept, nor are 500 and above: they concern a client's key or the target's load."""
+"""Statuses that are not kept, nor are 500 and above:
+
+they concern a client's key or the target's load.
+"""
 NEVER = ("/admin/", "/health", "/metrics", "/ready", "/ping")
 OWN_HEADERS = NOT_FORWARDED.union(("x-admin-key", "x-fault", "x-replay-miss", "x-return-error"))
 """Headers for this server, which no target gets."""
@@ -46,7 +55,8 @@ CHUNK_STEPS = 8
 
 
 class Replay(Middleware):
-    """Answers requests from `recording`, at its moments by `wheel`; `miss` is the setting `replay-miss`.
+    """Answers requests from `recording`, at its moments by `wheel`; `miss` is the setting
+    `replay-miss`.
 
     With "record", a target of `upstream` answers a miss, and the recording grows.
     """
@@ -70,7 +80,11 @@ class Replay(Middleware):
         self._body, self._faults, self._miss, self.upstream = body, faults, miss, upstream
         self._wheel, self._now, self._has_keys, self._journal = wheel, now, has_keys, journal
         kinds = {"nearest": recording.alike, "record": upstream is not None}
-        self._kinds = ["simulate", "not-found", *(kind for kind, is_possible in kinds.items() if is_possible)]
+        self._kinds = [
+            "simulate",
+            "not-found",
+            *(kind for kind, is_possible in kinds.items() if is_possible),
+        ]
         self._open: WeakValueDictionary[bytes, RelayedExchange] = WeakValueDictionary()
         """Exchanges with targets by the keys of their requests."""
 
@@ -96,7 +110,9 @@ class Replay(Middleware):
             return None
         came_s, miss = self._now(), context.headers.get(MISS.lower(), self._miss)
         if miss not in self._kinds:
-            raise bad_request(f"{MISS} must be one of {', '.join(self._kinds)} here, got {miss[:40]!r}.")
+            raise bad_request(
+                f"{MISS} must be one of {', '.join(self._kinds)} here, got {miss[:40]!r}."
+            )
         asked = self._body.read(context)
         # Processing time since arrival counts against the schedule; waiting does not.
         asked_s = context.arrival_s + self._now() - came_s
@@ -122,7 +138,10 @@ class Replay(Middleware):
     def _replayed(
         self, context: RequestContext, form: recordings.RequestForm, key: bytes, asked_s: float
     ) -> Response:
-        """Returns the recorded answer. Raises recordings.RecordingError for a file that has changed."""
+        """Returns the recorded answer.
+
+        Raises recordings.RecordingError for a file that has changed.
+        """
         if form.model is not None:
             self._faults.inject(context, form.model)
         answer = self.recording.next_answer(key)
@@ -142,7 +161,9 @@ class Replay(Middleware):
             response.headers = headers
         return damage(response, context.kept(Fault), context)
 
-    def _note(self, context: RequestContext, model: str | None, answer: recordings.RecordedAnswer) -> None:
+    def _note(
+        self, context: RequestContext, model: str | None, answer: recordings.RecordedAnswer
+    ) -> None:
         """Notes text and usage of a chat or completion in the journal."""
         if not self._journal.active or answer.status != 200:
             return
@@ -181,15 +202,24 @@ class Replay(Middleware):
         return None
 
     def _relayed(
-        self, context: RequestContext, path: str, form: recordings.RequestForm | None, upstream: Upstream
+        self,
+        context: RequestContext,
+        path: str,
+        form: recordings.RequestForm | None,
+        upstream: Upstream,
     ) -> Response:
-        """Asks the target, whose answer passes as it comes, and is kept. ApiError 400, 404, 502 or 504."""
+        """Asks the target, whose answer passes as it comes, and is kept.
+
+        ApiError 400, 404, 502 or 504.
+        """
         check_path(path)
         model = None if form is None else form.model
         if model is not None:
             self._faults.inject(context, model)
         left_out = OWN_HEADERS.union(KEYS if self._has_keys() else ())
-        headers = {name: value for name, value in context.headers.items() if value and name not in left_out}
+        headers = {
+            name: value for name, value in context.headers.items() if value and name not in left_out
+        }
         exchange = RelayedExchange(
             upstream,
             context.method,
@@ -212,7 +242,10 @@ class Replay(Middleware):
 
 
 class RecordedBody(StreamingBody):
-    """Yields the chunks of an answer, seconds after `asked_s`. Iterate once, in a greenlet; always close."""
+    """Yields the chunks of an answer, seconds after `asked_s`.
+
+    Iterate once, in a greenlet; always close.
+    """
 
     def __init__(
         self,
@@ -274,7 +307,9 @@ class RecordedBody(StreamingBody):
 
 
 def _headers(given: recordings.Headers) -> dict[str, str]:
-    """Returns headers of an answer without masked ones and the server's own; streams are unbuffered."""
+    """Returns headers of an answer without masked ones and the server's own; streams are
+    unbuffered.
+    """
     headers: dict[str, str] = {}
     for name, value in recordings.sendable(given):
         if name.lower() in OURS or value == MASK:

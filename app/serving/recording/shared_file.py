@@ -19,7 +19,10 @@ from app.serving.recording import exchange as recordings
 LOCK_LIMIT_S = 1.0
 """Longest wait for the lock in seconds. A process holds it for one write, of at most 40 MiB."""
 POLL_S = 0.005
-"""Seconds between two attempts to lock: flock itself takes no limit, and a blocked thread cannot be ended."""
+"""Seconds between two attempts to lock:
+
+flock itself takes no limit, and a blocked thread cannot be ended.
+"""
 MOST_REOPENINGS = 3
 """Most times that a file may be replaced while one lock is taken."""
 
@@ -48,15 +51,16 @@ def lock_within(descriptor: int, operation: int, limit_s: float = LOCK_LIMIT_S) 
 class SharedFile:
     """Appends whole lines to the recording at `path`, and begins it where it is missing or empty.
 
-    A file that is moved away or replaced is noticed under the lock, and its successor is written to.
-    `target` and `now` (monotonic seconds) are for the header of a new file.
+    A file that is moved away or replaced is noticed under the lock, and its successor is written
+    to. `target` and `now` (monotonic seconds) are for the header of a new file.
     """
 
     def __init__(self, path: Path, target: str, now: Callable[[], float], is_new: bool) -> None:
         """Raises FileExistsError for an `is_new` file that exists, OSError, and RecordingError."""
         self.path = path
         self.began_s = now()
-        """The beginning of the recording, in monotonic seconds; moments of requests count from it."""
+        """The beginning of the recording, in monotonic seconds; moments of requests count from it.
+        """
         self._target = target
         self._now = now
         self._has_header = False
@@ -71,8 +75,9 @@ class SharedFile:
     def append(self, line: bytes, began_s: float, limit_s: float = LOCK_LIMIT_S) -> bool:
         """Appends the whole line, or nothing.
 
-        Returns False, without writing, if the file has been replaced by one that did not begin at `began_s`.
-        Raises FileLockedError, OSError, and RecordingError if the file was replaced by something else.
+        Returns False, without writing, if the file has been replaced by one that did not begin at
+        `began_s`. Raises FileLockedError, OSError, and RecordingError if the file was replaced by
+        something else.
         """
         with self._locked(limit_s):
             if self.began_s != began_s:

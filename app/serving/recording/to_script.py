@@ -1,4 +1,7 @@
-"""`python -m app script from-recording FILE`: turns a recording into an editable script (docs/scripts.md)."""
+"""`python -m app script from-recording FILE`:
+
+turns a recording into an editable script (docs/scripts.md).
+"""
 
 import logging
 import re
@@ -31,16 +34,21 @@ LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
 """A pause is a gap between tokens above 0.1 s and above 4 times the median gap."""
 _MARK = re.compile(r"\{[{%#]")
 MAX_ESCAPES = 100
-"""Most expressions in an escaped text; a text with more template syntax becomes a single literal."""
+"""Most expressions in an escaped text; a text with more template syntax becomes a single literal.
+"""
 FAMILIES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 Json: TypeAlias = dict[str, Any]
 
 
 def run(argv: Sequence[str]) -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    flags = FlagParser(prog=f"{COMMAND} script from-recording", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(
+        prog=f"{COMMAND} script from-recording", description=ABOUT, allow_abbrev=False
+    )
     flags.add_argument("file", metavar="FILE", help="the recording")
-    flags.add_argument("--out", type=Path, metavar="FILE", help="a new file for the script [standard output]")
+    flags.add_argument(
+        "--out", type=Path, metavar="FILE", help="a new file for the script [standard output]"
+    )
     given = flags.parse_args(argv)
     document = script_of(recorded(given.file))
     if not document["rules"]:
@@ -48,7 +56,9 @@ def run(argv: Sequence[str]) -> int:
     text = "# From a recording; edit it at will (docs/scripts.md).\n"
     text += yaml.safe_dump(document, allow_unicode=True, sort_keys=False, width=110)
     if len(text.encode()) > MOST_BYTES:
-        print(f"WARNING: more than the {MOST_BYTES >> 20} MiB that a script may have", file=sys.stderr)
+        print(
+            f"WARNING: more than the {MOST_BYTES >> 20} MiB that a script may have", file=sys.stderr
+        )
     if given.out is None:
         print(text, end="")
         return 0
@@ -61,7 +71,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def script_of(exchanges: Iterable[tuple[int, recordings.Exchange]]) -> Json:
-    """Builds a script. Rules with equal conditions answer once, in order; stderr names exchanges left out."""
+    """Builds a script.
+
+    Rules with equal conditions answer once, in order; stderr names exchanges left out.
+    """
     rules: list[Json] = []
     tools: Json = {}
     for number, exchange in exchanges:
@@ -69,9 +82,15 @@ def script_of(exchanges: Iterable[tuple[int, recordings.Exchange]]) -> Json:
         try:
             api = FAMILIES[request.target.partition("?")[0]]
             asked = msgspec.json.decode(recordings.bytes_of(request.body), type=Json)
-            rule: Json = {"name": f"line {number}", "when": _when(api, asked), "then": _then(exchange.answer)}
+            rule: Json = {
+                "name": f"line {number}",
+                "when": _when(api, asked),
+                "then": _then(exchange.answer),
+            }
             functions = [tool.get("function") or tool for tool in asked.get("tools") or ()]
-            tools |= {each["name"]: each["parameters"] for each in functions if each.get("parameters")}
+            tools |= {
+                each["name"]: each["parameters"] for each in functions if each.get("parameters")
+            }
         except recordings.BROKEN:
             print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
             continue
@@ -89,7 +108,10 @@ def script_of(exchanges: Iterable[tuple[int, recordings.Exchange]]) -> Json:
 
 
 def _when(api: str, asked: Json) -> Json:
-    """Returns the conditions for a request: the user's last message, the turn, the tool result at the end."""
+    """Returns the conditions for a request:
+
+    the user's last message, the turn, the tool result at the end.
+    """
     turns: list[Json] = asked.get("messages") or []
     if api == "completions":
         turns = [{"role": "user", "content": convert(asked["prompt"], str)}]
@@ -100,7 +122,9 @@ def _when(api: str, asked: Json) -> Json:
     if last.get("role") == "tool":
         tool = names.get(str(last.get("tool_call_id")))
         result = ({"tool": tool} if tool else {}) | {"exact": recordings.text_of(last)}
-    users = [text for turn in turns if turn.get("role") == "user" and (text := recordings.text_of(turn))]
+    users = [
+        text for turn in turns if turn.get("role") == "user" and (text := recordings.text_of(turn))
+    ]
     return {
         "api": api,
         "model": str(asked.get("model") or ""),
@@ -115,7 +139,9 @@ def _then(answer: recordings.RecordedAnswer) -> Json:
         error: Json = {}
         with suppress(msgspec.MsgspecError):
             error = msgspec.json.decode(answer.body(), type=dict[str, Json]).get("error", {})
-        told = {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
+        told = {
+            name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)
+        }
         return {"fault": {"action": "error", "status": answer.status, **told}}
     reply = recordings.reply_of(answer)
     then: Json = {"reasoning": _literals(reply.reasoning)} if reply.reasoning else {}
@@ -152,8 +178,13 @@ def _literals(value: Any) -> Any:
 
 
 def _literal(text: str) -> str:
-    """Returns a template of one string literal: many expressions would exceed the limits of a template."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").encode("ascii", "backslashreplace").decode()
+    """Returns a template of one string literal:
+
+    many expressions would exceed the limits of a template.
+    """
+    escaped = (
+        text.replace("\\", "\\\\").replace("'", "\\'").encode("ascii", "backslashreplace").decode()
+    )
     return "{{ '" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "' }}"
 
 

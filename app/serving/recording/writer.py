@@ -37,7 +37,10 @@ class EndedExchange(Protocol):
     """Set when the exchange is written or dropped, and when writing takes long."""
 
     def line(self, began_s: float) -> bytes:
-        """Encodes the exchange for a file that began at `began_s`. recordings.HiddenSecrets, ValueError."""
+        """Encodes the exchange for a file that began at `began_s`.
+
+        recordings.HiddenSecrets, ValueError.
+        """
 
     def release(self) -> None:
         """Frees the bodies."""
@@ -46,9 +49,9 @@ class EndedExchange(Protocol):
 class RecordingFile:
     """Appends exchanges to a file; `warn` receives a line for each that is dropped.
 
-    The file is new, unless the recorder `adds` to one. Processes may share it (`SharedFile`). While one of
-    them holds the lock for long, exchanges wait in memory, as many as `most_held_bytes` and `MOST_WAITING`
-    allow. `now` returns monotonic seconds.
+    The file is new, unless the recorder `adds` to one. Processes may share it (`SharedFile`). While
+    one of them holds the lock for long, exchanges wait in memory, as many as `most_held_bytes` and
+    `MOST_WAITING` allow. `now` returns monotonic seconds.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class RecordingFile:
         self._waiting: deque[EndedExchange] = deque()
         """Exchanges to write; the first one is being written."""
         self._line: tuple[float, bytes] | None = None
-        """The line of the first waiting exchange, with the beginning of the file that it was encoded for."""
+        """The line of the first waiting exchange, with the beginning of the file that it was
+        encoded for.
+        """
         self._writer: gevent.Greenlet | None = None
         self._is_locked_out = False
         self._is_closing = False
@@ -78,7 +83,9 @@ class RecordingFile:
         except FileExistsError:
             raise recordings.RecordingError(f"{path}: is there already") from None
         except OSError as error:
-            raise recordings.RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
+            raise recordings.RecordingError(
+                f"{path}: cannot be written: {error.strerror or error}"
+            ) from None
 
     @property
     def waiting(self) -> int:
@@ -122,7 +129,8 @@ class RecordingFile:
     def _write_waiting(self) -> None:
         """Writes the waiting exchanges one after another.
 
-        While the file is locked, tries again after a pause; with the next exchange where no loop runs.
+        While the file is locked, tries again after a pause; with the next exchange where no loop
+        runs.
         """
         try:
             while self._waiting:
@@ -135,7 +143,10 @@ class RecordingFile:
             self._writer = None
 
     def _write_first(self) -> bool:
-        """Writes or drops the first waiting exchange. False if it stays, because the file is locked."""
+        """Writes or drops the first waiting exchange.
+
+        False if it stays, because the file is locked.
+        """
         exchange = self._waiting[0]
         stays = False
         try:

@@ -40,7 +40,9 @@ class ScriptedAnswer(Struct, frozen=True, kw_only=True):
 class JsonTemplate:
     """A JSON value of a rule. Each text in it may be a template."""
 
-    def __init__(self, value: object, key: str, compile_text: Callable[[str, str], Template]) -> None:
+    def __init__(
+        self, value: object, key: str, compile_text: Callable[[str, str], Template]
+    ) -> None:
         """`key` is the place below `then`. `compile_text` compiles a text at a key.
 
         Raises ScriptError for a value that is not JSON, and for an invalid template.
@@ -55,12 +57,17 @@ class JsonTemplate:
             self._constant = self._fill({})
             self.constant_text = json.dumps(self._constant, ensure_ascii=False)
         elif size_of(value) > MAX_CHARACTERS:
-            raise ScriptError(f"then.{key}: has templates, and more than {MAX_CHARACTERS} characters")
+            raise ScriptError(
+                f"then.{key}: has templates, and more than {MAX_CHARACTERS} characters"
+            )
         elif self._values > MAX_FILLED:
             raise ScriptError(f"then.{key}: has templates, and more than {MAX_FILLED} values")
 
     def fill(self, values: Values) -> tuple[object, str]:
-        """Returns the value and its JSON. ScriptFailure when a template fails, or makes too long a text."""
+        """Returns the value and its JSON.
+
+        ScriptFailure when a template fails, or makes too long a text.
+        """
         if self.constant_text is not None:
             return self._constant, self.constant_text
         value = self._fill(values)
@@ -75,25 +82,36 @@ class JsonTemplate:
             template = self._compile_text(value, key)
             return template.value, template.is_constant
         if isinstance(value, dict):
-            members = {str(name): self._filler(each, f"{key}.{name}") for name, each in value.items()}
+            members = {
+                str(name): self._filler(each, f"{key}.{name}") for name, each in value.items()
+            }
             fillers = {name: fill for name, (fill, _) in members.items()}
             is_constant = all(constant for _, constant in members.values())
-            return lambda values: {name: fill(values) for name, fill in fillers.items()}, is_constant
+            return lambda values: {
+                name: fill(values) for name, fill in fillers.items()
+            }, is_constant
         if isinstance(value, list | tuple):
             items = [self._filler(each, key) for each in value]
             item_fillers = [fill for fill, _ in items]
             is_constant = all(constant for _, constant in items)
             return lambda values: [fill(values) for fill in item_fillers], is_constant
-        is_json = isinstance(value, bool | int | None) or (isinstance(value, float) and math.isfinite(value))
+        is_json = isinstance(value, bool | int | None) or (
+            isinstance(value, float) and math.isfinite(value)
+        )
         if not is_json:
             raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
         return lambda values: value, True
 
 
 class Action:
-    """Compiles the `then` of a rule, without its fault. Raises ScriptError for an invalid template."""
+    """Compiles the `then` of a rule, without its fault.
 
-    def __init__(self, then: Then, groups: Iterable[str], compiler: TemplateCompiler | None = None) -> None:
+    Raises ScriptError for an invalid template.
+    """
+
+    def __init__(
+        self, then: Then, groups: Iterable[str], compiler: TemplateCompiler | None = None
+    ) -> None:
         """`groups` names the groups captured by the rule's regexes."""
         self._then = then
         self._groups = frozenset(groups)
@@ -113,30 +131,42 @@ class Action:
             self._calls.append((call, arguments, self._template(call.id, f"{key}.id")))
         self._embedding = self._template(then.embedding, "embedding")
         self._score = self._template(then.score, "score")
-        speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
+        speaks = bool(
+            then.text is not None or self._json or self._calls or then.reasoning is not None
+        )
         given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
         numbers = next((name for name, value in given.items() if value is not None), "")
         self.result = numbers or WORDS * speaks
-        """Kind of result, of `app.serving.scripts.matching.WANTS`; empty if the rule only passes or fails."""
+        """Kind of result, of `app.serving.scripts.matching.WANTS`; empty if the rule only passes or
+        fails.
+        """
         if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
             raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
         for name, value in given.items():
             try:
                 json.dumps(value, allow_nan=False)
             except ValueError:
-                raise ScriptError(f"then.{name}: infinity, and what is not a number, is no JSON") from None
+                raise ScriptError(
+                    f"then.{name}: infinity, and what is not a number, is no JSON"
+                ) from None
         delays = then.delays or Delays()
         self._reply = ScriptedReply(
             passes=not speaks,
             finish=then.finish_reason,
             first_token_s=_seconds(delays.first_token, "first_token"),
             per_token_s=_seconds(delays.per_token, "per_token"),
-            before={number - 1: _seconds(wait, f"before.{number}") for number, wait in delays.before.items()},
+            before={
+                number - 1: _seconds(wait, f"before.{number}")
+                for number, wait in delays.before.items()
+            },
         )
         """The reply without its texts and calls."""
 
     def answer(self, request: MatchedRequest, values: Values, accepts: Accepts) -> ScriptedAnswer:
-        """Builds the answer. ScriptFailure: a template failed, or a tool's schema forbids a call."""
+        """Builds the answer.
+
+        ScriptFailure: a template failed, or a tool's schema forbids a call.
+        """
         text = "" if self._text is None else self._text.text(values)
         if self._json is not None:
             _, text = self._json.fill(values)
@@ -152,13 +182,19 @@ class Action:
         score: object = self._then.score
         if self._score is not None:
             score = self._score.value(values)
-            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            if (
+                isinstance(score, bool)
+                or not isinstance(score, int | float)
+                or not math.isfinite(score)
+            ):
                 raise ScriptFailure(f"its score is no number, but {str(score)[:60]!r}")
         reasoning = "" if self._reasoning is None else self._reasoning.text(values)
         return ScriptedAnswer(
             reply=replace(self._reply, text=text, reasoning=reasoning, calls=tuple(calls)),
             usage=self._then.usage,
-            embedding=self._then.embedding if self._embedding is None else self._embedding.text(values),
+            embedding=self._then.embedding
+            if self._embedding is None
+            else self._embedding.text(values),
             score=float(score) if isinstance(score, int | float) else None,
             classes=self._then.classes,
         )

@@ -1,4 +1,7 @@
-"""`python -m app script check FILE...` and `script try FILE --messages ...`: scripts without a server."""
+"""`python -m app script check FILE...` and `script try FILE --messages ...`:
+
+scripts without a server.
+"""
 
 import argparse
 import json
@@ -33,7 +36,10 @@ ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
 
 
 def run(argv: Sequence[str], read: ReadMessages) -> int:
-    """Returns the exit status: 1 for an invalid script or argument, or when no rule answers; 0 otherwise."""
+    """Returns the exit status:
+
+    1 for an invalid script or argument, or when no rule answers; 0 otherwise.
+    """
     given = _parser().parse_args(argv)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     log.setLevel(logging.WARNING)
@@ -121,12 +127,17 @@ def _request(given: argparse.Namespace, read: ReadMessages) -> MatchedRequest:
             raise ValueError(f"--tools: {told}") from None
     pairs = (text.partition(":") for text in given.header)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    facts = RequestFacts("", given.model, lambda name: headers.get(name.lower()), lambda: "address:local")
+    facts = RequestFacts(
+        "", given.model, lambda name: headers.get(name.lower()), lambda: "address:local"
+    )
     return MatchedRequest(given.api, facts, read(messages), tools)
 
 
 def _json(text: str, flag: str) -> object:
-    """Returns parsed JSON; @FILE reads a file. Text that starts with no bracket is returned unparsed."""
+    """Returns parsed JSON; @FILE reads a file.
+
+    Text that starts with no bracket is returned unparsed.
+    """
     if text.startswith("@"):
         text = Path(text[1:]).read_text("utf-8")
     if text.lstrip()[:1] not in ("[", "{"):
@@ -152,6 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     trying.add_argument("--model", default="model")
     trying.add_argument("--header", action="append", default=[], metavar="NAME:VALUE")
     trying.add_argument("--seed", type=int, default=0, help="of random draws")
-    trying.add_argument("--times", type=int, default=1, help="ask so often, and show the last answer")
-    trying.add_argument("--why", action="store_true", help="say why the rules before it do not answer")
+    trying.add_argument(
+        "--times", type=int, default=1, help="ask so often, and show the last answer"
+    )
+    trying.add_argument(
+        "--why", action="store_true", help="say why the rules before it do not answer"
+    )
     return parser

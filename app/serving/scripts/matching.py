@@ -21,8 +21,8 @@ SEARCH_S = 0.005
 SHORT = 1 << 12
 """Longest text that is searched in the event loop, in characters.
 
-A longer text is searched in another thread, without the GIL: a search checks its timeout rarely. Measured:
-37 ms in 16,384 characters for a set of 3,900 characters, and 400 ms in 3 MB of spaces.
+A longer text is searched in another thread, without the GIL: a search checks its timeout rarely.
+Measured: 37 ms in 16,384 characters for a set of 3,900 characters, and 400 ms in 3 MB of spaces.
 """
 FOLDED = 1 << 18
 """Most characters that are compared where case does not matter."""
@@ -33,9 +33,8 @@ MAX_REGEX_CHARACTERS = 4_000
 MAX_REGEX_NODES = 10_000
 """Most nodes of a regex after its repeats are unrolled.
 
-The `regex` package unrolls a repeat such as `a{500}` in C, which takes 0.4 us and 270 bytes a node and cannot
-be interrupted: `a{65535}`, 400 times, took a minute.
-"""
+The `regex` package unrolls a repeat such as `a{500}` in C, which takes 0.4 us and 270 bytes a node
+and cannot be interrupted: `a{65535}`, 400 times, took a minute. """
 MATCH_S = 0.5
 """Processor time for the text conditions of all rules in one HTTP request, in seconds."""
 MATCH_PER_INPUT_S = 0.002
@@ -56,7 +55,10 @@ WANTS = {
     "score": "score",
     "rerank": "score",
 }
-"""Result that a request family needs; other families need words. /pooling may need classes instead."""
+"""Result that a request family needs; other families need words.
+
+/pooling may need classes instead.
+"""
 WORDS = "words"
 
 
@@ -65,7 +67,9 @@ class TooSlow(Exception):
 
 
 class BudgetSpent(TooSlow):
-    """The rules of a request have used up their time, so a rule with a condition on a text does not match."""
+    """The rules of a request have used up their time, so a rule with a condition on a text does not
+    match.
+    """
 
 
 class MatchBudget:
@@ -175,7 +179,9 @@ class MatchedRequest:
     def conversation(self) -> bytes:
         """Digest of client, model and messages up to the first of a user; the same for all turns."""
         begin = next((n for n, each in enumerate(self.messages, 1) if each.role == "user"), None)
-        messages = [(each.role, len(each.text), each.text[:FOLDED]) for each in self.messages[:begin]]
+        messages = [
+            (each.role, len(each.text), each.text[:FOLDED]) for each in self.messages[:begin]
+        ]
         return _digest((self.facts.client(), self.facts.model, messages))
 
 
@@ -197,7 +203,10 @@ class Groups(Struct):
 
 
 class Conditions:
-    """The compiled `when` of a rule, without `nth` and `chance`. ScriptError for an invalid regex."""
+    """The compiled `when` of a rule, without `nth` and `chance`.
+
+    ScriptError for an invalid regex.
+    """
 
     def __init__(self, when: rules.When, regexes: "RegexCompiler | None" = None) -> None:
         self._when = when
@@ -205,12 +214,18 @@ class Conditions:
         self.groups: set[str] = set()
         """Names and numbers of all groups of the rule's regexes."""
         given = when.message if isinstance(when.message, tuple) else (when.message,)
-        wanted = [rules.MessageIs(exact=it) if isinstance(it, str) else it for it in given if it is not None]
+        wanted = [
+            rules.MessageIs(exact=it) if isinstance(it, str) else it
+            for it in given
+            if it is not None
+        ]
         self._messages = [(each, self._compiled(each)) for each in wanted]
         result = when.tool_result
         if isinstance(result, str):
             result = rules.ToolResultIs(tool=result)
-        self._result = (result, self._compiled(result)) if isinstance(result, rules.ToolResultIs) else None
+        self._result = (
+            (result, self._compiled(result)) if isinstance(result, rules.ToolResultIs) else None
+        )
         self._headers = {
             name: self._compiled(
                 rules.TextIs(exact=value) if isinstance(value, str) else value or rules.TextIs()
@@ -326,23 +341,30 @@ class RegexCompiler:
             )
         self.nodes += nodes
         if self.nodes > MAX_SCRIPT_REGEX_NODES:
-            raise rules.ScriptError(f"the regexes have more than {MAX_SCRIPT_REGEX_NODES} parts together")
+            raise rules.ScriptError(
+                f"the regexes have more than {MAX_SCRIPT_REGEX_NODES} parts together"
+            )
         try:
             flags = regex.IGNORECASE if ignore_case else 0
             return regex.compile(source, flags, cache_pattern=False)
         except (regex.error, re.error, RecursionError, OverflowError, MemoryError) as error:
-            raise rules.ScriptError(f"the regex {source[:60]!r} is not understood: {error}") from None
+            raise rules.ScriptError(
+                f"the regex {source[:60]!r} is not understood: {error}"
+            ) from None
 
 
 def unrolled_nodes(source: str) -> int:
     """Returns an upper bound of a regex's nodes, with each counted repeat written out.
 
-    A repeat behind a single character adds its count. A repeat behind a group may repeat everything before
-    it, and multiplies the nodes so far. A bracket in a character class cannot make this bound too low.
+    A repeat behind a single character adds its count. A repeat behind a group may repeat everything
+    before it, and multiplies the nodes so far. A bracket in a character class cannot make this
+    bound too low.
     """
     is_verbose = _VERBOSE.search(source) is not None
     if is_verbose and _SPLIT_COUNT.search(source):
-        raise rules.ScriptError(f"the regex {source[:60]!r} has a blank or a comment inside a count")
+        raise rules.ScriptError(
+            f"the regex {source[:60]!r} has a blank or a comment inside a count"
+        )
     nodes = 0
     counted_to = 0
     for repeat in _COUNT.finditer(source):

@@ -1,7 +1,8 @@
-"""The language of scripts: ordered rules, each with conditions (`when`) and an action (`then`); its reader.
+"""The language of scripts: ordered rules, each with conditions (`when`) and an action (`then`); its
+reader.
 
-Names and meanings are the YAML file's (docs/scripts.md). Every text of `then` may be a template. Errors are
-one line with file, rule and key.
+Names and meanings are the YAML file's (docs/scripts.md). Every text of `then` may be a template.
+Errors are one line with file, rule and key.
 """
 
 import re
@@ -31,7 +32,10 @@ class ScriptError(ValueError):
 
 
 class ScriptFailure(Exception):
-    """A rule matches a request but cannot answer. The text is one sentence that names file and rule."""
+    """A rule matches a request but cannot answer.
+
+    The text is one sentence that names file and rule.
+    """
 
 
 Family = Literal[
@@ -103,12 +107,17 @@ class When(RulePart, frozen=True, kw_only=True):
 
     model: Texts | None = None
     api: Family | Annotated[tuple[Family, ...], Meta(min_length=1)] | None = None
-    message: str | MessageIs | Annotated[tuple[str | MessageIs, ...], Meta(min_length=1)] | None = None
+    message: str | MessageIs | Annotated[tuple[str | MessageIs, ...], Meta(min_length=1)] | None = (
+        None
+    )
     """A plain text is compared with the last message."""
     turn: Numbers | None = None
     """Number of user messages; 1 where there are no messages."""
     tool_result: bool | str | ToolResultIs | None = None
-    """The conversation ends with a tool result: any (false: none), of the named tool, or this text."""
+    """The conversation ends with a tool result:
+
+    any (false: none), of the named tool, or this text.
+    """
     tools: bool | Texts | None = None
     """The request offers tools: any (or, if false, none), or at least the named tools."""
     headers: dict[str, str | TextIs | None] = {}
@@ -176,10 +185,25 @@ class Script(RulePart, frozen=True, kw_only=True):
     seed: int | None = None
     """Seed of the script's random draws; without one, the server's random source."""
     tools: dict[str, object] = {}
-    """Maps a tool to the JSON Schema of its arguments. Calls are checked against these schemas at start."""
+    """Maps a tool to the JSON Schema of its arguments.
+
+    Calls are checked against these schemas at start.
+    """
 
 
-PARTS = (Script, Rule, When, MessageIs, ToolResultIs, Range, Nth, Then, RuleCall, UsageOverrides, Delays)
+PARTS = (
+    Script,
+    Rule,
+    When,
+    MessageIs,
+    ToolResultIs,
+    Range,
+    Nth,
+    Then,
+    RuleCall,
+    UsageOverrides,
+    Delays,
+)
 KEYS = {each.encode_name for part in PARTS for each in fields(part)}
 """All keys of the language."""
 CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
@@ -193,14 +217,18 @@ def read_script(path: str) -> Script:
     try:
         size = Path(path).stat().st_size
         if size > MOST_BYTES:
-            raise ScriptError(f"script {path}: {size} bytes are more than the {MOST_BYTES} of a script")
+            raise ScriptError(
+                f"script {path}: {size} bytes are more than the {MOST_BYTES} of a script"
+            )
         document = parse_yaml(path)
     except OSError as error:
         raise ScriptError(f"script {path}: cannot be read: {error.strerror}") from None
     except ConfigError as error:
         raise ScriptError(str(error).replace("YAML file", "script", 1)) from None
     if not isinstance(document, dict):
-        raise ScriptError(f"script {path}: must be a mapping with rules, got {type(document).__name__}")
+        raise ScriptError(
+            f"script {path}: must be a mapping with rules, got {type(document).__name__}"
+        )
     return script_of(document, path)
 
 
@@ -230,13 +258,18 @@ def _flaw_of(rule: Rule) -> str:
         return f"then: is empty; it needs {', '.join((*CONTENT, *NUMBERS))}, fault or {PASS}"
     if then.passes and (said or then.finish_reason):
         return (
-            f"then: {PASS} leaves what is said to the mode below, so {(said or ['the rest'])[0]} is in vain"
+            f"then: {PASS} leaves what is said to the mode "
+            f"below, so {(said or ['the rest'])[0]} is in vain"
         )
     if {"text", "json"} <= set(said):
         return "then: text and json exclude each other"
     if len(said) > 1 and said[-1] in NUMBERS:
         return f"then: {said[0]} and {said[-1]} exclude each other: no request gets both"
-    return "" if then.fault or then.passes or said else f"then: says nothing; give it a text, or {PASS}: true"
+    return (
+        ""
+        if then.fault or then.passes or said
+        else f"then: says nothing; give it a text, or {PASS}: true"
+    )
 
 
 def _explained(message: str, document: Mapping[str, object], path: str) -> str:

@@ -107,7 +107,10 @@ class RuleState:
         now_s: float,
         compiler: ScriptCompiler | None = None,
     ) -> None:
-        """`uid` is unique among the rules of all files. The rules of a script share a `compiler`."""
+        """`uid` is unique among the rules of all files.
+
+        The rules of a script share a `compiler`.
+        """
         self.path = path
         self.number = number
         self.rule = rule
@@ -146,12 +149,16 @@ class RuleState:
         return self.action.result in ("", request.wants)
 
     def missing_tool(self, request: MatchedRequest) -> str:
-        """Returns an error that names a tool that the request does not offer; empty when none is missing."""
+        """Returns an error that names a tool that the request does not offer; empty when none is
+        missing.
+        """
         name = next((name for name in self.needed_tools if name not in request.tools), None)
         if name is None:
             return ""
         there = ", ".join(list(request.tools)[:8]) or "none"
-        return f"it calls the tool {name!r}, which is none of those that the request offers: {there}"
+        return (
+            f"it calls the tool {name!r}, which is none of those that the request offers: {there}"
+        )
 
     def match(
         self, request: MatchedRequest, rng: Random, counters: LRUCache[tuple[int, bytes], int]
@@ -169,7 +176,10 @@ class RuleState:
         groups.count = self._met
         if self._nth is not None:
             if self._nth.per != "server":
-                scope = self.uid, request.conversation if self._nth.per == "conversation" else request.client
+                scope = (
+                    self.uid,
+                    request.conversation if self._nth.per == "conversation" else request.client,
+                )
                 groups.count = counters[scope] = counters.get(scope, 0) + 1
             if not is_in(groups.count, self._nth.count):
                 return None
@@ -188,19 +198,27 @@ class ScriptFile(Struct, eq=False):
     error: str | None = None
     """Why the newest version of the file is not used."""
 
-    def load(self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts) -> list[RuleState]:
-        """Reads the file; known rules keep their counters. Returns rules whose calls are unchecked."""
+    def load(
+        self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts
+    ) -> list[RuleState]:
+        """Reads the file; known rules keep their counters.
+
+        Returns rules whose calls are unchecked.
+        """
         self.stamp = stamp_of(self.path)
         known: dict[str, RuleState | None] = {repr(each.rule): each for each in self.rules}
         try:
             script = read_script(self.path)
             compiler = ScriptCompiler()
             rules = [
-                known.pop(repr(rule), None) or RuleState(self.path, number, rule, next(uids), now_s, compiler)
+                known.pop(repr(rule), None)
+                or RuleState(self.path, number, rule, next(uids), now_s, compiler)
                 for number, rule in enumerate(script.rules, 1)
             ]
             for number, rule in enumerate(rules, 1):
-                rule.action.check_calls(script.tools, accepts, place(self.path, number, rule.rule.name))
+                rule.action.check_calls(
+                    script.tools, accepts, place(self.path, number, rule.rule.name)
+                )
         except ScriptError as error:
             self.error = str(error)
             raise
@@ -223,11 +241,18 @@ class AddedRule(Struct, eq=False):
     state: RuleState
 
     def row(self) -> dict[str, object]:
-        return {"id": self.id, "scope": self.scope, **self.document, **to_builtins(self.state.counts)}
+        return {
+            "id": self.id,
+            "scope": self.scope,
+            **self.document,
+            **to_builtins(self.state.counts),
+        }
 
 
 def listing(rules: Sequence[RuleState]) -> str:
-    told = [f"rule {each.number}" + f" ({each.rule.name})" * bool(each.rule.name) for each in rules[:20]]
+    told = [
+        f"rule {each.number}" + f" ({each.rule.name})" * bool(each.rule.name) for each in rules[:20]
+    ]
     return ", ".join(told) + (" and others" if len(rules) > 20 else "")
 
 
@@ -244,7 +269,10 @@ class ScriptSet:
         unix: Callable[[], float],
         accepts: Accepts,
     ) -> None:
-        """`files` lists model (empty for all) and path, in order. ScriptError for an invalid file."""
+        """`files` lists model (empty for all) and path, in order.
+
+        ScriptError for an invalid file.
+        """
         self._now, self._unix, self._rng, self._accepts = now, unix, rng, accepts
         self._uids, self._numbers = count(), count(1)
         self._counters: LRUCache[tuple[int, bytes], int] = LRUCache(MOST_COUNTERS)
@@ -253,7 +281,10 @@ class ScriptSet:
         self._has_warned_of_budget = False
         self._watch: gevent.Greenlet | None = None
         self._compiling = BoundedSemaphore()
-        """Held while rules of run time compile: one thread competes with the event loop at a time."""
+        """Held while rules of run time compile:
+
+        one thread competes with the event loop at a time.
+        """
         self.added: tuple[AddedRule, ...] = ()
         """Rules set at run time, which come before the files' rules."""
         self.files = [ScriptFile(model, path, rng) for model, path in files]
@@ -278,7 +309,10 @@ class ScriptSet:
         return len(self.added) + sum(len(file.rules) for file in self.files)
 
     def read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
-        """Compiles rules for run time, without use yet, in a native thread. ScriptError as for a file."""
+        """Compiles rules for run time, without use yet, in a native thread.
+
+        ScriptError as for a file.
+        """
         with self._compiling:
             return call_off_hub(self._read_rules, document, scope)
 
@@ -301,7 +335,10 @@ class ScriptSet:
         return read
 
     def use_rules(self, rules: Sequence[AddedRule]) -> None:
-        """Replaces all rules of run time. ScriptError, without a change, when they are too large together."""
+        """Replaces all rules of run time.
+
+        ScriptError, without a change, when they are too large together.
+        """
         if sum(each.size_bytes for each in rules) > MOST_ADDED_BYTES:
             raise ScriptError(
                 f"script {RUN_TIME}: the rules have more than {MOST_ADDED_BYTES >> 20} MiB together"
@@ -331,8 +368,8 @@ class ScriptSet:
         """Returns the decision of the first matching rule; None without a match. Pauses through
         `request.breathe`.
 
-        `own` draws the random values of a request with a seed or greedy decoding. ScriptFailure when the rule
-        cannot answer.
+        `own` draws the random values of a request with a seed or greedy decoding. ScriptFailure
+        when the rule cannot answer.
         """
         for rule, rng in self._candidates(request):
             decision = self._decision(rule, request, own or rng)
@@ -350,7 +387,9 @@ class ScriptSet:
             rule.counts.too_slow += 1
             if not self._has_warned_of_budget:
                 self._has_warned_of_budget = True
-                log.warning("%s: %s; rules with conditions on texts are passed over", rule.place, error)
+                log.warning(
+                    "%s: %s; rules with conditions on texts are passed over", rule.place, error
+                )
             return None
         except TooSlow as error:
             rule.counts.too_slow += 1
@@ -428,7 +467,10 @@ class ScriptSet:
         self._counters.clear()
         self.unanswered = 0
         self._has_warned_of_budget = False
-        for rule in (*(each.state for each in self.added), *(it for file in self.files for it in file.rules)):
+        for rule in (
+            *(each.state for each in self.added),
+            *(it for file in self.files for it in file.rules),
+        ):
             rule.restart(self._now())
 
     def report(self) -> dict[str, object]:
@@ -483,7 +525,9 @@ def check_scripts(settings: ScriptSettings) -> None:
 
 
 def accepting(schemas: Schemas) -> Accepts:
-    """Returns a check of a value against a schema; the check raises ScriptError for an invalid schema."""
+    """Returns a check of a value against a schema; the check raises ScriptError for an invalid
+    schema.
+    """
 
     def accepts(schema: object, value: object) -> bool:
         try:

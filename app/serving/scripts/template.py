@@ -1,14 +1,17 @@
 """Templates of scripts: Jinja's language without unbounded work. Start reading at `Template`.
 
-A template reads values, compares and computes them, and applies filters. There are no loops, macros,
-imports, methods or powers, and nothing that repeats a text. Rules can be set while a server runs, and their
-templates are rendered in the event loop, so three limits hold:
+A template reads values, compares and computes them, and applies filters. There are no loops,
+macros, imports, methods or powers, and nothing that repeats a text. Rules can be set while a server
+runs, and their templates are rendered in the event loop, so three limits hold:
 
-* compiling: a source has at most `MAX_NODES` nodes, nested at most `MAX_DEPTH` deep. Python's compiler is not
+* compiling: a source has at most `MAX_NODES` nodes, nested at most `MAX_DEPTH` deep. Python's
+  compiler is not
   interruptible: it takes about 20 us a node, and much longer for deeply nested code.
-* a single operation: no value has more than `MAX_CHARACTERS` characters, and no integer operand more than
+* a single operation: no value has more than `MAX_CHARACTERS` characters, and no integer operand
+  more than
   `MAX_BITS` bits.
-* rendering: the templates of one answer share a `Budget`, which also lets other requests run in between.
+* rendering: the templates of one answer share a `Budget`, which also lets other requests run in
+  between.
 """
 
 import json
@@ -35,7 +38,10 @@ MAX_CHARACTERS = 1 << 18
 MAX_NODES = 500
 """Most nodes in the syntax tree of a template."""
 MAX_DEPTH = 50
-"""Most levels of that tree. Python refuses 200 nested parentheses, and a level needs up to three."""
+"""Most levels of that tree.
+
+Python refuses 200 nested parentheses, and a level needs up to three.
+"""
 MAX_TOKENS = 8 * MAX_NODES
 """Most tokens that are parsed. A node has up to three tokens, and blanks count as tokens, too."""
 MAX_SCRIPT_NODES = 100_000
@@ -54,11 +60,26 @@ MAX_STRIPPED = 100
 MAX_DATE_FORMAT = 200
 """Longest format of the filter `date`, in characters: a directive can yield 24 characters."""
 NAMES = frozenset(
-    ("match", "message", "user", "tool_result", "model", "api", "turn", "count", "now", "unix", "header")
+    (
+        "match",
+        "message",
+        "user",
+        "tool_result",
+        "model",
+        "api",
+        "turn",
+        "count",
+        "now",
+        "unix",
+        "header",
+    )
 )
 """Names that a template can use (docs/scripts.md)."""
 FUNCTIONS = frozenset(("random", "choose", "hex", "header"))
-"""Names that a template can call, and cannot use otherwise: the text of a function has its address."""
+"""Names that a template can call, and cannot use otherwise:
+
+the text of a function has its address.
+"""
 FILTERS = (
     *("upper", "lower", "capitalize", "title", "int", "float", "length", "first", "last"),
     *("default", "string", "abs"),
@@ -90,7 +111,9 @@ class Budget:
 
     __slots__ = ("_breathe", "_left")
 
-    def __init__(self, breathe: Callable[[], None] = lambda: None, characters: int = MAX_WORK) -> None:
+    def __init__(
+        self, breathe: Callable[[], None] = lambda: None, characters: int = MAX_WORK
+    ) -> None:
         self._breathe = breathe
         self._left = characters
 
@@ -98,7 +121,9 @@ class Budget:
         """Raises TemplateError when the work of this and earlier operations is too much."""
         self._left -= characters
         if self._left < 0:
-            raise TemplateError(f"the rule's templates work through more than {MAX_WORK} characters")
+            raise TemplateError(
+                f"the rule's templates work through more than {MAX_WORK} characters"
+            )
         self._breathe()
 
 
@@ -219,7 +244,8 @@ class ScriptEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%"))
 
     def __init__(self) -> None:
-        # Folding constants would evaluate parts of a template while it compiles, again at each level.
+        # Folding constants would evaluate parts of a template while it compiles, again at each
+        # level.
         super().__init__(
             undefined=StrictUndefined,
             keep_trailing_newline=True,
@@ -247,7 +273,10 @@ class ScriptEnvironment(ImmutableSandboxedEnvironment):
         self.globals = {}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Returns a member of a mapping. Other values have no attributes: those would be methods."""
+        """Returns a member of a mapping.
+
+        Other values have no attributes: those would be methods.
+        """
         return self.getitem(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -279,7 +308,8 @@ class ScriptEnvironment(ImmutableSandboxedEnvironment):
 class OperationLimiter(NodeTransformer):
     """Replaces operations that Jinja compiles to plain Python by bounded ones.
 
-    `~` becomes a filter, and the operands of comparisons (`x in y` searches a text) pass through one.
+    `~` becomes a filter, and the operands of comparisons (`x in y` searches a text) pass through
+    one.
     """
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -295,7 +325,8 @@ class OperationLimiter(NodeTransformer):
 
 
 def size_of(value: object) -> int:
-    """Returns the characters in the text of a value, about; stops at `MAX_CHARACTERS` for a container.
+    """Returns the characters in the text of a value, about; stops at `MAX_CHARACTERS` for a
+    container.
 
     Each member of a container counts as one at least, so the walk is bounded.
     """
@@ -343,7 +374,9 @@ def _count_nodes(tree: nodes.Template) -> int:
         node, depth = waiting.pop()
         count += 1
         if count > MAX_NODES:
-            raise TemplateError(f"has more than {MAX_NODES} nodes; split the text, or use fewer expressions")
+            raise TemplateError(
+                f"has more than {MAX_NODES} nodes; split the text, or use fewer expressions"
+            )
         if depth > MAX_DEPTH:
             raise TemplateError(f"is nested too deeply: more than {MAX_DEPTH} levels")
         waiting.extend((child, depth + 1) for child in node.iter_child_nodes())
@@ -355,10 +388,19 @@ def _check(tree: nodes.Template, groups: frozenset[str] | None) -> None:
     callees: set[nodes.Name] = set()
     names: list[nodes.Name] = []
     for node in tree.find_all(nodes.Node):
-        if isinstance(node, nodes.Stmt | nodes.Pow) and not isinstance(node, nodes.Output | nodes.If):
-            raise TemplateError(f"{type(node).__name__} (line {node.lineno}) is not possible in a script")
-        if getattr(node, "dyn_args", None) is not None or getattr(node, "dyn_kwargs", None) is not None:
-            raise TemplateError(f"arguments with * (line {node.lineno}) are not possible in a script")
+        if isinstance(node, nodes.Stmt | nodes.Pow) and not isinstance(
+            node, nodes.Output | nodes.If
+        ):
+            raise TemplateError(
+                f"{type(node).__name__} (line {node.lineno}) is not possible in a script"
+            )
+        if (
+            getattr(node, "dyn_args", None) is not None
+            or getattr(node, "dyn_kwargs", None) is not None
+        ):
+            raise TemplateError(
+                f"arguments with * (line {node.lineno}) are not possible in a script"
+            )
         if isinstance(node, nodes.Call):
             if not isinstance(node.node, nodes.Name) or node.node.name not in FUNCTIONS:
                 functions = ", ".join(sorted(FUNCTIONS))
@@ -374,11 +416,15 @@ def _check(tree: nodes.Template, groups: frozenset[str] | None) -> None:
         raise TemplateError(f"unknown name {min(unknown)!r}; there are {', '.join(sorted(known))}")
     for node in names:
         if node.name in FUNCTIONS and node not in callees:
-            raise TemplateError(f"{node.name} (line {node.lineno}) is a function: write {node.name}(...)")
+            raise TemplateError(
+                f"{node.name} (line {node.lineno}) is a function: write {node.name}(...)"
+            )
 
 
 def _check_group(node: nodes.Getattr | nodes.Getitem, groups: frozenset[str] | None) -> None:
-    """Raises TemplateError for a member of `match` that is none of the `groups`; None allows any group."""
+    """Raises TemplateError for a member of `match` that is none of the `groups`; None allows any
+    group.
+    """
     if groups is None or not isinstance(node.node, nodes.Name) or node.node.name != "match":
         return
     group = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
@@ -394,7 +440,9 @@ def _budget_of(context: Context) -> Budget:
 
 
 def _bounded(function: Callable[..., object]) -> Callable[..., object]:
-    """Returns a filter that charges its operands, and refuses operands and results that are too long."""
+    """Returns a filter that charges its operands, and refuses operands and results that are too
+    long.
+    """
 
     @pass_context
     @wraps(function)

@@ -17,6 +17,10 @@ def test_beside_the_loop_an_error_is_raised_and_not_printed() -> None:
         print(call_off_hub(int, "7"))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert (done.stdout, done.stderr) == ("7\n", "")

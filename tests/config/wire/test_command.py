@@ -26,7 +26,9 @@ def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
 def test_help_needs_no_library_of_its_command(name: str, absent: str) -> None:
     line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', ')); from app.cli import main; "
     code = f"{line}sys.exit(main(['{name}', '--help']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert f"usage: python -m app {name}" in done.stdout
 

@@ -32,7 +32,10 @@ def test_a_headless_node_opens_no_port_and_ends_at_sigterm() -> None:
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
-            assert line == "headless: no port is opened, and no engine runs here; waiting for SIGTERM\n"
+            assert (
+                line
+                == "headless: no port is opened, and no engine runs here; waiting for SIGTERM\n"
+            )
             assert listening_ports(process.pid) == set()
             with socket.socket() as client:
                 assert client.connect_ex(("127.0.0.1", port)) != 0

@@ -42,7 +42,8 @@ def running() -> Iterator[vllm_understudy.Server]:
 
 @pytest.mark.parametrize("page", EXAMPLES)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.clients] * (name in ELSEWHERE)) for name in AGENTS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.clients] * (name in ELSEWHERE)) for name in AGENTS],
 )
 def test_an_agents_loop_is_set_and_verified_by_the_example(
     page: str, name: str, running: vllm_understudy.Server
@@ -59,7 +60,9 @@ def test_an_agents_loop_is_set_and_verified_by_the_example(
     exec(example, names)
     [test] = [named for key, named in names.items() if key.startswith("test_")]
     test(running)
-    assert [str(entry.rule)[:24] for entry in running.requests()] == ["script at run time: rule"] * 2
+    assert [str(entry.rule)[:24] for entry in running.requests()] == [
+        "script at run time: rule"
+    ] * 2
 
 
 @pytest.fixture
@@ -81,7 +84,11 @@ def over_responses(server: vllm_understudy.Server, keeps: bool = False, **asked:
                 return called, response.output_text
             called += [(call.name, json.loads(call.arguments)) for call in calls]
             results = [
-                {"type": "function_call_output", "call_id": call.call_id, "output": RESULTS[call.name]}
+                {
+                    "type": "function_call_output",
+                    "call_id": call.call_id,
+                    "output": RESULTS[call.name],
+                }
                 for call in calls
             ]
             if keeps:
@@ -97,14 +104,19 @@ def over_messages(server: vllm_understudy.Server) -> Told:
     called: list[tuple[str, Any]] = []
     with sdk(server) as client:
         for _ in range(MOST_TURNS):
-            message = client.messages.create(model="tiny", max_tokens=16_384, messages=messages, tools=tools)
+            message = client.messages.create(
+                model="tiny", max_tokens=16_384, messages=messages, tools=tools
+            )
             messages.append({"role": "assistant", "content": message.content})
             uses = [block for block in message.content if block.type == "tool_use"]
             if not uses:
-                return called, "".join(block.text for block in message.content if block.type == "text")
+                return called, "".join(
+                    block.text for block in message.content if block.type == "text"
+                )
             called += [(use.name, use.input) for use in uses]
             results = [
-                {"type": "tool_result", "tool_use_id": use.id, "content": RESULTS[use.name]} for use in uses
+                {"type": "tool_result", "tool_use_id": use.id, "content": RESULTS[use.name]}
+                for use in uses
             ]
             messages.append({"role": "user", "content": results})
     raise AssertionError("the agent never ended")
@@ -134,5 +146,8 @@ def test_agents_of_openai_agents_call_three_tools(server: vllm_understudy.Server
     told = told_by("openai_agents_client.py", server)
     assert len(told) == 4
     for run in told.values():
-        assert run == {"calls": [[name, *arguments.values()] for name, arguments in CALLS], "answer": ANSWER}
+        assert run == {
+            "calls": [[name, *arguments.values()] for name, arguments in CALLS],
+            "answer": ANSWER,
+        }
     server.assert_called(times=len(told) * (len(CALLS) + 1))

@@ -1,4 +1,7 @@
-"""aiperf counts tokens itself and finds our numbers right. AIPERF names its program, if it is not in PATH."""
+"""aiperf counts tokens itself and finds our numbers right.
+
+AIPERF names its program, if it is not in PATH.
+"""
 
 import json
 import subprocess

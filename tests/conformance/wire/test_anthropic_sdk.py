@@ -1,6 +1,7 @@
 """The anthropic SDK, strict about every answer that it receives.
 
-It is given its key as `auth_token`, which it sends the way vLLM expects it: `Authorization: Bearer`.
+It is given its key as `auth_token`, which it sends the way vLLM expects it: `Authorization:
+Bearer`.
 """
 
 from collections.abc import Iterator
@@ -23,13 +24,21 @@ REPEATABLE = {"temperature": 0}
 WEATHER: ToolParam = {
     "name": "weather",
     "description": "The weather in a city",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
 }
 
 
 def sdk(server: RunningServer | Server, strict: bool = True) -> anthropic.Anthropic:
     return anthropic.Anthropic(
-        base_url=server.url, auth_token="x", max_retries=0, timeout=20, _strict_response_validation=strict
+        base_url=server.url,
+        auth_token="x",
+        max_retries=0,
+        timeout=20,
+        _strict_response_validation=strict,
     )
 
 
@@ -41,7 +50,10 @@ def client(vllm: RunningServer) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture(scope="module")
 def thinker(thinking: RunningServer) -> Iterator[anthropic.Anthropic]:
-    """Asks a model that thinks aloud: a streamed thought begins without the signature that SDKs ask for."""
+    """Asks a model that thinks aloud:
+
+    a streamed thought begins without the signature that SDKs ask for.
+    """
     with sdk(thinking, strict=False) as lenient:
         yield lenient
 
@@ -56,7 +68,12 @@ def said(message: Message) -> str:
 
 def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> None:
     whole = create(client, max_tokens=40, extra_body=REPEATABLE)
-    asked: dict[str, Any] = {"model": MODEL, "messages": [HELLO], "max_tokens": 40, "extra_body": REPEATABLE}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [HELLO],
+        "max_tokens": 40,
+        "extra_body": REPEATABLE,
+    }
     with client.messages.stream(**asked) as stream:
         texts = list(stream.text_stream)
         final = stream.get_final_message()
@@ -70,7 +87,10 @@ def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> N
     [
         ({"model": "other"}, anthropic.NotFoundError),
         ({"max_tokens": 0}, anthropic.BadRequestError),
-        ({"messages": [{"role": "user", "content": "w" * (5 << 20)}]}, anthropic.RequestTooLargeError),
+        (
+            {"messages": [{"role": "user", "content": "w" * (5 << 20)}]},
+            anthropic.RequestTooLargeError,
+        ),
     ],
 )
 def test_errors_have_their_classes(
@@ -95,8 +115,16 @@ def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> 
     (use,) = message.content
     assert (message.stop_reason, use.type, use.name) == ("tool_use", "tool_use", "weather")
     assert isinstance(use.input, dict)
-    result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "sunny"}]}
-    turns = [HELLO, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    result = {
+        "type": "tool_result",
+        "tool_use_id": use.id,
+        "content": [{"type": "text", "text": "sunny"}],
+    }
+    turns = [
+        HELLO,
+        {"role": "assistant", "content": message.content},
+        {"role": "user", "content": [result]},
+    ]
     assert said(create(client, **asked, messages=turns, tool_choice={"type": "none"}))
 
 
@@ -120,8 +148,14 @@ def beta(client: anthropic.Anthropic, stream: bool, **asked: Any) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_thread_keeps_its_history_system_and_tools(client: anthropic.Anthropic, stream: bool) -> None:
-    called: dict[str, Any] = {"system": "Be brief.", "tools": [WEATHER], "tool_choice": {"type": "any"}}
+def test_a_thread_keeps_its_history_system_and_tools(
+    client: anthropic.Anthropic, stream: bool
+) -> None:
+    called: dict[str, Any] = {
+        "system": "Be brief.",
+        "tools": [WEATHER],
+        "tool_choice": {"type": "any"},
+    }
     first = beta(client, stream, messages=[HELLO], thread={"type": "create"}, **called)
     (use,) = first.content
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "Rain."}

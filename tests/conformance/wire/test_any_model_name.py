@@ -34,7 +34,11 @@ def test_the_openai_sdk_chats_and_embeds_with_any_name(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError, match="No model `xxx"):
             chat("x" * 300)
         metrics = requests.get(server.url + "/metrics", timeout=20).text
-        assert 'model_name="understudy-tiny"' in metrics and "gpt-5" not in metrics and "a/b" not in metrics
+        assert (
+            'model_name="understudy-tiny"' in metrics
+            and "gpt-5" not in metrics
+            and "a/b" not in metrics
+        )
         [*entries] = requests.get(server.url + "/admin/journal", timeout=20).json()["entries"]
         assert [entry["model"] for entry in entries[:2]] == ["gpt-5", "sql"]
 
@@ -45,4 +49,7 @@ def test_without_it_other_names_are_not_found() -> None:
         refused = requests.post(server.url + "/v1/completions", json=body, timeout=20)
         assert refused.status_code == 404
         body["model"] = "two"
-        assert requests.post(server.url + "/v1/completions", json=body, timeout=20).json()["model"] == "one"
+        assert (
+            requests.post(server.url + "/v1/completions", json=body, timeout=20).json()["model"]
+            == "one"
+        )

@@ -35,18 +35,24 @@ def test_litellm_takes_an_injected_overflow_for_one() -> None:
     failing = ("--failure-injection-rate", "100", "--failure-types", "context_length")
     with running_server("--model", "tiny", *failing) as server:
         told = told_by("litellm_client.py", server, "too long")
-    assert {error for errors in told.values() for error in errors.values()} == {"ContextWindowExceededError"}
+    assert {error for errors in told.values() for error in errors.values()} == {
+        "ContextWindowExceededError"
+    }
 
 
 @python
 def test_instructor_gets_nested_objects_that_satisfy_their_schema(vllm: RunningServer) -> None:
     told = told_by("instructor_client.py", vllm)
-    assert set(told) == {f"{mode}{many}" for mode in ("TOOLS", "JSON_SCHEMA") for many in ("", "_ITERABLE")}
+    assert set(told) == {
+        f"{mode}{many}" for mode in ("TOOLS", "JSON_SCHEMA") for many in ("", "_ITERABLE")
+    }
     for mode in ("TOOLS", "JSON_SCHEMA"):
         assert len(told[mode]) == 5
         assert all(2 <= len(recipe["ingredients"]) <= 4 for recipe in told[mode])
         groups = told[f"{mode}_ITERABLE"]
-        assert all(groups) and all(user for users in groups for user in users), "nothing is empty by chance"
+        assert all(groups) and all(user for users in groups for user in users), (
+            "nothing is empty by chance"
+        )
 
 
 @python
@@ -55,7 +61,9 @@ def test_langchain_streams_calls_tools_and_parses(vllm: RunningServer) -> None:
     assert told["whole"] == told["streamed"] != ""
     assert told["usage"] == told["streamed_usage"] == 6
     assert told["call"] == told["streamed_call"] == "weather"
-    assert isinstance(told["arguments"]["city"], str) and isinstance(told["streamed_arguments"]["city"], str)
+    assert isinstance(told["arguments"]["city"], str) and isinstance(
+        told["streamed_arguments"]["city"], str
+    )
     assert told["answer"]
     assert isinstance(told["verdict"]["good"], bool)
 

@@ -1,4 +1,7 @@
-"""Every recorded exchange again: the same status, keys in the same order, kinds, words and token counts."""
+"""Every recorded exchange again:
+
+the same status, keys in the same order, kinds, words and token counts.
+"""
 
 import json
 import re
@@ -23,7 +26,11 @@ def answer(server: RunningServer, known: dict[str, Any]) -> dict[str, Any]:
     request = known["request"]
     body = request if request is None or isinstance(request, str) else json.dumps(request)
     got = requests.request(
-        known["method"], server.url + known["path"], data=body, headers=known["request_headers"], timeout=20
+        known["method"],
+        server.url + known["path"],
+        data=body,
+        headers=known["request_headers"],
+        timeout=20,
     )
     headers = {name.lower(): value for name, value in got.headers.items()}
     return {"status": got.status_code, "headers": headers, "body": got.content.decode()}

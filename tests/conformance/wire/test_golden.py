@@ -1,4 +1,6 @@
-"""The recording's own replay agrees with us, whichever way we are started, as do counters after a load."""
+"""The recording's own replay agrees with us, whichever way we are started, as do counters after a
+load.
+"""
 
 import os
 import re
@@ -42,12 +44,17 @@ def test_every_exchange_of_a_variant_agrees(variant: str) -> None:
     """The third set. A seed, because a few exchanges need a certain letter in what is said."""
     command = [sys.executable, str(VARIANTS), "--python", sys.executable, "--variant", variant]
     env = os.environ | {"SIM_SEED": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=55, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=55, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 LEAST = 470
-"""Series that agree, of 475. Three tell in which step the second choice of a prompt began: chance in vLLM."""
+"""Series that agree, of 475.
+
+Three tell in which step the second choice of a prompt began: chance in vLLM.
+"""
 LOADED = {
     **SETTINGS,
     "max-model-len": "1024",
@@ -63,8 +70,12 @@ LOADED = {
 
 
 def test_nearly_all_series_agree_after_a_known_load() -> None:
-    with running_server(*(f"--{name}={value}" for name, value in LOADED.items()), env=ENVIRONMENT) as server:
+    with running_server(
+        *(f"--{name}={value}" for name, value in LOADED.items()), env=ENVIRONMENT
+    ) as server:
         command = [sys.executable, str(METRICS_LOAD), "--port", str(server.port)]
-        report = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False).stdout
+        report = subprocess.run(
+            command, capture_output=True, text=True, timeout=55, check=False
+        ).stdout
     found = re.search(r"(\d+) of 475 series agree", report)
     assert found is not None and int(found[1]) >= LEAST, report

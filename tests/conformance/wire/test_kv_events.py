@@ -1,7 +1,8 @@
-"""A subscriber that decodes as vLLM's own does reads our events, in the layouts of old and new versions.
+"""A subscriber that decodes as vLLM's own does reads our events, in the layouts of old and new
+versions.
 
-The structs are declared here once more, from the table of versions (kv-cache specification, 2.4), and refuse
-a field too many, so that nothing is taken for granted that our own ones say.
+The structs are declared here once more, from the table of versions (kv-cache specification, 2.4),
+and refuse a field too many, so that nothing is taken for granted that our own ones say.
 """
 
 import json
@@ -52,7 +53,9 @@ def batch_of(layout: str) -> type[Any]:
     options: dict[str, Any] = {"array_like": in_arrays, "tag": True, "forbid_unknown_fields": True}
 
     def event(name: str, fields: list[tuple[str, Any]]) -> Any:
-        told = [(field, kind, None) if field in optional else (field, kind) for field, kind in fields]
+        told = [
+            (field, kind, None) if field in optional else (field, kind) for field, kind in fields
+        ]
         return defstruct(name, told, **options)
 
     stored, removed = LAYOUTS[layout]
@@ -70,10 +73,21 @@ def published(layout: str) -> list[Any]:
     """Events of a server until there was one of each kind, decoded."""
     decoder = msgspec.msgpack.Decoder(batch_of(layout))
     port, asked, end = free_port(), 0, time.monotonic() + PATIENCE_S
-    flags = ("--enable-kvcache", "--kv-cache-size", "8", "--kv-events-format", layout, "--server-dev-mode")
+    flags = (
+        "--enable-kvcache",
+        "--kv-cache-size",
+        "8",
+        "--kv-events-format",
+        layout,
+        "--server-dev-mode",
+    )
     bound = ("--zmq-endpoint", f"tcp://*:{port}", "--event-flush-interval", "0s")
     events: list[Any] = []
-    with served(*flags, *bound) as client, zmq.Context() as context, context.socket(zmq.SUB) as socket:
+    with (
+        served(*flags, *bound) as client,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as socket,
+    ):
         socket.linger = 0
         socket.subscribe("kv@")
         socket.connect(f"tcp://127.0.0.1:{port}")
@@ -100,7 +114,9 @@ def test_batches_are_those_of_a_real_vllm(timing: str) -> None:
         flags = (*FLAGS, *cache, *events, "--timing", timing)
         with running_server(*flags, env=ENVIRONMENT) as server, requests.Session() as session:
             for case in json.loads(KV_EVENTS.read_text()):
-                answer = session.post(server.url + case["path"], json=case["request"], timeout=PATIENCE_S)
+                answer = session.post(
+                    server.url + case["path"], json=case["request"], timeout=PATIENCE_S
+                )
                 assert answer.status_code == case["status"], answer.text
                 found = []
                 while socket.poll(1000 * PATIENCE_S if len(found) < len(case["batches"]) else 100):

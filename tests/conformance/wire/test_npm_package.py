@@ -40,13 +40,17 @@ def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
     own = (HERE / "node" / "package.test.mjs").read_text()
     (tmp_path / "a.test.mjs").write_text(EXAMPLE if agent else own)
     command = [str(NODE), "--test", "--test-reporter=tap", "a.test.mjs"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=55)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=55
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"# pass {1 if agent else 4}" in done.stdout
 
 
 @pytest.mark.parametrize("commands", INSTALLATIONS, ids=["link", "packed copy"])
-def test_the_page_installs_the_package_from_a_clone_beside_the_project(commands: str, tmp_path: Path) -> None:
+def test_the_page_installs_the_package_from_a_clone_beside_the_project(
+    commands: str, tmp_path: Path
+) -> None:
     shutil.copytree(ROOT / "clients" / "js", tmp_path / "understudy" / "clients" / "js")
     folder = tmp_path / "my-project"
     folder.mkdir()

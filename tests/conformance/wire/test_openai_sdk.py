@@ -1,7 +1,8 @@
 """The openai SDK, strict about every answer that it receives.
 
-Strict validation refuses streams of completions from a real vLLM as from us, for vLLM sends a null reason to
-finish where the SDK's models have none, and the events of a thought's parts, which the SDK does not know.
+Strict validation refuses streams of completions from a real vLLM as from us, for vLLM sends a null
+reason to finish where the SDK's models have none, and the events of a thought's parts, which the
+SDK does not know.
 """
 
 from collections.abc import Iterator
@@ -40,13 +41,17 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces(client: openai.OpenAI) -> No
     whole = chat(client, max_tokens=40, seed=1).choices[0]
     chunks = list(chat(client, max_tokens=40, seed=1, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+    )
     assert chunks[-1].choices[0].finish_reason == whole.finish_reason
     assert all(chunk.usage is None for chunk in chunks)
 
 
 def test_the_stream_helper_gathers_the_reply(client: openai.OpenAI) -> None:
-    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, stop=["e", "a", " "]) as stream:
+    with client.chat.completions.stream(
+        model=MODEL, messages=MESSAGES, stop=["e", "a", " "]
+    ) as stream:
         contents = [event.delta for event in stream if event.type == "content.delta"]
         reply = stream.get_final_completion().choices[0]
     assert reply.finish_reason == "stop"
@@ -85,7 +90,9 @@ def test_a_function_is_called_and_its_result_is_answered(client: openai.OpenAI) 
     (call,) = first.output
     assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
     conversation += first.output
-    conversation.append({"type": "function_call_output", "call_id": call.call_id, "output": "Rain."})
+    conversation.append(
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
+    )
     second = create(client, input=conversation, tools=[WEATHER])
     assert second.output_text
     assert second.usage.input_tokens > first.usage.input_tokens

@@ -40,7 +40,13 @@ rules:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("scripts") / "numbers.yaml"
     path.write_text(SCRIPT)
-    flags = ("--model=tiny", "--task=pooling", "--default-embedding-dimensions=8", "--script", str(path))
+    flags = (
+        "--model=tiny",
+        "--task=pooling",
+        "--default-embedding-dimensions=8",
+        "--script",
+        str(path),
+    )
     with running_server(*flags, "--profile", str(QUICK_STEPS)) as server:
         yield server
 
@@ -51,7 +57,9 @@ def test_scores_are_those_of_the_script(server: RunningServer) -> None:
         answer = ok(post(server, path, body))
         assert [item["score"] for item in answer["data"]] == [0.9, 0.1]
         assert answer["usage"]["prompt_tokens"] == 777
-    unknown = ok(post(server, "/score", {"text_1": "cooking?", "text_2": "in Rome"}))["data"][0]["score"]
+    unknown = ok(post(server, "/score", {"text_1": "cooking?", "text_2": "in Rome"}))["data"][0][
+        "score"
+    ]
     assert unknown not in (0.9, 0.1), "the simulation scores what no rule fits"
 
 
@@ -71,7 +79,9 @@ def test_classes_have_the_names_and_probabilities_of_the_script(server: RunningS
 
 def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServer) -> None:
     def pooled(given: Any, **asked: Any) -> list[Any]:
-        return [item["data"] for item in ok(post(server, "/pooling", {"input": given, **asked}))["data"]]
+        return [
+            item["data"] for item in ok(post(server, "/pooling", {"input": given, **asked}))["data"]
+        ]
 
     assert pooled(["cat"]) == [[1, 0, -0.5]]
     (kitten,), (same,) = pooled("kitten"), pooled("cats and dogs")
@@ -79,7 +89,9 @@ def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServ
     assert pooled("good", task="classify")[0] == pytest.approx([0.9, 0.1])
     wrong = post(server, "/v1/embeddings", {"input": "cat", "dimensions": 5})
     assert error_of(wrong) == (400, "BadRequestError", "dimensions")
-    assert len(pooled("cat", task="token_embed")[0][0]) == 8, "of each token scripts have nothing to say"
+    assert len(pooled("cat", task="token_embed")[0][0]) == 8, (
+        "of each token scripts have nothing to say"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The Responses family on the wire: recorded exchanges, keys, order, tools, errors, hostile bodies."""
+"""The Responses family on the wire:
+
+recorded exchanges, keys, order, tools, errors, hostile bodies.
+"""
 
 import json
 from typing import Any
@@ -61,9 +64,15 @@ def test_custom_tools_and_functions_of_a_namespace_are_called(vllm: RunningServe
         *("custom_tool_call_input.done", "output_item.done", "completed"),
     ]
     (call,) = events[-1]["response"]["output"]
-    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "shell", events[-3]["input"])
+    assert (call["type"], call["name"], call["input"]) == (
+        "custom_tool_call",
+        "shell",
+        events[-3]["input"],
+    )
     home = {"type": "namespace", "name": "home", "description": "d", "tools": [TIME]}
-    response = respond(vllm, tools=[home], tool_choice={"type": "function", "name": "time"}, **FREELY)
+    response = respond(
+        vllm, tools=[home], tool_choice={"type": "function", "name": "time"}, **FREELY
+    )
     assert [(item["name"], item["namespace"]) for item in response["output"]] == [("time", "home")]
     assert response["tool_choice"]["name"] == "home__time"
     result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}

@@ -22,7 +22,8 @@ NO_TIME = {"inter-token-latency": "0s"}
 def keeping() -> Iterator[RunningServer]:
     """As the recorded server, but it keeps responses, and has one place to run and one to wait.
 
-    Seeded: a first token that is only part of a character has no text, and says nothing to who follows.
+    Seeded: a first token that is only part of a character has no text, and says nothing to who
+    follows.
     """
     with running_server(
         *FLAGS,
@@ -74,7 +75,9 @@ def test_a_conversation_goes_on(keeping: RunningServer) -> None:
     first = respond(keeping, instructions="Be brief.")
     second = respond(keeping, previous_response_id=first["id"], input="and?")
     assert second["previous_response_id"] == first["id"]
-    third = respond(keeping, previous_response_id=second["id"], input="and then?", instructions="Be kind.")
+    third = respond(
+        keeping, previous_response_id=second["id"], input="and then?", instructions="Be kind."
+    )
     spelled_out = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": text_of(first)},
@@ -98,7 +101,9 @@ def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) 
     assert named_events(get(keeping, response["id"], stream=1, starting_after=-7)) == events
 
 
-def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(keeping: RunningServer) -> None:
+def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(
+    keeping: RunningServer,
+) -> None:
     before = aborts(keeping.port)
     with slowly(keeping):
         first = begun(keeping, max_output_tokens=9)
@@ -120,7 +125,9 @@ def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(keeping: Ru
 
 def followed(wire: Wire, server: RunningServer, **asked: Any) -> str:
     """Begin a stream in the background, read its first event, and give the id that it tells."""
-    body = json.dumps({**ASKED, "background": True, "stream": True, "max_output_tokens": 9, **asked})
+    body = json.dumps(
+        {**ASKED, "background": True, "stream": True, "max_output_tokens": 9, **asked}
+    )
     wire.send(http_post(PATH, body.encode()))
     reply = wire.begin()
     for line in reply:
@@ -130,7 +137,9 @@ def followed(wire: Wire, server: RunningServer, **asked: Any) -> str:
     raise AssertionError("no event came")
 
 
-def test_a_client_that_leaves_does_not_end_what_is_in_the_background(keeping: RunningServer) -> None:
+def test_a_client_that_leaves_does_not_end_what_is_in_the_background(
+    keeping: RunningServer,
+) -> None:
     with slowly(keeping):
         with Wire(keeping.port) as wire:
             response_id = followed(wire, keeping)
@@ -144,7 +153,9 @@ def test_a_client_that_leaves_does_not_end_what_is_in_the_background(keeping: Ru
 def test_whoever_follows_is_let_go_when_it_is_cancelled(keeping: RunningServer) -> None:
     with slowly(keeping), Wire(keeping.port) as wire, Wire(keeping.port) as other:
         response_id = followed(wire, keeping)
-        path = f"GET {PATH}/{response_id}?stream=true&starting_after=1 HTTP/1.1\r\nHost: test\r\n\r\n"
+        path = (
+            f"GET {PATH}/{response_id}?stream=true&starting_after=1 HTTP/1.1\r\nHost: test\r\n\r\n"
+        )
         with other.send(path.encode()).begin() as reply:
             assert reply.readline() == b"event: response.output_item.added\n"
             ok(cancel(keeping, response_id))

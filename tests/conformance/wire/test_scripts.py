@@ -35,7 +35,9 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def claude(server: RunningServer) -> Iterator[anthropic.Anthropic]:
     """Validates leniently: a streamed thought begins without a signature, as with vLLM."""
-    with anthropic.Anthropic(base_url=server.url, auth_token="x", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(
+        base_url=server.url, auth_token="x", max_retries=0, timeout=20
+    ) as client:
         yield client
 
 
@@ -62,13 +64,20 @@ def chat(client: openai.OpenAI, text: str, stream: bool, **asked: Any) -> dict[s
     if not stream:
         whole = create(model="tiny", messages=user(text), **asked)
         message = whole.choices[0].message
-        calls = [(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
+        calls = [
+            (call.function.name, call.function.arguments, call.id)
+            for call in message.tool_calls or ()
+        ]
         thoughts = getattr(message, "reasoning", None) or ""
-        return told(message.content or "", thoughts, calls, whole.choices[0].finish_reason, whole.usage)
+        return told(
+            message.content or "", thoughts, calls, whole.choices[0].finish_reason, whole.usage
+        )
     said, thoughts, finish, usage = "", "", None, None
     called: dict[int, list[str]] = {}
     options = {"include_usage": True}
-    for chunk in create(model="tiny", messages=user(text), stream=True, stream_options=options, **asked):
+    for chunk in create(
+        model="tiny", messages=user(text), stream=True, stream_options=options, **asked
+    ):
         usage = chunk.usage or usage
         for choice in chunk.choices:
             said += choice.delta.content or ""
@@ -112,7 +121,9 @@ def test_a_chat_says_the_text_with_its_exact_tokens(
 
 
 @streamed
-def test_a_chat_thinks_and_calls(server: RunningServer, client: openai.OpenAI, stream: bool) -> None:
+def test_a_chat_thinks_and_calls(
+    server: RunningServer, client: openai.OpenAI, stream: bool
+) -> None:
     thinking = chat(client, "think", stream)
     assert (thinking["thoughts"], thinking["text"]) == ("Let me see.", "I see.")
     said = tokens_of(server, "Let me see.") + tokens_of(server, "I see.")
@@ -126,7 +137,9 @@ def test_a_chat_thinks_and_calls(server: RunningServer, client: openai.OpenAI, s
 
 
 @streamed
-def test_a_chat_has_the_form_end_and_usage_of_the_script(client: openai.OpenAI, stream: bool) -> None:
+def test_a_chat_has_the_form_end_and_usage_of_the_script(
+    client: openai.OpenAI, stream: bool
+) -> None:
     answer = chat(client, "an object", stream, response_format={"type": "json_object"})
     assert json.loads(answer["text"]) == {"number": 42, "text": "chat"}
     usage = chat(client, "the bill", stream)["usage"]
@@ -158,7 +171,9 @@ def test_completions_say_the_text_and_mark_up_what_is_told_apart_in_chats(
 
 
 @streamed
-def test_responses_have_items_for_thought_text_and_calls(client: openai.OpenAI, stream: bool) -> None:
+def test_responses_have_items_for_thought_text_and_calls(
+    client: openai.OpenAI, stream: bool
+) -> None:
     def respond(text: str, **asked: Any) -> Any:
         create: Any = client.responses.create
         if not stream:
@@ -183,7 +198,9 @@ def test_responses_have_items_for_thought_text_and_calls(client: openai.OpenAI, 
 
 
 @streamed
-def test_messages_have_blocks_for_thought_text_and_calls(claude: anthropic.Anthropic, stream: bool) -> None:
+def test_messages_have_blocks_for_thought_text_and_calls(
+    claude: anthropic.Anthropic, stream: bool
+) -> None:
     def message(text: str, **asked: Any) -> Any:
         given = {"model": "tiny", "max_tokens": 200, "messages": user(text), **asked}
         if not stream:
@@ -201,7 +218,11 @@ def test_messages_have_blocks_for_thought_text_and_calls(claude: anthropic.Anthr
     assert is_given([call.id for call in calls])
     assert message("filter").stop_reason == "refusal"
     usage = message("the bill").usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (100, 900, 500)
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (
+        100,
+        900,
+        500,
+    )
 
 
 @streamed
@@ -218,7 +239,9 @@ def test_faults_strike_as_they_do_by_rules_of_their_own(
     ):
         list(got.iter_lines())
     verdict = requests.get(server.url + "/admin/verdict", timeout=20).json()
-    (faults,) = [each["faults"] for each in verdict["clients"].values() if "disconnect" in each["faults"]]
+    (faults,) = [
+        each["faults"] for each in verdict["clients"].values() if "disconnect" in each["faults"]
+    ]
     assert faults["disconnect"] >= 1
 
 
@@ -231,11 +254,15 @@ def test_what_a_rule_cannot_answer_is_one_error_that_is_not_tried_again(
         chat(client, "divide", stream, tools=[TOOL])
     assert failed.value.response.headers["x-should-retry"] == "false"
     called = chat(client, "my money", stream, tools=[TOOL], max_tokens=2)
-    assert called["usage"].completion_tokens == 2, "a tool that is not offered is left to the next rule"
+    assert called["usage"].completion_tokens == 2, (
+        "a tool that is not offered is left to the next rule"
+    )
     assert chat(client, "repeat Hi.", stream)["text"] == "Hi.", "nobody else's is lost"
 
 
-def test_a_report_says_which_rule_answered_how_often(server: RunningServer, client: openai.OpenAI) -> None:
+def test_a_report_says_which_rule_answered_how_often(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
     requests.delete(server.url + "/admin/script", timeout=20)
     for text in ("repeat a", "repeat b", "think", "nothing fits"):
         chat(client, text, False, max_tokens=2)

@@ -34,16 +34,22 @@ def streamed(server: RunningServer, **asked: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_call_is_streamed_name_first_and_then_its_arguments(vllm: RunningServer, choice: Any) -> None:
+def test_a_call_is_streamed_name_first_and_then_its_arguments(
+    vllm: RunningServer, choice: Any
+) -> None:
     first, *pieces, last = streamed(vllm, tools=tool(CLOSED), tool_choice=choice, max_tokens=200)
     assert list(first["delta"]) == ["content", "tool_calls"] and first["delta"]["content"] is None
     (begun,) = first["delta"]["tool_calls"]
-    assert list(begun) == ["id", "type", "index", "function"] and begun["function"] == {"name": "look"}
+    assert list(begun) == ["id", "type", "index", "function"] and begun["function"] == {
+        "name": "look"
+    }
     assert begun["id"].startswith("chatcmpl-tool-")
     arguments = ""
     for piece in pieces:
         assert piece["finish_reason"] is None and piece["delta"]["content"] is None
-        ((index, function),) = ((call["index"], call["function"]) for call in piece["delta"]["tool_calls"])
+        ((index, function),) = (
+            (call["index"], call["function"]) for call in piece["delta"]["tool_calls"]
+        )
         if index == 0:
             arguments += function.get("arguments", "")
     jsonschema.validate(json.loads(arguments), CLOSED)

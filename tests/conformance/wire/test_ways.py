@@ -11,16 +11,32 @@ from tests.conformance.calls import CHAT, MESSAGES, TEXT, post
 from tests.conformance.recording import ENVIRONMENT, FLAGS
 from tests.running_server import QUICK_STEPS, RunningServer, running_server
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": MESSAGES, "max_tokens": 20, **USAGE}),
-    (CHAT, {"messages": MESSAGES, "max_tokens": 4, "n": 2, "seed": 1, "logprobs": True, "top_logprobs": 2}),
+    (
+        CHAT,
+        {
+            "messages": MESSAGES,
+            "max_tokens": 4,
+            "n": 2,
+            "seed": 1,
+            "logprobs": True,
+            "top_logprobs": 2,
+        },
+    ),
     (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required", "stream": True}),
     (TEXT, {"prompt": "hello", "max_tokens": 20, **USAGE}),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 9, "stream": True}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9, "stop_sequences": ["e"]}),
-    ("/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"max_tokens": 5, "temperature": 0}}),
+    (
+        "/inference/v1/generate",
+        {"token_ids": [5, 6], "sampling_params": {"max_tokens": 5, "temperature": 0}},
+    ),
 ]
 DRAWN = re.compile(
     rb'"(?:id|item_id|request_id|call_id|created|created_at|signature)":(?:"[^"]*"|\d+)|call-[0-9a-f]+'
@@ -33,14 +49,18 @@ def servers() -> Iterator[list[RunningServer]]:
     paces = (["--inter-token-latency", "1ms"], ["--profile", str(QUICK_STEPS)])
     with ExitStack() as stack:
         yield [
-            stack.enter_context(running_server(*FLAGS, *pace, f"--fast-path={fast}", env=ENVIRONMENT))
+            stack.enter_context(
+                running_server(*FLAGS, *pace, f"--fast-path={fast}", env=ENVIRONMENT)
+            )
             for fast in ("true", "false")
             for pace in paces
         ]
 
 
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
-def test_an_answer_does_not_depend_on_the_way_or_the_pace(servers: list[RunningServer], number: int) -> None:
+def test_an_answer_does_not_depend_on_the_way_or_the_pace(
+    servers: list[RunningServer], number: int
+) -> None:
     path, fields = REQUESTS[number]
     body = {"model": "tiny", "temperature": 0 if "n" not in fields else 1, **fields}
     answers = [post(server, path, body) for server in servers]

@@ -56,9 +56,14 @@ def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
         assert entry["token"] == f"token_id:{token_id}"
         assert entry["top_logprobs"][0]["bytes"] == list(entry["token"].encode())
     content = choice["message"]["content"]
-    assert bytes(sum((entry["bytes"] for entry in choice["logprobs"]["content"]), [])).decode() == content
+    assert (
+        bytes(sum((entry["bytes"] for entry in choice["logprobs"]["content"]), [])).decode()
+        == content
+    )
     choice = text(vllm, logprobs=0, **asked)["choices"][0]
-    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == [
+        f"token_id:{token_id}" for token_id in choice["token_ids"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,13 @@ def test_no_stream_of_any_family_is_held_back_by_a_proxy(latency: str) -> None:
     with running_server("--inter-token-latency", latency, "--enable-scale-out") as server:
         for path, fields in asked.items():
             for more in ({}, {"logprobs": None}):  # a field that no fast path takes
-                body = {"model": "understudy-tiny", "max_tokens": 3, "stream": True, **fields, **more}
+                body = {
+                    "model": "understudy-tiny",
+                    "max_tokens": 3,
+                    "stream": True,
+                    **fields,
+                    **more,
+                }
                 answer = post(server, path, body)
                 assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
                 assert answer.headers["x-accel-buffering"] == "no"
@@ -134,7 +145,10 @@ def test_an_unknown_model_is_not_found(vllm: RunningServer, path: str) -> None:
         (CHAT, lambda text: {"messages": [{"role": "user", "content": text}]}),
         (BATCH, lambda text: {"messages": [[{"role": "user", "content": text}]]}),
         (TEXT, lambda text: {"prompt": text}),
-        ("/v1/messages", lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
+        (
+            "/v1/messages",
+            lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1},
+        ),
         ("/v1/responses", lambda text: {"input": text}),
     ],
 )
@@ -143,7 +157,9 @@ def test_every_family_says_by_the_words_of_vllm_that_a_prompt_is_too_long(
 ) -> None:
     got = post(vllm, path, {"model": "tiny", **asked("word " * length)})
     assert got.status_code == 400
-    assert got.json()["error"]["message"].startswith("This model's maximum context length is 2048 tokens")
+    assert got.json()["error"]["message"].startswith(
+        "This model's maximum context length is 2048 tokens"
+    )
 
 
 def test_every_chunk_of_a_stream_has_the_clients_id(vllm: RunningServer) -> None:
@@ -171,7 +187,11 @@ def test_tokenize_counts_a_chat_as_the_chat_does(vllm: RunningServer) -> None:
 
 def test_what_is_counted_is_what_a_message_costs(vllm: RunningServer) -> None:
     blocks = [{"type": "text", "text": "and"}, {"type": "text", "text": "bye"}]
-    turns = [*MESSAGES, {"role": "assistant", "content": blocks[:1]}, {"role": "user", "content": blocks}]
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "content": blocks[:1]},
+        {"role": "user", "content": blocks},
+    ]
     asked = {"model": "tiny", "max_tokens": 3, "system": blocks[:1], "messages": turns}
     usage = ok(post(vllm, "/v1/messages", asked))["usage"]
     counted = ok(post(vllm, "/v1/messages/count_tokens", asked))

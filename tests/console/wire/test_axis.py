@@ -55,7 +55,10 @@ def number(text: str) -> float:
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hundred requests in twenty seconds, four at a time, as a page of its own."""
-    it, rng = Watched(slots=4, max_waiting=1000, time_to_first_token=0.1, inter_token_latency=0.02), Random(3)
+    it, rng = (
+        Watched(slots=4, max_waiting=1000, time_to_first_token=0.1, inter_token_latency=0.02),
+        Random(3),
+    )
     it.observer.mark("setting", "time-to-first-token: 100ms")
     picture, frames = it.observer.picture(SERVER), []
     for turn in range(80):
@@ -107,7 +110,9 @@ def test_the_panel_says_why_a_request_was_late_while_it_waits_and_after(
     took = [phase["to_ms"] - phase["from_ms"] for phase in choice["phases"]]
     assert names[0] == choice["phases"][0]["phase"]
     assert told == [pytest.approx(it, rel=0.01, abs=0.5) for it in took]
-    width = "(it => it.getBoundingClientRect().width / it.parentElement.getBoundingClientRect().width)"
+    width = (
+        "(it => it.getBoundingClientRect().width / it.parentElement.getBoundingClientRect().width)"
+    )
     shares = seen.page.evaluate(f"[...document.querySelectorAll('#detail .track i')].map({width})")
     assert shares == [pytest.approx(it / choice["total_ms"], abs=0.01) for it in took]
 
@@ -118,7 +123,9 @@ def test_a_recording_tells_phases_and_that_it_knows_no_causes(report: Page) -> N
     sentence = report.inner_text("#detail .sentence")
     assert "in queue" in sentence and "A recording holds no causes." in sentence
     waited = report.evaluate(f"(bar => bar.parts[1][1] - bar.arrival)({late})")
-    assert number(report.inner_text("#detail .phases .number >> nth=0")) == pytest.approx(waited, rel=0.01)
+    assert number(report.inner_text("#detail .phases .number >> nth=0")) == pytest.approx(
+        waited, rel=0.01
+    )
 
 
 def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
@@ -130,7 +137,9 @@ def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
 
     def x(at_ms: float) -> float:
         assert box is not None
-        return float(box["x"] + left + (box["width"] - left - right) * (at_ms - first) / (last - first))
+        return float(
+            box["x"] + left + (box["width"] - left - right) * (at_ms - first) / (last - first)
+        )
 
     report.mouse.move(x(4000), box["y"] + 30)
     report.mouse.down()
@@ -140,11 +149,14 @@ def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
     shown = report.evaluate("[axis.range.from, axis.range.to]")
     assert shown == [pytest.approx(4000, abs=40), pytest.approx(6000, abs=40)]
     inside = (
-        "[...model.bars.values()].filter(bar => bar.arrival <= axis.range.to && bar.end >= axis.range.from)"
+        "[...model.bars.values()].filter(bar => bar.arrival "
+        "<= axis.range.to && bar.end >= axis.range.from)"
     )
     assert report.evaluate(f"views.bars.rows.length === {inside}.length")
     points = report.evaluate("views.curves.map(it => it.points.length)")
-    assert points == [points[0]] * 4 and 8 <= points[0] <= 11, "four frames a second, and one at each side"
+    assert points == [points[0]] * 4 and 8 <= points[0] <= 11, (
+        "four frames a second, and one at each side"
+    )
     report.mouse.move((x(first) + x(last)) / 2, box["y"] + 30)
     lines = report.evaluate(
         "axis.parts.filter(it => it.place.id !== 'overview').map(it => it.line.hidden ? null :"
@@ -258,14 +270,19 @@ def test_settings_that_differ_are_at_a_glance_also_when_another_console_turns_th
     seen: Seen, server: RunningServer
 ) -> None:
     def chips() -> list[str]:
-        return [it.split(" ")[0] for it in seen.page.locator("#strip .chips button").all_inner_texts()]
+        return [
+            it.split(" ")[0] for it in seen.page.locator("#strip .chips button").all_inner_texts()
+        ]
 
     knobs = requests.get(f"{server.url}/admin/console/knobs", headers=KEY, timeout=20).json()
     differ = {knob["name"] for knob in knobs if knob["value"] != knob["default"]}
     assert {"max-num-seqs", "time-to-first-token", "seed"} <= differ
     until(lambda: set(chips()) == differ, "not those that differ are shown")
     seen.page.locator("#strip .chips button", has_text="time-to-first-token").click()
-    until(lambda: seen.page.locator("#knob-time-to-first-token").is_visible(), "the setting is not shown")
+    until(
+        lambda: seen.page.locator("#knob-time-to-first-token").is_visible(),
+        "the setting is not shown",
+    )
     change(server, time_to_first_token="350ms", prefill_overhead="1ms")
     until(lambda: "prefill-overhead" in chips(), "another console's change is not seen")
     assert seen.page.input_value("#knob-time-to-first-token") == "350ms"

@@ -1,4 +1,7 @@
-"""The page in a real Chromium, against a real server: it shows what is, it acts, and it does not grow."""
+"""The page in a real Chromium, against a real server:
+
+it shows what is, it acts, and it does not grow.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
-FLAGS = ("--console", "--enable-scale-out", "--admin-key=secret", "--profile=qwen3-14b-h100", "--kv-index")
+FLAGS = (
+    "--console",
+    "--enable-scale-out",
+    "--admin-key=secret",
+    "--profile=qwen3-14b-h100",
+    "--kv-index",
+)
 FLAGS += ("--zmq-endpoint", "")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "2048", "--num-gpu-blocks-override", "400")
 KEY = {"X-Admin-Key": "secret"}
@@ -95,7 +104,9 @@ def seen(browser: Browser, server: RunningServer) -> Iterator[Seen]:
 
 def metric(server: RunningServer, name: str) -> float:
     lines = requests.get(f"{server.url}/metrics", timeout=20).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
+    return sum(
+        float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{")
+    )
 
 
 def complete(server: RunningServer, **body: Any) -> dict[str, Any]:
@@ -107,7 +118,9 @@ def complete(server: RunningServer, **body: Any) -> dict[str, Any]:
 
 
 def settings(server: RunningServer) -> dict[str, Any]:
-    told: dict[str, Any] = requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()
+    told: dict[str, Any] = requests.get(
+        f"{server.url}/admin/config", headers=KEY, timeout=20
+    ).json()
     return told
 
 
@@ -118,7 +131,9 @@ def load(server: RunningServer, **plan: Any) -> None:
 
 def quiet(server: RunningServer) -> None:
     until(
-        lambda: metric(server, "num_requests_running") + metric(server, "num_requests_waiting") == 0,
+        lambda: (
+            metric(server, "num_requests_running") + metric(server, "num_requests_waiting") == 0
+        ),
         "it never rests",
     )
 
@@ -132,7 +147,10 @@ def test_the_key_is_asked_for_and_what_it_shows_is_what_the_metrics_say(
     seen.is_now("serving")
     seen.forgives("401")
     load(server, rate=30, seconds=2, prompt_tokens=120, output_tokens=20, groups=2, shared=64)
-    until(lambda: seen.model("model.load && !model.load.active && model.load.sent > 0"), "it never ends")
+    until(
+        lambda: seen.model("model.load && !model.load.active && model.load.sent > 0"),
+        "it never ends",
+    )
     quiet(server)
     told = {
         "model.figures.generated": "generation_tokens_total",
@@ -145,7 +163,11 @@ def test_the_key_is_asked_for_and_what_it_shows_is_what_the_metrics_say(
         COUNTED.replace("NAME", "itl"): "inter_token_latency_seconds_count",
     }
     until(
-        lambda: not [name for name, family in told.items() if seen.model(name) != metric(server, family)],
+        lambda: (
+            not [
+                name for name, family in told.items() if seen.model(name) != metric(server, family)
+            ]
+        ),
         "other figures are shown than those of the metrics",
     )
     shown = seen.model("model.figures")
@@ -160,7 +182,9 @@ def test_the_key_is_asked_for_and_what_it_shows_is_what_the_metrics_say(
 def test_a_hostile_id_and_prompt_are_shown_as_they_are_and_do_not_turn_the_page(
     seen: Seen, server: RunningServer
 ) -> None:
-    """Marks that turn the direction of writing are shown as what they are; all stands where it stood."""
+    """Marks that turn the direction of writing are shown as what they are; all stands where it
+    stood.
+    """
     prompt = HOSTILE + "\u202e gnissel \u2066" + "\u0627\u0644\u0633" * 200
     seen.open()
     body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2}, "request_id": prompt}
@@ -172,7 +196,9 @@ def test_a_hostile_id_and_prompt_are_shown_as_they_are_and_do_not_turn_the_page(
     assert seen.page.locator("#detail b, #detail script, #detail img").count() == 0
     assert seen.model("window.hacked") is None
     ids = seen.model("[...model.bars.values()].map(bar => bar.id)")
-    assert not any(mark in one for one in ids for mark in "\u202e\u2066") and max(map(len, ids)) <= 128
+    assert (
+        not any(mark in one for one in ids for mark in "\u202e\u2066") and max(map(len, ids)) <= 128
+    )
     assert seen.model("document.documentElement.scrollWidth") <= 1280
 
 
@@ -205,11 +231,16 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
         it.open()
         complete(server)
         it.tab("check")
-        until(lambda: re.search(r"greet <b>\s+1\s", it.page.inner_text("#tab-body")), "no rule is told")
+        until(
+            lambda: re.search(r"greet <b>\s+1\s", it.page.inner_text("#tab-body")),
+            "no rule is told",
+        )
         path.write_text("rules: [{then: {txt: a}}]")
         it.shows("unknown key 'txt'")
         it.press("Count from nothing")
-        until(lambda: re.search(r"greet <b>\s+0\s", it.page.inner_text("#tab-body")), "it counts on")
+        until(
+            lambda: re.search(r"greet <b>\s+0\s", it.page.inner_text("#tab-body")), "it counts on"
+        )
         it.is_over()
 
 
@@ -217,12 +248,25 @@ def test_after_send_load_keys_explore_the_requests_and_do_not_stop_the_load(
     seen: Seen, server: RunningServer
 ) -> None:
     seen.open()
-    plan = {"rate": 20, "seconds": 60, "prompt_tokens": 20, "output_tokens": 20, "groups": 0, "shared": 0}
+    plan = {
+        "rate": 20,
+        "seconds": 60,
+        "prompt_tokens": 20,
+        "output_tokens": 20,
+        "groups": 0,
+        "shared": 0,
+    }
     seen.page.evaluate("plan => { Object.assign(panels.plan, plan); }", plan)
     seen.page.get_by_role("button", name="Send load").first.focus()
     seen.page.keyboard.press("Enter")
-    until(lambda: seen.model("document.activeElement.id") == "requests", "the focus stays on the button")
-    until(lambda: seen.model("model.load && model.load.active && model.load.answered"), "nothing is sent")
+    until(
+        lambda: seen.model("document.activeElement.id") == "requests",
+        "the focus stays on the button",
+    )
+    until(
+        lambda: seen.model("model.load && model.load.active && model.load.answered"),
+        "nothing is sent",
+    )
     seen.page.keyboard.press("ArrowDown")
     seen.page.keyboard.press("Enter")
     until(lambda: seen.page.is_visible("#detail"), "no request is shown")
@@ -248,7 +292,8 @@ def test_words_of_marks_and_times_do_not_cover_the_column_of_durations(
     for seconds in (10, 30, 60):
         seen.page.evaluate(f"$('span').value = '{seconds}'; render()")
         assert seen.model(f"{right} <= {column}"), seconds
-    # A time of the clock at the very end of a zoomed time leaves room for the word above the column.
+    # A time of the clock at the very end of a zoomed time leaves room for the word above the
+    # column.
     seen.page.evaluate("axis.zoom(model.at - 900, model.at)")
     drawn = """(() => {
         const ends = [], pen = views.bars.canvas.getContext("2d"), fillText = pen.fillText;
@@ -266,8 +311,14 @@ def test_words_of_marks_and_times_do_not_cover_the_column_of_durations(
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_curves_and_steps_begin_with_what_the_server_has_kept(browser: Browser, timing: str) -> None:
-    flags = ("--inter-token-latency", "20ms") if timing == "requests" else ("--profile", "qwen3-14b-h100")
+def test_curves_and_steps_begin_with_what_the_server_has_kept(
+    browser: Browser, timing: str
+) -> None:
+    flags = (
+        ("--inter-token-latency", "20ms")
+        if timing == "requests"
+        else ("--profile", "qwen3-14b-h100")
+    )
     with running_server("--console", "--admin-key=secret", *flags) as server:
         for _ in range(3):
             complete(server, prompt=LONG, max_tokens=40)
@@ -283,7 +334,8 @@ def test_curves_and_steps_begin_with_what_the_server_has_kept(browser: Browser, 
         assert it.model(f"{past}[0].at") <= ran_ms or ran_ms < it.model("PAST_STEP_MS")
         assert it.model("axis.whole.from") == it.model(f"{past}[0].at")
         total = (
-            "points.reduce((sum, p, k) => sum + (k ? p.rates.NAME * (p.at - points[k - 1].at) / 1000 : 0), 0)"
+            "points.reduce((sum, p, k) => sum + (k ? p.rates.NAME "
+            "* (p.at - points[k - 1].at) / 1000 : 0), 0)"
         )
         for name, expected in (
             ("generated", metric(server, "generation_tokens_total")),
@@ -291,8 +343,12 @@ def test_curves_and_steps_begin_with_what_the_server_has_kept(browser: Browser, 
             ("refused", 1),
         ):
             first = it.model("recorder.points[0].figures")
-            counted = sum(first[each] for each in ("length", "stop")) if name == "ended" else first[name]
-            shown = counted + it.model(f"(points => {total.replace('NAME', name)})(recorder.points)")
+            counted = (
+                sum(first[each] for each in ("length", "stop")) if name == "ended" else first[name]
+            )
+            shown = counted + it.model(
+                f"(points => {total.replace('NAME', name)})(recorder.points)"
+            )
             assert shown == pytest.approx(expected, abs=0.01), name
         assert it.model(f"{past}.every(point => point.figures.cache_usage === null)"), "not kept"
         decodes = it.model("model.steps.reduce((sum, step) => sum + step[3], 0)")
@@ -301,7 +357,9 @@ def test_curves_and_steps_begin_with_what_the_server_has_kept(browser: Browser, 
             assert decodes == pytest.approx(known) and decodes > 50
         else:  # a step of a prompt computes the first token of its request
             assert decodes == 3 * 39
-        until(lambda: "none in this time" not in it.page.inner_text("#steps-last"), "no step is shown")
+        until(
+            lambda: "none in this time" not in it.page.inner_text("#steps-last"), "no step is shown"
+        )
         saved = it.model("recorder.text()")
         it.page.evaluate("text => openReport(text)", saved)
         until(lambda: it.page.inner_text("#state") == "a report", "the recording does not open")
@@ -312,7 +370,11 @@ def test_curves_and_steps_begin_with_what_the_server_has_kept(browser: Browser, 
 def test_knobs_faults_and_buttons_act(seen: Seen, server: RunningServer) -> None:
     seen.open()
     seen.tab("tune")
-    for rate, told, now in (("100", "set", 100), ("101", "must be between 0 and 100", 100), ("0", "set", 0)):
+    for rate, told, now in (
+        ("100", "set", 100),
+        ("101", "must be between 0 and 100", 100),
+        ("0", "set", 0),
+    ):
         seen.page.fill("#knob-failure-injection-rate", rate)
         seen.page.keyboard.press("Tab")
         seen.shows(told)
@@ -352,7 +414,9 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
     seen.page.fill("#tab-body textarea", LONG)
     seen.press("Score")
     until(
-        lambda: re.search(r"127\.0\.0\.1:\d+\s+[1-9]", seen.page.inner_text("#tab-body [role=status]")),
+        lambda: re.search(
+            r"127\.0\.0\.1:\d+\s+[1-9]", seen.page.inner_text("#tab-body [role=status]")
+        ),
         "no score",
     )
 
@@ -408,7 +472,10 @@ def test_a_moment_of_before_is_shown_as_it_was_and_a_recording_is_saved_and_open
     with seen.page.expect_download() as download:
         seen.page.click("#save")
     download.value.save_as(page := tmp_path / "recording.html")
-    file, recording = tmp_path / "recording.jsonl", page.read_text("utf-8").partition('id="recording">')[2]
+    file, recording = (
+        tmp_path / "recording.jsonl",
+        page.read_text("utf-8").partition('id="recording">')[2],
+    )
     file.write_text(recording.partition("</script>")[0])  # the form of older files
     assert json.loads(file.read_text().splitlines()[0])["version"] == 2
     last = seen.model("model.figures.generated")
@@ -468,7 +535,10 @@ def test_a_simulation_opens_at_its_busiest_moment_with_means_and_peaks(
         tile.locator("span").first.inner_text(): tile.locator("small").inner_text()
         for tile in page.locator(".tile").all()
     }
-    sums = {name: re.findall(r"^(?:mean|peak) ([\d.,]+)", line, re.MULTILINE) for name, line in tiles.items()}
+    sums = {
+        name: re.findall(r"^(?:mean|peak) ([\d.,]+)", line, re.MULTILINE)
+        for name, line in tiles.items()
+    }
     means = {name: float(each[0].replace(",", "")) for name, each in sums.items() if each}
     peaks = {name: float(each[1].replace(",", "")) for name, each in sums.items() if each}
     assert list(means) == [
@@ -515,7 +585,9 @@ def test_it_fits_its_window_and_axe_finds_nothing(
 
 
 def test_thousands_of_requests_pass_without_growth(browser: Browser) -> None:
-    """What the page keeps of bars and elements, and the server of requests, stays within its limits."""
+    """What the page keeps of bars and elements, and the server of requests, stays within its
+    limits.
+    """
     with running_server(
         "--console", "--admin-key=secret", "--max-num-seqs=64", "--inter-token-latency=1ms"
     ) as server:
@@ -530,7 +602,9 @@ def test_thousands_of_requests_pass_without_growth(browser: Browser) -> None:
         bars, elements = zip(*sizes, strict=True)
         assert max(bars) <= 2500 + 64 + 1000
         assert max(elements) - min(elements) < 60
-        memory = requests.get(f"{server.url}/admin/memory", headers=KEY, timeout=20).json()["caches"]
+        memory = requests.get(f"{server.url}/admin/memory", headers=KEY, timeout=20).json()[
+            "caches"
+        ]
         kept = memory["console requests"]
         assert kept["size_bytes"] <= kept["limit_bytes"]
         it.is_over()

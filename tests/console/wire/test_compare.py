@@ -19,9 +19,22 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
-LOAD = ["--rate", "20", "--seconds", "10", "--pods", "4", "--input-tokens", "200", "--output-tokens", "32"]
+LOAD = [
+    "--rate",
+    "20",
+    "--seconds",
+    "10",
+    "--pods",
+    "4",
+    "--input-tokens",
+    "200",
+    "--output-tokens",
+    "32",
+]
 SHARED = [*LOAD, "--prefix-groups", "24", "--prefix-tokens", "3000"]
-HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'> \u202e note"
+HOSTILE = (
+    "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'> \u202e note"
+)
 COUNTS = "bars: model.bars.size, over: model.over.length, steps: model.steps.length"
 FIGURES = f"({{...model.figures, {COUNTS}, marks: model.marks}})"
 LOSE_FRAMES = "window.taken = take; take = () => {}"
@@ -87,7 +100,9 @@ def drag(page: Page, begin: float, end: float) -> None:
 
 def load(server: RunningServer) -> None:
     plan = {"rate": 20, "seconds": 2, "output_tokens": 20, "groups": 2, "shared": 64}
-    assert requests.post(f"{server.url}/admin/console/load", json=plan, timeout=20).status_code == 200
+    assert (
+        requests.post(f"{server.url}/admin/console/load", json=plan, timeout=20).status_code == 200
+    )
 
 
 def live(browser: Browser, server: RunningServer, complaints: list[str]) -> Page:
@@ -96,7 +111,9 @@ def live(browser: Browser, server: RunningServer, complaints: list[str]) -> Page
     before = page.evaluate("model.over.length")
     load(server)
     until(
-        lambda: page.evaluate(f"model.load && !model.load.active && model.over.length > {before} + 20"),
+        lambda: page.evaluate(
+            f"model.load && !model.load.active && model.over.length > {before} + 20"
+        ),
         "no load",
     )
     until(lambda: page.evaluate("model.figures.running === 0"), "it never ends")
@@ -109,15 +126,27 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
     file, sentence = simulated
     page = opened(browser, file.as_uri(), complaints, "a comparison")
     assert page.inner_text(".sentence") == sentence
-    assert sentence.startswith("prefix-aware is better: ") and "found in a cache instead of" in sentence
+    assert (
+        sentence.startswith("prefix-aware is better: ")
+        and "found in a cache instead of" in sentence
+    )
     assert page.inner_text(".verdict .line").startswith("They part after 0.")
     rows = [row.split("\t") for row in page.inner_text("#comparison .table").splitlines()]
     assert rows[0] == ["figure", "random", "prefix-aware", "difference"]
     # The recordings in the page have the figures that the command has calculated.
     for run_number, column in ((0, 1), (1, 2)):
         own = page.evaluate(f"compared.runs[{run_number}].figures().figures")
-        for name in ("TTFT p50", "TTFT p99", "ITL p99", "E2E p90", "mean wait in the queue", "mean prefill"):
-            shown = float(next(row[column] for row in rows if row[0] == name).split()[0].replace(",", ""))
+        for name in (
+            "TTFT p50",
+            "TTFT p99",
+            "ITL p99",
+            "E2E p90",
+            "mean wait in the queue",
+            "mean prefill",
+        ):
+            shown = float(
+                next(row[column] for row in rows if row[0] == name).split()[0].replace(",", "")
+            )
             assert own[name] == pytest.approx(shown, rel=0.01, abs=0.5), name
     assert page.evaluate("compared.charts.length") == 7
     for number, requests_of_run in ((0, 200), (1, 200)):
@@ -126,7 +155,9 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
         assert 0 < max(queued) < requests_of_run and len(queued) == 300
         assert all(a >= b >= c for a, b, c in zip(queued, prefill, decode, strict=True))
     drag(page, 0.25, 0.5)
-    shown = page.evaluate("[compared.range.from / compared.length, compared.range.to / compared.length]")
+    shown = page.evaluate(
+        "[compared.range.from / compared.length, compared.range.to / compared.length]"
+    )
     assert shown == pytest.approx([0.25, 0.5], abs=0.02)
     page.locator("#comparison canvas").first.dblclick()
     assert page.evaluate("compared.range.to === compared.length")
@@ -166,7 +197,9 @@ def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
         assert page.evaluate("model.marks.length") >= 2
     page.click("#notes-button")
     page.fill("#notes", HOSTILE)
-    page.evaluate("report = 'now'; render()")  # no frame comes between the file and what it is held against
+    page.evaluate(
+        "report = 'now'; render()"
+    )  # no frame comes between the file and what it is held against
     then, lines = page.evaluate(FIGURES), page.locator("#ttft-line, #itl-line").all_inner_texts()
     first = saved(page, tmp_path / "first.html")
     page.close()
@@ -174,7 +207,10 @@ def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
         page = opened(browser, (tmp_path / f"{place}.html").as_uri(), complaints, "a report")
         page.select_option("#window", "60")
         assert page.evaluate(FIGURES) == then
-        until(lambda: page.locator("#ttft-line, #itl-line").all_inner_texts() == lines, "other latencies")  # noqa: B023
+        until(
+            lambda page=page: page.locator("#ttft-line, #itl-line").all_inner_texts() == lines,  # type: ignore[misc]
+            "other latencies",
+        )
         assert page.input_value("#notes") == HOSTILE and page.is_visible("#notes")
         assert page.evaluate("window.hacked") is None and page.is_hidden("#compare")
         saved(page, tmp_path / "second.html")
@@ -218,9 +254,15 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
     page = live(browser, server, complaints)
     good, wrong = saved(page, tmp_path / "good.html"), tmp_path / "wrong.jsonl"
     picture = json.loads(page.evaluate("recorder.text().split('\\n')[0]"))
-    empty = {**picture, "frame": {**picture["frame"], "new": [], "ended": [], "phases": [], "tokens": []}}
+    empty = {
+        **picture,
+        "frame": {**picture["frame"], "new": [], "ended": [], "phases": [], "tokens": []},
+    }
     for text, told in (
-        ('{"version": 99}', "wrong: This file is of another version of the console (99; this page reads 2)."),
+        (
+            '{"version": 99}',
+            "wrong: This file is of another version of the console (99; this page reads 2).",
+        ),
         ("no JSON", "wrong: This file is no recording of one run of the console."),
         (simulated[0].read_text("utf-8"), "wrong: This file is "),
         (json.dumps(empty), "wrong has no request that ended: there is nothing to compare"),
@@ -240,9 +282,14 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         page.evaluate("say('')")
         page.set_input_files("#file", str(wrong))
         until(lambda: "no recording of the console" in page.inner_text("#state"), "it is taken")
-    assert page.evaluate("model.over.length") > 20 and page.is_visible("#tiles"), "the run is shown on"
+    assert page.evaluate("model.over.length") > 20 and page.is_visible("#tiles"), (
+        "the run is shown on"
+    )
     row = [HOSTILE] * 5
-    head = {"comparison": {"sentence": HOSTILE, "rows": [row]}, "runs": [[HOSTILE, 1], [HOSTILE, 1]]}
+    head = {
+        "comparison": {"sentence": HOSTILE, "rows": [row]},
+        "runs": [[HOSTILE, 1], [HOSTILE, 1]],
+    }
     wrong.write_text("\n".join(map(json.dumps, ({"version": 2, **head, "notes": 5}, empty, empty))))
     page.set_input_files("#file", str(wrong))
     until(lambda: page.inner_text("#state") == "a comparison", "text of others is no text")

@@ -1,4 +1,7 @@
-"""The figures that Chromium shows are those of the engine's own moments: at the end, and looking back."""
+"""The figures that Chromium shows are those of the engine's own moments:
+
+at the end, and looking back.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,15 @@ LOADS: dict[str, dict[str, Any]] = {
 
 
 def played(load: str) -> tuple[Watched, str]:
-    """A load on a virtual clock, and the page of it; when it ends, the saturated one is far from done."""
+    """A load on a virtual clock, and the page of it; when it ends, the saturated one is far from
+    done.
+    """
     it, rng = Watched(**LOADS[load]), Random(7)
     picture, frames = it.observer.picture(SERVER), []
     for turn in range(int(LENGTH_S / FRAME_S)):
-        moments = sorted(rng.uniform(0, FRAME_S) for _ in range(rng.randrange(4) if turn < 120 else 0))
+        moments = sorted(
+            rng.uniform(0, FRAME_S) for _ in range(rng.randrange(4) if turn < 120 else 0)
+        )
         for since, moment in zip([0.0, *moments], [*moments, FRAME_S], strict=True):
             it.harness.clock.advance(moment - since)
             if moment != FRAME_S:
@@ -54,7 +61,9 @@ def played(load: str) -> tuple[Watched, str]:
 
 
 def moments_of(it: Watched, until_s: float) -> tuple[list[float], list[float], int]:
-    """TTFT and gaps in milliseconds, of what the engine had emitted then, and how many still waited."""
+    """TTFT and gaps in milliseconds, of what the engine had emitted then, and how many still
+    waited.
+    """
     token_s: dict[str, list[float]] = {name: [] for name in arrivals_s(it)}
     for name, event in it.harness.events:
         if isinstance(event, Tokens):
@@ -84,7 +93,10 @@ def shown(page: Page, name: str) -> dict[str, float]:
     share = re.search(r"([\d.]+) % of ([\d,]+) within", line)
     assert share, line
     waits = re.search(r"([\d,]+) still without one", line)
-    counts = {"count": float(share[2].replace(",", "")), "waiting": float(waits[1]) if waits else 0.0}
+    counts = {
+        "count": float(share[2].replace(",", "")),
+        "waiting": float(waits[1]) if waits else 0.0,
+    }
     return {**found, "within": float(share[1]), **counts}
 
 
@@ -98,7 +110,9 @@ def figures_of(values: list[float], limit: float, waiting: int = 0) -> dict[str,
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_its_figures_are_those_of_the_engines_moments(browser: Browser, tmp_path: Path, load: str) -> None:
+def test_its_figures_are_those_of_the_engines_moments(
+    browser: Browser, tmp_path: Path, load: str
+) -> None:
     it, html = played(load)
     file = tmp_path / "run.html"
     file.write_text(html)
@@ -120,7 +134,11 @@ def test_its_figures_are_those_of_the_engines_moments(browser: Browser, tmp_path
 
 def test_a_live_page_has_the_first_tokens_that_the_server_tells_of(browser: Browser) -> None:
     """Drawn latencies and more requests than places: those that wait do so for seconds."""
-    flags = ("--time-to-first-token=300ms", "--time-to-first-token-std-dev=60ms", "--max-num-seqs=4")
+    flags = (
+        "--time-to-first-token=300ms",
+        "--time-to-first-token-std-dev=60ms",
+        "--max-num-seqs=4",
+    )
     names = [f"live-{number}" for number in range(30)]
     with running_server("--console", *flags) as server, ThreadPoolExecutor(len(names)) as pool:
         page = browser.new_page()
@@ -133,7 +151,9 @@ def test_a_live_page_has_the_first_tokens_that_the_server_tells_of(browser: Brow
             assert requests.post(url, json=body, headers=headers, timeout=30).status_code == 200
             told = requests.get(f"{server.url}/admin/requests/{name}", timeout=30).json()
             phases = {one["phase"]: one for one in told["choices"][0]["phases"]}
-            return float(phases["decode"]["from_ms"] if "decode" in phases else phases["prefill"]["to_ms"])
+            return float(
+                phases["decode"]["from_ms"] if "decode" in phases else phases["prefill"]["to_ms"]
+            )
 
         ttft = sorted(pool.map(ask, names))
         until(

@@ -1,7 +1,8 @@
-"""In a real Chromium: a page of somebody else steers nothing; the console works, by a proxy's name, too.
+"""In a real Chromium: a page of somebody else steers nothing; the console works, by a proxy's name,
+too.
 
-What a browser sends by itself (Origin, Sec-Fetch-Site, Host, content types) is what this is about. The rules
-for it are tested in tests/middleware/test_foreign_pages.py.
+What a browser sends by itself (Origin, Sec-Fetch-Site, Host, content types) is what this is about.
+The rules for it are tested in tests/middleware/test_foreign_pages.py.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def assert_untouched(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["evil.example", "localhost"])
-def test_a_page_of_another_origin_steers_nothing(browser: Browser, server: RunningServer, name: str) -> None:
+def test_a_page_of_another_origin_steers_nothing(
+    browser: Browser, server: RunningServer, name: str
+) -> None:
     """Also not one of another server on this machine, which is another origin of the same site."""
     before = refused(server)
     with serving(Page) as port:
@@ -86,7 +89,9 @@ def test_a_page_of_another_origin_steers_nothing(browser: Browser, server: Runni
     assert_untouched(server)
 
 
-def test_a_name_that_leads_to_this_machine_is_not_its_own(browser: Browser, server: RunningServer) -> None:
+def test_a_name_that_leads_to_this_machine_is_not_its_own(
+    browser: Browser, server: RunningServer
+) -> None:
     """DNS rebinding: for the browser, page and server are of one origin then."""
     page = browser.new_page()
     home = f"http://evil.example:{server.port}"
@@ -95,7 +100,8 @@ def test_a_name_that_leads_to_this_machine_is_not_its_own(browser: Browser, serv
     for path in ("/admin/config", "/admin/journal", "/console", "/server_info"):
         assert page.evaluate("path => fetch(path).then(answer => answer.status)", path) == 403
     rules = (
-        "fetch('/admin/script/rules', {method: 'PUT', body: new Blob(['{}'], {type: 'application/json'})})"
+        "fetch('/admin/script/rules', {method: 'PUT', body: "
+        "new Blob(['{}'], {type: 'application/json'})})"
     )
     assert page.evaluate(f"{rules}.then(answer => answer.status)") == 403
     page.close()

@@ -36,7 +36,9 @@ def complete(server: RunningServer, **body: Any) -> requests.Response:
 
 
 def look(server: RunningServer) -> requests.Response:
-    return requests.get(f"{server.url}/admin/console/stream", headers=KEY, stream=True, timeout=LIMIT_S)
+    return requests.get(
+        f"{server.url}/admin/console/stream", headers=KEY, stream=True, timeout=LIMIT_S
+    )
 
 
 def events(answer: requests.Response) -> Iterator[tuple[str, Any]]:
@@ -48,7 +50,9 @@ def events(answer: requests.Response) -> Iterator[tuple[str, Any]]:
             yield kind, json.loads(line.removeprefix(b"data: "))
 
 
-def test_a_stream_begins_with_a_picture_and_tells_of_a_request_with_its_trace(watched: RunningServer) -> None:
+def test_a_stream_begins_with_a_picture_and_tells_of_a_request_with_its_trace(
+    watched: RunningServer,
+) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     with look(watched) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -87,7 +91,9 @@ def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) 
     try:
         statuses = sorted(answer.status_code for answer in answers)
         assert statuses == [200] * MOST_CONSOLES + [503] * (50 - MOST_CONSOLES)
-        message = next(answer for answer in answers if answer.status_code == 503).json()["error"]["message"]
+        message = next(answer for answer in answers if answer.status_code == 503).json()["error"][
+            "message"
+        ]
         assert "consoles already" in message and "\n" not in message
         asked = complete(watched, max_tokens=3)
         assert asked.status_code == 200
@@ -102,10 +108,14 @@ def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) 
     until(has_room, "places of consoles that have gone stay taken")
 
 
-def test_two_consoles_that_turn_one_knob_both_see_each_turn_in_one_line(watched: RunningServer) -> None:
+def test_two_consoles_that_turn_one_knob_both_see_each_turn_in_one_line(
+    watched: RunningServer,
+) -> None:
     def turn(value: str) -> dict[str, Any]:
         knobs = {"failure-injection-rate": value}
-        answer = requests.post(f"{watched.url}/admin/config", json=knobs, headers=KEY, timeout=LIMIT_S)
+        answer = requests.post(
+            f"{watched.url}/admin/config", json=knobs, headers=KEY, timeout=LIMIT_S
+        )
         assert answer.status_code == 200
         changed: dict[str, Any] = answer.json()
         return changed
@@ -119,7 +129,9 @@ def test_two_consoles_that_turn_one_knob_both_see_each_turn_in_one_line(watched:
         for stream in streams:
             marks: list[str] = []
             while len(marks) < 2:
-                marks += [mark[2] for mark in next(stream)[1].get("marks", ()) if mark[1] == "fault"]
+                marks += [
+                    mark[2] for mark in next(stream)[1].get("marks", ()) if mark[1] == "fault"
+                ]
             seen.append(marks)
         assert seen[0] == seen[1], "the order of the turns is one for all"
         assert sorted(seen[0]) == ["failure-injection-rate: 1", "failure-injection-rate: 2"]
@@ -134,20 +146,35 @@ def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) ->
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", watched.port))
-        deaf.sendall(b"GET /admin/console/stream HTTP/1.1\r\nHost: localhost\r\nX-Admin-Key: secret\r\n\r\n")
+        deaf.sendall(
+            b"GET /admin/console/stream HTTP/1.1\r\nHost: localhost\r\nX-Admin-Key: secret\r\n\r\n"
+        )
         with look(watched) as answer:
             stream = events(answer)
             assert next(stream)[0] == "picture"
             said = complete(watched, max_tokens=40)
             assert said.status_code == 200
-            frames = [frame for _, (kind, frame) in zip(range(12), stream, strict=False) if kind == "frame"]
+            frames = [
+                frame
+                for _, (kind, frame) in zip(range(12), stream, strict=False)
+                if kind == "frame"
+            ]
             assert any(frame.get("ended") for frame in frames)
 
 
-def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(watched: RunningServer) -> None:
+def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(
+    watched: RunningServer,
+) -> None:
     url = f"{watched.url}/admin/console/load"
     before = metric(watched.port, "vllm:request_success_total")
-    plan = {"rate": 50, "seconds": 1, "prompt_tokens": 60, "output_tokens": 5, "groups": 2, "shared": 30}
+    plan = {
+        "rate": 50,
+        "seconds": 1,
+        "prompt_tokens": 60,
+        "output_tokens": 5,
+        "groups": 2,
+        "shared": 30,
+    }
     assert requests.post(url, json=plan, headers=KEY, timeout=LIMIT_S).json()["active"]
     with look(watched) as answer:
         load = next(
@@ -157,7 +184,9 @@ def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(watc
         )
     assert load["sent"] == load["answered"] > 20 and load["failed"] == 0
     assert metric(watched.port, "vllm:request_success_total") - before == load["sent"]
-    requests.post(url, json={"rate": 20, "seconds": 600, "output_tokens": 2000}, headers=KEY, timeout=LIMIT_S)
+    requests.post(
+        url, json={"rate": 20, "seconds": 600, "output_tokens": 2000}, headers=KEY, timeout=LIMIT_S
+    )
     assert requests.delete(url, headers=KEY, timeout=LIMIT_S).json()["active"] is False
     until(lambda: not metric(watched.port, "vllm:num_requests_running"), "requests run on")
 
@@ -189,7 +218,9 @@ def test_an_engine_in_a_process_of_its_own_is_looked_at_as_far_as_it_tells(tmp_p
     peer = new_peer(tmp_path / "model")
     peer.says("The rain in Spain stays mainly in the plain.", pace_s=0.1)
     with served(peer, console="true") as server:
-        with requests.get(f"{server.url}/admin/console/stream", stream=True, timeout=LIMIT_S) as answer:
+        with requests.get(
+            f"{server.url}/admin/console/stream", stream=True, timeout=LIMIT_S
+        ) as answer:
             stream = events(answer)
             _, picture = next(stream)
             assert picture["server"]["shared_steps"] is False
@@ -204,6 +235,11 @@ def test_an_engine_in_a_process_of_its_own_is_looked_at_as_far_as_it_tells(tmp_p
         assert len(grown) > 1 and all(row[0] == number for row in grown)
         assert frames[-1]["ended"][0][1:4:2] == ["stop", said]
         assert (
-            requests.post(f"{server.url}/admin/console/pause?mode=keep", timeout=LIMIT_S).status_code == 200
+            requests.post(
+                f"{server.url}/admin/console/pause?mode=keep", timeout=LIMIT_S
+            ).status_code
+            == 200
         )
-        assert requests.post(f"{server.url}/admin/console/resume", timeout=LIMIT_S).status_code == 200
+        assert (
+            requests.post(f"{server.url}/admin/console/resume", timeout=LIMIT_S).status_code == 200
+        )

@@ -1,4 +1,7 @@
-"""Datasets in a process as gunicorn makes it: patched by gevent, and perhaps forked after the build."""
+"""Datasets in a process as gunicorn makes it:
+
+patched by gevent, and perhaps forked after the build.
+"""
 
 import os
 import subprocess
@@ -33,7 +36,14 @@ def file(tmp_path: Path) -> Path:
 
 def run(script: str, file: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", PREAMBLE + textwrap.dedent(script), str(file)],
+        [
+            sys.executable,
+            "-W",
+            "error::ResourceWarning",
+            "-c",
+            PREAMBLE + textwrap.dedent(script),
+            str(file),
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

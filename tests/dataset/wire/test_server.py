@@ -28,13 +28,19 @@ def text(client: Client, prompt: str) -> str:
     return str(told["choices"][0]["text"])
 
 
-def test_a_known_prompt_gets_its_recorded_reply_and_another_some_recorded_one(tmp_path: Path) -> None:
+def test_a_known_prompt_gets_its_recorded_reply_and_another_some_recorded_one(
+    tmp_path: Path,
+) -> None:
     file, source, path = (tmp_path / name for name in ("made.sqlite3", "chats.json", "new.sqlite3"))
     turns = [("human", ASKED), ("gpt", ANSWERED), ("human", LATER), ("gpt", ANSWERED_LATER)]
-    source.write_text(json.dumps([{"conversations": [{"from": who, "value": said} for who, said in turns]}]))
+    source.write_text(
+        json.dumps([{"conversations": [{"from": who, "value": said} for who, said in turns]}])
+    )
     assert main(["dataset", "--input", str(source), "--output", str(file), "--model", MODEL]) == 0
     old = [("user", "An older file?")]  # whose hashes are of the turns, and a text is one of them
-    rows = [(text_hash(said), json.dumps(OLDER), len(OLDER)) for said in (old, [*old, ("user", "Yes?")])]
+    rows = [
+        (text_hash(said), json.dumps(OLDER), len(OLDER)) for said in (old, [*old, ("user", "Yes?")])
+    ]
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.executemany(
             "INSERT INTO llmd (prompt_hash, gen_tokens, n_gen_tokens) VALUES (?, ?, ?)", rows

@@ -49,7 +49,9 @@ def chat(client: openai.OpenAI, fault: str, **asked: Any) -> Any:
     )
 
 
-def test_the_openai_sdk_waits_as_long_as_it_is_told(faulty: RunningServer, sdk: openai.OpenAI) -> None:
+def test_the_openai_sdk_waits_as_long_as_it_is_told(
+    faulty: RunningServer, sdk: openai.OpenAI
+) -> None:
     reply = chat(sdk, "error; status=429; retry_after=1; times=2")
     assert reply.usage.completion_tokens == TOKENS
     seen = conduct(faulty)
@@ -57,7 +59,9 @@ def test_the_openai_sdk_waits_as_long_as_it_is_told(faulty: RunningServer, sdk: 
     assert seen["findings"] == [] and verdict(faulty, over=True)["clean"] is True
 
 
-def test_the_openai_sdk_tries_a_broken_connection_again(faulty: RunningServer, sdk: openai.OpenAI) -> None:
+def test_the_openai_sdk_tries_a_broken_connection_again(
+    faulty: RunningServer, sdk: openai.OpenAI
+) -> None:
     assert chat(sdk, "disconnect; times=1").choices
     assert conduct(faulty)["faults"] == {"disconnect": 1} and kinds(faulty, over=True) == set()
 
@@ -93,12 +97,23 @@ def test_a_stream_that_lost_its_end_looks_whole_to_the_openai_sdk(
 def test_each_client_is_judged_by_itself_and_its_key_is_not_shown(faulty: RunningServer) -> None:
     for key, times in (("good", 1), ("bad", 3)):
         for _ in range(times):
-            ask(faulty.port, TEXT, False, "error; status=429; retry_after=60", Authorization=f"Bearer {key}")
+            ask(
+                faulty.port,
+                TEXT,
+                False,
+                "error; status=429; retry_after=60",
+                Authorization=f"Bearer {key}",
+            )
     ask(faulty.port, TEXT, False, "error; status=429", X_Api_Key="other")
     ask(faulty.port, TEXT, False, "error; status=429")
     clients = verdict(faulty)["clients"]
     assert sorted(client["requests"] for client in clients.values()) == [1, 1, 1, 3]
-    assert sorted(bool(client["findings"]) for client in clients.values()) == [False, False, False, True]
+    assert sorted(bool(client["findings"]) for client in clients.values()) == [
+        False,
+        False,
+        False,
+        True,
+    ]
     assert sum(name.startswith("key:") for name in clients) == 3 and "address:127.0.0.1" in clients
     assert not any(key in name for name in clients for key in ("good", "bad", "other"))
 

@@ -60,7 +60,9 @@ def test_the_connection_ends_before_the_status_line_or_in_the_middle(
 
 @every_path
 @every_version
-def test_a_stream_ends_early_as_if_that_were_all(faulty: RunningServer, path: str, version: str) -> None:
+def test_a_stream_ends_early_as_if_that_were_all(
+    faulty: RunningServer, path: str, version: str
+) -> None:
     usual = got(faulty.port, path, True, "disconnect; after=100", version)
     assert usual.whole and usual.chunks[-1] == DONE and len(usual.chunks) > TOKENS
     answer = got(faulty.port, path, True, "truncate; after=2", version)
@@ -70,16 +72,25 @@ def test_a_stream_ends_early_as_if_that_were_all(faulty: RunningServer, path: st
     rest = answer.body.rpartition(b"\n\n")[2].decode()
     assert rest.startswith("data: {") and not is_json(rest)
     answer = got(faulty.port, path, True, "missing-done", version)
-    assert answer.whole and DONE not in answer.chunks and len(answer.chunks) == len(usual.chunks) - 1
-    assert json.loads(answer.chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert (
+        answer.whole and DONE not in answer.chunks and len(answer.chunks) == len(usual.chunks) - 1
+    )
+    assert (
+        json.loads(answer.chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"]
+        == "length"
+    )
 
 
 @every_path
 @pytest.mark.parametrize("action", ["truncated-json", "truncate"])
-def test_a_whole_answer_is_cut_and_its_length_fits(faulty: RunningServer, path: str, action: str) -> None:
+def test_a_whole_answer_is_cut_and_its_length_fits(
+    faulty: RunningServer, path: str, action: str
+) -> None:
     answer = got(faulty.port, path, False, action)
     assert answer.status == 200 and answer.whole and answer.body.startswith(b"{")
-    assert not is_json(answer.body.decode()) and len(answer.body) == int(answer.headers["content-length"])
+    assert not is_json(answer.body.decode()) and len(answer.body) == int(
+        answer.headers["content-length"]
+    )
 
 
 @every_path
@@ -97,8 +108,12 @@ def test_an_answer_is_empty_or_the_error_that_is_asked_for(
 ) -> None:
     answer = got(faulty.port, path, stream, "empty")
     assert (answer.status, answer.body, answer.whole) == (200, b"", True)
-    assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
-    answer = got(faulty.port, path, stream, "error; status=503; retry_after=7; type=Busy; message=come later")
+    assert answer.headers["content-type"].startswith(
+        "text/event-stream" if stream else "application/json"
+    )
+    answer = got(
+        faulty.port, path, stream, "error; status=503; retry_after=7; type=Busy; message=come later"
+    )
     assert answer.status == 503 and answer.headers["retry-after"] == "7"
     told = {"message": "come later", "type": "Busy", "param": None, "code": 503}
     assert json.loads(answer.body) == {"error": told}
@@ -133,7 +148,9 @@ def test_settings_strike_whom_they_name(faulty: RunningServer) -> None:
         change(**{"fault-rules": None, "failure-injection-rate": 0, "failure-types": []})
 
 
-def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(faulty: RunningServer) -> None:
+def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(
+    faulty: RunningServer,
+) -> None:
     with Asker(faulty.port) as asker:
         unknown = question(TEXT, False, model="nobody")
         answer = asker.send(TEXT, unknown, X_Return_Error="502").answer()
@@ -168,14 +185,16 @@ def test_the_connection_serves_the_next_request_unless_it_was_broken(faulty: Run
 def test_a_quota_is_told_in_headers_and_refuses_what_is_too_much(faulty: RunningServer) -> None:
     fault = "rate-limit; rate=0.5; burst=2; name=quota"
     with Asker(faulty.port) as asker:
-        answers = [asker.send(TEXT, question(TEXT, False), X_Fault=fault).answer() for _ in range(3)]
+        answers = [
+            asker.send(TEXT, question(TEXT, False), X_Fault=fault).answer() for _ in range(3)
+        ]
     told = [answer.headers for answer in answers if answer]
     assert [answer.status for answer in answers if answer] == [200, 200, 429]
     assert [headers["x-ratelimit-remaining-requests"] for headers in told] == ["1", "0", "0"]
     assert {headers["x-ratelimit-limit-requests"] for headers in told} == {"2"}
-    assert 110 <= int(told[2]["retry-after"]) <= 120 and told[2]["x-ratelimit-reset-requests"].startswith(
-        "3m5"
-    )
+    assert 110 <= int(told[2]["retry-after"]) <= 120 and told[2][
+        "x-ratelimit-reset-requests"
+    ].startswith("3m5")
     assert json.loads(answers[2].body)["error"]["type"] == "RateLimitError"  # type: ignore[union-attr]
 
 
@@ -203,8 +222,17 @@ STOP = "event: message_stop"
 
 def of_family(server: RunningServer, path: str, stream: bool, fault: str) -> Got:
     asked = {
-        MESSAGES: {"model": "understudy-tiny", "messages": HI, "max_tokens": TOKENS, "stream": stream},
-        GENERATE: {"token_ids": [1, 2], "sampling_params": {"max_tokens": TOKENS}, "stream": stream},
+        MESSAGES: {
+            "model": "understudy-tiny",
+            "messages": HI,
+            "max_tokens": TOKENS,
+            "stream": stream,
+        },
+        GENERATE: {
+            "token_ids": [1, 2],
+            "sampling_params": {"max_tokens": TOKENS},
+            "stream": stream,
+        },
         BATCH: {"messages": [HI, HI], "max_tokens": TOKENS},
     }[path]
     with Asker(server.port) as asker:
@@ -242,8 +270,20 @@ def test_other_families_break_off_end_early_and_are_cut(faulty: RunningServer, p
 
 
 FAULTS = (
-    *("disconnect", "disconnect; after=1", "disconnect; after=4", "truncate; after=3", "truncated-json"),
-    *("malformed-chunk; chunk=2", "missing-done", "empty", "error; status=503", "rate-limit; rate=600"),
+    *(
+        "disconnect",
+        "disconnect; after=1",
+        "disconnect; after=4",
+        "truncate; after=3",
+        "truncated-json",
+    ),
+    *(
+        "malformed-chunk; chunk=2",
+        "missing-done",
+        "empty",
+        "error; status=503",
+        "rate-limit; rate=600",
+    ),
     *("stall; seconds=0.02; after=2", "slow-first-token; seconds=0.02", ""),
 )
 REQUESTS = 400
@@ -255,7 +295,12 @@ def test_places_and_connections_come_back_after_hundreds_of_faults() -> None:
     with stressed_server("--max-num-seqs", "4", "--inter-token-latency", "1ms") as server:
         draw = random.Random(3)
         wanted = [
-            (draw.choice(PATHS), draw.random() < 0.8, draw.choice(FAULTS), draw.choice(("1.0", "1.1")))
+            (
+                draw.choice(PATHS),
+                draw.random() < 0.8,
+                draw.choice(FAULTS),
+                draw.choice(("1.0", "1.1")),
+            )
             for _ in range(REQUESTS)
         ]
         with ThreadPoolExecutor(8) as clients:
@@ -291,7 +336,11 @@ def test_a_client_that_leaves_a_faulty_stream_frees_its_place() -> None:
                         received += asker.sock.recv(65536)
             wait_until(lambda: running(server.port) == 0)
         # A place is free a moment before it is known whose fault it was.
-        wait_until(lambda: get(server.port, "/admin/verdict").json()["clients"][CLIENT]["disconnects"] == 12)
+        wait_until(
+            lambda: (
+                get(server.port, "/admin/verdict").json()["clients"][CLIENT]["disconnects"] == 12
+            )
+        )
         assert get(server.port, "/admin/verdict").json()["clean"] is True
 
 

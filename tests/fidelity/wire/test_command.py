@@ -20,7 +20,9 @@ def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:
     load = ["--seconds", "10", "--sweep", "rate=1:1000:1", "--processes", "2"]
     command = [sys.executable, "-m", "app", "simulate", *load, f"--json={tmp_path / 'x.json'}"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
         assert process.stderr is not None
         said = ""
         while "swept" not in said:

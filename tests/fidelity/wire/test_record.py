@@ -14,8 +14,22 @@ def test_a_live_server_is_recorded(
     server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.csv.gz"
-    words = ["--target", server.url, "--rate", "60", "--seconds", "1", "--in-flight", "4", "--seed", "2"]
-    assert record.run([*words, "--input-tokens", "20-30", "--output-tokens", "5", "--out", str(out)]) == 0
+    words = [
+        "--target",
+        server.url,
+        "--rate",
+        "60",
+        "--seconds",
+        "1",
+        "--in-flight",
+        "4",
+        "--seed",
+        "2",
+    ]
+    assert (
+        record.run([*words, "--input-tokens", "20-30", "--output-tokens", "5", "--out", str(out)])
+        == 0
+    )
     [run] = read_recordings(str(out))
     assert len(run.send_s) > 30 and set(run.output_tokens) == {5}
     assert 20 <= min(run.input_tokens) < max(run.input_tokens) <= 30
@@ -25,7 +39,9 @@ def test_a_live_server_is_recorded(
     assert f"{out}: {len(run.send_s)} requests" in capsys.readouterr().out
 
 
-def test_a_trace_is_played_with_the_prefixes_of_its_groups(server: RunningServer, tmp_path: Path) -> None:
+def test_a_trace_is_played_with_the_prefixes_of_its_groups(
+    server: RunningServer, tmp_path: Path
+) -> None:
     trace, out = tmp_path / "trace.csv", tmp_path / "run.csv"
     trace.write_text(
         "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,40,3,a,32\n0.1,50,4,a,32\n"
@@ -42,6 +58,17 @@ def test_a_model_that_is_not_served_is_told(
     server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.csv"
-    words = ["--target", server.url, "--rate", "5", "--seconds", "1", "--model", "other", "--out", str(out)]
+    words = [
+        "--target",
+        server.url,
+        "--rate",
+        "5",
+        "--seconds",
+        "1",
+        "--model",
+        "other",
+        "--out",
+        str(out),
+    ]
     assert record.run(words) == 1
     assert "request 1: HTTP/1.1 404" in capsys.readouterr().err and not out.exists()

@@ -32,7 +32,9 @@ def begun(*argv: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def servers(fleet: subprocess.Popen[str]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{fleet.pid}/task/{fleet.pid}/children").read_text().split()]
+    return [
+        int(pid) for pid in Path(f"/proc/{fleet.pid}/task/{fleet.pid}/children").read_text().split()
+    ]
 
 
 def are_gone(pids: Sequence[int]) -> bool:
@@ -44,7 +46,10 @@ def are_gone(pids: Sequence[int]) -> bool:
     [
         (["--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 64"),
         (["--rate", "-1"], "argument --rate: '-1' must be a number above 0"),
-        (["--rate", "2", "--concurrency", "3"], "argument --concurrency: not allowed with argument --rate"),
+        (
+            ["--rate", "2", "--concurrency", "3"],
+            "argument --concurrency: not allowed with argument --rate",
+        ),
         (["--png", "/nowhere/at/all.png"], "/nowhere/at/all.png: there is no folder /nowhere/at"),
         (["--port", "1"], "flag --port cannot be given: the fleet sets it itself"),
         (["--podz", "1"], "unknown flag --podz; did you mean --pods?"),
@@ -59,11 +64,16 @@ def test_what_is_wrong_is_told_in_one_line(
     assert command.run(argv, tokenizer_of) == (2 if usage else 1)
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("error: ") and told in printed.err and printed.err.count("\n") == 1
+    assert (
+        printed.err.startswith("error: ") and told in printed.err and printed.err.count("\n") == 1
+    )
 
 
 def test_a_run_prints_the_table_and_writes_the_figures(
-    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @contextmanager
     def the_same_fleet(*arguments: object) -> Iterator[Fleet]:
@@ -71,7 +81,17 @@ def test_a_run_prints_the_table_and_writes_the_figures(
 
     monkeypatch.setattr(command, "running_fleet", the_same_fleet)
     path = tmp_path / "figures.json"
-    flags = ["--pods", "2", "--policies", "round-robin", "prefix-aware", "--json", str(path), "--rate", "100"]
+    flags = [
+        "--pods",
+        "2",
+        "--policies",
+        "round-robin",
+        "prefix-aware",
+        "--json",
+        str(path),
+        "--rate",
+        "100",
+    ]
     assert command.run([*SMALL, *flags], tokenizer_of) == 0
     rows = [line.split()[1] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == ["round-robin", "prefix-aware"]

@@ -16,7 +16,9 @@ from tests.fleet import stubs
 POLICIES = policies_of((), {})
 
 
-def completion(address: str, body: dict[str, object], path: str = "/v1/completions") -> tuple[str, int]:
+def completion(
+    address: str, body: dict[str, object], path: str = "/v1/completions"
+) -> tuple[str, int]:
     """The pod that answered, and the cached tokens that it tells of."""
     with stubs.posted(address, {"max_tokens": 1, **body}, path) as response:
         answer = json.load(response)
@@ -40,7 +42,9 @@ RULES = {"role": "system", "content": "Answer as briefly as you can, and then mo
 AGAIN = "A prompt that comes again and again, for there is no other. " * 20
 FORMS: dict[str, Callable[[int], dict[str, object]]] = {
     "/v1/completions": lambda k: {"prompt": f"{AGAIN} {k}"},
-    "/v1/chat/completions": lambda k: {"messages": [RULES, {"role": "user", "content": f"Question {k}?"}]},
+    "/v1/chat/completions": lambda k: {
+        "messages": [RULES, {"role": "user", "content": f"Question {k}?"}]
+    },
     "/v1/completions?ids": lambda k: {"prompt": [*range(300, 600), k]},
 }
 

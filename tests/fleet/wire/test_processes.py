@@ -73,12 +73,21 @@ def test_why_one_does_not_start_is_told_in_one_line() -> None:
 
 
 def test_one_that_never_answers_is_not_waited_for_for_ever() -> None:
-    with processes() as started, pytest.raises(FleetError, match=r"pod is not healthy after 0\.1 s"):
+    with (
+        processes() as started,
+        pytest.raises(FleetError, match=r"pod is not healthy after 0\.1 s"),
+    ):
         started.wait(begun(started, "pod", "import time; time.sleep(60)"), 0.1)
 
 
 def test_settings_of_this_environment_are_not_those_of_a_pod() -> None:
-    environ = {"PATH": "/bin", "SIM_PORT": "1", "VLLM_API_KEY": "k", "POD_NAME": "p", "PYTHONHASHSEED": "0"}
+    environ = {
+        "PATH": "/bin",
+        "SIM_PORT": "1",
+        "VLLM_API_KEY": "k",
+        "POD_NAME": "p",
+        "PYTHONHASHSEED": "0",
+    }
     assert inherited(environ) == {"PATH": "/bin", "PYTHONPATH": str(ROOT)}
     assert "KV_INDEX_REDIS_URL" not in inherited({"KV_INDEX_REDIS_URL": "redis://another"})
     assert inherited({"HF_TOKEN": "mine"})["HF_TOKEN"] == "mine"

@@ -36,7 +36,9 @@ def drawn(number: int) -> tuple[list[int], dict[str, Any]]:
     return ids, sampling
 
 
-def http_choices(server: RunningServer, ids: list[int], sampling: dict[str, Any]) -> list[tuple[Any, ...]]:
+def http_choices(
+    server: RunningServer, ids: list[int], sampling: dict[str, Any]
+) -> list[tuple[Any, ...]]:
     body = dict(sampling)
     if "regex" in body:
         body["structured_outputs"] = {"regex": body.pop("regex")}
@@ -67,13 +69,17 @@ def test_many_streams_say_what_http_says(served: RunningServer, engine: Engine) 
         return grpc_choices(engine, ids, sampling, True) != http_choices(served, ids, sampling)
 
     with ThreadPoolExecutor(8) as threads:
-        assert [number for number, wrong in enumerate(threads.map(differs, range(77))) if wrong] == []
+        assert [
+            number for number, wrong in enumerate(threads.map(differs, range(77))) if wrong
+        ] == []
 
 
 def test_a_whole_answer_says_it_too(served: RunningServer, engine: Engine) -> None:
     for number in range(0, 80, 7):
         ids, sampling = drawn(number)
-        assert grpc_choices(engine, ids, sampling, False) == http_choices(served, ids, sampling), number
+        assert grpc_choices(engine, ids, sampling, False) == http_choices(served, ids, sampling), (
+            number
+        )
 
 
 def test_a_text_is_a_prompt_too(engine: Engine) -> None:
@@ -149,7 +155,9 @@ BAD = {
     "kv_transfer_params_json": refused(kv_transfer_params_json="[]"),
     "a placeholder": refused(**pixels(mm_placeholders=[messages.PlaceholderRange(offset=9)])),
     "a hash too many": refused(**pixels(mm_hashes=["a", "b"])),
-    "a tensor elsewhere": refused(**pixels(pixel_values=messages.TensorData(remote={"transport": "nixl"}))),
+    "a tensor elsewhere": refused(
+        **pixels(pixel_values=messages.TensorData(remote={"transport": "nixl"}))
+    ),
 }
 
 
@@ -164,7 +172,11 @@ def test_every_other_field_is_taken(engine: Engine) -> None:
         range(1, 9),
         **{"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 1.0},
         **{"presence_penalty": 1.0, "repetition_penalty": 1.1, "stop_token_ids": [7], "seed": -5},
-        **{"skip_special_tokens": True, "spaces_between_special_tokens": True, "logit_bias": {3: 1.0}},
+        **{
+            "skip_special_tokens": True,
+            "spaces_between_special_tokens": True,
+            "logit_bias": {3: 1.0},
+        },
         **{"truncate_prompt_tokens": 4, "grammar_from_first_token": True, "json_object": True},
     )
     request.request_id = "mine"
@@ -172,14 +184,20 @@ def test_every_other_field_is_taken(engine: Engine) -> None:
     request.data_parallel_rank = 0
     request.kv_transfer_params.remote_host = "a"
     request.mm_inputs.MergeFrom(pixels(mm_hashes=["a"])["mm_inputs"])
-    request.extra_mm_inputs.add(modality=3, mm_placeholders=[messages.PlaceholderRange(offset=2, length=1)])
+    request.extra_mm_inputs.add(
+        modality=3, mm_placeholders=[messages.PlaceholderRange(offset=2, length=1)]
+    )
     [end] = ends_of(engine.said(request))
     assert end.prompt_tokens == 4
 
 
 @pytest.mark.parametrize(("most", "finish"), [(128, "stop"), (3, "length")])
-def test_a_request_with_the_fields_of_llm_ds_simulator_is_understood(most: int, finish: str) -> None:
-    request = messages.GenerateRequest(request_id="a", stream=True, tokenized={"input_ids": [5, 6, 7, 8]})
+def test_a_request_with_the_fields_of_llm_ds_simulator_is_understood(
+    most: int, finish: str
+) -> None:
+    request = messages.GenerateRequest(
+        request_id="a", stream=True, tokenized={"input_ids": [5, 6, 7, 8]}
+    )
     request.sampling_params.max_tokens = most
     with running_server("--grpc", "--mode", "echo") as server, connected(server.port) as engine:
         said = engine.said(request)

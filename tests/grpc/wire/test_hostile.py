@@ -1,4 +1,7 @@
-"""Clients that break the rules of HTTP/2, send or ask for too much, or do not read: only they suffer."""
+"""Clients that break the rules of HTTP/2, send or ask for too much, or do not read:
+
+only they suffer.
+"""
 
 import time
 from collections.abc import Iterator
@@ -39,7 +42,11 @@ def others_are_served(request: pytest.FixtureRequest, engine: Engine) -> Iterato
 
 def test_what_is_no_call_is_refused_alone(raw: RawClient) -> None:
     get = encode({":method": "GET", ":scheme": "http", ":path": "/health", ":authority": "a"})
-    raw.send(opening(1, get, 5), opening(3, headers(**{"content-type": "text/plain"})), opening(5, None, 5))
+    raw.send(
+        opening(1, get, 5),
+        opening(3, headers(**{"content-type": "text/plain"})),
+        opening(5, None, 5),
+    )
     assert [raw.ends(stream).get(":status") for stream in (1, 3, 5)] == ["415", "415", "200"]
     assert "grpc-status" in raw.headers[5]
 
@@ -113,7 +120,9 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_frames_without_progress_ends_the_connection(served: RunningServer, name: str) -> None:
+def test_a_flood_of_frames_without_progress_ends_the_connection(
+    served: RunningServer, name: str
+) -> None:
     raw = RawClient(served.port)
     with raw.sock:
         raw.send(opening(1, headers(WATCH)))
@@ -124,7 +133,9 @@ def test_a_flood_of_frames_without_progress_ends_the_connection(served: RunningS
 
 
 def test_frames_that_answers_ask_for_are_no_flood(served: RunningServer) -> None:
-    """A client that updates both windows, and measures the way by PING, at every message that it gets."""
+    """A client that updates both windows, and measures the way by PING, at every message that it
+    gets.
+    """
     raw = RawClient(served.port)
     answered = 0
     with raw.sock:
@@ -169,7 +180,9 @@ def test_rubbish_is_borne(served: RunningServer, seed: int) -> None:
     with raw.sock:
         for _ in range(200):
             kind, flags, stream = rng.randrange(12), rng.randrange(256), rng.randrange(8)
-            payload = rng.choice([headers(), rng.randbytes(rng.randrange(40)), message(rng.randbytes(9))])
+            payload = rng.choice(
+                [headers(), rng.randbytes(rng.randrange(40)), message(rng.randbytes(9))]
+            )
             with suppress(OSError):
                 raw.send(frame(kind, flags, stream, payload))
 
@@ -197,7 +210,9 @@ def test_headers_of_calls_that_do_not_go_on_are_bounded(served: RunningServer) -
     before = worker.memory_info().rss
     raw = RawClient(served.port)
     with raw.sock:
-        kept = b"\x40\x01x" + b"\x7f\xbd\x1d" + b"y" * 3900  # 127 + 3773 bytes, and from now on one byte
+        kept = (
+            b"\x40\x01x" + b"\x7f\xbd\x1d" + b"y" * 3900
+        )  # 127 + 3773 bytes, and from now on one byte
         raw.send(opening(1, headers() + kept))
         block = headers() + b"\xbe" * 7
         raw.send(*(opening(stream, block) for stream in range(3, 4001, 2)))
@@ -225,7 +240,9 @@ def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() 
             list(engine.stub.Generate(request, timeout=0.5, metadata=[key]))
         time.sleep(0.3)
         log = server.log()
-    lines = [line for line in log.splitlines() if "VllmEngine/Generate" in line and "access" in line]
+    lines = [
+        line for line in log.splitlines() if "VllmEngine/Generate" in line and "access" in line
+    ]
     assert "secret-words" not in log and len(lines) == 1, log
 
 
@@ -233,10 +250,15 @@ def test_a_subscriber_that_reads_late_has_every_batch() -> None:
     """The room for its answer is used up at the first batch, and comes back after the last."""
     subscribe, asked = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", message(b"")
     firsts = (1000, 2000, 3000)
-    with running_server("--grpc", "--enable-kvcache", "true") as server, connected(server.port) as engine:
+    with (
+        running_server("--grpc", "--enable-kvcache", "true") as server,
+        connected(server.port) as engine,
+    ):
         raw = RawClient(server.port)
         with raw.sock:
-            raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: 9}), opening(1, headers(subscribe)))
+            raw.send(
+                settings_frame({frames.INITIAL_WINDOW_SIZE: 9}), opening(1, headers(subscribe))
+            )
             raw.send(frame(frames.DATA, frames.END_STREAM, 1, asked))
             wait_until(lambda: (raw.frame() or (None,))[0] == frames.HEADERS)
             for first in firsts:

@@ -1,4 +1,6 @@
-"""What RFC 9113 and RFC 7541 demand of a server, asked frame by frame, in the order of the sections."""
+"""What RFC 9113 and RFC 7541 demand of a server, asked frame by frame, in the order of the
+sections.
+"""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -60,7 +62,10 @@ Steps = bytes | tuple[bytes | int, ...]
 
 @dataclass(frozen=True)
 class Expected:
-    """`connection`: it ends; `stream`: it or the connection ends; `end`: answered; `life`: no more."""
+    """`connection`:
+
+    it ends; `stream`: it or the connection ends; `end`: answered; `life`: no more.
+    """
 
     of: Literal["connection", "stream", "end", "life"]
     codes: tuple[ErrorCodes, ...] = ()
@@ -121,7 +126,10 @@ AFTER = {"half closed": (WATCHING,), "reset": (GIVEN_UP,), "ended": FINISHED}
 LATE: dict[str, tuple[bytes, Expected]] = {
     "DATA": (frame(DATA, 0, 1, b"x"), stream_error(Closed)),
     "HEADERS": (opening(), stream_error(Closed)),
-    "CONTINUATION": (frame(CONTINUATION, END_HEADERS, 1, headers()), connection_error(Closed, Wrong)),
+    "CONTINUATION": (
+        frame(CONTINUATION, END_HEADERS, 1, headers()),
+        connection_error(Closed, Wrong),
+    ),
     "WINDOW_UPDATE": (window_update(1, 1), ALIVE),
     "RST_STREAM": (reset(1, 8), ALIVE),
     "PRIORITY": (frame(PRIORITY, 0, 1, bytes(5)), ALIVE),
@@ -150,7 +158,8 @@ WRONG: dict[str, Steps] = {
     "5.1 idle: WINDOW_UPDATE": window_update(1, 1),
     "5.1.1 an even stream": opening(2),
     "6.10 behind the end": opening() + frame(CONTINUATION, END_HEADERS, 1, headers()),
-    "6.6 PUSH_PROMISE": opening() + frame(PUSH_PROMISE, END_HEADERS, 1, bytes(3) + b"\x02" + headers()),
+    "6.6 PUSH_PROMISE": opening()
+    + frame(PUSH_PROMISE, END_HEADERS, 1, bytes(3) + b"\x02" + headers()),
     "6.8 GOAWAY of a stream": frame(GOAWAY, 0, 1, bytes(8)),
     "6.9 WINDOW_UPDATE by nothing": window_update(0, 0),
 }
@@ -162,12 +171,14 @@ ANSWERED: dict[str, Steps] = {
     "6.10 an empty begin": parts(b"", headers()) + SAID,
     "6.10 an empty one": parts(headers()[:HALF], b"", headers()[HALF:]) + SAID,
     "6.10 many": parts(*(headers()[at : at + 4] for at in range(0, len(headers()), 4))) + SAID,
-    "6.2 a priority": frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(4) + b"\x0f" + headers()) + SAID,
+    "6.2 a priority": frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(4) + b"\x0f" + headers())
+    + SAID,
     "6.5.2 no streams of the server": settings_frame({3: 0}) + CALL,
     "6.8 calls go on after GOAWAY": opening() + frame(GOAWAY, 0, 0, bytes(8)) + SAID,
     "7541 4.2 two sizes": opening(1, b"\x20\x3f\xe1\x1f" + headers()) + SAID,
     "8.1 trailers": opening() + frame(DATA, 0, 1, REQUEST) + opening(1, encode({"a": "b"}), 5),
-    "8.1.1 as many bytes as told": opening(1, headers(**{"content-length": str(len(REQUEST))})) + SAID,
+    "8.1.1 as many bytes as told": opening(1, headers(**{"content-length": str(len(REQUEST))}))
+    + SAID,
     "8.2.2 te of trailers": with_header("te", "trailers"),
 }
 WRONG_STREAMS: dict[str, Steps] = {
@@ -219,11 +230,16 @@ CASES: dict[str, tuple[Steps, Expected]] = {
     "4.2 data of more": (opening() + frame(DATA, 0, 1, bytes(MOST + 1)), stream_error(Size)),
     "6.3 of a wrong size": (frame(PRIORITY, 0, 1, bytes(4)), stream_error(Size)),
     "5.1.1 a lower stream": (opening(5) + opening(3), connection_error(Wrong, Closed)),
-    "5.1.1 a stream far up": (opening(2**31 - 1, None, END_HEADERS | END_STREAM), answered(2**31 - 1)),
+    "5.1.1 a stream far up": (
+        opening(2**31 - 1, None, END_HEADERS | END_STREAM),
+        answered(2**31 - 1),
+    ),
     "5.4.2 others go on": (of_headers([("X", "y")]) + opening(3, None, 5), answered(3)),
     "6.9.1 too large": (window_update(0, 2**31 - 1), connection_error(Flow)),
     "6.9.2 settings make it too large": (
-        opening() + window_update(1, 2**31 - 1 - 65_535) + settings_frame({INITIAL_WINDOW_SIZE: 65_536}),
+        opening()
+        + window_update(1, 2**31 - 1 - 65_535)
+        + settings_frame({INITIAL_WINDOW_SIZE: 65_536}),
         connection_error(Flow),
     ),
     "6.5.2 a window of 2^31": (settings_frame({4: 2**31}), connection_error(Flow)),
@@ -236,7 +252,10 @@ CASES: dict[str, tuple[Steps, Expected]] = {
         b"".join(settings_frame({at: 0}) for at in range(100, 2000)),
         connection_error(Calm),
     ),
-    "10.5.1 a bomb": (coded(b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000 + b"\xbe" * 20), connection_error(Calm)),
+    "10.5.1 a bomb": (
+        coded(b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000 + b"\xbe" * 20),
+        connection_error(Calm),
+    ),
     "10.5.1 empty ones without end": (
         opening(flags=0) + frame(CONTINUATION, 0, 1) * 10_000,
         connection_error(Calm, Wrong),
@@ -246,8 +265,14 @@ CASES: dict[str, tuple[Steps, Expected]] = {
         for state, steps in AFTER.items()
         for name, (late, expected) in LATE.items()
     },
-    **{f"8.2.1 {name}": (with_header(*header), stream_error(Wrong)) for name, header in BAD_HEADERS.items()},
-    **{f"8.2.2 {name}": (with_header(name, value), stream_error(Wrong)) for name, value in OF_HTTP_1.items()},
+    **{
+        f"8.2.1 {name}": (with_header(*header), stream_error(Wrong))
+        for name, header in BAD_HEADERS.items()
+    },
+    **{
+        f"8.2.2 {name}": (with_header(name, value), stream_error(Wrong))
+        for name, value in OF_HTTP_1.items()
+    },
 }
 
 
@@ -324,7 +349,9 @@ def test_what_is_demanded_holds(served: RunningServer, name: str) -> None:
     assert seen.meets(expected), (expected, seen)
 
 
-@pytest.mark.parametrize("greeting", [b"GET * HTTP/2.0\r\n\r\nSM\r\n\r\n", PREFACE.replace(b"SM", b"XX")])
+@pytest.mark.parametrize(
+    "greeting", [b"GET * HTTP/2.0\r\n\r\nSM\r\n\r\n", PREFACE.replace(b"SM", b"XX")]
+)
 def test_another_preface_is_not_served(served: RunningServer, greeting: bytes) -> None:
     client = RawClient(served.port, greeting + frame(PING, 0, 0, MARK))
     with closing(client.sock):
@@ -360,7 +387,9 @@ def test_a_preface_may_come_byte_by_byte(served: RunningServer) -> None:
     assert kinds[-1] == PING
 
 
-def test_settings_are_acknowledged_in_their_order_and_pings_with_what_they_had(served: RunningServer) -> None:
+def test_settings_are_acknowledged_in_their_order_and_pings_with_what_they_had(
+    served: RunningServer,
+) -> None:
     client = RawClient(served.port)
     with closing(client.sock):
         client.send(settings_frame({4: 1}), frame(PING, 0, 0, b"12345678"), settings_frame({4: 2}))
@@ -370,11 +399,19 @@ def test_settings_are_acknowledged_in_their_order_and_pings_with_what_they_had(s
             for kind, flags, _, payload in _until(client, PING, MARK)
             if kind in (SETTINGS, PING) and flags & ACK
         ]
-    assert answers == [(SETTINGS, b""), (SETTINGS, b""), (PING, b"12345678"), (SETTINGS, b""), (PING, MARK)]
+    assert answers == [
+        (SETTINGS, b""),
+        (SETTINGS, b""),
+        (PING, b"12345678"),
+        (SETTINGS, b""),
+        (PING, MARK),
+    ]
 
 
 def test_a_goaway_tells_which_calls_were_taken(served: RunningServer) -> None:
-    seen = seen_of(served.port, opening(7, headers(WATCH)) + window_update(0, 0), connection_error(Wrong))
+    seen = seen_of(
+        served.port, opening(7, headers(WATCH)) + window_update(0, 0), connection_error(Wrong)
+    )
     assert seen.goaway == (7, Wrong)
 
 
@@ -385,7 +422,9 @@ def test_no_more_is_sent_than_windows_allow(served: RunningServer) -> None:
         assert _data_until_ping(client) <= 3
         client.send(window_update(1, 4), frame(PING, 0, 0, MARK))
         first = _data_until_ping(client)
-        client.send(settings_frame({INITIAL_WINDOW_SIZE: 0}), window_update(1, 2), frame(PING, 0, 0, MARK))
+        client.send(
+            settings_frame({INITIAL_WINDOW_SIZE: 0}), window_update(1, 2), frame(PING, 0, 0, MARK)
+        )
         assert first <= 7 and _data_until_ping(client) <= 7 - first + 2
         client.send(window_update(1, 100_000))
         assert client.ends()["grpc-status"] == "0"
@@ -423,7 +462,11 @@ def _until(
 ) -> Iterator[tuple[int, int, int, bytes]]:
     for one in client.frames():
         yield one
-        if one[0] == kind and payload in (None, one[3]) and (not stream_ends or one[1] & END_STREAM):
+        if (
+            one[0] == kind
+            and payload in (None, one[3])
+            and (not stream_ends or one[1] & END_STREAM)
+        ):
             return
 
 

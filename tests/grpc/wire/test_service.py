@@ -1,4 +1,7 @@
-"""What a gateway asks beside tokens, and what goes wrong, on purpose or not: each place is freed."""
+"""What a gateway asks beside tokens, and what goes wrong, on purpose or not:
+
+each place is freed.
+"""
 
 import hashlib
 import io
@@ -13,7 +16,9 @@ import psutil
 import pytest
 import requests
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 from smg_grpc_proto import vllm_engine_pb2 as messages
 from smg_grpc_proto.generated import common_pb2
 
@@ -30,34 +35,60 @@ Code = grpc.StatusCode
 @pytest.fixture(scope="module")
 def cached() -> Iterator[tuple[RunningServer, Engine]]:
     """A server with a KV cache and a tokenizer of its own, whose tokens take time."""
-    flags = ["--kv-cache-size", "64", "--block-size", "16", "--enable-kvcache", "true", "--profiling", "true"]
-    flags += ["--inter-token-latency", "20ms", "--tokenizer", str(EMBEDDED), "--served-model-name", "alias"]
+    flags = [
+        "--kv-cache-size",
+        "64",
+        "--block-size",
+        "16",
+        "--enable-kvcache",
+        "true",
+        "--profiling",
+        "true",
+    ]
+    flags += [
+        "--inter-token-latency",
+        "20ms",
+        "--tokenizer",
+        str(EMBEDDED),
+        "--served-model-name",
+        "alias",
+    ]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
         yield server, engine
 
 
 def test_a_gateway_learns_which_model_there_is(cached: tuple[RunningServer, Engine]) -> None:
     info = cached[1].stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=LIMIT_S)
-    assert (info.is_generation, info.max_context_length, info.max_req_input_len) == (True, 32_768, 32_768)
+    assert (info.is_generation, info.max_context_length, info.max_req_input_len) == (
+        True,
+        32_768,
+        32_768,
+    )
     assert (info.served_model_name, info.tokenizer_path) == ("alias", str(EMBEDDED))
     assert (info.vocab_size, list(info.eos_token_ids)) == (6144, [0])
 
 
 def test_a_gateway_learns_what_runs(cached: tuple[RunningServer, Engine]) -> None:
     _, engine = cached
-    call = engine.stub.Generate(generate(range(1, 65), max_tokens=500, ignore_eos=True), timeout=LIMIT_S)
+    call = engine.stub.Generate(
+        generate(range(1, 65), max_tokens=500, ignore_eos=True), timeout=LIMIT_S
+    )
     next(call)
     info = engine.stub.GetServerInfo(messages.GetServerInfoRequest(), timeout=LIMIT_S)
     assert (info.active_requests, info.server_type, info.block_size) == (1, "vllm-grpc", 16)
     assert (info.data_parallel_size, info.max_num_seqs, info.is_paused) == (1, 256, False)
-    loads = engine.stub.GetLoads(messages.GetLoadsRequest(dp_rank=0, include=["core"]), timeout=LIMIT_S)
+    loads = engine.stub.GetLoads(
+        messages.GetLoadsRequest(dp_rank=0, include=["core"]), timeout=LIMIT_S
+    )
     [load] = loads.loads
     assert (load.num_running_reqs, load.num_total_reqs, load.max_total_num_tokens) == (1, 1, 1024)
     assert 64 <= load.num_used_tokens <= 1024
     assert load.token_usage > 0
     call.cancel()
     engine.wait_for(0)
-    assert failure(engine.stub.GetLoads, messages.GetLoadsRequest(dp_rank=1)) == Code.INVALID_ARGUMENT
+    assert (
+        failure(engine.stub.GetLoads, messages.GetLoadsRequest(dp_rank=1)) == Code.INVALID_ARGUMENT
+    )
 
 
 def test_an_abort_ends_a_stream_with_its_reason(cached: tuple[RunningServer, Engine]) -> None:
@@ -73,7 +104,9 @@ def test_an_abort_ends_a_stream_with_its_reason(cached: tuple[RunningServer, Eng
     assert (end.finish_reason, engine.running()) == ("abort", 0)
 
 
-def test_a_subscriber_hears_what_the_cache_stores_and_forgets(cached: tuple[RunningServer, Engine]) -> None:
+def test_a_subscriber_hears_what_the_cache_stores_and_forgets(
+    cached: tuple[RunningServer, Engine],
+) -> None:
     _, engine = cached
     engine.stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=LIMIT_S)
     batches = engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=LIMIT_S)
@@ -107,13 +140,20 @@ def _hear(batches: Iterator[common_pb2.KvEventBatch], heard: list[common_pb2.KvC
         assert error.code() == Code.CANCELLED
 
 
-def test_a_gateway_gets_the_tokenizers_files(cached: tuple[RunningServer, Engine], engine: Engine) -> None:
+def test_a_gateway_gets_the_tokenizers_files(
+    cached: tuple[RunningServer, Engine], engine: Engine
+) -> None:
     chunks = list(cached[1].stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=LIMIT_S))
     data = b"".join(chunk.data for chunk in chunks)
-    assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
+    assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [
+        hashlib.sha256(data).hexdigest()
+    ]
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert archive.read("tokenizer.json") == (EMBEDDED / "tokenizer.json").read_bytes()
-    assert failure(engine.stub.GetTokenizer, common_pb2.GetTokenizerRequest()) == Code.FAILED_PRECONDITION
+    assert (
+        failure(engine.stub.GetTokenizer, common_pb2.GetTokenizerRequest())
+        == Code.FAILED_PRECONDITION
+    )
 
 
 def test_health_is_told_in_both_ways(engine: Engine) -> None:
@@ -131,7 +171,10 @@ def test_health_is_told_in_both_ways(engine: Engine) -> None:
 
 
 def test_a_watch_sees_a_server_become_ready() -> None:
-    with running_server("--grpc", "--startup-duration", "2s") as server, connected(server.port) as engine:
+    with (
+        running_server("--grpc", "--startup-duration", "2s") as server,
+        connected(server.port) as engine,
+    ):
         watch = health_pb2_grpc.HealthStub(engine.channel).Watch(
             health_pb2.HealthCheckRequest(), timeout=LIMIT_S
         )
@@ -168,13 +211,18 @@ def test_what_is_not_there_is_unimplemented(engine: Engine) -> None:
     calls = {"/vllm.grpc.engine.VllmEngine/Nothing": b"", "/a.B/C": b"x" * 100_000}
     for path, message in calls.items():
         assert failure(engine.channel.unary_unary(path), message) == Code.UNIMPLEMENTED
-    assert failure(engine.stub.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest()) == Code.UNIMPLEMENTED
+    assert (
+        failure(engine.stub.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest())
+        == Code.UNIMPLEMENTED
+    )
     assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.UNIMPLEMENTED
 
 
 def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engine: Engine) -> None:
     def counted() -> list[float]:
-        calls = metric(served.port, "http_requests_total", handler="/vllm.grpc.engine.VllmEngine/Generate")
+        calls = metric(
+            served.port, "http_requests_total", handler="/vllm.grpc.engine.VllmEngine/Generate"
+        )
         ways = metric(served.port, "understudy_requests_total", way="grpc")
         return [ways, metric(served.port, "vllm:generation_tokens_total"), calls]
 
@@ -193,19 +241,34 @@ def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
                 request = generate()
                 request.data_parallel_rank = rank
                 assert ends_of(engine.said(request))
-                assert requests.get(f"http://127.0.0.1:{at}/health", timeout=LIMIT_S).status_code == 200
+                assert (
+                    requests.get(f"http://127.0.0.1:{at}/health", timeout=LIMIT_S).status_code
+                    == 200
+                )
                 request.data_parallel_rank = 1 - rank
                 assert engine.refusal(request)[0] == Code.INVALID_ARGUMENT
 
 
-CODES = {400: Code.INVALID_ARGUMENT, 401: Code.UNAUTHENTICATED, 409: Code.ABORTED, 418: Code.UNKNOWN}
+CODES = {
+    400: Code.INVALID_ARGUMENT,
+    401: Code.UNAUTHENTICATED,
+    409: Code.ABORTED,
+    418: Code.UNKNOWN,
+}
 CODES |= {429: Code.RESOURCE_EXHAUSTED, 500: Code.INTERNAL, 503: Code.UNAVAILABLE}
 
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[tuple[RunningServer, Engine]]:
     """A server of two places, with room for one that waits; tokens come every 50 ms."""
-    flags = ["--max-num-seqs", "2", "--max-waiting-queue-length", "1", "--inter-token-latency", "50ms"]
+    flags = [
+        "--max-num-seqs",
+        "2",
+        "--max-waiting-queue-length",
+        "1",
+        "--inter-token-latency",
+        "50ms",
+    ]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
         yield server, engine
 
@@ -222,7 +285,11 @@ def test_every_status_has_its_code(engine: Engine) -> None:
 
 
 def test_a_stream_can_end_too_early(engine: Engine) -> None:
-    for rule, kinds in (("truncate; after=2", ["chunk"] * 2), ("empty", []), ("missing-done", ["chunk"] * 5)):
+    for rule, kinds in (
+        ("truncate; after=2", ["chunk"] * 2),
+        ("empty", []),
+        ("missing-done", ["chunk"] * 5),
+    ):
         said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
         assert [message.WhichOneof("response") for message in said] == kinds
 
@@ -250,7 +317,9 @@ def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
 def test_a_connection_can_break(served: RunningServer) -> None:
     with connected(served.port) as engine:
         call = engine.stub.Generate(
-            generate(ignore_eos=True), timeout=LIMIT_S, metadata=[("x-fault", "disconnect; after=2")]
+            generate(ignore_eos=True),
+            timeout=LIMIT_S,
+            metadata=[("x-fault", "disconnect; after=2")],
         )
         with pytest.raises(grpc.RpcError) as broken:
             list(call)

@@ -1,4 +1,7 @@
-"""Bodies that nobody should send, some of hostile size: each gets its answer, and the worker lives on."""
+"""Bodies that nobody should send, some of hostile size:
+
+each gets its answer, and the worker lives on.
+"""
 
 import json
 import socket
@@ -9,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.raw_client import COMPLETIONS, Whole, Wire, ask, get, http_post, is_error, metric, post
+from tests.hostile.raw_client import (
+    COMPLETIONS,
+    Whole,
+    Wire,
+    ask,
+    get,
+    http_post,
+    is_error,
+    metric,
+    post,
+)
 from tests.hostile.stressed_server import stressed_server
 from tests.running_server import RunningServer
 
@@ -23,7 +36,14 @@ CHUNKED = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    flags = ("--max-model-len", "300000", "--max-request-body-size-mb", "8", "--admin-key", "secret")
+    flags = (
+        "--max-model-len",
+        "300000",
+        "--max-request-body-size-mb",
+        "8",
+        "--admin-key",
+        "secret",
+    )
     with stressed_server(*flags) as running:
         yield running
 
@@ -51,7 +71,9 @@ UNTRIED = [
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
-def test_what_is_no_json_object_is_refused_and_the_place_is_named(server: RunningServer, path: str) -> None:
+def test_what_is_no_json_object_is_refused_and_the_place_is_named(
+    server: RunningServer, path: str
+) -> None:
     for body, param in NO_OBJECTS.items():
         is_error(sent(server, body, path=path), 400, "Bad Request", param)
     for body in UNTRIED:
@@ -85,8 +107,16 @@ def test_a_body_that_never_ends_is_refused_when_it_is_too_large(server: RunningS
         flooding.join()
 
 
-def test_chunks_that_are_none_are_the_client_s_fault_and_so_is_a_reset(server: RunningServer) -> None:
-    for body in (b"zz\r\n{}\r\n0\r\n\r\n", b"2\r\n{}XX0\r\n\r\n", b"-1\r\n", b"\r\n", b"5;a=\r\r\n"):
+def test_chunks_that_are_none_are_the_client_s_fault_and_so_is_a_reset(
+    server: RunningServer,
+) -> None:
+    for body in (
+        b"zz\r\n{}\r\n0\r\n\r\n",
+        b"2\r\n{}XX0\r\n\r\n",
+        b"-1\r\n",
+        b"\r\n",
+        b"5;a=\r\r\n",
+    ):
         with Wire(server.port) as wire:
             assert wire.send(CHUNKED + body).answer().status == 400
     for begun in (CHUNKED + b"ff\r\n{", http_post(COMPLETIONS, b'{"prompt": "a"}')[:-5]):
@@ -171,7 +201,9 @@ def test_a_body_with_another_coding_than_chunked_is_refused(
         assert wire.seconds_until_closed(5) < 5
 
 
-def test_the_word_chunked_is_known_in_any_case_and_http_1_0_has_no_chunks(server: RunningServer) -> None:
+def test_the_word_chunked_is_known_in_any_case_and_http_1_0_has_no_chunks(
+    server: RunningServer,
+) -> None:
     body = CHUNKED_JSON + b"0\r\nX: y\r\n\r\n"
     for head, status in (
         (CHUNKED.replace(b": chunked", b":\tCHUNKED "), 200),
@@ -205,7 +237,9 @@ def served(server: RunningServer) -> float:
     return metric(server.port, "vllm:request_success_total")
 
 
-def test_a_body_cut_short_is_never_played_even_where_it_is_complete_json(server: RunningServer) -> None:
+def test_a_body_cut_short_is_never_played_even_where_it_is_complete_json(
+    server: RunningServer,
+) -> None:
     before = served(server)
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: 1000\r\n\r\n".encode()
     for body in (b'{"prompt":', json.dumps(ask()).encode()):
@@ -246,7 +280,13 @@ PIECE = b" " * 65_536
 def test_a_gigabyte_that_nobody_reads_ends_its_connection(
     server: RunningServer, path: str, headers: tuple[str, ...], status: int
 ) -> None:
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", JSON, *headers, f"Content-Length: {GIGABYTE}"]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        JSON,
+        *headers,
+        f"Content-Length: {GIGABYTE}",
+    ]
     with Wire(server.port) as wire:
         wire.send("\r\n".join(lines).encode() + b"\r\n\r\n" + PIECE)
         assert wire.answer().status == status

@@ -17,7 +17,14 @@ ITL_S = 0.01
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    flags = ("--inter-token-latency", "10ms", "--client-timeout", "1s", "--max-request-body-size-mb", "8")
+    flags = (
+        "--inter-token-latency",
+        "10ms",
+        "--client-timeout",
+        "1s",
+        "--max-request-body-size-mb",
+        "8",
+    )
     with stressed_server(*flags) as running:
         yield running
 
@@ -129,7 +136,9 @@ def stream_together(port: int, clients: int, tokens: int) -> list[float]:
     return totals
 
 
-def test_a_client_that_reads_nothing_is_dropped_and_its_places_are_free_again(server: RunningServer) -> None:
+def test_a_client_that_reads_nothing_is_dropped_and_its_places_are_free_again(
+    server: RunningServer,
+) -> None:
     before = aborts(server.port)
     with Wire(server.port, receive_buffer=4096) as stalled:
         stalled.post(hungry(32))

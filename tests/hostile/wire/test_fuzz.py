@@ -25,7 +25,14 @@ FAULTS = (
 )
 EVERYTHING = (
     *("--server-dev-mode", "--profiling", "--enable-scale-out", "--allow-runtime-lora-updating"),
-    *("--enable-responses-store", "--force-dummy-tokenizer", "--max-model-len", "1024", "--max-loras", "4"),
+    *(
+        "--enable-responses-store",
+        "--force-dummy-tokenizer",
+        "--max-model-len",
+        "1024",
+        "--max-loras",
+        "4",
+    ),
 )
 SERVERS = {
     "generate": (2100, (*EVERYTHING, "--enable-kvcache", "--kv-index")),
@@ -33,7 +40,14 @@ SERVERS = {
         900,
         (
             *("--fast-path=false", "--reasoning-parser", "qwen3", "--omni"),
-            *(*EVERYTHING, "--enable-kvcache", "--kv-connector", "nixl", "--script", str(WEATHER_SCRIPT)),
+            *(
+                *EVERYTHING,
+                "--enable-kvcache",
+                "--kv-connector",
+                "nixl",
+                "--script",
+                str(WEATHER_SCRIPT),
+            ),
             *("--kv-cache-transfer-latency", "5ms", "--fault-rules", json.dumps(FAULTS)),
         ),
     ),
@@ -48,10 +62,23 @@ SHARES = (PART, pytest.param(1.0, marks=pytest.mark.ci))
 SHUTTING = ("/admin/drain", "/sleep", "/pause", "/admin/config")
 """What keeps a server from serving what comes after it, or makes it slow."""
 OWN_500S = (
-    *("/release_kv_cache_memory", "/collective_rpc", "/scale_elastic_ep", "/init_weight_transfer_engine"),
-    *("/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update"),
+    *(
+        "/release_kv_cache_memory",
+        "/collective_rpc",
+        "/scale_elastic_ep",
+        "/init_weight_transfer_engine",
+    ),
+    *(
+        "/start_weight_update",
+        "/start_draft_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+    ),
 )
-"""Where vLLM itself answers 500: no pause is complete, no method or size exists, no trainer is configured."""
+"""Where vLLM itself answers 500:
+
+no pause is complete, no method or size exists, no trainer is configured.
+"""
 
 
 @pytest.mark.timeout(300)
@@ -62,7 +89,9 @@ def test_no_request_gets_a_500(name: str, share: float) -> None:
     with (stressed_indexer if name == "indexer" else stressed_server)(*flags) as server:
         document = json.loads(get(server.port, "/openapi.json").body)
         with closing(Client(server.port)) as client:
-            for request in Fuzzer(document, SEED, SHUTTING + OWN_500S).requests(round(number * share)):
+            for request in Fuzzer(document, SEED, SHUTTING + OWN_500S).requests(
+                round(number * share)
+            ):
                 client.ask(request)
             if name == "generate":
                 ask_operators_routes(client, document, share)

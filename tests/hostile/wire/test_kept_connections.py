@@ -16,12 +16,23 @@ import pytest
 
 from app.serving.gunicorn.certificates import make_pair
 from tests.hostile.kept_clients import CLIENTS, LATENCY, asking
-from tests.hostile.raw_client import PATIENCE_S, Wire, ask, get, http_post, is_error, post, wait_until
+from tests.hostile.raw_client import (
+    PATIENCE_S,
+    Wire,
+    ask,
+    get,
+    http_post,
+    is_error,
+    post,
+    wait_until,
+)
 from tests.hostile.stressed_server import workers_of
 from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
 
 JSON = "Content-Type: application/json"
-COMPLETION = http_post("/v1/completions", b'{"prompt": "a", "max_tokens": 1, "ignore_eos": true}', JSON)
+COMPLETION = http_post(
+    "/v1/completions", b'{"prompt": "a", "max_tokens": 1, "ignore_eos": true}', JSON
+)
 LONG_DRAIN = {"SIM_DRAIN_DURATION": "20s", "SIM_GRACEFUL_TIMEOUT": "30s"}
 """Longer than a busy machine delays a request. A drain ends early when no client is connected."""
 
@@ -51,7 +62,10 @@ def children_of(pid: int) -> str:
 
 @contextmanager
 def successor_of(server: RunningServer) -> Iterator[int]:
-    """Process id of a server that SIGUSR2 has started, and that has a worker. Ended after the block."""
+    """Process id of a server that SIGUSR2 has started, and that has a worker.
+
+    Ended after the block.
+    """
     server.process.send_signal(signal.SIGUSR2)
     wait_until(lambda: len(arbiters_of(server)) == 2)
     [pid] = arbiters_of(server) - {server.process.pid}
@@ -95,7 +109,9 @@ def status_of(pid: int, name: str) -> str:
 
 
 def assert_last(wire: Wire) -> None:
-    """The next answer is a whole one that announces the end of the connection, and then the end comes."""
+    """The next answer is a whole one that announces the end of the connection, and then the end
+    comes.
+    """
     answer = wire.answer()
     assert (answer.status, answer.headers["connection"]) == (200, "close"), answer
     assert wire.sock.recv(1) == b""
@@ -150,7 +166,16 @@ def test_reloads_of_a_server_on_a_unix_socket_lose_no_request(tmp_path: Path) ->
 @contextmanager
 def running_on_both(path: str) -> Iterator[RunningServer]:
     port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "-b", f"127.0.0.1:{port}", "-b", f"unix:{path}", "wsgi:app"]
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "-b",
+        f"127.0.0.1:{port}",
+        "-b",
+        f"unix:{path}",
+        "wsgi:app",
+    ]
     with running_command(command, port, LATENCY) as server:
         yield server
 
@@ -211,8 +236,14 @@ def test_requests_sent_just_before_the_end_are_answered() -> None:
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_is_not_ready() -> None:
-    with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as kept, Wire(server.port) as other:
+def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_is_not_ready() -> (
+    None
+):
+    with (
+        running_gunicorn(env=LONG_DRAIN) as server,
+        Wire(server.port) as kept,
+        Wire(server.port) as other,
+    ):
         for wire in (kept, other):
             assert wire.post(ask()).answer().status == 200
         server.process.send_signal(signal.SIGTERM)
@@ -226,7 +257,10 @@ def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_i
 
 
 def test_requests_half_received_at_the_end_are_answered() -> None:
-    plain, late = COMPLETION, http_post("/v1/completions", b'{"prompt": ["a"], "max_tokens": 1}', JSON)
+    plain, late = (
+        COMPLETION,
+        http_post("/v1/completions", b'{"prompt": ["a"], "max_tokens": 1}', JSON),
+    )
     cuts = [(plain, 9), (plain, plain.index(b"{") - 3), (plain, -1), (late, -1)]
     with running_gunicorn(env=LONG_DRAIN) as server, ExitStack() as stack:
         wires = [stack.enter_context(Wire(server.port)) for _ in cuts]
@@ -242,7 +276,10 @@ def test_requests_half_received_at_the_end_are_answered() -> None:
 
 @pytest.mark.parametrize("fast_path", ["true", "false"])
 def test_pipelined_requests_are_all_answered(fast_path: str) -> None:
-    with running_gunicorn(env={**LONG_DRAIN, "SIM_FAST_PATH": fast_path}) as server, ExitStack() as stack:
+    with (
+        running_gunicorn(env={**LONG_DRAIN, "SIM_FAST_PATH": fast_path}) as server,
+        ExitStack() as stack,
+    ):
         wires = [stack.enter_context(Wire(server.port)) for _ in range(2)]
         assert wires[0].post(ask()).answer().status == 200
         [worker] = workers_of(server)
@@ -254,7 +291,11 @@ def test_pipelined_requests_are_all_answered(fast_path: str) -> None:
             with wire.sock.makefile("rb") as stream:
                 received = stream.read()
             statuses = re.findall(rb"HTTP/1.1 (\d+) .*?Connection: (\S+)\r\n", received, re.S)
-            assert statuses == [(b"200", b"keep-alive"), (b"200", b"keep-alive"), (b"200", b"close")]
+            assert statuses == [
+                (b"200", b"keep-alive"),
+                (b"200", b"keep-alive"),
+                (b"200", b"close"),
+            ]
         assert server.process.wait(PATIENCE_S) == 0
 
 
@@ -262,7 +303,10 @@ def test_an_answer_that_promised_to_keep_its_connection_is_followed_by_another()
     """The head of a stream has left before the signal; its client sends again when the stream ends."""
     env = {**LONG_DRAIN, "SIM_INTER_TOKEN_LATENCY": "20ms"}
     for fast_path in ("true", "false"):
-        with running_gunicorn(env={**env, "SIM_FAST_PATH": fast_path}) as server, Wire(server.port) as wire:
+        with (
+            running_gunicorn(env={**env, "SIM_FAST_PATH": fast_path}) as server,
+            Wire(server.port) as wire,
+        ):
             with closing(wire.post(ask(max_tokens=50, stream=True)).begin()) as stream:
                 assert stream.getheader("Connection") == "keep-alive"
                 server.process.send_signal(signal.SIGTERM)
@@ -273,7 +317,11 @@ def test_an_answer_that_promised_to_keep_its_connection_is_followed_by_another()
 
 
 def test_new_requests_get_503_when_the_drain_is_over_and_a_stream_goes_on() -> None:
-    env = {"SIM_GRACEFUL_TIMEOUT": "20s", "SIM_DRAIN_DURATION": "100ms", "SIM_INTER_TOKEN_LATENCY": "20ms"}
+    env = {
+        "SIM_GRACEFUL_TIMEOUT": "20s",
+        "SIM_DRAIN_DURATION": "100ms",
+        "SIM_INTER_TOKEN_LATENCY": "20ms",
+    }
     with running_gunicorn(env=env) as server, Wire(server.port) as streaming:
         events: Any = streaming.post(ask(max_tokens=4000, stream=True)).events()
         next(events)
@@ -288,7 +336,11 @@ def test_new_requests_get_503_when_the_drain_is_over_and_a_stream_goes_on() -> N
 
 def test_connections_that_were_idle_for_long_do_not_delay_the_end() -> None:
     env = {**LONG_DRAIN, "SIM_DRAIN_DURATION": "500ms"}
-    with running_gunicorn(env=env) as server, Wire(server.port) as kept, Wire(server.port) as silent:
+    with (
+        running_gunicorn(env=env) as server,
+        Wire(server.port) as kept,
+        Wire(server.port) as silent,
+    ):
         assert kept.post(ask()).answer().status == 200
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 0

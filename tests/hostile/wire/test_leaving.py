@@ -5,12 +5,25 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.hostile.raw_client import Wire, aborts, ask, get, http_post, metric, running, wait_until, waiting
+from tests.hostile.raw_client import (
+    Wire,
+    aborts,
+    ask,
+    get,
+    http_post,
+    metric,
+    running,
+    wait_until,
+    waiting,
+)
 from tests.hostile.stressed_server import assert_idle, stressed_server
 from tests.running_server import RunningServer
 
 NOTICED_S = 5.0
-"""A tenth of what a reply takes here. The promise is 0.1 s; the rest is for a machine that is busy."""
+"""A tenth of what a reply takes here.
+
+The promise is 0.1 s; the rest is for a machine that is busy.
+"""
 
 LEAVE: list[Callable[[Wire], None]] = [lambda wire: wire.sock.close(), Wire.reset]
 WAYS = pytest.mark.parametrize("leave", LEAVE, ids=["close", "reset"])
@@ -19,7 +32,14 @@ BOTH = pytest.mark.parametrize(("leave", "stream"), [*zip(LEAVE, (False, True), 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    flags = ("--max-num-seqs", "1", "--time-to-first-token", "300ms", "--inter-token-latency", "50ms")
+    flags = (
+        "--max-num-seqs",
+        "1",
+        "--time-to-first-token",
+        "300ms",
+        "--inter-token-latency",
+        "50ms",
+    )
     with stressed_server(*flags) as running_server:
         yield running_server
 
@@ -41,7 +61,9 @@ def occupied(port: int) -> Iterator[Wire]:
 
 
 @WAYS
-def test_before_its_request_is_complete(server: RunningServer, leave: Callable[[Wire], None]) -> None:
+def test_before_its_request_is_complete(
+    server: RunningServer, leave: Callable[[Wire], None]
+) -> None:
     before = metric(server.port, "vllm:request_success_total")
     request = http_post("/v1/completions", b'{"prompt": "a"}')
     # A reset in the middle of a body is a matter of test_bodies.

@@ -35,16 +35,21 @@ def arrivals(port: int, tokens: int) -> list[float]:
         return [time.monotonic() - start for _ in wire.events()]
 
 
-def test_two_hundred_tokens_take_two_hundred_gaps_and_no_drift_builds_up(server: RunningServer) -> None:
+def test_two_hundred_tokens_take_two_hundred_gaps_and_no_drift_builds_up(
+    server: RunningServer,
+) -> None:
     late = [moment - TTFT_S - k * ITL_S for k, moment in enumerate(arrivals(server.port, 200))]
     assert len(late) == 200
     assert min(late) > -0.002
-    # A pause of the machine delays some chunks; a drift delays all later ones (half a millisecond each).
+    # A pause of the machine delays some chunks; a drift delays all later ones (half a millisecond
+    # each).
     assert median(late[-50:]) - median(late[:50]) < 0.03
     assert late[-1] < 0.5
 
 
-def test_headers_leave_at_once_and_the_role_only_when_the_first_token_is_due(server: RunningServer) -> None:
+def test_headers_leave_at_once_and_the_role_only_when_the_first_token_is_due(
+    server: RunningServer,
+) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": True}
     with Wire(server.port) as wire:
         start = time.monotonic()

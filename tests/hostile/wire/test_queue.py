@@ -23,7 +23,14 @@ LONG = ask(max_tokens=4000, stream=True)
 
 def test_who_waits_is_served_in_order_of_arrival_and_who_finds_no_seat_is_turned_away() -> None:
     names = [f"guest-{number}" for number in range(8)]
-    flags = ("--max-num-seqs", "1", "--max-waiting-queue-length", "8", "--inter-token-latency", "20ms")
+    flags = (
+        "--max-num-seqs",
+        "1",
+        "--max-waiting-queue-length",
+        "8",
+        "--inter-token-latency",
+        "20ms",
+    )
     with stressed_server(*flags) as server, ExitStack() as stack:
         port = server.port
         first = stack.enter_context(Wire(port)).post(LONG)

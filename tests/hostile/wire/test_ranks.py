@@ -22,8 +22,13 @@ THREE = {
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[RunningServer]:
-    """Three ranks that serve, whose number may be given as that of workers. Leave them as they were."""
-    with running_gunicorn("--workers", "3", env={**THREE, "WEB_CONCURRENCY": "3"}, ports=3) as server:
+    """Three ranks that serve, whose number may be given as that of workers.
+
+    Leave them as they were.
+    """
+    with running_gunicorn(
+        "--workers", "3", env={**THREE, "WEB_CONCURRENCY": "3"}, ports=3
+    ) as server:
         wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
         yield server
 
@@ -85,7 +90,11 @@ def test_a_killed_rank_comes_back_on_its_port_and_one_alone_says_what_it_says_am
             assert post(port, ask()).status == 200
             assert worker_behind(three, port) != victim
         assert len(list(events)) == 149
-    assert [metric(port, "vllm:request_success_total") for port in (first, second, third)] == [2, 1, 1]
+    assert [metric(port, "vllm:request_success_total") for port in (first, second, third)] == [
+        2,
+        1,
+        1,
+    ]
     with running_gunicorn(env={**THREE, "SIM_DATA_PARALLEL_RANK": "2"}) as alone:
         assert first_texts(alone, 1) == texts[2:]
         assert metric(alone.port, "vllm:request_success_total", engine="2") == 1
@@ -95,7 +104,10 @@ def test_a_killed_rank_comes_back_on_its_port_and_one_alone_says_what_it_says_am
 def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: RunningServer) -> None:
     ports = ports_of(three)
     assert len(workers_of(three)) == len({worker_behind(three, port) for port in ports}) == 3
-    before = [metric(port, "vllm:request_success_total", engine=str(rank)) for rank, port in enumerate(ports)]
+    before = [
+        metric(port, "vllm:request_success_total", engine=str(rank))
+        for rank, port in enumerate(ports)
+    ]
     for rank, port in enumerate(ports):
         for _ in range(rank):
             assert post(port, ask(max_tokens=3)).headers["x-inference-port"] == str(port)
@@ -112,7 +124,9 @@ def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: Run
         (["--bind", "127.0.0.1:9000", "-b", "127.0.0.1:9001", "-b", "127.0.0.1:9003"], "bind"),
     ],
 )
-def test_what_does_not_fit_the_ranks_is_refused_in_one_line(arguments: list[str], named: str) -> None:
+def test_what_does_not_fit_the_ranks_is_refused_in_one_line(
+    arguments: list[str], named: str
+) -> None:
     status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3")
     assert status == 1
     [told] = [line for line in output.splitlines() if line.startswith("error: ")]
@@ -141,7 +155,10 @@ class Reloaded:
         wait_until(lambda: all(served_models(port) == [model] for port in ports))
 
     def refuses(self, named: str, **settings: Any) -> None:
-        """Change the file, then SIGHUP: one error line that has `named` in it, and the same workers."""
+        """Change the file, then SIGHUP:
+
+        one error line that has `named` in it, and the same workers.
+        """
         workers, told = set(workers_of(self.server)), len(refusals(self.server))
         write(self.file, settings)
         self.server.process.send_signal(signal.SIGHUP)
@@ -160,7 +177,9 @@ def write(file: Path, settings: Mapping[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def reloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
-    """Two ranks, whatever --workers says, slow streams, a short graceful timeout; the model is `before`."""
+    """Two ranks, whatever --workers says, slow streams, a short graceful timeout; the model is
+    `before`.
+    """
     file = tmp_path_factory.mktemp("reloaded") / "settings.yaml"
     write(file, {"served_model_name": "before"})
     env = {"SIM_CONFIG": str(file), "SIM_GRACEFUL_TIMEOUT": "1s", "SIM_INTER_TOKEN_LATENCY": "20ms"}
@@ -181,10 +200,14 @@ def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> N
     assert [served_models(port) for port in ports_of(server, 2)] == [["before"], ["before"]]
     reloaded.reloads_to("other")
     [line] = [line for line in server.log().splitlines() if "workers=" in line]
-    assert "workers=4: 2 workers serve, one for each rank: each worker is a server of its own" in line
+    assert (
+        "workers=4: 2 workers serve, one for each rank: each worker is a server of its own" in line
+    )
 
 
-def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(reloaded: Reloaded) -> None:
+def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(
+    reloaded: Reloaded,
+) -> None:
     server = reloaded.server
     wait_until(lambda: len(workers_of(server)) == 2)
     with Wire(server.port + 1) as streaming, Wire(server.port + 1) as staying:
@@ -195,7 +218,8 @@ def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(
         reloaded.reloads_to("after")
         wait_until(lambda: len(workers_of(server)) == 3)
         assert streamed_by in workers_of(server)
-        # The arbiter is not busy waiting for it: another reload, and a killed successor, are seen to.
+        # The arbiter is not busy waiting for it: another reload, and a killed successor, are seen
+        # to.
         reloaded.reloads_to("later")
         wait_until(lambda: len(workers_of(server)) == 3)
         os.kill(worker_behind(server, server.port + 1), signal.SIGKILL)
@@ -214,7 +238,9 @@ def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(
     assert "cuts 1 requests" in server.log()
 
 
-def test_the_health_check_asks_every_rank(three: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_health_check_asks_every_rank(
+    three: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     def checked(size: int) -> int:
         return main((), {"SIM_PORT": str(three.port), "SIM_DATA_PARALLEL_SIZE": str(size)})
 

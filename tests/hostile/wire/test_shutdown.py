@@ -42,7 +42,9 @@ def ended_well(server: RunningServer, witness: Path, limit_s: float) -> None:
     assert "Traceback" not in server.log()
 
 
-def test_an_idle_server_leaves_at_once_although_clients_keep_connections_open(tmp_path: Path) -> None:
+def test_an_idle_server_leaves_at_once_although_clients_keep_connections_open(
+    tmp_path: Path,
+) -> None:
     with (
         server_with_exit_hook(tmp_path, graceful_timeout="20s") as (server, witness),
         Wire(server.port) as used,
@@ -94,7 +96,9 @@ def refused_or_closed(wire: Wire) -> bool:
         return True
 
 
-def test_a_stream_longer_than_the_graceful_timeout_is_cut_and_the_hooks_still_run(tmp_path: Path) -> None:
+def test_a_stream_longer_than_the_graceful_timeout_is_cut_and_the_hooks_still_run(
+    tmp_path: Path,
+) -> None:
     with server_with_exit_hook(tmp_path, graceful_timeout="2s", inter_token_latency="50ms") as both:
         server, witness = both
         with Wire(server.port) as streaming:
@@ -121,7 +125,9 @@ def test_waiting_requests_are_served_before_the_end(tmp_path: Path) -> None:
             next(first.post(ask(max_tokens=4000, stream=True)).events())
             for client in clients:
                 client.start()
-            wait_until(lambda: get(server.port, "/metrics").body.count(b'reason="capacity"} 3') == 1)
+            wait_until(
+                lambda: get(server.port, "/metrics").body.count(b'reason="capacity"} 3') == 1
+            )
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: get(server.port, "/health/ready").status == 503)
         for client in clients:
@@ -131,7 +137,9 @@ def test_waiting_requests_are_served_before_the_end(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_it_at_once(tmp_path: Path) -> None:
-    with server_with_exit_hook(tmp_path, graceful_timeout="20s", inter_token_latency="50ms") as both:
+    with server_with_exit_hook(
+        tmp_path, graceful_timeout="20s", inter_token_latency="50ms"
+    ) as both:
         server, _ = both
         with Wire(server.port) as streaming:
             next(streaming.post(ask(max_tokens=4000, stream=True)).events())

@@ -86,7 +86,9 @@ def successor_of(server: RunningServer) -> int | None:
     return next((int(pid) for pid in started if int(pid) != server.process.pid), None)
 
 
-def test_a_start_says_three_lines_and_a_successor_takes_over_the_port_and_outlives_the_server() -> None:
+def test_a_start_says_three_lines_and_a_successor_takes_over_the_port_and_outlives_the_server() -> (
+    None
+):
     flags = ("--profile", "qwen3-14b-h100", "--console", "--served-model-name", "a,b")
     with running_server(*flags) as server:
         lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
@@ -100,7 +102,9 @@ def test_a_start_says_three_lines_and_a_successor_takes_over_the_port_and_outliv
         successor = successor_of(server)
         assert successor is not None
         try:
-            wait_until(lambda: bool(Path(f"/proc/{successor}/task/{successor}/children").read_text()))
+            wait_until(
+                lambda: bool(Path(f"/proc/{successor}/task/{successor}/children").read_text())
+            )
             assert server.stop(5) == 0
             for _ in range(3):
                 assert post(server.port, ask()).status == 200

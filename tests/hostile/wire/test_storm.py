@@ -11,7 +11,16 @@ from random import Random
 
 import pytest
 
-from tests.hostile.raw_client import COMPLETIONS, Wire, aborts, ask, http_post, metric, post, wait_until
+from tests.hostile.raw_client import (
+    COMPLETIONS,
+    Wire,
+    aborts,
+    ask,
+    http_post,
+    metric,
+    post,
+    wait_until,
+)
 from tests.hostile.stressed_server import assert_idle, stressed_server, workers_of
 from tests.running_server import RunningServer, running_gunicorn
 
@@ -50,7 +59,9 @@ async def everybody_asks_at_once(port: int, count: int) -> Counter[str]:
     """Open all connections, then ask on all of them, then read all answers."""
     streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
     headers = ("Content-Type: application/json", "Connection: close")
-    bodies = [json.dumps(ask(max_tokens=TOKENS, stream=stream)).encode() for stream in (False, True)]
+    bodies = [
+        json.dumps(ask(max_tokens=TOKENS, stream=stream)).encode() for stream in (False, True)
+    ]
 
     async def exchange(number: int) -> str:
         reader, writer = streams[number]
@@ -120,7 +131,9 @@ def test_without_a_free_file_descriptor_clients_wait_and_one_line_tells_of_it() 
     with running_gunicorn() as server:
         [worker] = workers_of(server)
         # What a request needs is loaded before: no more files are needed later.
-        assert post(server.port, ask(structured_outputs={"json": {"type": "integer"}})).status == 200
+        assert (
+            post(server.port, ask(structured_outputs={"json": {"type": "integer"}})).status == 200
+        )
         _, most = resource.prlimit(worker, resource.RLIMIT_NOFILE)
         few = len(os.listdir(f"/proc/{worker}/fd")) + 4
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (few, most))

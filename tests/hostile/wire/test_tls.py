@@ -75,7 +75,9 @@ def connected(port: int, context: ssl.SSLContext | None = None) -> Iterator[ssl.
     context = context or ssl._create_unverified_context()
     with (
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock,
-        context.wrap_socket(sock, server_hostname="localhost", suppress_ragged_eofs=False) as secure,
+        context.wrap_socket(
+            sock, server_hostname="localhost", suppress_ragged_eofs=False
+        ) as secure,
     ):
         yield secure
 
@@ -97,7 +99,9 @@ def metrics_page(server: RunningServer, files: Files) -> str:
 
 
 def posted(url: str, verify: Any, **fields: Any) -> requests.Response:
-    return requests.post(f"{url}/v1/completions", json=ask(**fields), verify=verify, timeout=PATIENCE_S)
+    return requests.post(
+        f"{url}/v1/completions", json=ask(**fields), verify=verify, timeout=PATIENCE_S
+    )
 
 
 def events_of(answer: requests.Response) -> Iterator[Any]:
@@ -135,7 +139,9 @@ def test_the_health_check_knows_of_https(secure: tuple[RunningServer, Files]) ->
     assert main((), files.env(host="127.0.0.1", port=str(server.port))) == 0
 
 
-def test_the_openai_sdk_verifies_and_streams_token_by_token(secure: tuple[RunningServer, Files]) -> None:
+def test_the_openai_sdk_verifies_and_streams_token_by_token(
+    secure: tuple[RunningServer, Files],
+) -> None:
     server, files = secure
     context = ssl.create_default_context(cafile=str(files.certificate))
     with (
@@ -174,7 +180,9 @@ def test_the_openai_sdk_verifies_and_streams_token_by_token(secure: tuple[Runnin
     assert re.search(f'understudy_requests_total{{way="{taken}"}} [1-9]', page)
 
 
-def test_a_stream_that_ends_with_the_connection_says_so(secure: tuple[RunningServer, Files]) -> None:
+def test_a_stream_that_ends_with_the_connection_says_so(
+    secure: tuple[RunningServer, Files],
+) -> None:
     """An HTTP/1.0 client knows only by close_notify that nothing is missing."""
     with connected(secure[0].port) as client:
         body = json.dumps(ask(max_tokens=5, stream=True)).encode()
@@ -185,7 +193,9 @@ def test_a_stream_that_ends_with_the_connection_says_so(secure: tuple[RunningSer
         assert received.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(tmp_path: Path) -> None:
+def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(
+    tmp_path: Path,
+) -> None:
     def version(name: str) -> Files:
         (tmp_path / name).mkdir()
         return files_in(tmp_path / name).make()
@@ -209,7 +219,8 @@ def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(tm
             assert len(list(events)) == 199  # four seconds: the arbiter has looked twice, too
         assert requests.get(f"{url}/health", verify=str(second.certificate)).ok
         assert not errors(server)
-        # Files that do not fit leave the old certificate, also to a worker that comes back, and one error.
+        # Files that do not fit leave the old certificate, also to a worker that comes back, and one
+        # error.
         _, strange_key = make_pair(NAMES)
         second.key.write_bytes(strange_key)
         wait_until(lambda: len(errors(server)) == 1)
@@ -221,7 +232,9 @@ def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(tm
         wait_until(lambda: is_served(server, second))
 
 
-def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(tmp_path: Path) -> None:
+def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(
+    tmp_path: Path,
+) -> None:
     env = {
         "SIM_SELF_SIGNED_CERTS": "true",
         "SIM_ALLOWED_HOSTS": "vllm.example.com,10.1.2.3",
@@ -236,10 +249,19 @@ def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(tmp
         trusted.write_text(made)
         assert posted(f"https://localhost:{server.port}", str(trusted)).status_code == 200
         assert posted(f"https://127.0.0.1:{server.port + 1}", str(trusted)).status_code == 200
-        for name in ("vllm.example.com", "10.1.2.3", "vllm-0", "10.9.8.7", "::1", socket.gethostname()):
+        for name in (
+            "vllm.example.com",
+            "10.1.2.3",
+            "vllm-0",
+            "10.9.8.7",
+            "::1",
+            socket.gethostname(),
+        ):
             assert trusts(server.port, trusted, name)
         assert not trusts(server.port, trusted, "other.example.com")
-        [folder] = {Path(word).parent for word in server.log().split() if word.endswith("/cert.pem")}
+        [folder] = {
+            Path(word).parent for word in server.log().split() if word.endswith("/cert.pem")
+        }
         assert (folder / "cert.pem").read_text().split() == made.split()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
@@ -288,9 +310,13 @@ def test_a_client_that_reads_nothing_loses_its_stream(secure: tuple[RunningServe
         assert client.recv(10)
 
         def aborted() -> bool:
-            page = requests.get(f"https://localhost:{server.port}/metrics", verify=str(files.certificate))
+            page = requests.get(
+                f"https://localhost:{server.port}/metrics", verify=str(files.certificate)
+            )
             found = [
-                it for it in page.text.splitlines() if it.startswith("understudy_aborted_requests_total")
+                it
+                for it in page.text.splitlines()
+                if it.startswith("understudy_aborted_requests_total")
             ]
             return any(float(line.rpartition(" ")[2]) > 0 for line in found)
 

@@ -142,7 +142,11 @@ def of_prompt(prompt: list[int], event: dict[str, Any], fact: dict[str, Any]) ->
     start = fact["first_block"] * BLOCK_SIZE
     end = start + BLOCK_SIZE * len(event["block_hashes"])
     written_by_us = end > len(prompt)
-    of_reply = {"block_hashes", "token_ids", "first_block"} if written_by_us else {"token_ids", "first_block"}
+    of_reply = (
+        {"block_hashes", "token_ids", "first_block"}
+        if written_by_us
+        else {"token_ids", "first_block"}
+    )
     assert {k: v for k, v in event.items() if k not in of_reply} == {
         k: v for k, v in fact.items() if k not in of_reply
     }
@@ -156,7 +160,9 @@ def test_the_cache_shows_in_metrics_and_answers(empty: Both) -> None:
     before = [client.metric(f"vllm:{name}") for name in names]
     assert cached(client.complete(prompt=PROMPT)) == 0
     assert cached(client.complete(prompt=PROMPT)) == 96
-    counted = [client.metric(f"vllm:{name}") - so_far for name, so_far in zip(names, before, strict=True)]
+    counted = [
+        client.metric(f"vllm:{name}") - so_far for name, so_far in zip(names, before, strict=True)
+    ]
     assert counted == [200, 96, 96] and client.metric("vllm:kv_cache_usage_perc") == 0
     assert [event["type"] for event in subscriber.events(1)] == ["BlockStored"]
     assert client.post("/reset_prefix_cache").status_code == 200
@@ -172,7 +178,9 @@ USAGE: dict[str, Any] = {
         usage["prompt_tokens_details"]["created_cache_tokens"],
     ),
     "/v1/messages": lambda usage: (
-        usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"],
+        usage["input_tokens"]
+        + usage["cache_read_input_tokens"]
+        + usage["cache_creation_input_tokens"],
         usage["cache_read_input_tokens"],
         usage["cache_creation_input_tokens"],
     ),
@@ -187,14 +195,20 @@ USAGE: dict[str, Any] = {
 
 def told_usage(text: str) -> Any:
     """The last `usage` of an answer, whole or a stream."""
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: {", "{"))]
+    lines = [
+        line.removeprefix("data: ")
+        for line in text.splitlines()
+        if line.startswith(("data: {", "{"))
+    ]
     said = [it.get("usage") or it.get("response", {}).get("usage") for it in map(json.loads, lines)]
     return [usage for usage in said if usage][-1]
 
 
 def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
     client, _ = empty
-    for number, (path, stream) in enumerate((it, stream) for it in USAGE for stream in (False, True)):
+    for number, (path, stream) in enumerate(
+        (it, stream) for it in USAGE for stream in (False, True)
+    ):
         text = f"{number} " + "one two three four five six seven " * 30
         body: dict[str, Any] = {"model": MODEL, "stream": stream}
         if path == "/v1/responses":
@@ -228,8 +242,12 @@ def test_every_rank_publishes_at_a_port_of_its_own() -> None:
             assert rank_of_an_event(first + rank, f"http://127.0.0.1:{server.port + rank}") == rank
         urls = [f"http://127.0.0.1:{server.port + rank}/query" for rank in (0, 1, 0)]
         told = [requests.get(url, timeout=20).json() for url in urls]
-    assert told[0] == told[1] == told[2], "every rank tells all engine ids, and goes on telling them"
-    assert list(told[0]) == ["0", "1"] and len({UUID(it["engine_id"]) for it in told[0].values()}) == 2
+    assert told[0] == told[1] == told[2], (
+        "every rank tells all engine ids, and goes on telling them"
+    )
+    assert (
+        list(told[0]) == ["0", "1"] and len({UUID(it["engine_id"]) for it in told[0].values()}) == 2
+    )
 
 
 def rank_of_an_event(port: int, url: str) -> int:
@@ -254,7 +272,9 @@ def test_a_rank_that_is_played_alone_tells_of_itself_and_names_the_engines_of_al
     alone = ("--data-parallel-size", "4", "--data-parallel-rank", "2")
     with served(*alone, "--enable-kvcache", "--zmq-endpoint", "tcp://127.0.0.1:5600") as client:
         sources = client.get("/kv_event_sources").json()
-        assert {rank: source["endpoint"] for rank, source in sources.items()} == {"2": "tcp://127.0.0.1:5602"}
+        assert {rank: source["endpoint"] for rank, source in sources.items()} == {
+            "2": "tcp://127.0.0.1:5602"
+        }
         assert list(client.get("/query").json()) == ["0", "1", "2", "3"]
 
 
@@ -268,7 +288,9 @@ def test_a_miss_can_be_had_on_demand() -> None:
         for path, body in bodies.items():
             for told, reason in (("true", "cache_threshold"), ("F", "length")):
                 headers = {"X-Cache-Threshold-Finish-Reason": told}
-                answer = client.post(path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers)
+                answer = client.post(
+                    path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers
+                )
                 assert answer.json()["choices"][0]["finish_reason"] == reason
             wrong = client.post(path, body, headers={"X-Cache-Threshold-Finish-Reason": "maybe"})
             assert wrong.status_code == 400

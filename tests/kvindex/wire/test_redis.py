@@ -89,10 +89,14 @@ def test_what_an_interrupted_clear_left_is_removed_by_the_next_indexer_that_star
     assert again.apply(A, [store([6], [9_999])]).removed == 1499
     assert again.apply(A, []).removed == 0
     assert backend.size().copies == 1
-    assert redis_process.client().keys(f"{namespace}:b:*") == [f"{namespace}:b:gpu:{9_999:016x}".encode()]
+    assert redis_process.client().keys(f"{namespace}:b:*") == [
+        f"{namespace}:b:gpu:{9_999:016x}".encode()
+    ]
 
 
-def test_more_holders_than_there_is_room_for_are_refused(redis_process: RedisServer, namespace: str) -> None:
+def test_more_holders_than_there_is_room_for_are_refused(
+    redis_process: RedisServer, namespace: str
+) -> None:
     backend = connect(redis_process, namespace, most_holders=2)
     for pod in (A, B):
         backend.apply(pod, [store([1], [11])])
@@ -109,7 +113,8 @@ def test_namespaces_do_not_meet(redis_process: RedisServer) -> None:
     one.apply(A, [store([1], [11])])
     assert content(two, [11]) == {} and two.pods() == []
     assert all(
-        key.startswith((b"one:", b"two:", b"test", b"shared")) for key in redis_process.client().scan_iter()
+        key.startswith((b"one:", b"two:", b"test", b"shared"))
+        for key in redis_process.client().scan_iter()
     )
     one.clear("a")
 
@@ -186,7 +191,9 @@ def test_an_indexer_that_starts_again_fills_what_it_missed(own_server: RedisServ
         assert place.index.metrics.skipped_messages == {}
 
 
-def test_scripts_that_redis_has_forgotten_are_sent_again(redis_process: RedisServer, namespace: str) -> None:
+def test_scripts_that_redis_has_forgotten_are_sent_again(
+    redis_process: RedisServer, namespace: str
+) -> None:
     backend = connect(redis_process, namespace)
     backend.apply(A, [store([1], [11])])
     redis_process.client().script_flush()

@@ -1,4 +1,6 @@
-"""Prompts as token ids, in time or refused; tokenizers loaded once, and never waited for without end."""
+"""Prompts as token ids, in time or refused; tokenizers loaded once, and never waited for without
+end.
+"""
 
 import subprocess
 import sys
@@ -45,7 +47,9 @@ for each in asked:
 
 
 @pytest.mark.parametrize("how", ["patched", "plain"])
-def test_a_load_that_hangs_keeps_neither_requests_nor_the_event_loop_nor_the_process(how: str) -> None:
+def test_a_load_that_hangs_keeps_neither_requests_nor_the_event_loop_nor_the_process(
+    how: str,
+) -> None:
     command = [sys.executable, "-c", HANGING, how]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     late = "The tokenizer of the model `hangs` was not loaded within 0.3 s."

@@ -10,7 +10,14 @@ from tests.running_server import RunningServer, free_port, running_command, runn
 
 READABLE = ("/admin/config", "/admin/journal", "/admin/console/stream", "/console", "/server_info")
 OPEN = ("/v1/models", "/health", "/metrics", "/version")
-OWN_HOSTS = ("127.0.0.1:8000", "[::1]:8000", "localhost", "vllm", "vllm.default.svc:80", "Vllm.Example.com")
+OWN_HOSTS = (
+    "127.0.0.1:8000",
+    "[::1]:8000",
+    "localhost",
+    "vllm",
+    "vllm.default.svc:80",
+    "Vllm.Example.com",
+)
 FOREIGN_HOSTS = ("evil.example", "evil.example.:8000", "127.0.0.1.evil.example")
 SETTINGS = {
     "SIM_HOST": "0.0.0.0",
@@ -56,7 +63,9 @@ def test_a_rebound_name_reads_and_steers_nothing(server: RunningServer, host: st
     same_origin = (header, f"Origin: http://{host}", "Sec-Fetch-Site: same-origin")
     for path in ("/pause", "/sleep", "/admin/drain", "/admin/console/pause"):
         assert exchange(server, "POST", path, *same_origin).status == 403, path
-    rules = http_post("/admin/script/rules", b'{"rules": []}', header, "Content-Type: application/json")
+    rules = http_post(
+        "/admin/script/rules", b'{"rules": []}', header, "Content-Type: application/json"
+    )
     with Wire(server.port) as client:
         assert client.send(rules.replace(b"Host: localhost\r\n", b"")).answer().status == 403
     for path in OPEN:
@@ -76,9 +85,15 @@ def test_a_star_in_allowed_origins_lets_no_page_read_the_journal(server: Running
         named = exchange(server, "GET", path, "Host: localhost", "Origin: https://tool.example")
         assert named.headers["access-control-allow-origin"] == "https://tool.example", path
         asked = ("Host: localhost", "Access-Control-Request-Method: GET")
-        assert exchange(server, "OPTIONS", path, *asked, "Origin: https://evil.example").status == 400
-        assert exchange(server, "OPTIONS", path, *asked, "Origin: https://tool.example").status == 200
-    models = exchange(server, "GET", "/v1/models", "Host: localhost", "Origin: https://evil.example")
+        assert (
+            exchange(server, "OPTIONS", path, *asked, "Origin: https://evil.example").status == 400
+        )
+        assert (
+            exchange(server, "OPTIONS", path, *asked, "Origin: https://tool.example").status == 200
+        )
+    models = exchange(
+        server, "GET", "/v1/models", "Host: localhost", "Origin: https://evil.example"
+    )
     assert models.headers["access-control-allow-origin"] == "*"
 
 

@@ -17,12 +17,21 @@ from tests.running_server import RunningServer, running_server
 FIRST, SECOND, ADMIN = "key-of-the-first", "key-of-the-second", "key-of-the-admin"
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 COMPLETIONS = "/v1/completions"
-GUARDED = ("/v1/models", "/v1/nope", "/v2/rerank", "/inference/v1/generate", "/cohere/v2/chat", "/v1")
+GUARDED = (
+    "/v1/models",
+    "/v1/nope",
+    "/v2/rerank",
+    "/inference/v1/generate",
+    "/cohere/v2/chat",
+    "/v1",
+)
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RunningServer]:
-    """A server with two API keys, an admin key, pages of one origin, and everything that logs switched on."""
+    """A server with two API keys, an admin key, pages of one origin, and everything that logs
+    switched on.
+    """
     logs = ("--log-http", "--access-log", "--log-level=debug", "--log-format=json")
     keys = (f"--admin-key={ADMIN}", f"--api-key={FIRST}", f"--allowed-origins={PAGE}")
     env = {"VLLM_API_KEY": "not asked: flags win"}
@@ -33,7 +42,9 @@ def guarded() -> Iterator[RunningServer]:
 
 def change(server: RunningServer, values: dict[str, Any]) -> None:
     headers = {"X-Admin-Key": ADMIN}
-    requests.post(f"{server.url}/admin/config", json=values, headers=headers, timeout=20).raise_for_status()
+    requests.post(
+        f"{server.url}/admin/config", json=values, headers=headers, timeout=20
+    ).raise_for_status()
 
 
 def status(server: RunningServer, path: str, method: str = "GET", **headers: str) -> int:
@@ -117,7 +128,11 @@ def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
         (401, "wrong", {}),
     ):
         got = post(guarded, key, **asked)
-        told = got.status_code, got.headers.get("Access-Control-Allow-Origin"), got.headers.get("Vary")
+        told = (
+            got.status_code,
+            got.headers.get("Access-Control-Allow-Origin"),
+            got.headers.get("Vary"),
+        )
         assert told == (expected, *((PAGE, "Origin") if expected != 401 else (None, None)))
     preflight = {
         **{"Origin": PAGE, "Access-Control-Request-Method": "POST"},
@@ -145,7 +160,9 @@ def lines(server: RunningServer) -> list[dict[str, Any]]:
     """What has been logged of exchanges, with the id of each request, but for those of the start."""
     found = [json.loads(line) for line in server.log().splitlines()]
     told = [
-        {**json.loads(line["message"]), "id": line["request_id"]} for line in found if line["logger"] == NAME
+        {**json.loads(line["message"]), "id": line["request_id"]}
+        for line in found
+        if line["logger"] == NAME
     ]
     return [line for line in told if line["path"] != "/health"]
 
@@ -156,7 +173,11 @@ def test_a_whole_answer_is_logged_with_its_request(guarded: RunningServer) -> No
     url = f"{guarded.url}{COMPLETIONS}?key=hidden&b=1"
     got = requests.post(url, json=body, headers=headers, timeout=20)
     line = lines(guarded)[-1]
-    assert (line["method"], line["path"], line["status"]) == ("POST", f"{COMPLETIONS}?key=***&b=1", 200)
+    assert (line["method"], line["path"], line["status"]) == (
+        "POST",
+        f"{COMPLETIONS}?key=***&b=1",
+        200,
+    )
     assert (line["client"], line["id"]) == ("127.0.0.1", "mine")
     assert (line["headers"]["Authorization"], line["headers"]["X-Other"]) == ("***", "seen")
     assert json.loads(line["body"]) == {**body, "api_key": "***"}
@@ -173,14 +194,25 @@ def test_what_is_refused_is_logged_as_it_came(guarded: RunningServer) -> None:
         (b"", ""),
     ):
         with Wire(guarded.port) as wire:
-            answer = wire.send(http_post(COMPLETIONS, body, f"Authorization: Bearer {FIRST}")).answer()
+            answer = wire.send(
+                http_post(COMPLETIONS, body, f"Authorization: Bearer {FIRST}")
+            ).answer()
         line = lines(guarded)[-1]
         assert (line["status"], line["body"]) == (400, logged)
         assert json.loads(line["response"]) == answer.json()
-    for method, path, expected in (("GET", "/no", 404), ("DELETE", COMPLETIONS, 405), ("HEAD", "/no", 404)):
+    for method, path, expected in (
+        ("GET", "/no", 404),
+        ("DELETE", COMPLETIONS, 405),
+        ("HEAD", "/no", 404),
+    ):
         assert status(guarded, path, method, **bearing(FIRST)) == expected
         line = lines(guarded)[-1]
-        assert (line["method"], line["path"], line["status"], line["body"]) == (method, path, expected, "")
+        assert (line["method"], line["path"], line["status"], line["body"]) == (
+            method,
+            path,
+            expected,
+            "",
+        )
 
 
 def test_a_long_body_is_cut(guarded: RunningServer) -> None:

@@ -22,5 +22,7 @@ def test_strangers_leave_the_journal_of_clients_with_a_key_alone() -> None:
                 assert client.send(http_post(CHAT, chat, typed)).answer().status == 401
             assert client.send(http_post(CHAT, chat, typed, KEY)).answer().status == 200
         headers = {"Authorization": "Bearer key-of-the-test"}
-        answer: Any = requests.get(f"{server.url}/admin/journal", headers=headers, timeout=20).json()
+        answer: Any = requests.get(
+            f"{server.url}/admin/journal", headers=headers, timeout=20
+        ).json()
     assert [entry["status"] for entry in answer["entries"]] == [200, 401, 401, 401, 200]

@@ -14,14 +14,19 @@ from app.lab.plan.command import run
 from tests.fidelity.test_command import SHAPE
 from tests.running_server import ROOT, free_port
 
-pytestmark = pytest.mark.timeout(180)  # a cluster is four processes, which start slowly on a busy machine
+pytestmark = pytest.mark.timeout(
+    180
+)  # a cluster is four processes, which start slowly on a busy machine
 LOAD = ["--rate", "4", "8", "--seconds", "10", "--goodput", "ttft:300", "tpot:12"]
 
 
 @contextmanager
 def cluster() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Yields the address of a scheduler with two workers, and its process."""
-    address, quiet = f"127.0.0.1:{free_port()}", {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    address, quiet = (
+        f"127.0.0.1:{free_port()}",
+        {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL},
+    )
     host, _, port = address.partition(":")
     words = [
         ["dask_scheduler", "--host", host, "--port", port, "--no-show"],
@@ -30,7 +35,13 @@ def cluster() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     with ExitStack() as stack:
         processes = []
         for its in words:
-            command = [sys.executable, "-m", f"distributed.cli.{its[0]}", *its[1:], "--no-dashboard"]
+            command = [
+                sys.executable,
+                "-m",
+                f"distributed.cli.{its[0]}",
+                *its[1:],
+                "--no-dashboard",
+            ]
             process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, **quiet))
             stack.callback(process.kill)
             processes.append(process)
@@ -66,13 +77,17 @@ def test_a_scheduler_that_dies_is_one_line(tmp_path: Path) -> None:
             said += process.stderr.read()
     assert process.returncode == 1 and not target.exists()
     print(said)
-    assert "Traceback" not in said and said.splitlines()[-1].strip().startswith("error: --backend dask=")
+    assert "Traceback" not in said and said.splitlines()[-1].strip().startswith(
+        "error: --backend dask="
+    )
 
 
 def test_who_interrupts_it_ends_all_of_it(tmp_path: Path) -> None:
     argv = [*plan_argv(tmp_path), "--seconds", "1000", "--processes", "2"]
     command = [sys.executable, "-m", "app", "plan", *argv]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
         assert process.stderr is not None
         said = ""
         while "planned" not in said:

@@ -1,4 +1,7 @@
-"""docs/planning.md: its first commands run with the packages that the page installs, and no others."""
+"""docs/planning.md:
+
+its first commands run with the packages that the page installs, and no others.
+"""
 
 import re
 import shlex
@@ -32,7 +35,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_one_machine_plans_and_draws_with_what_the_page_installs(python: Path, tmp_path: Path) -> None:
+def test_one_machine_plans_and_draws_with_what_the_page_installs(
+    python: Path, tmp_path: Path
+) -> None:
     plan = planning_words()
     picture = tmp_path / "plan.png"
     words = [*plan, "--seconds", "10", "--plot", str(picture)]
@@ -46,4 +51,6 @@ def test_a_cluster_needs_dask_and_one_line_says_so(python: Path) -> None:
     plan = planning_words()
     done = run(python, *plan, "--backend", "dask=127.0.0.1:1", cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: --backend: needs distributed: pip install -r requirements-dask.txt\n"
+    assert (
+        done.stderr == "error: --backend: needs distributed: pip install -r requirements-dask.txt\n"
+    )

@@ -25,9 +25,13 @@ def example(name: str) -> tuple[str, str]:
     return "--plugin", str(EXAMPLES / f"{name}.py")
 
 
-def chat(server: RunningServer, text: str, headers: dict[str, str] | None = None, **more: Any) -> Any:
+def chat(
+    server: RunningServer, text: str, headers: dict[str, str] | None = None, **more: Any
+) -> Any:
     body = {"messages": [{"role": "user", "content": text}], **more}
-    return requests.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
+    return requests.post(
+        f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=20
+    )
 
 
 def said(server: RunningServer, text: str, headers: dict[str, str] | None = None) -> str:
@@ -56,13 +60,21 @@ def test_a_reply_is_the_plugins_where_the_request_asks_for_it(latin: RunningServ
     assert report(latin)["pig-latin"]["hooks"]["reply"]["errors"] == 0
 
 
-def test_a_streamed_reply_is_counted_token_by_token_and_ends_at_the_limit(latin: RunningServer) -> None:
+def test_a_streamed_reply_is_counted_token_by_token_and_ends_at_the_limit(
+    latin: RunningServer,
+) -> None:
     please = {"X-Pig-Latin": "please"}
     options = {"stream": True, "stream_options": {"include_usage": True}}
     lines = chat(latin, "Hello world", please, **options).text.split("\n\n")
-    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
-    tokens = requests.post(f"{latin.url}/tokenize", json={"prompt": text}, timeout=20).json()["count"]
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")
+    ]
+    text = "".join(
+        event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]
+    )
+    tokens = requests.post(f"{latin.url}/tokenize", json={"prompt": text}, timeout=20).json()[
+        "count"
+    ]
     assert text == "ellohay orldway"
     assert events[-1]["usage"]["completion_tokens"] == tokens + 1  # the end of text
     answer = chat(latin, "Hello world", please, max_tokens=2).json()
@@ -85,7 +97,12 @@ def test_a_setting_of_a_plugin_is_like_any_other(latin: RunningServer) -> None:
 
 @pytest.fixture(scope="module")
 def counting() -> Iterator[RunningServer]:
-    flags = (*example("tenants"), *example("as_long_as_the_prompt"), "--as-long-as-the-prompt-factor", "2")
+    flags = (
+        *example("tenants"),
+        *example("as_long_as_the_prompt"),
+        "--as-long-as-the-prompt-factor",
+        "2",
+    )
     with running_server(*flags) as server:
         yield server
 
@@ -124,7 +141,9 @@ def test_a_fault_is_an_error_with_its_headers() -> None:
         busy = chat(server, "Hi")
         assert (busy.status_code, busy.json()["error"]["message"]) == (503, "It is rush hour.")
         assert 3000 < int(busy.headers["Retry-After"]) <= 3600
-        assert requests.post(f"{server.url}/admin/config", json={"rush-hour-lasts": "0s"}, timeout=20).ok
+        assert requests.post(
+            f"{server.url}/admin/config", json={"rush-hour-lasts": "0s"}, timeout=20
+        ).ok
         assert chat(server, "Hi").status_code == 200
 
 
@@ -143,7 +162,9 @@ def simulated(*flags: str) -> dict[str, Any]:
     return found
 
 
-def test_a_step_cost_of_ones_own_is_that_of_simulate_and_of_each_of_its_pods(tmp_path: Path) -> None:
+def test_a_step_cost_of_ones_own_is_that_of_simulate_and_of_each_of_its_pods(
+    tmp_path: Path,
+) -> None:
     table = tmp_path / "table.csv"
     table.write_text(TABLE)
     own = simulated(*example("step_table"), "--step-table-file", str(table))
@@ -154,7 +175,15 @@ def test_a_step_cost_of_ones_own_is_that_of_simulate_and_of_each_of_its_pods(tmp
     assert slower["e2e_s"]["mean"] - own["e2e_s"]["mean"] == pytest.approx(0.02 * 100)
     assert own["profile"] == "qwen3-14b-h100, steps by step-table"
     assert simulated()["itl_s"]["p50"] not in (0.01, 0.03)
-    flags = (*example("step_table"), "--step-table-file", str(table), "--pods", "2", "--processes", "2")
+    flags = (
+        *example("step_table"),
+        "--step-table-file",
+        str(table),
+        "--pods",
+        "2",
+        "--processes",
+        "2",
+    )
     spread = simulated(*flags, "--num-requests", "4", "--policy", "round-robin")
     assert spread["itl_s"]["p50"] == pytest.approx(0.03, abs=1e-6)
 

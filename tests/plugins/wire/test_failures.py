@@ -117,7 +117,10 @@ def test_a_plugin_may_refuse_a_request(server: RunningServer) -> None:
 @pytest.mark.parametrize("header", ["x_begin", "x_given"])
 def test_a_middleware_that_fails_fails_its_own_request(server: RunningServer, header: str) -> None:
     failed = chat(server, "Hi", **{header: "1"})
-    told = {"message": "The plugin wrong failed to handle the request.", "type": "InternalServerError"}
+    told = {
+        "message": "The plugin wrong failed to handle the request.",
+        "type": "InternalServerError",
+    }
     assert failed.status_code == 500
     assert failed.json()["error"] == {**told, "param": None, "code": 500}
     answer = chat(server, "Hi", x_end="1")  # which goes out without what cannot be sent
@@ -185,7 +188,9 @@ def reply(host):
         assert answer.startswith("waited")
 
 
-def test_a_middleware_on_the_fast_path_fails_its_own_request_and_cannot_wait(tmp_path: Path) -> None:
+def test_a_middleware_on_the_fast_path_fails_its_own_request_and_cannot_wait(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "fast.py"
     path.write_text(
         """
@@ -207,7 +212,9 @@ def middleware(host):
     )
     with running_server("--plugin", str(path)) as server:
         assert chat(server, "Hi").status_code == 200
-        assert [chat(server, "Hi", **{name: "1"}).status_code for name in ("x_raise", "x_wait")] == [500, 500]
+        assert [
+            chat(server, "Hi", **{name: "1"}).status_code for name in ("x_raise", "x_wait")
+        ] == [500, 500]
         assert chat(server, "Hi").status_code == 200
         [plugin] = requests.get(f"{server.url}/admin/plugins", timeout=20).json()["plugins"]
         metrics = requests.get(f"{server.url}/metrics", timeout=20).text
@@ -215,18 +222,30 @@ def middleware(host):
     assert re.search(r'understudy_requests_total{.*way="fast".*} 4', metrics)
 
 
-GIVEN: dict[str, Any] = {"model": "m", "prompt_ids": (1,), "echo_text": "", "max_tokens": 5, "limited": True}
+GIVEN: dict[str, Any] = {
+    "model": "m",
+    "prompt_ids": (1,),
+    "echo_text": "",
+    "max_tokens": 5,
+    "limited": True,
+}
 REQUEST = EngineRequest(request_id="1", index=0, arrival_s=0.0, **GIVEN)
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.builds(ScriptedReply, text=inner),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text(), inner) | st.builds(ScriptedReply, text=inner)
+    ),
 )
 
 
 @given(ANYTHING)
 def test_whatever_a_plugin_gives_a_source_gives_a_reply_or_none(given: Any) -> None:
     guard, made = Guard("any", "reply"), Reply((), (), STOP)
-    reply = guard.checked(lambda request, rng: given, partial(reply_of, lambda request, script: made))
+    reply = guard.checked(
+        lambda request, rng: given, partial(reply_of, lambda request, script: made)
+    )
     assert reply(REQUEST, Random(1)) is (None if given is None or guard.errors else made)
-    length = Guard("any", "length").checked(lambda request, rng: given, length_of)(REQUEST, Random(1))
+    length = Guard("any", "length").checked(lambda request, rng: given, length_of)(
+        REQUEST, Random(1)
+    )
     assert length is None or type(length) is int

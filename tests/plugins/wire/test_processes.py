@@ -1,4 +1,7 @@
-"""Plugins across processes: reloads, ranks, vLLM's command line, and what several plugins do together."""
+"""Plugins across processes:
+
+reloads, ranks, vLLM's command line, and what several plugins do together.
+"""
 
 import os
 import signal
@@ -54,12 +57,17 @@ def installed(folder: Path, text: str) -> dict[str, str]:
 
 def told_plugins(environ: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "app", "plugins", *flags]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50)
+    return subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50
+    )
 
 
 def test_a_plugin_of_a_package_is_there_unless_it_is_not_wanted(tmp_path: Path) -> None:
     environ = installed(tmp_path, "from app.plugins import *\nAPI = 1\n" + REPLY)
-    assert told_plugins(environ).stdout == "shouting 1.2 (package shouting-package): \n  hooks: reply\n"
+    assert (
+        told_plugins(environ).stdout
+        == "shouting 1.2 (package shouting-package): \n  hooks: reply\n"
+    )
     assert told_plugins(environ, "--no-installed-plugins").stdout == "no plugins\n"
     once = told_plugins(environ, "--plugin", "shouting").stdout  # named besides: it is the same one
     assert once.startswith("shouting 1.2") and once.count("hooks:") == 1
@@ -68,4 +76,6 @@ def test_a_plugin_of_a_package_is_there_unless_it_is_not_wanted(tmp_path: Path) 
 def test_a_package_with_a_broken_plugin_is_named(tmp_path: Path) -> None:
     done = told_plugins(installed(tmp_path, "import nothing_of_the_kind\n"))
     assert done.returncode == 1
-    assert done.stderr.startswith("error: plugin shouting (package shouting-package): cannot be imported: ")
+    assert done.stderr.startswith(
+        "error: plugin shouting (package shouting-package): cannot be imported: "
+    )

@@ -1,4 +1,7 @@
-"""Over HTTP: texts take places, wait and are counted as prompts are; large answers; the openai SDK."""
+"""Over HTTP:
+
+texts take places, wait and are counted as prompts are; large answers; the openai SDK.
+"""
 
 from collections.abc import Iterator
 
@@ -68,7 +71,9 @@ def test_texts_are_counted_in_every_family_that_vllm_counts_them_in(every: Runni
     added = counted_by(every, EMBED, *bodies)
     assert {added[name + "_count"] for name in COUNTED_ONCE_A_TEXT} == {6}
     assert {added[name + "_count"] for name in NOT_COUNTED} == {0}
-    assert added["vllm:prompt_tokens_total"] == added["vllm:iteration_tokens_total_sum"] == 2 * tokens
+    assert (
+        added["vllm:prompt_tokens_total"] == added["vllm:iteration_tokens_total_sum"] == 2 * tokens
+    )
     assert added["vllm:request_prompt_tokens_sum"] == 2 * tokens
     assert added["vllm:generation_tokens_total"] == 0
     assert metric(every.port, "vllm:request_success_total", finished_reason="stop") == stopped + 6
@@ -97,10 +102,14 @@ def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> No
 
 
 def vectors(server: RunningServer, given: object, **asked: object) -> list[list[float]]:
-    return [item["embedding"] for item in ok(post(server, EMBED, {"input": given, **asked}))["data"]]
+    return [
+        item["embedding"] for item in ok(post(server, EMBED, {"input": given, **asked}))["data"]
+    ]
 
 
-def test_ten_thousand_texts_are_embedded_in_order_while_others_are_served(every: RunningServer) -> None:
+def test_ten_thousand_texts_are_embedded_in_order_while_others_are_served(
+    every: RunningServer,
+) -> None:
     texts = [f"text number {number % 700}" for number in range(10_000)]
     with Wire(every.port) as wire:
         wire.post({"input": texts, "dimensions": 256}, EMBED)
@@ -125,7 +134,9 @@ def test_the_sdk_asks_for_base64_and_returns_the_numbers(every: RunningServer) -
         answer = sdk.embeddings.create(model="tiny", input=["hello", "world"])
         assert [item.embedding for item in answer.data] == vectors(every, ["hello", "world"])
         assert [item.index for item in answer.data] == [0, 1]
-        assert answer.usage.prompt_tokens == sum(len(token_ids(every, text)) for text in ("hello", "world"))
+        assert answer.usage.prompt_tokens == sum(
+            len(token_ids(every, text)) for text in ("hello", "world")
+        )
         for encoding in ({}, {"encoding_format": "float"}):
             few = sdk.embeddings.create(model="tiny", input=[[1, 2, 3]], dimensions=5, **encoding)
             assert [few.data[0].embedding] == vectors(every, [[1, 2, 3]], dimensions=5)

@@ -1,4 +1,6 @@
-"""What a real client sends in a path reaches a real upstream unchanged, or does not reach it at all."""
+"""What a real client sends in a path reaches a real upstream unchanged, or does not reach it at
+all.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +57,9 @@ def target() -> Target:
 
 
 @pytest.fixture(params=["own worker", "gthread", "proxy"])
-def recorder(request: pytest.FixtureRequest, tmp_path: Path, target: Target) -> Iterator[RunningServer]:
+def recorder(
+    request: pytest.FixtureRequest, tmp_path: Path, target: Target
+) -> Iterator[RunningServer]:
     """A server that records to the file "r", with each of the ways that requests come in."""
     file = tmp_path / "r"
     with serving(target.handler) as port:
@@ -87,7 +91,9 @@ def test_paths_are_forwarded_as_they_are_or_refused(
     assert target.asked == [*FORWARDED], "nothing that leaves /v1 reaches the target"
     assert get(recorder.port, FORGED).status == 502
     wait_until(lambda: f"not kept: GET {FORGED}: " in recorder.log())
-    assert [line for line in recorder.log().splitlines() if line.startswith("not kept: forged")] == []
+    assert [
+        line for line in recorder.log().splitlines() if line.startswith("not kept: forged")
+    ] == []
     file = tmp_path / "r"
     wait_until(lambda: len(exchanges_of(file)) == len(FORWARDED))
     assert {exchange.request.target for exchange in exchanges_of(file)} == {*FORWARDED}

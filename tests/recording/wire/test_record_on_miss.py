@@ -1,4 +1,6 @@
-"""What is not recorded is asked of a target, answered as it comes, and kept for the next equal request."""
+"""What is not recorded is asked of a target, answered as it comes, and kept for the next equal
+request.
+"""
 
 import json
 import socket
@@ -30,7 +32,9 @@ KEY, TARGET_KEY = "sk-ours-1", "sk-theirs-1"
 
 def asked(server: RunningServer) -> list[dict[str, Any]]:
     """The requests that a server has had, by its journal."""
-    entries: list[dict[str, Any]] = requests.get(server.url + "/admin/journal", timeout=20).json()["entries"]
+    entries: list[dict[str, Any]] = requests.get(server.url + "/admin/journal", timeout=20).json()[
+        "entries"
+    ]
     return entries
 
 
@@ -47,7 +51,9 @@ def upstream() -> Iterator[RunningServer]:
 
 @contextmanager
 def saying(*parts: bytes) -> Iterator[tuple[str, Event]]:
-    """The URL of a server that sends `parts` to a client, and then waits; the event tells that one left."""
+    """The URL of a server that sends `parts` to a client, and then waits; the event tells that one
+    left.
+    """
     left = Event()
 
     def serve() -> None:
@@ -129,15 +135,28 @@ def test_a_target_that_gives_no_answer_is_one_clear_error(tmp_path: Path) -> Non
     half = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", b"data: 1\n\n"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    with saying() as (silent, _), saying(*half) as (halting, _), saying(b"nonsense\r\n\r\n") as (strange, _):
-        targets = [f"silent={silent}", f"halting={halting}", f"strange={strange}", f"closed={closed}"]
+    with (
+        saying() as (silent, _),
+        saying(*half) as (halting, _),
+        saying(b"nonsense\r\n\r\n") as (strange, _),
+    ):
+        targets = [
+            f"silent={silent}",
+            f"halting={halting}",
+            f"strange={strange}",
+            f"closed={closed}",
+        ]
         file, flags = tmp_path / "r", ("--target-timeout", "0.3s")
         with running_server(*FLAGS, *flags, "--replay", str(file), "--target", *targets) as server:
             for model, status, line in (
                 ("silent", 504, f"{silent} did not answer within 0.3 s."),
                 ("closed", 502, f"{closed} gave no answer: Connection refused."),
                 ("strange", 502, f"{strange} gave no answer: BadStatusLine"),
-                ("other", 404, "No target serves the model `other`; targets serve: silent, halting"),
+                (
+                    "other",
+                    404,
+                    "No target serves the model `other`; targets serve: silent, halting",
+                ),
             ):
                 answer = post(server.port, {**chat("Hi"), "model": model}, CHAT)
                 error = answer.json()["error"]
@@ -158,7 +177,8 @@ def test_a_target_that_gives_no_answer_is_one_clear_error(tmp_path: Path) -> Non
 
 
 LENGTHS = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nContent-Length: %d\r\n\r\n{}"
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 2\r\nContent-Length: %d\r\n\r\n{}"
 )
 
 
@@ -168,7 +188,11 @@ def test_equal_lengths_of_an_answer_are_one_and_different_ones_are_an_error(tmp_
         with running_server(*FLAGS, "--replay", str(tmp_path / "r"), *targets) as server:
             for _ in range(2):
                 answer = post(server.port, {**chat("Hi"), "model": "equal"}, CHAT)
-                assert (answer.status, answer.headers["content-length"], answer.body) == (200, "2", b"{}")
+                assert (answer.status, answer.headers["content-length"], answer.body) == (
+                    200,
+                    "2",
+                    b"{}",
+                )
             answer = post(server.port, {**chat("Hi"), "model": "different"}, CHAT)
             error = answer.json()["error"]
             assert (answer.status, error["code"], error["type"]) == (502, 502, "Bad Gateway")
@@ -225,7 +249,11 @@ def test_a_target_that_trickles_its_answer_does_not_pass_the_timeout(tmp_path: P
             for model in ("line", "header", "continue"):
                 answer = post(server.port, {**chat("Hi"), "model": model}, CHAT)
                 error = answer.json()["error"]
-                assert (answer.status, error["code"], error["type"]) == (504, 504, "GatewayTimeoutError")
+                assert (answer.status, error["code"], error["type"]) == (
+                    504,
+                    504,
+                    "GatewayTimeoutError",
+                )
                 assert "did not answer within 1 s" in error["message"]
             with Wire(server.port) as wire, pytest.raises((HTTPException, OSError)):
                 wire.post({**chat("Hi", stream=True), "model": "chunk"}, CHAT).answer()
@@ -234,7 +262,9 @@ def test_a_target_that_trickles_its_answer_does_not_pass_the_timeout(tmp_path: P
 
 
 def test_an_answer_that_its_target_broke_off_is_kept_and_breaks_off_again(tmp_path: Path) -> None:
-    recorded = written(tmp_path / "up", [exchange(chat("Hi"), (0, b"1"), (0, b"2"), is_broken=True)])
+    recorded = written(
+        tmp_path / "up", [exchange(chat("Hi"), (0, b"1"), (0, b"2"), is_broken=True)]
+    )
     file = tmp_path / "r"
     with (
         running_server("--force-dummy-tokenizer", "--replay", recorded) as live,
@@ -248,7 +278,9 @@ def test_an_answer_that_its_target_broke_off_is_kept_and_breaks_off_again(tmp_pa
     assert kept.answer.is_broken
 
 
-def test_passing_failures_are_passed_on_and_not_kept(tmp_path: Path, upstream: RunningServer) -> None:
+def test_passing_failures_are_passed_on_and_not_kept(
+    tmp_path: Path, upstream: RunningServer
+) -> None:
     file = tmp_path / "r"
     with running_server(*UPSTREAM, "--api-key", TARGET_KEY) as live:
         keyed = live.url.replace("://", f"://{TARGET_KEY}@")
@@ -259,7 +291,9 @@ def test_passing_failures_are_passed_on_and_not_kept(tmp_path: Path, upstream: R
             def status(key: str, **fields: Any) -> int:
                 headers = {"Authorization": f"Bearer {key}"}
                 body = {**chat("Hi", max_tokens=1), **fields}
-                return requests.post(server.url + CHAT, json=body, headers=headers, timeout=20).status_code
+                return requests.post(
+                    server.url + CHAT, json=body, headers=headers, timeout=20
+                ).status_code
 
             assert status(TARGET_KEY) == 401, "clients bear our key"
             assert status(KEY) == 200, "and the target gets its own"
@@ -292,7 +326,10 @@ def test_a_header_decides_for_one_request(tmp_path: Path, upstream: RunningServe
         refused = answer("new", "nearest")
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
-        assert message == "X-Replay-Miss must be one of simulate, not-found, record here, got 'nearest'."
+        assert (
+            message
+            == "X-Replay-Miss must be one of simulate, not-found, record here, got 'nearest'."
+        )
         assert answer("new", "record").ok
         assert len(asked(upstream)) == before + 1
         assert answer("new", "not-found").ok, "it is recorded now"
@@ -316,14 +353,19 @@ def test_ranks_share_the_file(tmp_path: Path, upstream: RunningServer) -> None:
     with running_server(*FLAGS, *flags) as server:
         before, ports = len(asked(upstream)), (server.port, server.port + 1)
         bodies = [post(port, chat(f"from {port}", max_tokens=2), CHAT).body for port in ports]
-        assert [post(port, chat(f"from {port}", max_tokens=2), CHAT).body for port in ports[::-1]] == bodies[
-            ::-1
-        ]
+        assert [
+            post(port, chat(f"from {port}", max_tokens=2), CHAT).body for port in ports[::-1]
+        ] == bodies[::-1]
         with ThreadPoolExecutor(8) as several:
             chats = [(ports[number % 2], chat(f"{number}", max_tokens=2)) for number in range(40)]
-            assert {each.status for each in several.map(lambda it: post(it[0], it[1], CHAT), chats)} == {200}
+            assert {
+                each.status for each in several.map(lambda it: post(it[0], it[1], CHAT), chats)
+            } == {200}
         for port in ports:
-            assert post(port, chat(f"from {ports[port == ports[0]]}", max_tokens=2), CHAT).body in bodies
+            assert (
+                post(port, chat(f"from {ports[port == ports[0]]}", max_tokens=2), CHAT).body
+                in bodies
+            )
         assert len(asked(upstream)) == before + 42
     assert len(exchanges_of(file)) == 42
 
@@ -342,7 +384,9 @@ def test_any_worker_records(tmp_path: Path, upstream: RunningServer, worker: str
 
 
 def test_a_recording_that_was_cut_off_goes_on(tmp_path: Path, upstream: RunningServer) -> None:
-    file = written(tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ')
+    file = written(
+        tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ'
+    )
     before = Path(file).read_bytes()
     with running_server(*FLAGS, "--replay", file, "--target", upstream.url) as server:
         assert post(server.port, chat("known"), CHAT).body == b"1"
@@ -380,8 +424,14 @@ def test_wrong_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
             ("--replay", file, "--target", "http://a", "b=http://b", "http://c"),
             "error: target http://c: another",
         ),
-        (("--replay", file, "--target", "http://K7@x:nine"), "error: target x:nine: Port could not be cast"),
-        (("--replay", str(tmp_path / "no" / "r"), "--target", "http://x"), "error: setting replay: "),
+        (
+            ("--replay", file, "--target", "http://K7@x:nine"),
+            "error: target x:nine: Port could not be cast",
+        ),
+        (
+            ("--replay", str(tmp_path / "no" / "r"), "--target", "http://x"),
+            "error: setting replay: ",
+        ),
         (
             ("--replay", str(foreign), "--target", "http://x"),
             f"error: setting replay: {foreign}: is no recording",

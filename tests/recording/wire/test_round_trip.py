@@ -30,7 +30,11 @@ def test_keys_metrics_and_logs_are_as_ever(tmp_path: Path) -> None:
         assert requests.post(server.url + CHAT, json=chat("Hi"), timeout=20).status_code == 401
         headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "mine"}
         answer = requests.post(server.url + CHAT, json=chat("Hi"), headers=headers, timeout=20)
-        assert (answer.status_code, answer.text, answer.headers["X-Request-Id"]) == (200, "{}", "mine")
+        assert (answer.status_code, answer.text, answer.headers["X-Request-Id"]) == (
+            200,
+            "{}",
+            "mine",
+        )
         metrics = requests.get(server.url + "/metrics", timeout=20).text
         assert f'http_requests_total{{handler="{CHAT}",method="POST",status="2xx"}} 1.0' in metrics
         assert KEY not in server.log()
@@ -56,7 +60,9 @@ def test_a_client_that_leaves_a_replay_keeps_nothing_busy(tmp_path: Path) -> Non
 
 def test_a_whole_answer_in_pieces_keeps_its_length(tmp_path: Path) -> None:
     headers = [("content-type", "text/plain"), ("content-length", "6")]
-    path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"one"), (0.05, b"two"), headers=headers)])
+    path = written(
+        tmp_path / "r", [exchange(chat("Hi"), (0, b"one"), (0.05, b"two"), headers=headers)]
+    )
     with running_server(*FLAGS, "--replay", path) as server, Wire(server.port) as wire:
         for _ in range(2):  # on one connection
             answer = wire.post(chat("Hi"), CHAT).answer()
@@ -81,9 +87,22 @@ def test_a_recorder_that_cannot_begin_says_why(
 def test_a_port_that_is_taken_leaves_no_file(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        words = ("record", "--proxy", "--target", "http://x", "--out", str(tmp_path / "r"), "--port", port)
+        words = (
+            "record",
+            "--proxy",
+            "--target",
+            "http://x",
+            "--out",
+            str(tmp_path / "r"),
+            "--port",
+            port,
+        )
         done = subprocess.run(
-            [sys.executable, "-m", "app", *words], cwd=ROOT, capture_output=True, text=True, timeout=50
+            [sys.executable, "-m", "app", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=50,
         )
     assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
     assert done.stderr.startswith(f"error: port {port}: Address already in use")
@@ -128,7 +147,9 @@ def test_a_server_that_answers_otherwise_has_drifted(
 def test_a_recording_of_megabytes_in_one_answer_is_replayed_to_the_byte(tmp_path: Path) -> None:
     content = b'"\n' * (6 << 20)
     huge = exchange(chat("Hi"), (0, content), headers=[("content-type", "text/plain")])
-    path = written(tmp_path / "r", [huge, exchange(chat("parts"), *[(0.0, content[: 1 << 20])] * 4)])
+    path = written(
+        tmp_path / "r", [huge, exchange(chat("parts"), *[(0.0, content[: 1 << 20])] * 4)]
+    )
     with running_server("--force-dummy-tokenizer", "--replay", path) as server:
         assert post(server.port, chat("Hi"), CHAT).body == content
         assert post(server.port, chat("parts"), CHAT).body == content[: 4 << 20]
@@ -140,7 +161,10 @@ def test_a_client_that_takes_no_bytes_of_a_replay_is_cut_off(
 ) -> None:
     path = written(tmp_path / "r", [exchange(chat("Hi"), *pieces)])
     flags = ("--force-dummy-tokenizer", "--client-timeout", "0.3s", "--graceful-timeout", "40s")
-    with running_server(*flags, "--replay", path) as server, Wire(server.port, receive_buffer=4096) as wire:
+    with (
+        running_server(*flags, "--replay", path) as server,
+        Wire(server.port, receive_buffer=4096) as wire,
+    ):
         wire.post(chat("Hi"), CHAT)
         wire.begin().close()
         assert server.stop(timeout_s=20) == 0, "it waited for who takes nothing"
@@ -177,10 +201,15 @@ def said(exchange: Exchange) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(
     ("client", "python"),
-    [("openai", sys.executable), pytest.param("pydantic-ai", str(CLIENTS_PYTHON), marks=pytest.mark.clients)],
+    [
+        ("openai", sys.executable),
+        pytest.param("pydantic-ai", str(CLIENTS_PYTHON), marks=pytest.mark.clients),
+    ],
 )
 @pytest.mark.timeout(180)
-def test_the_loop_of_an_agent_is_replayed_byte_by_byte(tmp_path: Path, client: str, python: str) -> None:
+def test_the_loop_of_an_agent_is_replayed_byte_by_byte(
+    tmp_path: Path, client: str, python: str
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     with (
         running_server("--model=tiny", "--script", str(SCRIPT)) as live,

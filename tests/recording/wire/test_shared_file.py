@@ -1,4 +1,7 @@
-"""A file that servers record to survives locks, rotation, a full disk and kill -9: nothing whole is lost."""
+"""A file that servers record to survives locks, rotation, a full disk and kill -9:
+
+nothing whole is lost.
+"""
 
 import fcntl
 import json
@@ -18,7 +21,15 @@ from app.serving.recording.exchange import bytes_of, line_of, read_exchange
 from tests.hostile.raw_client import get, post, wait_until
 from tests.http_server import Handler, serving
 from tests.other_workers import served_by
-from tests.recording.recordings import CHAT, HEADER, chat, exchange, exchanges_of, recording_proxy, written
+from tests.recording.recordings import (
+    CHAT,
+    HEADER,
+    chat,
+    exchange,
+    exchanges_of,
+    recording_proxy,
+    written,
+)
 from tests.running_server import RunningServer, running_server
 
 FLAGS = ("--force-dummy-tokenizer", "--model", "m", "--replay-miss", "record")
@@ -36,7 +47,9 @@ class Target:
             def do_POST(self) -> None:
                 text = json.loads(self.body())["messages"][-1]["content"]
                 target.asked[text] += 1
-                self.reply(200, json.dumps({"echo": text}).encode(), Content_Type="application/json")
+                self.reply(
+                    200, json.dumps({"echo": text}).encode(), Content_Type="application/json"
+                )
 
         self.handler = Answering
 
@@ -50,7 +63,9 @@ def target() -> Target:
 def recording_server(target: Target, file: Path) -> Iterator[RunningServer]:
     with (
         serving(target.handler) as port,
-        running_server(*FLAGS, "--replay", str(file), "--target", f"http://127.0.0.1:{port}") as server,
+        running_server(
+            *FLAGS, "--replay", str(file), "--target", f"http://127.0.0.1:{port}"
+        ) as server,
     ):
         yield server
 
@@ -84,7 +99,9 @@ def whole_questions_of(file: Path) -> list[str]:
 
 
 def _question(line: bytes) -> str:
-    question: str = json.loads(bytes_of(read_exchange(line).request.body))["messages"][-1]["content"]
+    question: str = json.loads(bytes_of(read_exchange(line).request.body))["messages"][-1][
+        "content"
+    ]
     return question
 
 
@@ -94,7 +111,11 @@ def test_a_half_line_costs_itself_and_one_warning(tmp_path: Path, target: Target
     written(file, [KNOWN], half)
     with recording_server(target, file) as server:
         assert post(server.port, chat("known"), CHAT).body == b"known"
-        assert [say(server, "new"), say(server, "other"), say(server, "new")] == ["new", "other", "new"]
+        assert [say(server, "new"), say(server, "other"), say(server, "new")] == [
+            "new",
+            "other",
+            "new",
+        ]
         assert target.asked == {"new": 1, "other": 1}
         assert server.log().count(f"{file}: line 3") == 1
     with recording_server(target, file) as server:
@@ -106,7 +127,9 @@ def test_a_half_line_costs_itself_and_one_warning(tmp_path: Path, target: Target
     assert file.read_bytes().splitlines()[2] == half
 
 
-def test_a_last_line_without_its_newline_is_replayed_and_kept(tmp_path: Path, target: Target) -> None:
+def test_a_last_line_without_its_newline_is_replayed_and_kept(
+    tmp_path: Path, target: Target
+) -> None:
     file = tmp_path / "r"
     written(file, [], line_of(KNOWN).rstrip(b"\n"))
     with recording_server(target, file) as server:
@@ -176,11 +199,16 @@ def test_a_server_starts_and_stops_while_another_process_holds_the_lock(
             assert post(server.port, chat("known"), CHAT).body == b"known"
             assert say(server, "lost") == "lost"
             assert server.stop() == 0
-            assert "not kept: POST /v1/chat/completions: another process has locked the file" in server.log()
+            assert (
+                "not kept: POST /v1/chat/completions: another process has locked the file"
+                in server.log()
+            )
     assert questions_of(file) == ["known"]
 
 
-def test_two_servers_on_one_file_ask_once_and_keep_whole_lines(tmp_path: Path, target: Target) -> None:
+def test_two_servers_on_one_file_ask_once_and_keep_whole_lines(
+    tmp_path: Path, target: Target
+) -> None:
     file = tmp_path / "r"
     with (
         recording_server(target, file) as first,
@@ -191,9 +219,15 @@ def test_two_servers_on_one_file_ask_once_and_keep_whole_lines(tmp_path: Path, t
         for text in ("a", "b"):
             for server in (*servers, *servers):
                 assert say(server, text) == text
-                wait_until(lambda: sum(report(each)["recorded"] for each in servers) >= target.asked.total())
+                wait_until(
+                    lambda: (
+                        sum(report(each)["recorded"] for each in servers) >= target.asked.total()
+                    )
+                )
         assert target.asked == {"a": 1, "b": 1}
-        wide = [clients.submit(say, servers[number % 2], f"{number} " * 3000) for number in range(40)]
+        wide = [
+            clients.submit(say, servers[number % 2], f"{number} " * 3000) for number in range(40)
+        ]
         assert {each.result().split()[0] for each in wide} == {str(number) for number in range(40)}
     assert len(questions_of(file)) == 42
 
@@ -237,12 +271,16 @@ def test_a_full_disk_costs_its_exchange_and_no_answer(tmp_path: Path, target: Ta
         wait_until(lambda: report(server)["recorded"] == 1)
         workers = [int(pid) for pid in children_of(server.process.pid)]
         for pid in workers:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (file.stat().st_size + 50, resource.RLIM_INFINITY))
+            resource.prlimit(
+                pid, resource.RLIMIT_FSIZE, (file.stat().st_size + 50, resource.RLIM_INFINITY)
+            )
         assert say(server, "no room") == "no room"
         wait_until(lambda: report(server)["not_kept"] == 1)
         assert server.log().count("not kept: POST /v1/chat/completions: ") == 1
         for pid in workers:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            resource.prlimit(
+                pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
         assert say(server, "after") == "after"
     assert questions_of(file)[1:] == ["before", "after"]
 

@@ -47,7 +47,9 @@ def test_any_worker_replays(tmp_path: Path, worker: str) -> None:
     with served_by(worker, tmp_path, SIM_REPLAY=path, SIM_REPLAY_MISS="not-found") as server:
         at_once = 1 if worker == "sync" else 4
         with ThreadPoolExecutor(at_once) as several:
-            assert set(several.map(lambda _: body_of(server.port, "stream"), range(at_once))) == {BYTES}
+            assert set(several.map(lambda _: body_of(server.port, "stream"), range(at_once))) == {
+                BYTES
+            }
         whole = post(server.port, chat("whole"), CHAT)
         assert (whole.body, whole.headers["content-type"]) == (b'{"a": 1}', "application/json")
         with pytest.raises((IncompleteRead, ConnectionResetError)):
@@ -57,7 +59,9 @@ def test_any_worker_replays(tmp_path: Path, worker: str) -> None:
         assert json.loads(get(server.port, "/admin/replay").body)["missed"] == 1
 
 
-def test_a_recording_is_made_and_replayed_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_is_made_and_replayed_over_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, trusted = tmp_path / "first", tmp_path / "ca.pem"
     flags = ("--model=m", "--self-signed-certs")
     with running_server(*flags, "--replay", written(tmp_path / "r", EXCHANGES)) as live:

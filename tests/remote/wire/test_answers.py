@@ -1,4 +1,6 @@
-"""What an engine in a process of its own says is answered as by vLLM, and what clients ask arrives there."""
+"""What an engine in a process of its own says is answered as by vLLM, and what clients ask arrives
+there.
+"""
 
 import json
 import re
@@ -19,7 +21,11 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -50,7 +56,9 @@ def test_rules_for_replies_are_refused_with_one_line(remote: RunningServer) -> N
     for path in ("/admin/script/rules", "/admin/script/rules?scope=a"):
         refused = get(remote.port, path)
         assert refused.status == 400
-        assert refused.json()["error"]["message"].startswith("Rules for replies need the simulated engine")
+        assert refused.json()["error"]["message"].startswith(
+            "Rules for replies need the simulated engine"
+        )
     rule = {"rules": [{"then": {"text": "no"}}]}
     is_error(post(remote.port, rule, "/admin/script/rules"), 400, "BadRequestError")
 
@@ -82,11 +90,23 @@ def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None
     }
     asked = {"min_tokens": 2, "max_tokens": 9, "ignore_eos": True, "seed": 11, "priority": 3}
     more = {"stop": ["x", "y"], "stop_token_ids": [4], "include_stop_str_in_output": True}
-    chat(remote, **sampling, **asked, **more, logit_bias={"9": -2.5}, cache_salt="s", prompt_logprobs=1)
+    chat(
+        remote,
+        **sampling,
+        **asked,
+        **more,
+        logit_bias={"9": -2.5},
+        cache_salt="s",
+        prompt_logprobs=1,
+    )
     order = peer.last
     assert order["sampling"] == sampling | {"logit_bias": {"9": -2.5}}
     assert {name: order[name] for name in asked} == asked
-    assert (order["stop"], order["stop_token_ids"], order["include_stop"]) == (["x", "y"], [4], True)
+    assert (order["stop"], order["stop_token_ids"], order["include_stop"]) == (
+        ["x", "y"],
+        [4],
+        True,
+    )
     assert (order["cache_salt"], order["prompt_logprobs"]) == ("s", 1)
 
 
@@ -95,7 +115,10 @@ def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None
     [
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["a", "b"]}}, {"choices": ["a", "b"]}),
-        ({"structured_outputs": {"json": {"type": "integer"}}}, {"json_schema": '{"type":"integer"}'}),
+        (
+            {"structured_outputs": {"json": {"type": "integer"}}},
+            {"json_schema": '{"type":"integer"}'},
+        ),
         ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type": "object"}'}),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
     ],
@@ -113,34 +136,49 @@ def test_log_probabilities_are_the_engines(remote: RunningServer, peer: Peer) ->
     asked = {"prompt": "Hello there", "max_tokens": 1, "prompt_logprobs": 1}
     told = post(remote.port, asked).json()["choices"][0]["prompt_logprobs"]
     assert told[0] is None
-    assert sorted((entry["rank"], entry["logprob"]) for entry in told[1].values()) == [(1, -0.1), (7, -9.0)]
+    assert sorted((entry["rank"], entry["logprob"]) for entry in told[1].values()) == [
+        (1, -0.1),
+        (7, -9.0),
+    ]
 
 
 def test_calls_of_tools_are_read_as_they_come(remote: RunningServer, peer: Peer) -> None:
-    peer.says('Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>')
+    peer.says(
+        'Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
     message = chat(remote, tools=[WEATHER])["choices"][0]["message"]
     assert message["content"] == "Let me see."
     assert [call["function"] for call in message["tool_calls"]] == [
         {"name": "weather", "arguments": '{"city": "Rome"}'}
     ]
     told = [event["choices"][0] for event in events(remote, tools=[WEATHER])]
-    calls = [call["function"] for choice in told for call in choice["delta"].get("tool_calls") or ()]
+    calls = [
+        call["function"] for choice in told for call in choice["delta"].get("tool_calls") or ()
+    ]
     assert calls[0] == {"name": "weather"}
     assert "".join(call["arguments"] for call in calls[1:]) == '{"city": "Rome"}'
     assert len(calls) > 3
     assert told[-1]["finish_reason"] == "tool_calls"
 
 
-def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(remote: RunningServer, peer: Peer) -> None:
+def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(
+    remote: RunningServer, peer: Peer
+) -> None:
     peer.says('[{"name": "weather", "parameters": {"city": "Rome"}}]')
     message = chat(remote, tools=[WEATHER], tool_choice="required")["choices"][0]["message"]
-    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert message["tool_calls"][0]["function"] == {
+        "name": "weather",
+        "arguments": '{"city": "Rome"}',
+    }
     schema = json.loads(peer.last["form"]["json_schema"])
     assert schema["items"]["anyOf"][0]["properties"]["name"]["enum"] == ["weather"]
     peer.says('{"city": "Oslo"}')
     named = {"type": "function", "function": {"name": "weather"}}
     message = chat(remote, tools=[WEATHER], tool_choice=named)["choices"][0]["message"]
-    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert message["tool_calls"][0]["function"] == {
+        "name": "weather",
+        "arguments": '{"city": "Oslo"}',
+    }
     assert json.loads(peer.last["form"]["json_schema"])["required"] == ["city"]
 
 
@@ -167,7 +205,9 @@ def test_what_the_engine_refuses_is_the_clients_fault_and_what_fails_is_not(
         {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
     ],
 )
-def test_what_a_model_that_computes_cannot_do_is_refused(remote: RunningServer, fields: Any) -> None:
+def test_what_a_model_that_computes_cannot_do_is_refused(
+    remote: RunningServer, fields: Any
+) -> None:
     error = post(remote.port, HELLO | fields, CHATS).json()["error"]
     assert (error["code"], error["param"]) == (400, next(iter(fields)))
 

@@ -45,7 +45,13 @@ def test_the_models_own_defaults_hold_where_a_request_says_nothing(peer: Peer) -
     with served(peer) as server:
         for way in ({}, {"n": 1, "top_logprobs": None}):  # the fast way, and the general one
             assert ordered(server, peer, **way) == (Sampling(**TOLD), 7)
-        asked = {"temperature": 0.1, "top_p": 0.2, "top_k": 3, "min_p": 0.4, "repetition_penalty": 1.1}
+        asked = {
+            "temperature": 0.1,
+            "top_p": 0.2,
+            "top_k": 3,
+            "min_p": 0.4,
+            "repetition_penalty": 1.1,
+        }
         assert ordered(server, peer, **asked, max_tokens=5) == (Sampling(**asked), 5)
 
 
@@ -53,7 +59,9 @@ def test_they_may_be_another_folders_or_nobodys(peer: Peer, tmp_path: Path) -> N
     write(tmp_path / "other", {"temperature": 0.3})
     with served(peer, generation_config=str(tmp_path / "other")) as server:
         assert ordered(server, peer)[0] == Sampling(temperature=0.3)
-    with served(peer, generation_config="vllm", override_generation_config='{"top_k": 5}') as server:
+    with served(
+        peer, generation_config="vllm", override_generation_config='{"top_k": 5}'
+    ) as server:
         assert ordered(server, peer)[0] == Sampling(top_k=5)
 
 
@@ -66,10 +74,14 @@ def test_they_may_be_another_folders_or_nobodys(peer: Peer, tmp_path: Path) -> N
         ([], "generation_config.json"),
     ],
 )
-def test_what_they_cannot_be_ends_the_start_with_one_line(peer: Peer, told: object, reason: str) -> None:
+def test_what_they_cannot_be_ends_the_start_with_one_line(
+    peer: Peer, told: object, reason: str
+) -> None:
     write(peer.folder, told)
     with (
-        pytest.raises(RuntimeError, match=rf"error: setting generation-config: .*{reason}") as ended,
+        pytest.raises(
+            RuntimeError, match=rf"error: setting generation-config: .*{reason}"
+        ) as ended,
         served(peer),
     ):
         pass

@@ -1,4 +1,7 @@
-"""The engine's process: one for all workers, private, started again when it dies, gone with its server."""
+"""The engine's process:
+
+one for all workers, private, started again when it dies, gone with its server.
+"""
 
 import os
 import re
@@ -39,7 +42,9 @@ def says(server: RunningServer, port: int | None = None) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_who_is_killed_under_load_ends_its_requests_with_an_error_and_gets_a_successor(peer: Peer) -> None:
+def test_who_is_killed_under_load_ends_its_requests_with_an_error_and_gets_a_successor(
+    peer: Peer,
+) -> None:
     with served(peer) as server, Wire(server.port) as streaming, Wire(server.port) as waiting:
         peer.says(SENTENCE * 50, pace_s=0.05)
         events = streaming.post(HELLO | {"stream": True}, CHATS).events()
@@ -84,12 +89,15 @@ def test_who_hangs_for_too_long_is_killed_and_gets_a_successor(peer: Peer) -> No
         assert says(server) == SENTENCE
         assert len(peer.pids) == 2
         assert re.search(
-            rf"The engine \(pid {peer.pids[0]}\) has not gone on for .* s: it is killed", server.log()
+            rf"The engine \(pid {peer.pids[0]}\) has not gone on for .* s: it is killed",
+            server.log(),
         )
         assert "Traceback" not in server.log()
 
 
-def test_two_workers_share_one_engine_and_the_successor_of_a_killed_one_finds_it(peer: Peer) -> None:
+def test_two_workers_share_one_engine_and_the_successor_of_a_killed_one_finds_it(
+    peer: Peer,
+) -> None:
     with served(peer, ports=2, data_parallel_size="2") as server:
         assert says(server, server.port) == says(server, server.port + 1) == SENTENCE
         before = children(server.process.pid) - set(peer.pids)
@@ -103,7 +111,9 @@ def test_two_workers_share_one_engine_and_the_successor_of_a_killed_one_finds_it
 
 def test_only_our_own_user_reaches_the_engine_and_nothing_of_it_is_left(peer: Peer) -> None:
     with served(peer) as server:
-        [socket] = re.findall(r"understudy-engine-\w+", Path(f"/proc/{peer.pids[0]}/cmdline").read_text())
+        [socket] = re.findall(
+            r"understudy-engine-\w+", Path(f"/proc/{peer.pids[0]}/cmdline").read_text()
+        )
         [folder] = Path("/tmp").glob(socket) or [Path(os.environ["TMPDIR"], socket)]
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert server.stop() == 0
@@ -129,7 +139,9 @@ def test_a_master_that_is_killed_leaves_no_engine_behind(peer: Peer) -> None:
         wait_until(lambda: not is_alive(peer.pids[0]))
 
 
-def test_a_folder_too_long_for_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_too_long_for_a_socket_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

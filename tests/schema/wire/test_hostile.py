@@ -1,4 +1,6 @@
-"""Schemas that ask for too much end soon, with a value or a SchemaError, and never with anything else."""
+"""Schemas that ask for too much end soon, with a value or a SchemaError, and never with anything
+else.
+"""
 
 import json
 import subprocess
@@ -15,7 +17,11 @@ MANY_TOOLS = [{"type": "object", "properties": {f"p{n}": {"type": "string"}}} fo
 def nested(levels: int, keyword: str) -> Any:
     schema: Any = {"type": "string"}
     for _ in range(levels):
-        schema = {keyword: {"a": schema}, "required": ["a"]} if keyword == "properties" else {keyword: schema}
+        schema = (
+            {keyword: {"a": schema}, "required": ["a"]}
+            if keyword == "properties"
+            else {keyword: schema}
+        )
     return schema
 
 
@@ -30,7 +36,11 @@ def required_twice(levels: int) -> Any:
     schemas: dict[str, Any] = {}
     for n in range(levels):
         part = {"$ref": f"#/$defs/s{n + 1}"}
-        schemas[f"s{n}"] = {"type": "object", "properties": {"x": part, "y": part}, "required": ["x", "y"]}
+        schemas[f"s{n}"] = {
+            "type": "object",
+            "properties": {"x": part, "y": part},
+            "required": ["x", "y"],
+        }
     return {"$ref": "#/$defs/s0", "$defs": {**schemas, f"s{levels}": {"type": "string"}}}
 
 
@@ -44,7 +54,12 @@ def pigeons(count: int) -> Any:
         for b in names[:n]
     ]
     values = {"enum": list(range(count - 1))}
-    return {"type": "object", "properties": dict.fromkeys(names, values), "required": names, "allOf": same}
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(names, values),
+        "required": names,
+        "allOf": same,
+    }
 
 
 def chain(count: int, link: Callable[[int], Any]) -> dict[str, Any]:

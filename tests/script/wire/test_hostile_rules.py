@@ -1,4 +1,7 @@
-"""Rules that are to freeze a server: it answers others meanwhile, and goes on in the same process."""
+"""Rules that are to freeze a server:
+
+it answers others meanwhile, and goes on in the same process.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -20,7 +23,9 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def answered_beside_health(server: RunningServer, method: str, path: str, body: Any) -> requests.Response:
+def answered_beside_health(
+    server: RunningServer, method: str, path: str, body: Any
+) -> requests.Response:
     """The answer to a request, while health checks are answered on other connections."""
     before = workers_of(server)
     with ThreadPoolExecutor(1) as pool:
@@ -51,7 +56,9 @@ def test_rules_that_are_too_large_are_rejected_at_once(
     assert reason in answer.json()["error"]["message"]
 
 
-def test_slow_regexes_use_up_the_time_of_a_request_and_later_rules_answer(server: RunningServer) -> None:
+def test_slow_regexes_use_up_the_time_of_a_request_and_later_rules_answer(
+    server: RunningServer,
+) -> None:
     slow = {"when": {"message": {"regex": "(a|aa)+$"}}, "then": {"text": "never"}}
     last = {"then": {"text": "the last rule"}}
     put = answered_beside_health(server, "PUT", RULES, {"rules": [slow] * 1_000 + [last]})
@@ -67,12 +74,16 @@ def test_slow_regexes_use_up_the_time_of_a_request_and_later_rules_answer(server
 def test_a_megabyte_is_compared_with_thousands_of_rules(server: RunningServer) -> None:
     rules: list[Any] = [
         {
-            "when": {"message": {"contains": ["a" * 50 + f"{number}b"], "ignore_case": number % 2 == 0}},
+            "when": {
+                "message": {"contains": ["a" * 50 + f"{number}b"], "ignore_case": number % 2 == 0}
+            },
             "then": {"text": "never"},
         }
         for number in range(2_000)
     ]
-    put = requests.put(server.url + RULES, json={"rules": [*rules, {"then": {"text": "last"}}]}, timeout=50)
+    put = requests.put(
+        server.url + RULES, json={"rules": [*rules, {"then": {"text": "last"}}]}, timeout=50
+    )
     assert put.status_code == 200
     prompt = {"prompt": "a" * 1_000_000, "max_tokens": 1}
     answer = answered_beside_health(server, "POST", "/v1/completions", prompt)

@@ -22,7 +22,9 @@ TIMED = re.compile(
     r"_(created|seconds|seconds_sum|seconds_bucket)\{?|^(process|python)_|^understudy_requests"
     r"|iteration_tokens_total_(bucket|count)"
 )
-"""Samples that tell of time (a step is what happens in one millisecond), of the process, or of the ways."""
+"""Samples that tell of time (a step is what happens in one millisecond), of the process, or of the
+ways.
+"""
 
 
 class Twin:
@@ -44,7 +46,9 @@ class Twin:
         return answer.status, headers, MOMENTS.sub(b'"created":0', answer.body)
 
     def counted(self) -> list[list[str]]:
-        texts = [get(server.port, "/metrics").body.decode() for server in (self.plain, self.general)]
+        texts = [
+            get(server.port, "/metrics").body.decode() for server in (self.plain, self.general)
+        ]
         return [[line for line in text.splitlines() if not TIMED.search(line)] for text in texts]
 
     def ways(self) -> list[dict[str, float]]:
@@ -72,7 +76,10 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
 TEXTS = st.text(max_size=40) | st.sampled_from(["Hello!", "What is the weather like?", "x" * 3000])
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "assistant", "tool", 7]), "content": TEXTS | st.none()},
+        {
+            "role": st.sampled_from(["user", "system", "assistant", "tool", 7]),
+            "content": TEXTS | st.none(),
+        },
         optional={"name": st.text(max_size=5)},
     ),
     max_size=3,
@@ -81,7 +88,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "model": st.sampled_from([None, "", "understudy-tiny", "other"]),
     "max_tokens": st.integers(-1, 12) | st.sampled_from([None, 300, "5", 2.0]),
     "stream": st.booleans() | st.none(),
-    "stream_options": st.sampled_from([None, {"include_usage": True}, {"include_usage": False}, {}]),
+    "stream_options": st.sampled_from(
+        [None, {"include_usage": True}, {"include_usage": False}, {}]
+    ),
     "temperature": st.sampled_from([None, 0, 0.7, 2, 2.5, "1"]),
     "top_p": st.sampled_from([None, 0, 0.5, 1]),
     "n": st.sampled_from([1, 2, 0, None]),
@@ -102,13 +111,17 @@ PROMPTS = TEXTS | st.just(["a", "b"]) | st.just([1, 2, 3])
 COMPLETES = st.fixed_dictionaries({"prompt": PROMPTS}, optional=FIELDS)
 REQUESTS = st.tuples(st.just(CHAT), CHATS) | st.tuples(st.just(COMPLETIONS), COMPLETES)
 HEADERS = st.lists(
-    st.sampled_from(["X-Request-Id: abc", "X-Return-Error: 503", "X-Vllm-Priority: 3", "traceparent: x"]),
+    st.sampled_from(
+        ["X-Request-Id: abc", "X-Return-Error: 503", "X-Vllm-Priority: 3", "traceparent: x"]
+    ),
     max_size=2,
     unique=True,
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(asked=REQUESTS, headers=HEADERS)
 def test_any_request_has_the_same_answer_both_ways(
     twin: Twin, asked: tuple[str, dict[str, Any]], headers: list[str]
@@ -122,7 +135,10 @@ def test_plain_requests_take_the_fast_path_and_no_others(twin: Twin) -> None:
     before = twin.ways()[0]
     plain: list[tuple[str, dict[str, Any]]] = [
         (CHAT, {"messages": [{"role": "user", "content": "Hello!"}]}),
-        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3, "stream": True}),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3, "stream": True},
+        ),
         (COMPLETIONS, {"prompt": "Hello", "max_tokens": 3, "temperature": 0.5, "seed": 1}),
     ]
     others: list[tuple[str, dict[str, Any]]] = [
@@ -137,7 +153,9 @@ def test_plain_requests_take_the_fast_path_and_no_others(twin: Twin) -> None:
     assert after["fast"] - before["fast"] == len(plain)
     assert twin.ways()[1]["fast"] == 0
     for path, fields in plain + others:
-        first, second = twin.ask(path, json.dumps(fields).encode(), "endpoint-load-metrics-format: TEXT")
+        first, second = twin.ask(
+            path, json.dumps(fields).encode(), "endpoint-load-metrics-format: TEXT"
+        )
         assert first == second
         told = (first[0] == 200) - bool(fields.get("stream"))
         assert first[1].get("endpoint-load-metrics", "").count("named_metrics.") == 2 * told

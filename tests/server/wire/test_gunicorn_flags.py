@@ -34,7 +34,9 @@ def access_lines(text: str) -> list[tuple[str, int]]:
 
 
 def expected(lengths: list[int]) -> list[tuple[str, int]]:
-    return [(f"{request} HTTP/1.1", length) for request, length in zip(REQUESTS, lengths, strict=True)]
+    return [
+        (f"{request} HTTP/1.1", length) for request, length in zip(REQUESTS, lengths, strict=True)
+    ]
 
 
 def test_logs_go_where_gunicorns_flags_say_and_statsd_hears_of_every_request_and_worker(
@@ -44,8 +46,20 @@ def test_logs_go_where_gunicorns_flags_say_and_statsd_hears_of_every_request_and
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
         statsd.settimeout(20)
-        flags = ("--access-logfile", str(access), "--error-logfile", str(errors), "--log-level", "warning")
-        flags += ("--statsd-host", f"127.0.0.1:{statsd.getsockname()[1]}", "--statsd-prefix", "mock")
+        flags = (
+            "--access-logfile",
+            str(access),
+            "--error-logfile",
+            str(errors),
+            "--log-level",
+            "warning",
+        )
+        flags += (
+            "--statsd-host",
+            f"127.0.0.1:{statsd.getsockname()[1]}",
+            "--statsd-prefix",
+            "mock",
+        )
         env = {"SIM_ACCESS_LOG": "true", "SIM_LOG_LEVEL": "debug", "SIM_LOG_FORMAT": "json"}
         with running_gunicorn(*flags, "--dogstatsd-tags", "a:b", env=env) as server:
             assert b"mock.gunicorn.workers:1|g|#a:b" in heard(statsd, b"gunicorn.workers")
@@ -57,7 +71,9 @@ def test_logs_go_where_gunicorns_flags_say_and_statsd_hears_of_every_request_and
             lengths = exchange(server.port)
             for _ in REQUESTS:
                 packets = heard(statsd, b"request.status.200")
-                assert any(re.match(rb"mock\.gunicorn\.request\.duration:[\d.]+\|ms", it) for it in packets)
+                assert any(
+                    re.match(rb"mock\.gunicorn\.request\.duration:[\d.]+\|ms", it) for it in packets
+                )
                 assert b"mock.gunicorn.requests:1|c|@1.0|#a:b" in packets
             wait_until(lambda: len(access_lines(access.read_text())) == 3)
             assert access_lines(access.read_text()) == expected(lengths)
@@ -87,7 +103,8 @@ def test_syslog_gets_both_logs_and_another_logger_class_serves() -> None:
         for more in ((), ("--logger-class", "gunicorn.glogging.Logger")):
             with running_gunicorn("--log-syslog", "--log-syslog-to", where, *more) as server:
                 assert any(
-                    b"gunicorn.wsgi.app.error: " in packet for packet in heard(syslog, b"Listening at")
+                    b"gunicorn.wsgi.app.error: " in packet
+                    for packet in heard(syslog, b"Listening at")
                 )
                 exchange(server.port)
                 for request in REQUESTS:

@@ -1,4 +1,7 @@
-"""Habits of gunicorn's users: PORT is honored, and each option without an effect gets a line in the log."""
+"""Habits of gunicorn's users:
+
+PORT is honored, and each option without an effect gets a line in the log.
+"""
 
 import socket
 import sys
@@ -54,7 +57,10 @@ def test_a_start_without_such_options_has_no_such_line() -> None:
 def test_another_worker_is_named_with_what_is_lost(worker: str) -> None:
     with running_gunicorn("-k", worker) as server:
         [line] = lines_with(server, "worker_class=")
-        assert f"worker_class={worker}: without the fast path, gRPC, client-timeout and a certificate" in line
+        assert (
+            f"worker_class={worker}: without the fast path, gRPC, client-timeout and a certificate"
+            in line
+        )
 
 
 def test_several_workers_without_our_configuration_are_reported(tmp_path: Path) -> None:
@@ -62,7 +68,9 @@ def test_several_workers_without_our_configuration_are_reported(tmp_path: Path) 
     configuration.write_text(f"{BIND}workers = 2\n")
     with running_gunicorn("-c", str(configuration)) as server:
         assert get(server.port, "/version").status == 200
-        wait_until(lambda: bool(lines_with(server, "several processes serve, and each is a server")))
+        wait_until(
+            lambda: bool(lines_with(server, "several processes serve, and each is a server"))
+        )
 
 
 def test_our_worker_without_our_configuration_reports_several(tmp_path: Path) -> None:
@@ -71,7 +79,10 @@ def test_our_worker_without_our_configuration_reports_several(tmp_path: Path) ->
     with running_gunicorn("-c", str(configuration)) as server:
         wait_until(lambda: bool(lines_with(server, "workers=")))
         [line] = lines_with(server, "workers=")
-        assert "workers=3: all of them serve, in turn, because this configuration does not include" in line
+        assert (
+            "workers=3: all of them serve, in turn, because this configuration does not include"
+            in line
+        )
 
 
 def test_our_worker_without_our_configuration_starts_its_services(tmp_path: Path) -> None:

@@ -7,8 +7,24 @@ import sys
 from tests.running_server import ROOT
 
 LATER = [
-    *("jsonschema", "referencing", "sqlalchemy", "zmq", "yaml", "argparse", "app.serving.scripts", "pluggy"),
-    *("app.serving.api.grpc", "app.serving.gunicorn.http2", "google.protobuf", "h2", "hpack", "hyperframe"),
+    *(
+        "jsonschema",
+        "referencing",
+        "sqlalchemy",
+        "zmq",
+        "yaml",
+        "argparse",
+        "app.serving.scripts",
+        "pluggy",
+    ),
+    *(
+        "app.serving.api.grpc",
+        "app.serving.gunicorn.http2",
+        "google.protobuf",
+        "h2",
+        "hpack",
+        "hyperframe",
+    ),
     *("grpc", "smg_grpc_proto", "app.plugins", "opentelemetry", "app.base.tracing"),
 ]
 """Loaded beside the event loop after the start, or when somebody asks for what needs it."""
@@ -21,7 +37,9 @@ def test_a_start_does_not_load_what_comes_later() -> None:
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50)
     late = (*LATER, *STEPS, "torch", "matplotlib")
-    assert [name for name in done.stdout.split() if any(f"{name}.".startswith(f"{it}.") for it in late)] == []
+    assert [
+        name for name in done.stdout.split() if any(f"{name}.".startswith(f"{it}.") for it in late)
+    ] == []
 
 
 WAY = re.compile(
@@ -40,7 +58,9 @@ MOST_INDEX = {"one KV event": (46, 9, 17), "one score": (36, 9, 17)}
 
 def test_each_way_takes_few_calls_files_and_changes_and_the_fast_one_no_room_twice() -> None:
     words = [sys.executable, str(ROOT / "scripts" / "trace_request.py"), "--summary"]
-    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True).stdout
+    told = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True
+    ).stdout
     ways = {way: (tuple(map(int, figures)), again) for way, *figures, again in WAY.findall(told)}
     assert ways.keys() == MOST.keys(), told
     for way, (figures, again) in ways.items():
@@ -50,4 +70,6 @@ def test_each_way_takes_few_calls_files_and_changes_and_the_fast_one_no_room_twi
     of_index = {way: tuple(map(int, figures)) for way, *figures in INDEX.findall(told)}
     assert of_index.keys() == MOST_INDEX.keys(), told
     for way, figures in of_index.items():
-        assert all(figure < most for figure, most in zip(figures, MOST_INDEX[way], strict=True)), told
+        assert all(figure < most for figure, most in zip(figures, MOST_INDEX[way], strict=True)), (
+            told
+        )

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.raw_client import COMPLETIONS, Wire, ask, http_post, metric, post, running, wait_until
+from tests.hostile.raw_client import (
+    COMPLETIONS,
+    Wire,
+    ask,
+    http_post,
+    metric,
+    post,
+    running,
+    wait_until,
+)
 from tests.kvcache.wire.test_over_http import subscribed
 from tests.other_workers import THREADS, served_by
 from tests.running_server import QUICK_STEPS, RunningServer
@@ -47,7 +56,9 @@ def text_of(port: int, number: int) -> str:
         return "".join(event["choices"][0]["text"] for event in events)
 
 
-@pytest.mark.parametrize(("worker", "timing"), [("gthread", STEPS), ("threads of gevent", LATENCIES)])
+@pytest.mark.parametrize(
+    ("worker", "timing"), [("gthread", STEPS), ("threads of gevent", LATENCIES)]
+)
 def test_all_threads_stream_at_a_time(tmp_path: Path, worker: str, timing: dict[str, str]) -> None:
     with served_by(worker, tmp_path, **timing) as server, ThreadPoolExecutor(THREADS) as several:
         texts = set(several.map(lambda number: text_of(server.port, number), range(3 * THREADS)))
@@ -74,8 +85,14 @@ def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
 
 def test_events_of_the_cache_leave_and_what_runs_at_the_end_runs_to_its_end(tmp_path: Path) -> None:
     with subscribed() as subscriber:
-        cache = {"SIM_ENABLE_KVCACHE": "true", "SIM_ZMQ_ENDPOINT": f"tcp://127.0.0.1:{subscriber.port}"}
-        with served_by("gthread", tmp_path, **LATENCIES, **cache) as server, Wire(server.port) as wire:
+        cache = {
+            "SIM_ENABLE_KVCACHE": "true",
+            "SIM_ZMQ_ENDPOINT": f"tcp://127.0.0.1:{subscriber.port}",
+        }
+        with (
+            served_by("gthread", tmp_path, **LATENCIES, **cache) as server,
+            Wire(server.port) as wire,
+        ):
             subscriber.wait_for_publisher()
             assert post(server.port, ask(prompt=list(range(1, 65)))).status == 200
             assert subscriber.events(1)[0]["type"] == "BlockStored"

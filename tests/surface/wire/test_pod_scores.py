@@ -18,7 +18,10 @@ from tests.surface.conftest import MODEL, Client, served
 
 PATIENCE_S = 20.0
 TOKENS = list(range(1, 101))
-TEXT = "The lighthouse keeper writes down every ship that passes, its name and where it is bound for. " * 8
+TEXT = (
+    "The lighthouse keeper writes down every ship that passes, its name and where it is bound for. "
+    * 8
+)
 CHAT = [{"role": "user", "content": TEXT}]
 
 
@@ -58,7 +61,9 @@ def scores(index: Client, **body: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[tuple[Client, Client, Client]]:
-    """An indexer and two pods, the first of which has an adapter; both have seen a conversation or text."""
+    """An indexer and two pods, the first of which has an adapter; both have seen a conversation or
+    text.
+    """
     adapter = ("--lora-modules", "first=/adapters/first")
     with indexer() as (index, endpoint), pod(endpoint, *adapter) as one, pod(endpoint) as other:
         for client in (one, other):
@@ -73,7 +78,9 @@ def fleet() -> Iterator[tuple[Client, Client, Client]]:
 def test_pods_are_scored_by_what_they_have(fleet: tuple[Client, Client, Client]) -> None:
     index, one, other = fleet
     assert scores(index) == {}
-    assert index.post("/score_completions", {"prompt": "Hi"}).text == "null", "too short for a score"
+    assert index.post("/score_completions", {"prompt": "Hi"}).text == "null", (
+        "too short for a score"
+    )
     one.complete(prompt=TOKENS)
     until(lambda: scores(index), {name(one): 6})
     other.complete(prompt=TOKENS[:50])
@@ -93,8 +100,12 @@ def test_texts_and_conversations_meet_what_the_pods_made_of_them(
     one.complete(prompt=TEXT)
     until(lambda: list(index.post("/score_completions", {"prompt": TEXT}).json()), [name(one)])
     one.chat(TEXT)
-    until(lambda: list(index.post("/score_chat_completions", {"messages": CHAT}).json()), [name(one)])
-    blocks = index.post("/score_chat_completions", {"messages": CHAT, "model": MODEL}).json()[name(one)]
+    until(
+        lambda: list(index.post("/score_chat_completions", {"messages": CHAT}).json()), [name(one)]
+    )
+    blocks = index.post("/score_chat_completions", {"messages": CHAT, "model": MODEL}).json()[
+        name(one)
+    ]
     assert blocks == one.post("/tokenize", {"messages": CHAT}).json()["count"] // 16
 
 
@@ -131,7 +142,11 @@ def test_the_state_tells_of_pods_and_losses(fleet: tuple[Client, Client, Client]
     assert all(stream["last_sequence"] >= 0 for stream in state["streams"])
     assert state["backend"] == "memory" and state["size"]["blocks"] > 0
     families = {f.name for f in text_string_to_metric_families(index.get("/metrics").text)}
-    assert {"kvcache_index_lookup_requests", "kvcache_index_admissions", "kvcache_events_pods"} <= families
+    assert {
+        "kvcache_index_lookup_requests",
+        "kvcache_index_admissions",
+        "kvcache_events_pods",
+    } <= families
 
 
 def test_bad_requests_are_told_as_vllm_would(fleet: tuple[Client, Client, Client]) -> None:
@@ -161,7 +176,11 @@ def test_a_server_indexes_its_own_cache() -> None:
         assert re.search(r"TRACE .*: score base: tokens \[1, 2, 3,", traced)
         assert re.search(r"TRACE .*: score base: keys \[\d+, .*\], scores \[PodScore\(pod=", traced)
         own = {"messages": CHAT, "chat_template": "{{ messages[0].content }} and so on"}
-        assert client.post("/score_chat_completions", own).json()["templated_messages"].endswith("so on")
+        assert (
+            client.post("/score_chat_completions", own)
+            .json()["templated_messages"]
+            .endswith("so on")
+        )
         client.chat(TEXT)
         answer = client.post("/score_chat_completions", {"messages": CHAT}).json()
         assert TEXT.strip() in answer["templated_messages"]
@@ -187,7 +206,10 @@ def test_pods_may_be_connected_to(tmp_path: Path) -> None:
 
 
 def scores_once_cached_anew(index: Client, client: Client) -> Any:
-    """Scores after the pod has forgotten the prompt and been asked for it again: none yet, or all of it."""
+    """Scores after the pod has forgotten the prompt and been asked for it again:
+
+    none yet, or all of it.
+    """
     client.post("/reset_prefix_cache")
     client.complete(prompt=TOKENS)
     told = scores(index)

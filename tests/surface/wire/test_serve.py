@@ -30,7 +30,9 @@ def test_the_line_decides(moved: RunningServer) -> None:
         ("one", "org/model", 1000),
         ("two", "org/model", 1000),
     ]
-    told = "warning: accepted, changes nothing here: --compilation-config, --gpu-memory-utilization\n"
+    told = (
+        "warning: accepted, changes nothing here: --compilation-config, --gpu-memory-utilization\n"
+    )
     assert moved.log().count(told) == 1
 
 
@@ -39,13 +41,19 @@ def test_the_prefix_cache_is_on_as_in_vllm(moved: RunningServer) -> None:
     for _ in range(2):
         assert requests.post(f"{moved.url}/v1/completions", json=body, timeout=20).ok
     metrics = requests.get(f"{moved.url}/metrics", timeout=20).text
-    hits = next(line for line in metrics.splitlines() if line.startswith("vllm:prefix_cache_hits_total"))
+    hits = next(
+        line for line in metrics.splitlines() if line.startswith("vllm:prefix_cache_hits_total")
+    )
     assert float(hits.rpartition(" ")[2]) > 0
 
 
-def test_the_other_side_of_a_prefill_is_told_what_a_real_server_would_tell(moved: RunningServer) -> None:
+def test_the_other_side_of_a_prefill_is_told_what_a_real_server_would_tell(
+    moved: RunningServer,
+) -> None:
     body = {"prompt": "hi", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-    told = requests.post(f"{moved.url}/v1/completions", json=body, timeout=20).json()["kv_transfer_params"]
+    told = requests.post(f"{moved.url}/v1/completions", json=body, timeout=20).json()[
+        "kv_transfer_params"
+    ]
     assert (told["remote_port"], told["tp_size"]) == (5700, 4)
 
 

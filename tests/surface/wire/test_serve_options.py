@@ -13,7 +13,12 @@ from tests.surface.conftest import events
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 OPTIONS = (
     *("--response-role", "bot", "--return-tokens-as-token-ids", "--fingerprint-mode", "none"),
-    *("--enable-per-request-metrics", "--sse-keep-alive-interval", "1", "--enable-tokenizer-info-endpoint"),
+    *(
+        "--enable-per-request-metrics",
+        "--sse-keep-alive-interval",
+        "1",
+        "--enable-tokenizer-info-endpoint",
+    ),
     *("--trust-request-chat-template", "--default-chat-template-kwargs", '{"mood": "calm"}'),
     *("--exclude-tools-when-tool-choice-none", "--disable-log-stats", "--force-dummy-tokenizer"),
     *("--inter-token-latency", "20ms", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
@@ -22,7 +27,13 @@ WAYS = pytest.mark.parametrize("way", [{}, {"TE": "trailers"}], ids=["fast", "ge
 """The second header means nothing, and only the general way takes it."""
 HELLO = [{"role": "user", "content": "hi"}]
 MOOD = "{{ mood }} {{ messages[0].content }}{{ tools | length if tools }}"
-TIMES = ["time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"]
+TIMES = [
+    "time_to_first_token_ms",
+    "generation_time_ms",
+    "queue_time_ms",
+    "mean_itl_ms",
+    "tokens_per_second",
+]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -32,7 +43,9 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def ask(server: RunningServer, path: str, body: dict[str, Any], headers: dict[str, str]) -> requests.Response:
+def ask(
+    server: RunningServer, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> requests.Response:
     asked = {"max_tokens": 3, "ignore_eos": True, **body} if path != RESPONSES else body
     answer = requests.post(server.url + path, json=asked, headers=headers, timeout=20)
     assert answer.status_code == 200, answer.text
@@ -55,12 +68,18 @@ def test_a_whole_answer_and_a_stream(
     assert not any("system_fingerprint" in chunk or "metrics" in chunk for chunk in chunks)
     assert list(last)[-1] == "metrics" and list(last["metrics"]) == TIMES
     if path == CHAT:
-        assert whole["choices"][0]["message"]["role"] == chunks[0]["choices"][0]["delta"]["role"] == "bot"
+        assert (
+            whole["choices"][0]["message"]["role"]
+            == chunks[0]["choices"][0]["delta"]["role"]
+            == "bot"
+        )
     assert ask(server, path, body | {"n": 2}, way).json()["metrics"] is None
 
 
 @WAYS
-def test_a_stream_that_waits_says_that_it_is_there(server: RunningServer, way: dict[str, str]) -> None:
+def test_a_stream_that_waits_says_that_it_is_there(
+    server: RunningServer, way: dict[str, str]
+) -> None:
     for setting in ("1300ms", "0s"):
         change = {"time-to-first-token": setting}
         assert requests.post(f"{server.url}/admin/config", json=change, timeout=20).ok
@@ -76,9 +95,15 @@ def test_log_probabilities_name_ids(server: RunningServer) -> None:
         assert name.fullmatch(entry["token"]) and name.fullmatch(entry["top_logprobs"][0]["token"])
     text = ask(server, TEXT, {"prompt": "hi", "logprobs": 1}, {}).json()
     assert all(map(name.fullmatch, text["choices"][0]["logprobs"]["tokens"]))
-    own = ask(server, TEXT, {"prompt": "hi", "logprobs": 1, "return_tokens_as_token_ids": False}, {}).json()
+    own = ask(
+        server, TEXT, {"prompt": "hi", "logprobs": 1, "return_tokens_as_token_ids": False}, {}
+    ).json()
     assert not any(map(name.fullmatch, own["choices"][0]["logprobs"]["tokens"]))
-    include = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "max_output_tokens": 2}
+    include = {
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 1,
+        "max_output_tokens": 2,
+    }
     response = ask(server, RESPONSES, {"input": "hi", **include}, {}).json()
     [entry, *_] = response["output"][0]["content"][0]["logprobs"]
     assert name.fullmatch(entry["token"]) and bytes(entry["bytes"]).decode() == entry["token"]
@@ -87,7 +112,9 @@ def test_log_probabilities_name_ids(server: RunningServer) -> None:
     assert streamed.count('"token":"token_id:') >= 4
 
 
-def test_templates_of_requests_and_what_the_tokenizer_and_the_metrics_tell(server: RunningServer) -> None:
+def test_templates_of_requests_and_what_the_tokenizer_and_the_metrics_tell(
+    server: RunningServer,
+) -> None:
     body = {"messages": HELLO, "chat_template": MOOD, "return_prompt_text": True}
     for more, text in (
         ({}, "calm hi"),
@@ -96,7 +123,9 @@ def test_templates_of_requests_and_what_the_tokenizer_and_the_metrics_tell(serve
         ({"tools": [TOOL], "tool_choice": "none"}, "calm hi"),
     ):
         assert ask(server, CHAT, body | more, {}).json()["prompt_text"] == text
-    told = requests.post(f"{server.url}/tokenize", json={"messages": HELLO, "chat_template": "x"}, timeout=20)
+    told = requests.post(
+        f"{server.url}/tokenize", json={"messages": HELLO, "chat_template": "x"}, timeout=20
+    )
     assert told.json()["count"] == 1
     info = requests.get(f"{server.url}/tokenizer_info", timeout=20).json()
     assert list(info)[0] == "tokenizer_class" and info["eos_token"] == "<|endoftext|>"

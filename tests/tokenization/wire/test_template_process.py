@@ -76,7 +76,10 @@ def test_a_process_is_kept_while_templates_fail_in_ordinary_ways(process: Templa
         ("{{ 1 / 0 }}", "refused the conversation: division by zero"),
         ("{{ raise_exception('no') }}", "refused the conversation: no"),
         ("{% for %}", "does not compile"),
-        ("{% if true %}" * 120 + "{% endif %}" * 120, "does not compile: too many levels of indentation"),
+        (
+            "{% if true %}" * 120 + "{% endif %}" * 120,
+            "does not compile: too many levels of indentation",
+        ),
         ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "maximum recursion depth exceeded"),
         ("{{ range(10 ** 9) }}", "Range too big"),
         ("{{ 'a' * 10 ** 7 }}", "makes a prompt of 10000000 bytes: too long"),
@@ -135,7 +138,9 @@ def test_a_process_without_an_answer_is_stopped() -> None:
     process.close()
 
 
-def test_the_process_knows_no_secrets(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_knows_no_secrets(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert render(process, "a") == "a"
     assert b"hf_secret" not in Path(f"/proc/{pid_of(process)}/environ").read_bytes()
@@ -162,7 +167,9 @@ def workers_of(server: RunningServer) -> list[int]:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_a_hostile_template_is_a_400_and_the_worker_goes_on(server: RunningServer, path: str) -> None:
+def test_a_hostile_template_is_a_400_and_the_worker_goes_on(
+    server: RunningServer, path: str
+) -> None:
     """Health checks are answered while the template runs, and afterwards by the same process."""
     before = workers_of(server)
     body = {"messages": HI, "chat_template": ENDLESS, "max_tokens": 1}
@@ -173,7 +180,9 @@ def test_a_hostile_template_is_a_400_and_the_worker_goes_on(server: RunningServe
         answer = hostile.result()
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    assert message.startswith(("The chat template takes more than 2 s", "The chat template was stopped"))
+    assert message.startswith(
+        ("The chat template takes more than 2 s", "The chat template was stopped")
+    )
     body["chat_template"] = "{{ messages[0].content }}"
     assert requests.post(server.url + path, json=body, timeout=20).status_code == 200
     assert workers_of(server) == before

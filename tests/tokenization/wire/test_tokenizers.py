@@ -78,11 +78,15 @@ def test_offline_only_the_cache_is_asked(tmp_path: Path) -> None:
     (cached_repository(tmp_path / "hub", "somebody/without") / "tokenizer.json").unlink()
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     lines = done.stdout.splitlines()
     assert lines[:3] == ["somebody/small", "somebody/small", "embedded"]
     stopped = ["nobody/nothing", "no name at all", "somebody/without"]
-    assert [line.split(" is neither")[0] for line in lines[3:]] == [f"stopped: {name}" for name in stopped]
+    assert [line.split(" is neither")[0] for line in lines[3:]] == [
+        f"stopped: {name}" for name in stopped
+    ]
     assert done.stderr.count("WARNING") == len(done.stderr.splitlines()) == 1
 
 

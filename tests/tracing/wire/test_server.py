@@ -73,8 +73,12 @@ class Collector:
             return list(self.spans)
 
     def trace(self, wanted: str) -> list[Received]:
-        """The spans of the trace with the id `wanted`, its server span among them, by begin and choice."""
-        spans = self.wait_for(lambda all_: any(s.trace_id == wanted and s.kind == SERVER for s in all_))
+        """The spans of the trace with the id `wanted`, its server span among them, by begin and
+        choice.
+        """
+        spans = self.wait_for(
+            lambda all_: any(s.trace_id == wanted and s.kind == SERVER for s in all_)
+        )
         own = [span for span in spans if span.trace_id == wanted]
         return sorted(
             own, key=lambda span: (span.told.get("understudy.choice", -1), span.start_s, span.end_s)
@@ -115,7 +119,9 @@ def running_collector() -> Iterator[Collector]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            collector.receive({name.lower(): value for name, value in self.headers.items()}, self.body())
+            collector.receive(
+                {name.lower(): value for name, value in self.headers.items()}, self.body()
+            )
             self.reply(200)
 
     with serving(Receiver) as collector.port:
@@ -135,8 +141,16 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def traced(collector: Collector) -> Iterator[RunningServer]:
     """One place, a first token after 50 ms, then one every 20 ms."""
-    flags = ("--max-num-seqs=1", "--time-to-first-token=50ms", "--inter-token-latency=20ms", "--api-key=key")
-    env = {"OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=mine", "OTEL_RESOURCE_ATTRIBUTES": "cluster=test"}
+    flags = (
+        "--max-num-seqs=1",
+        "--time-to-first-token=50ms",
+        "--inter-token-latency=20ms",
+        "--api-key=key",
+    )
+    env = {
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=mine",
+        "OTEL_RESOURCE_ATTRIBUTES": "cluster=test",
+    }
     with running_server(*flags, f"--otlp-traces-endpoint={collector.url}", env=env) as server:
         yield server
         trace_id, headers = fresh_trace()
@@ -152,7 +166,9 @@ def fresh_trace() -> tuple[str, dict[str, str]]:
     return trace_id, {**headers, "Authorization": "Bearer key"}
 
 
-def post(server: RunningServer, headers: Mapping[str, str], path: str = COMPLETIONS, **asked: object) -> int:
+def post(
+    server: RunningServer, headers: Mapping[str, str], path: str = COMPLETIONS, **asked: object
+) -> int:
     got = requests.post(server.url + path, json=ask(**asked), headers=headers, timeout=20)
     assert got.content
     return got.status_code
@@ -173,7 +189,10 @@ def test_the_spans_of_a_request_are_joined_to_the_clients(
     assert names(phases) == ["queued", "prefill", "decode"]
     assert {span.parent_id for span in phases} == {own.span_id}
     assert all(own.start_s <= span.start_s and span.end_s <= own.end_s for span in phases)
-    assert (own.told["gen_ai.request.id"], own.told["gen_ai.usage.completion_tokens"]) == ("cmpl-mine-0", 5)
+    assert (own.told["gen_ai.request.id"], own.told["gen_ai.usage.completion_tokens"]) == (
+        "cmpl-mine-0",
+        5,
+    )
     assert (own.told["http.response.status_code"], own.told["http.route"]) == (200, COMPLETIONS)
     assert own.told["gen_ai.latency.time_to_first_token"] == pytest.approx(0.05, abs=0.001)
     assert phases[2].duration_s == pytest.approx(4 * 0.02, abs=0.001)
@@ -189,7 +208,10 @@ def test_the_collector_learns_who_sends(traced: RunningServer, collector: Collec
 
 
 def send(wire: Wire, headers: Mapping[str, str], **asked: object) -> Wire:
-    lines = [f"{name}: {value}" for name, value in {"Content-Type": "application/json", **headers}.items()]
+    lines = [
+        f"{name}: {value}"
+        for name, value in {"Content-Type": "application/json", **headers}.items()
+    ]
     return wire.send(http_post(COMPLETIONS, json.dumps(ask(**asked)).encode(), *lines))
 
 
@@ -212,7 +234,12 @@ def test_a_span_ends_when_its_client_leaves(traced: RunningServer, collector: Co
     ],
 )
 def test_a_refused_request_has_one_span(
-    traced: RunningServer, collector: Collector, path: str, asked: dict[str, object], status: int, name: str
+    traced: RunningServer,
+    collector: Collector,
+    path: str,
+    asked: dict[str, object],
+    status: int,
+    name: str,
 ) -> None:
     trace_id, headers = fresh_trace()
     assert post(traced, headers, path, **asked) == status
@@ -254,7 +281,9 @@ def silent() -> Iterator[int]:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_dead_collector_harms_no_request_and_no_end(answers: bool, silent: int) -> None:
-    endpoint = f"--otlp-traces-endpoint=http://127.0.0.1:{free_port() if answers else silent}/v1/traces"
+    endpoint = (
+        f"--otlp-traces-endpoint=http://127.0.0.1:{free_port() if answers else silent}/v1/traces"
+    )
     with running_server(endpoint, env={"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}) as server:
         for _ in range(20):
             assert post(server, {}) == 200
@@ -270,7 +299,9 @@ def test_a_server_that_cannot_trace_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ImportError('no OpenTelemetry here')\n")
     with (
         pytest.raises(RuntimeError) as ended,
-        running_server("--otlp-traces-endpoint=http://127.0.0.1:4318", env={"PYTHONPATH": str(tmp_path)}),
+        running_server(
+            "--otlp-traces-endpoint=http://127.0.0.1:4318", env={"PYTHONPATH": str(tmp_path)}
+        ),
     ):
         pass
     lines = [line for line in str(ended.value).splitlines() if "otlp-traces-endpoint" in line]

@@ -1,4 +1,6 @@
-"""The tests of somebody's client, which has a package `app`, too; they run in a pytest of their own."""
+"""The tests of somebody's client, which has a package `app`, too; they run in a pytest of their
+own.
+"""
 
 import json
 import time

@@ -10,14 +10,21 @@ from tests.running_server import ROOT
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables with the commands `understudy` and `pytest`, with its plugin, and a pip that does nothing."""
+    """Variables with the commands `understudy` and `pytest`, with its plugin, and a pip that does
+    nothing.
+    """
     programs = tmp_path_factory.mktemp("bin")
-    words = {"understudy": "-m vllm_understudy", "pytest": "-m pytest -p vllm_understudy.pytest_plugin"}
+    words = {
+        "understudy": "-m vllm_understudy",
+        "pytest": "-m pytest -p vllm_understudy.pytest_plugin",
+    }
     for name, module in words.items():
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
     (programs / "pip").write_text("#!/bin/sh\n")
     for program in programs.iterdir():
         program.chmod(0o755)
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "SIM_"))}
+    kept = {
+        name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "SIM_"))
+    }
     path = f"{programs}:{kept['PATH']}"
     return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), "UNDERSTUDY": str(ROOT)}

@@ -19,7 +19,14 @@ RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAG
 
 def test_its_tests_pass(tmp_path: Path) -> None:
     (tmp_path / "test_client.py").write_text(TESTS)
-    plugin = ["-p", "vllm_understudy.pytest_plugin", "-p", "no:cacheprovider", "-c", f"{ROOT}/pyproject.toml"]
+    plugin = [
+        "-p",
+        "vllm_understudy.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        f"{ROOT}/pyproject.toml",
+    ]
     command = [sys.executable, "-m", "pytest", *plugin, "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert "3 passed" in done.stdout, done.stdout + done.stderr
@@ -43,8 +50,17 @@ def test_its_recipes_fit_their_schema(schema: str, tmp_path: Path) -> None:
     assert len(ours) == 2
     files = [tmp_path / f"{k}.yml" for k in range(len(ours))]
     for file, recipe in zip(files, ours, strict=True):
-        file.write_text(yaml.safe_dump(recipe).replace("true:", "on:"))  # YAML 1.1 takes that for a truth
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
+        file.write_text(
+            yaml.safe_dump(recipe).replace("true:", "on:")
+        )  # YAML 1.1 takes that for a truth
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        schema,
+        *map(str, files),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stdout + done.stderr
 

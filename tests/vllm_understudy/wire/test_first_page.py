@@ -19,17 +19,34 @@ def shape(line: str) -> str:
 
 def test_it_begins_with_five_jobs_that_have_a_command() -> None:
     names = [name for name, *_ in JOBS]
-    assert names == ["Test a client", "Test an agent", "Load a router", "Plan capacity", "Teach an engine"]
+    assert names == [
+        "Test a client",
+        "Test an agent",
+        "Load a router",
+        "Plan capacity",
+        "Teach an engine",
+    ]
 
 
 @pytest.mark.timeout(300)  # the page's own promise
-@pytest.mark.parametrize(("command", "shown"), [job[1:] for job in JOBS], ids=[name for name, *_ in JOBS])
-def test_its_command_answers(command: str, shown: str, environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "shown"), [job[1:] for job in JOBS], ids=[name for name, *_ in JOBS]
+)
+def test_its_command_answers(
+    command: str, shown: str, environment: dict[str, str], tmp_path: Path
+) -> None:
     words = ["bash", "-ec", command]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=290)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=290
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    printed, wanted = done.stdout.splitlines(), [line for line in shown.splitlines() if line != "..."]
+    printed, wanted = (
+        done.stdout.splitlines(),
+        [line for line in shown.splitlines() if line != "..."],
+    )
     if not command.startswith("understudy simulate"):  # a simulation prints the same everywhere
         printed, wanted = [*map(shape, printed)], [*map(shape, wanted)]
     assert [line for line in wanted if line not in printed] == []
-    assert all((tmp_path / file).stat().st_size > 100_000 for file in re.findall(r"\S+\.html", command))
+    assert all(
+        (tmp_path / file).stat().st_size > 100_000 for file in re.findall(r"\S+\.html", command)
+    )

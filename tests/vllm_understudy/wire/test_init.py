@@ -40,7 +40,9 @@ def test_the_commands_of_its_job_pass(
     printed = ""
     for command in commands(project, workflow):
         words = ["bash", "-ec", command.replace("node --test", "node --test --test-reporter=tap")]
-        done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, timeout=55)
+        done = subprocess.run(
+            words, cwd=project, env=environment, capture_output=True, text=True, timeout=55
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         printed += done.stdout
     assert "replies.yaml: 3 rules are in order\n" in printed or "js" in workflow
@@ -75,7 +77,9 @@ def test_its_yaml_fits_the_schemas(schema: str, pattern: str, project: Path) -> 
 
 
 def test_its_service_starts_and_is_health_checked_on_its_port(project: Path) -> None:
-    service = yaml.safe_load((project / "understudy" / "compose.yaml").read_text())["services"]["vllm"]
+    service = yaml.safe_load((project / "understudy" / "compose.yaml").read_text())["services"][
+        "vllm"
+    ]
     [port] = {mapping.split(":")[1] for mapping in service["ports"]}
     assert service["healthcheck"]["test"][-1] == f"http://localhost:{port}/health"
     assert service["command"][-2:] == ["--port", port]
@@ -107,7 +111,9 @@ def test_it_writes_over_nothing_unless_it_is_told_to(
     assert {*printed[:-1]} == files and f"{printed[-1]}\n" == NEXT.format(tmp_path)
 
 
-def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert main(["init", str(tmp_path / "file")]) == 1
     told = capsys.readouterr()

@@ -33,7 +33,9 @@ def chat(server: vllm_understudy.Server, messages: Any, scope: str = "", **field
 
 def test_a_reply_ends_with_its_block_and_is_for_its_scope(server: vllm_understudy.Server) -> None:
     hello = [{"role": "user", "content": "hello"}]
-    with server.reply({"message": "hello"}, then={"text": "Hi."}, name="greet", scope="one") as greeting:
+    with server.reply(
+        {"message": "hello"}, then={"text": "Hi."}, name="greet", scope="one"
+    ) as greeting:
         chunks = list(chat(server, hello, "one", stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hi."
         assert chat(server, hello).choices[0].message.content != "Hi."
@@ -42,7 +44,9 @@ def test_a_reply_ends_with_its_block_and_is_for_its_scope(server: vllm_understud
     first, second = server.requests(route=CHATS, scope="one")
     assert first.rule and first.rule.endswith("(greet)") and second.rule is None
     assert (first.text, first.status, first.request["stream"]) == ("Hi.", 200, True)
-    with pytest.raises(vllm_understudy.ControlError, match="unknown key 'contians'; did you mean contains"):
+    with pytest.raises(
+        vllm_understudy.ControlError, match="unknown key 'contians'; did you mean contains"
+    ):
         server.reply({"message": {"contians": "x"}}, then="pass")
 
 
@@ -64,5 +68,7 @@ def test_what_was_not_sent_is_shown_beside_what_was(server: vllm_understudy.Serv
         "      scope is 'two'",
     ]
     server.reset()
-    with pytest.raises(AssertionError, match="expected at least one request; of 0 in the journal 0 fit$"):
+    with pytest.raises(
+        AssertionError, match="expected at least one request; of 0 in the journal 0 fit$"
+    ):
         server.assert_called()

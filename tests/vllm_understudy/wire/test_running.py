@@ -36,7 +36,9 @@ def client(server: vllm_understudy.Server, retries: int) -> openai.OpenAI:
 
 def ask(server: vllm_understudy.Server, retries: int = 0) -> str | None:
     messages = [{"role": "user", "content": "hi"}]
-    answer = client(server, retries).chat.completions.create(model="understudy-tiny", messages=messages)
+    answer = client(server, retries).chat.completions.create(
+        model="understudy-tiny", messages=messages
+    )
     return answer.choices[0].message.content
 
 
@@ -67,7 +69,9 @@ def test_a_client_that_does_not_wait_is_found(server: vllm_understudy.Server) ->
     assert "no_backoff" in str(verdict), verdict.findings
 
 
-def test_rules_are_added_and_a_reset_leaves_those_of_the_start(server: vllm_understudy.Server) -> None:
+def test_rules_are_added_and_a_reset_leaves_those_of_the_start(
+    server: vllm_understudy.Server,
+) -> None:
     [first] = server.faults
     server.fault("error", status=500)
     server.fault("empty", every=2)
@@ -112,7 +116,9 @@ def test_it_ends_with_the_block_even_with_an_error_in_it() -> None:
 
 def test_a_start_that_fails_says_why() -> None:
     with (
-        pytest.raises(RuntimeError, match="unknown flag --max-num-seq; did you mean --max-num-seqs"),
+        pytest.raises(
+            RuntimeError, match="unknown flag --max-num-seq; did you mean --max-num-seqs"
+        ),
         vllm_understudy.running_server(max_num_seq=3),
     ):
         pass
@@ -125,7 +131,9 @@ def test_vllms_command_line_ranks_and_tls(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "SIM_MAX_NUM_SEQS", "5")
     words = ("serve", "Qwen/Qwen3-8B", "--max-model-len", "8k")
-    with vllm_understudy.running_server(*words, data_parallel_size=2, self_signed_certs=True) as server:
+    with vllm_understudy.running_server(
+        *words, data_parallel_size=2, self_signed_certs=True
+    ) as server:
         assert server.settings["max-model-len"] == 8000 and server.settings["max-num-seqs"] != 5
         server.fault("error", status=418)
         url = f"https://127.0.0.1:{server.port + 1}/v1/completions"
@@ -137,9 +145,18 @@ def test_vllms_command_line_ranks_and_tls(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_settings_become_flags() -> None:
-    given = {"max_num_seqs": 2, "enable_kvcache": True, "model": "m", "api_key": ["a", "b"], "seed": None}
+    given = {
+        "max_num_seqs": 2,
+        "enable_kvcache": True,
+        "model": "m",
+        "api_key": ["a", "b"],
+        "seed": None,
+    }
     assert flags(given) == [
         *("--max-num-seqs", "2", "--enable-kvcache", "true"),
         *("--model", "m", "--api-key", "a", "b"),
     ]
-    assert flags({"fault_rules": [{"action": "stall"}]}) == ["--fault-rules", '[{"action": "stall"}]']
+    assert flags({"fault_rules": [{"action": "stall"}]}) == [
+        "--fault-rules",
+        '[{"action": "stall"}]',
+    ]

@@ -1,4 +1,7 @@
-"""What a user installs: one package, with all that a server needs, in an environment that had nothing."""
+"""What a user installs:
+
+one package, with all that a server needs, in an environment that had nothing.
+"""
 
 import os
 import re
@@ -31,7 +34,9 @@ SOURCES = (
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=cwd, env=plain(), capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        words, cwd=cwd, env=plain(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def plain() -> dict[str, str]:
@@ -77,7 +82,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytests = re.findall(r"(?m)^pytest==\S+", (ROOT / "requirements-dev.txt").read_text())
     python = folder / "bin" / "python"
     # Not by pip, which takes a minute to compile what is hardly imported.
-    need_index(run(HERE / "uv", "pip", "install", "-q", "--python", python, wheel, *pytests, cwd=folder))
+    need_index(
+        run(HERE / "uv", "pip", "install", "-q", "--python", python, wheel, *pytests, cwd=folder)
+    )
     return folder / "bin"
 
 
@@ -97,7 +104,9 @@ def serving(words: Sequence[str | Path], cwd: Path, address: str = "--port {}") 
     port = free_port()
     command = [*words, *address.format(port).split()]
     with (cwd / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=cwd, env=plain(), stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=cwd, env=plain(), stderr=log, start_new_session=True
+        )
     (cwd / "pid").write_text(str(process.pid))
     url = f"http://127.0.0.1:{port}"
     with ending(process, lambda: is_healthy(url), PATIENCE_S):
@@ -122,7 +131,13 @@ def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, w
 
 def test_it_serves_from_an_environment_that_was_empty(installed: Path, elsewhere: Path) -> None:
     (elsewhere / "profile.yaml").write_text("max-num-seqs: 3\n")
-    command = [installed / "understudy", "serve", "Qwen/Qwen3-8B", "--gpu-memory-utilization", "0.9"]
+    command = [
+        installed / "understudy",
+        "serve",
+        "Qwen/Qwen3-8B",
+        "--gpu-memory-utilization",
+        "0.9",
+    ]
     with serving([*command, "--time-to-first-token", "1ms"], elsewhere) as url:
         body = {"prompt": "Hello there", "max_tokens": 3}
         answer = requests.post(f"{url}/v1/completions", json=body, timeout=20).json()
@@ -142,11 +157,15 @@ def test_gunicorn_serves_it_by_its_name_and_reads_a_module_s_configuration_again
         body = {"prompt": "Hello there", "max_tokens": 3, "stream": True}
         answer = requests.post(f"{url}/v1/completions", json=body, timeout=20)
         assert answer.text.count("data: ") == 4 and answer.text.endswith("data: [DONE]\n\n")
-        assert "Using worker: app.serving.gunicorn.worker.Worker\n" in (elsewhere / "log").read_text()
+        assert (
+            "Using worker: app.serving.gunicorn.worker.Worker\n" in (elsewhere / "log").read_text()
+        )
         (elsewhere / "mine.yaml").write_text("max-num-seqs: 4\n")
         os.kill(int((elsewhere / "pid").read_text()), signal.SIGHUP)
         deadline = time.monotonic() + PATIENCE_S / 4
-        while '"max-num-seqs": 4' not in (elsewhere / "log").read_text():  # a hook of the module logs it
+        while (
+            '"max-num-seqs": 4' not in (elsewhere / "log").read_text()
+        ):  # a hook of the module logs it
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
@@ -204,7 +223,12 @@ def test_the_project_that_it_writes_passes_its_tests(installed: Path, tmp_path: 
 
 def test_dependencies_are_those_that_are_pinned() -> None:
     def ranges(file: str) -> list[str]:
-        own = (ROOT / file).read_text().partition("# What those need")[0].partition("# What it needs in")[0]
+        own = (
+            (ROOT / file)
+            .read_text()
+            .partition("# What those need")[0]
+            .partition("# What it needs in")[0]
+        )
         return re.findall(r"(?m)^([\w.\[\]-]+)==(\d+\.\d+)", own)
 
     def written(file: str) -> list[str]:

@@ -14,7 +14,9 @@ ESCAPED: Final = {"/": "\\/", "\n": "\\n"}
 
 
 class LarkWriter:
-    """Writes structural tags as grammars; `is_special` returns True for the text of a special token."""
+    """Writes structural tags as grammars; `is_special` returns True for the text of a special
+    token.
+    """
 
     def __init__(self, is_special: Callable[[str], bool]) -> None:
         self._is_special = is_special
@@ -37,7 +39,9 @@ class LarkWriter:
             case formats.JsonContent(json_schema=schema):
                 return self._rule(f"%json {json.dumps(schema)}")
             case formats.RegexContent(pattern=pattern):
-                escaped = SLASH.sub(lambda it: ESCAPED.get(it[0], it[0].replace("\n", "\\n")), pattern)
+                escaped = SLASH.sub(
+                    lambda it: ESCAPED.get(it[0], it[0].replace("\n", "\\n")), pattern
+                )
                 return self._rule(f"/{escaped}/")
             case formats.GrammarContent(grammar=source):
                 return self._rule(f"%lark {{\n{source}\n}}")
@@ -53,7 +57,11 @@ class LarkWriter:
                 return self._triggered(found)
             case formats.SeparatedTags(separator=separator):
                 tag = _either(map(self._tag, found.tags))
-                several = tag if found.stop_after_first else f"({tag} ({self._literal(separator)} {tag})*)"
+                several = (
+                    tag
+                    if found.stop_after_first
+                    else f"({tag} ({self._literal(separator)} {tag})*)"
+                )
                 return several if found.at_least_one else f"{several}?"
         least, most = found.limits
         return f"({self._expression(found.content)}){{{least},{'' if most is None else most}}}"
@@ -72,7 +80,9 @@ class LarkWriter:
             if isinstance(following, formats.ConstString):
                 parts.append(self._ended(element, following.value))
             else:
-                parts += [self._expression(each) for each in (element, following) if each is not None]
+                parts += [
+                    self._expression(each) for each in (element, following) if each is not None
+                ]
         return f"({' '.join(parts)})"
 
     def _tag(self, found: formats.Tag, trigger: str = "") -> str:

@@ -23,9 +23,11 @@ Times = tuple[int, int | None]
 
 
 def parse_grammar(source: str, prefix: str = "") -> tuple[dict[str, nodes.Node], str]:
-    """Returns the rules and the root of a grammar, in GBNF if a line has ``::=``, else Lark's, as in vLLM.
+    """Returns the rules and the root of a grammar, in GBNF if a line has ``::=``, else Lark's, as
+    in vLLM.
 
-    `prefix` goes before the name of every rule. Raises SchemaError with line and column of a mistake.
+    `prefix` goes before the name of every rule. Raises SchemaError with line and column of a
+    mistake.
     """
     if len(source) > MOST_CHARACTERS:
         raise SchemaError(f"a grammar of {len(source)} characters is too long")
@@ -43,7 +45,9 @@ class Token(NamedTuple):
 
 
 class Parser:
-    """Reads rules by recursive descent; the two notations differ in tokens, items, repeats and directives."""
+    """Reads rules by recursive descent; the two notations differ in tokens, items, repeats and
+    directives.
+    """
 
     tokens: re.Pattern[str]
     """Tokens, each in a named group; `blank` is skipped."""
@@ -150,7 +154,17 @@ class Parser:
 
 
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-NAMED = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
+NAMED = {
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "0": "\0",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "e": "\x1b",
+}
 MOST_OF_RANGE = 255
 """Most characters taken from a range."""
 
@@ -179,7 +193,9 @@ class GbnfParser(Parser):
         return int(least), int(most) if most else None if comma else int(least)
 
     def _unescaped(self, token: Token, write: Callable[[str], str]) -> str:
-        """Returns the text between the delimiters; `write` writes the characters that are escaped there."""
+        """Returns the text between the delimiters; `write` writes the characters that are escaped
+        there.
+        """
 
         def character(found: re.Match[str]) -> str:
             code, named = found[1] or found[2] or found[3], found[4]
@@ -274,7 +290,9 @@ class LarkParser(Parser):
         if len(text) != 1 or len(last) != 1 or last < text:
             raise self.wrong(f"{text!r}..{last!r} is no range of characters", token.at)
         points = range(ord(text), min(ord(last), ord(text) + MOST_OF_RANGE) + 1)
-        return nodes.Characters("".join(chr(point) for point in points if not 0xD800 <= point < 0xE000))
+        return nodes.Characters(
+            "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+        )
 
     def _read(self, token: Token) -> str:
         try:
@@ -285,7 +303,9 @@ class LarkParser(Parser):
         return text
 
     def directive(self, token: Token) -> dict[str, nodes.Node]:
-        """Returns the terminals that a line imports; none for `%ignore`, as ignored text is never written."""
+        """Returns the terminals that a line imports; none for `%ignore`, as ignored text is never
+        written.
+        """
         line = re.split(r"//|#", token.text)[0].strip()
         if line.startswith("%ignore"):
             return {}
@@ -296,7 +316,10 @@ class LarkParser(Parser):
         names = {alias or one: one} if one else {name: name for name in re.findall(r"\w+", several)}
         if unknown := set(names.values()) - COMMON.keys():
             raise self.wrong(f"Lark's library common has no {min(unknown)}", token.at)
-        return {self._prefix + name: nodes.as_node(Pattern(COMMON[source])) for name, source in names.items()}
+        return {
+            self._prefix + name: nodes.as_node(Pattern(COMMON[source]))
+            for name, source in names.items()
+        }
 
     def _pattern(self, token: Token) -> nodes.Node:
         self._patterns += 1

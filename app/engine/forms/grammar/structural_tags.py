@@ -1,7 +1,8 @@
 """Grammars and structural tags of requests: the reader of tags, and the compiler of both.
 
-A structural tag is ``{"type": "structural_tag", "format": ...}``, or the older ``{"structures": [...],
-"triggers": [...]}``: text around tags, each with content in its own format, as in vLLM and xgrammar.
+A structural tag is ``{"type": "structural_tag", "format": ...}``, or the older ``{"structures":
+[...], "triggers": [...]}``: text around tags, each with content in its own format, as in vLLM and
+xgrammar.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ class Tag(_Format, tag="tag"):
 
 
 class TriggeredTags(_Format, tag="triggered_tags"):
-    """Free text with tags, each begun by a trigger. Raises ValueError for a tag without a trigger."""
+    """Free text with tags, each begun by a trigger.
+
+    Raises ValueError for a tag without a trigger.
+    """
 
     triggers: list[Annotated[str, Meta(min_length=1)]]
     tags: Tags
@@ -190,7 +194,10 @@ ROOMY = 60
 
 
 def compile_grammar(source: str) -> nodes.Grammar:
-    """Returns the grammar in `source`, GBNF or Lark's EBNF. Raises SchemaError for anything else."""
+    """Returns the grammar in `source`, GBNF or Lark's EBNF.
+
+    Raises SchemaError for anything else.
+    """
     return call_long(CHARACTER * len(source), lambda: nodes.Grammar(*parse_grammar(source)))
 
 
@@ -251,6 +258,9 @@ def _node(found: Format, rules: dict[str, nodes.Node], schemas: Schemas) -> node
                 more_tags = nodes.Repetition(nodes.Series([nodes.Text(found.separator), tag]))
                 return tag if found.stop_after_first else nodes.Series([tag, more_tags])
             before: list[nodes.Node] = [] if found.at_least_one else [nodes.FREE_TEXT]
-            more: list[nodes.Node] = [nodes.Repetition(nodes.Series([nodes.FREE_TEXT, tag])), nodes.FREE_TEXT]
+            more: list[nodes.Node] = [
+                nodes.Repetition(nodes.Series([nodes.FREE_TEXT, tag])),
+                nodes.FREE_TEXT,
+            ]
             return nodes.Series([*before, tag, *([] if found.stop_after_first else more)])
     return nodes.Repetition(_node(found.content, rules, schemas), *found.limits)

@@ -1,8 +1,9 @@
 """Values that satisfy a JSON Schema, and texts that match a regular expression.
 
-`Schemas` is a cache of compiled schemas; the compiler is imported at its first use. vLLM's structured outputs
-refuse some valid schemas: its first backend, xgrammar, lacks keywords; a schema with one of these goes to
-llguidance, which refuses the keywords that it lacks. A third backend takes `patternProperties`.
+`Schemas` is a cache of compiled schemas; the compiler is imported at its first use. vLLM's
+structured outputs refuse some valid schemas: its first backend, xgrammar, lacks keywords; a schema
+with one of these goes to llguidance, which refuses the keywords that it lacks. A third backend
+takes `patternProperties`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from app.engine.forms.schema.draw import CompiledSchema
 
 MACHINERY = "app.engine.forms.schema.draw"
-"""Module of the compiler. Its import takes 50 ms with its libraries: a sixth of a server's start."""
+"""Module of the compiler.
+
+Its import takes 50 ms with its libraries: a sixth of a server's start.
+"""
 MOST_BYTES = 500_000
 """Bytes of the longest accepted schema, as JSON."""
 CHARACTER = 8
@@ -66,7 +70,10 @@ class Schemas:
         return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
 
     def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":
-        """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts. Raises SchemaError."""
+        """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts.
+
+        Raises SchemaError.
+        """
         return self._compiled(_canonical(schema), lenient)
 
     @cachedmethod(attrgetter("_kept"), lock=attrgetter("_lock"))
@@ -98,17 +105,40 @@ COMMON_FORMATS = frozenset(
     ["email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"]
 )
 """Formats of texts that both backends support."""
-FIRST_FORMATS = COMMON_FORMATS | {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
+FIRST_FORMATS = COMMON_FORMATS | {
+    "uri-reference",
+    "uri-template",
+    "json-pointer",
+    "relative-json-pointer",
+}
 """Formats of texts that the first backend supports."""
 UNIMPLEMENTED = (
-    *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"),
-    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "if", "then", "else", "not"),
+    *(
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ),
+    *(
+        "propertyNames",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "if",
+        "then",
+        "else",
+        "not",
+    ),
 )
 """Keywords that the second backend refuses."""
 
 
 def untaken(schema: object) -> str | None:
-    """Returns the keyword for which vLLM refuses `schema`, which has been compiled; None without one."""
+    """Returns the keyword for which vLLM refuses `schema`, which has been compiled; None without
+    one.
+    """
     schemas = list(_schemas(schema))
     if not any(map(_is_missed, schemas)) or any("patternProperties" in each for each in schemas):
         return None
@@ -144,7 +174,11 @@ def _is_missed(schema: RawSchema) -> bool:
         or "array" in types
         and not MISSED_OF_ARRAYS.isdisjoint(schema)
         or "string" in types
-        and ("format" in schema and schema["format"] not in FIRST_FORMATS or _is_bounded_pattern(schema))
+        and (
+            "format" in schema
+            and schema["format"] not in FIRST_FORMATS
+            or _is_bounded_pattern(schema)
+        )
         or "object" in types
         and _misses_names(schema)
         or isinstance(all_of, list)
@@ -153,7 +187,9 @@ def _is_missed(schema: RawSchema) -> bool:
 
 
 def _is_bounded_pattern(schema: RawSchema) -> bool:
-    return ("pattern" in schema or "format" in schema) and ("minLength" in schema or "maxLength" in schema)
+    return ("pattern" in schema or "format" in schema) and (
+        "minLength" in schema or "maxLength" in schema
+    )
 
 
 def _misses_names(schema: RawSchema) -> bool:

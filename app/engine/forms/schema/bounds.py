@@ -6,7 +6,16 @@ from app.base.clock.pause import pause_if_possible
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 SCHEMAS = frozenset(
-    ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
+    [
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "contentSchema",
+        "else",
+        "if",
+        "items",
+        "not",
+    ]
     + ["propertyNames", "then"]
 )
 LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
@@ -20,7 +29,9 @@ STEPS_A_PAUSE = 400
 
 
 class SchemaError(ValueError):
-    """A schema or pattern that cannot be used; `path` leads there, such as ``properties.city.type``."""
+    """A schema or pattern that cannot be used; `path` leads there, such as
+    ``properties.city.type``.
+    """
 
     def __init__(self, message: str, path: str = "") -> None:
         self.path = path if len(path) <= LONGEST_PATH else f"...{path[-LONGEST_PATH:]}"

@@ -1,7 +1,7 @@
 """Grammars: rules made of nodes, what they cost, and the texts that they derive.
 
-A rule is a tree of nodes, which may share subtrees. Nodes are immutable: one grammar serves any number of
-texts. `write` divides the wanted length among the nodes.
+A rule is a tree of nodes, which may share subtrees. Nodes are immutable: one grammar serves any
+number of texts. `write` divides the wanted length among the nodes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +158,9 @@ class Grammar:
         return seen[id(node)]
 
 
-def _joint_cost(node: Series | Alternation | Repetition, costs: Sequence[Cost | None]) -> Cost | None:
+def _joint_cost(
+    node: Series | Alternation | Repetition, costs: Sequence[Cost | None]
+) -> Cost | None:
     found = [cost for cost in costs if cost is not None]
     if isinstance(node, Repetition):
         if not found or node.most == 0:
@@ -173,7 +175,9 @@ def _joint_cost(node: Series | Alternation | Repetition, costs: Sequence[Cost | 
     if len(found) < len(costs):
         return None
     least, most = sum(cost.least for cost in found), sum(cost.most for cost in found)
-    return Cost(min(least, LONGEST + 1), max((cost.height for cost in found), default=0), min(most, LONGEST))
+    return Cost(
+        min(least, LONGEST + 1), max((cost.height for cost in found), default=0), min(most, LONGEST)
+    )
 
 
 Speak = Callable[[int, Random], str]
@@ -185,7 +189,10 @@ GO_ON = 0.7
 
 
 def write(grammar: Grammar, size: int, rng: Random, usual: ToolSettings, speak: Speak) -> str:
-    """Returns a text of about `size` characters, or the shortest. Raises SchemaError after too much work."""
+    """Returns a text of about `size` characters, or the shortest.
+
+    Raises SchemaError after too much work.
+    """
     budget, parts = WorkBudget(STEPS), list[str]()
     waiting: list[tuple[Node, int]] = [
         (DerivationRule(grammar.root), size)
@@ -206,9 +213,15 @@ def write(grammar: Grammar, size: int, rng: Random, usual: ToolSettings, speak: 
             case DerivationRule(name):
                 waiting.append((grammar.rules[name], length))
             case Series(items):
-                waiting += zip(reversed(items), reversed(_shares(grammar, items, length, rng)), strict=True)
+                waiting += zip(
+                    reversed(items), reversed(_shares(grammar, items, length, rng)), strict=True
+                )
             case Alternation(options):
-                known = [(cost, option) for option in options if (cost := grammar.cost(option)) is not None]
+                known = [
+                    (cost, option)
+                    for option in options
+                    if (cost := grammar.cost(option)) is not None
+                ]
                 cheapest = min(cost[:2] for cost, _ in known)
                 if length <= cheapest[0]:
                     fitting = [option for cost, option in known if cost[:2] == cheapest]

@@ -1,7 +1,9 @@
-"""Reads a JSON Schema: checks keywords, resolves references, rewrites older drafts in Draft 2020-12.
+"""Reads a JSON Schema: checks keywords, resolves references, rewrites older drafts in Draft
+2020-12.
 
-Keywords of all drafts from 4 to 2020-12 are known. Older spellings (lists under ``items``, ``dependencies``,
-true under ``exclusiveMinimum``) are read in every draft, because tools in the field mix them.
+Keywords of all drafts from 4 to 2020-12 are known. Older spellings (lists under ``items``,
+``dependencies``, true under ``exclusiveMinimum``) are read in every draft, because tools in the
+field mix them.
 """
 
 from __future__ import annotations
@@ -57,9 +59,19 @@ TEXT: Rule = ("must be a string", lambda value: isinstance(value, str))
 LIST: Rule = ("must be a list", lambda value: isinstance(value, list))
 ANYTHING: Rule = ("", lambda value: True)
 
-COUNTS = [limit + of for of in ("Length", "Items", "Contains", "Properties") for limit in ("min", "max")]
+COUNTS = [
+    limit + of for of in ("Length", "Items", "Contains", "Properties") for limit in ("min", "max")
+]
 ANNOTATIONS = frozenset(
-    ["title", "description", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType"]
+    [
+        "title",
+        "description",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+    ]
     + ["$comment", "$id", "$anchor", "$schema"]
 )
 """Keywords that do not constrain the value; they are checked, then left out."""
@@ -92,7 +104,9 @@ RULES: Mapping[str, Rule] = {
 }
 """Keywords that hold no schema, with the rule for their values."""
 
-NOT_SUPPORTED = frozenset(["$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"])
+NOT_SUPPORTED = frozenset(
+    ["$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"]
+)
 """Refused keywords: their meaning depends on how the rest of the schema is applied."""
 
 JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | None"
@@ -103,7 +117,10 @@ ROUNDS = 40
 
 
 def identity(value: JSON) -> Hashable:
-    """Returns a hashable that is equal exactly for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    """Returns a hashable that is equal exactly for equal JSON values:
+
+    1 and 1.0 are, 1 and true are not.
+    """
     if isinstance(value, bool):
         return ("boolean", value)
     if isinstance(value, list):
@@ -130,7 +147,9 @@ _NoNames = TypedDict(
 
 
 class Keywords(_NoNames, total=False):
-    """A schema as read, in Draft 2020-12 and without annotations; ``$ref`` is a name of a definition."""
+    """A schema as read, in Draft 2020-12 and without annotations; ``$ref`` is a name of a
+    definition.
+    """
 
     type: list[str]
     enum: EnumValues
@@ -173,10 +192,17 @@ Schema: TypeAlias = Keywords | bool
 
 
 class Document:
-    """A schema and the definitions of its references. Raises SchemaError for an endless reference."""
+    """A schema and the definitions of its references.
+
+    Raises SchemaError for an endless reference.
+    """
 
     def __init__(
-        self, root: Schema, definitions: dict[str, Schema], schemas: list[Keywords], pattern_bytes: int
+        self,
+        root: Schema,
+        definitions: dict[str, Schema],
+        schemas: list[Keywords],
+        pattern_bytes: int,
     ) -> None:
         self.root = root
         self.definitions = definitions
@@ -187,7 +213,9 @@ class Document:
             try:
                 TopologicalSorter(graph).prepare()
             except CycleError:
-                raise SchemaError("a reference leads back to itself without going into the value") from None
+                raise SchemaError(
+                    "a reference leads back to itself without going into the value"
+                ) from None
         self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}
         for _ in range(ROUNDS):
             schemas, before = schemas[::-1], list(self._min_depths.values())  # inner schemas first
@@ -199,7 +227,9 @@ class Document:
         """The `id` of each schema without a value that can end."""
 
     def min_depth(self, *schemas: Schema) -> float:
-        """Returns a lower bound of the levels of a value that `schemas` accept; infinite if it cannot end."""
+        """Returns a lower bound of the levels of a value that `schemas` accept; infinite if it
+        cannot end.
+        """
         depths = self._min_depths
         known = [depths.get(id(it), inf if it is False else 0) for it in schemas]
         return max(known, default=0)
@@ -252,7 +282,10 @@ REFERENCE_ALONE = ("draft-04", "draft-06", "draft-07")
 
 
 class Reader:
-    """Reads the schema in the JSON `text`; `lenient` leaves out wrong keywords. Raises SchemaError."""
+    """Reads the schema in the JSON `text`; `lenient` leaves out wrong keywords.
+
+    Raises SchemaError.
+    """
 
     def __init__(self, text: bytes, lenient: bool) -> None:
         self._root: JSON = json.loads(text)
@@ -297,7 +330,11 @@ class Reader:
             if self._lenient:
                 return True
             raise SchemaError("a schema must be an object, or true or false", path)
-        if depth and isinstance(own := raw.get("$id", raw.get("id")), str) and own[:1] not in ("", "#"):
+        if (
+            depth
+            and isinstance(own := raw.get("$id", raw.get("id")), str)
+            and own[:1] not in ("", "#")
+        ):
             with suppress(ValueError):  # not a URI
                 resolver = resolver.in_subresource(self._specification.create_resource(raw))
         schema: dict[str, object] = {}
@@ -370,7 +407,13 @@ class Reader:
             if len(reference) > LONGEST or by_name and not self._has_names:
                 raise LookupError
             target = resolver.lookup(reference)
-        except (Unresolvable, LookupError, ValueError, TypeError, AttributeError):  # or a flaw on the way
+        except (
+            Unresolvable,
+            LookupError,
+            ValueError,
+            TypeError,
+            AttributeError,
+        ):  # or a flaw on the way
             message = f"{reference!r} leads to nothing in this schema, and others are not fetched"
             raise SchemaError(message, path) from None
         name = self._names.get(id(target.contents))
@@ -387,7 +430,10 @@ def _check(keyword: str, value: JSON, path: str) -> None:
 
 
 def _dialect(raw: JSON) -> str:
-    """Returns the ``$schema`` of `raw`, or "". Raises SchemaError for Draft 3 and for no schema at all."""
+    """Returns the ``$schema`` of `raw`, or "".
+
+    Raises SchemaError for Draft 3 and for no schema at all.
+    """
     if isinstance(raw, bool):
         return ""
     if not isinstance(raw, dict):

@@ -1,4 +1,7 @@
-"""A compiled schema, and values drawn from it: for a random branch of each choice, and again if not valid."""
+"""A compiled schema, and values drawn from it:
+
+for a random branch of each choice, and again if not valid.
+"""
 
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -7,8 +10,22 @@ from itertools import chain
 from math import inf
 from random import Random
 
-from app.engine.forms.schema.bounds import SchemaError, Size, Unsatisfiable, WorkBudget, WorkExhausted
-from app.engine.forms.schema.document import JSON, Document, Keywords, Number, Reader, Schema, identity
+from app.engine.forms.schema.bounds import (
+    SchemaError,
+    Size,
+    Unsatisfiable,
+    WorkBudget,
+    WorkExhausted,
+)
+from app.engine.forms.schema.document import (
+    JSON,
+    Document,
+    Keywords,
+    Number,
+    Reader,
+    Schema,
+    identity,
+)
 from app.engine.forms.schema.scalars import SUGGESTING, WORDS, MergedSchema, draw_number, draw_text
 from app.engine.forms.schema.validation import accepts
 from config.settings import ToolSettings
@@ -29,7 +46,10 @@ SCHEMAS_A_STEP = 8
 
 
 def draw_array(draw: "Draw", merged: MergedSchema, depth: int, name: str) -> list[JSON]:
-    """Draws an array called `name`, shorter where no further item is found. Raises Unsatisfiable."""
+    """Draws an array called `name`, shorter where no further item is found.
+
+    Raises Unsatisfiable.
+    """
     containing = [schema for schema in merged.plain if "contains" in schema]
     missing = [int(schema.get("minContains", 1)) for schema in containing]
     fewest, is_unique = merged.least("minItems"), any(merged.get("uniqueItems", ()))
@@ -55,8 +75,14 @@ def draw_array(draw: "Draw", merged: MergedSchema, depth: int, name: str) -> lis
         raise Unsatisfiable("no new item was found")
 
     for index in range(_array_length(draw, merged, depth, max(fewest, sum(missing)))):
-        wanted = [schema["contains"] for schema, count in zip(containing, missing, strict=True) if count > 0]
-        limited = [] if wanted else [each["contains"] for each in containing if "maxContains" in each]
+        wanted = [
+            schema["contains"]
+            for schema, count in zip(containing, missing, strict=True)
+            if count > 0
+        ]
+        limited = (
+            [] if wanted else [each["contains"] for each in containing if "maxContains" in each]
+        )
         # An item that all missing `contains` accept, if possible, else any single one, else none.
         for wish in [wanted, *([each] for each in wanted), []] if wanted else [wanted]:
             try:
@@ -117,7 +143,9 @@ class ObjectDraw:
         declared = dict.fromkeys(chain.from_iterable(merged.get("properties", ())))
         if left := [name for name in declared if name not in value]:
             small = draw.is_small(self._depth + 1)
-            self._add_until(sys.maxsize, [name for name in left if draw.rng.random() < chance and not small])
+            self._add_until(
+                sys.maxsize, [name for name in left if draw.rng.random() < chance and not small]
+            )
             if not value and chance and not draw.is_small(self._depth + 1, Size.BRIEF):
                 self._add_until(1, draw.rng.sample(left, len(left)))  # not empty by chance
         wanted = max(fewest, 0 if declared else self._map_entries())
@@ -136,13 +164,18 @@ class ObjectDraw:
                 return
 
     def _add(self, names: list[str]) -> None:
-        """Draws `names` and their required properties. On Unsatisfiable the value stays unchanged."""
+        """Draws `names` and their required properties.
+
+        On Unsatisfiable the value stays unchanged.
+        """
         added: list[str] = []
         try:
             for name in names:  # the list grows meanwhile
                 if name in self._value:
                     continue
-                if len(self._value) >= self._most or not self._draw.accepts(name, *self._name_rules):
+                if len(self._value) >= self._most or not self._draw.accepts(
+                    name, *self._name_rules
+                ):
                     raise Unsatisfiable("a property cannot be added")
                 self._value[name] = self._draw.value(self._schemas(name), self._depth + 1, name)
                 added.append(name)
@@ -176,8 +209,12 @@ class ObjectDraw:
 
     def _invented(self, wanted: int) -> Iterator[str]:
         """Yields names: from `patternProperties`, from `propertyNames`, or plain words."""
-        patterns = [pattern for each in self._merged.get("patternProperties", ()) for pattern in each]
-        rules: list[list[Schema]] = [[*self._name_rules, {"pattern": pattern}] for pattern in patterns]
+        patterns = [
+            pattern for each in self._merged.get("patternProperties", ()) for pattern in each
+        ]
+        rules: list[list[Schema]] = [
+            [*self._name_rules, {"pattern": pattern}] for pattern in patterns
+        ]
         if self._name_rules:
             rules.append(self._name_rules)
         for number in range(wanted + NAME_TRIES):
@@ -203,7 +240,8 @@ ENUM = frozenset(("enum", "default", "examples"))
 DIGITS = 9
 """Greatest distance of a brief number from the start of the usual range."""
 MOST_SHUFFLED = 1000
-"""Most options of an ``enum`` tried in random order; more are tried in theirs, from a random start."""
+"""Most options of an ``enum`` tried in random order; more are tried in theirs, from a random start.
+"""
 MEMBERS_A_STEP = 16
 """Members of a list or map that are read per step of work."""
 Choice = list[list[Schema]]
@@ -231,14 +269,19 @@ class Draw:
         self._drawn = 0
 
     def value(self, schemas: Sequence[Schema], depth: int = 0, name: str = "") -> JSON:
-        """Returns a value that all of `schemas` accept, `depth` levels down. Raises Unsatisfiable."""
+        """Returns a value that all of `schemas` accept, `depth` levels down.
+
+        Raises Unsatisfiable.
+        """
         self._drawn += 1
         self.budget.spend()
         if depth > DEEPEST:
             raise Unsatisfiable("a value would have no end")
         plain: list[Keywords] = []
         choices: list[Choice] = []
-        tries = max(MOST_TRIES >> depth, FEWEST_TRIES) if self._flatten(schemas, plain, choices) else 0
+        tries = (
+            max(MOST_TRIES >> depth, FEWEST_TRIES) if self._flatten(schemas, plain, choices) else 0
+        )
         unbranched = MergedSchema(plain)
         for attempt in range(tries):
             merged = self._branched(unbranched, choices, depth) if choices else unbranched
@@ -266,7 +309,9 @@ class Draw:
         document, budget, formats = self._document, self.budget, self._formats
         return all(accepts(document, schema, value, budget, formats) for schema in schemas)
 
-    def _branched(self, merged: MergedSchema, choices: Sequence[Choice], depth: int) -> MergedSchema | None:
+    def _branched(
+        self, merged: MergedSchema, choices: Sequence[Choice], depth: int
+    ) -> MergedSchema | None:
         """Returns `merged` with a random option of each choice; None without a fitting option."""
         choices = list(choices)
         while choices and merged.types:
@@ -279,15 +324,22 @@ class Draw:
                 ordered.sort(key=lambda each: each[0])
             for _, option in ordered:
                 more, open_choices = list(merged.plain), list(choices)
-                if self._flatten(option, more, open_choices) and (found := MergedSchema(more)).types:
+                if (
+                    self._flatten(option, more, open_choices)
+                    and (found := MergedSchema(more)).types
+                ):
                     choices, merged = open_choices, found
                     break
             else:
                 return None
         return merged
 
-    def _flatten(self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[Choice]) -> bool:
-        """Adds `schemas` to `plain`, their branches to `choices`; returns False without a possible value."""
+    def _flatten(
+        self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[Choice]
+    ) -> bool:
+        """Adds `schemas` to `plain`, their branches to `choices`; returns False without a possible
+        value.
+        """
         waiting = list(schemas)
         while waiting:
             schema = waiting.pop()
@@ -309,7 +361,9 @@ class Draw:
                 if branches is not None:
                     choices.append([[branch] for branch in branches])
             if "if" in schema:
-                choices.append([[schema["if"], schema.get("then", True)], [schema.get("else", True)]])
+                choices.append(
+                    [[schema["if"], schema.get("then", True)], [schema.get("else", True)]]
+                )
             for name, dependent in schema.get("dependentSchemas", {}).items():
                 choices.append([[{"required": [name]}, dependent], [{"properties": {name: False}}]])
         return True
@@ -331,13 +385,17 @@ class Draw:
         raise Unsatisfiable("no option of the enum satisfies the schema")
 
     def _kinds(self, merged: MergedSchema, depth: int, hinted: bool) -> list[str]:
-        """Returns the types to try, in order; with `hinted`, types that the keywords suggest come first."""
+        """Returns the types to try, in order; with `hinted`, types that the keywords suggest come
+        first.
+        """
         if merged.options is not None:
             return ["enum"]
         types = merged.types - {"integer"} if "number" in merged.types else merged.types
         likely = set[str]()
         if hinted and len(types) > 1:
-            likely = {kind for kind in types if not merged.keys().isdisjoint(SUGGESTING.get(kind, ()))}
+            likely = {
+                kind for kind in types if not merged.keys().isdisjoint(SUGGESTING.get(kind, ()))
+            }
         if not likely and hinted and len(types) > 3:
             likely = types & {"string"}
         first, rest = sorted(likely), sorted(types - likely)
@@ -358,10 +416,16 @@ class Draw:
             case "boolean":
                 return self.rng.random() < 0.5
             case "integer":
-                low, high = self.usual.min_tool_call_integer_param, self.usual.max_tool_call_integer_param
+                low, high = (
+                    self.usual.min_tool_call_integer_param,
+                    self.usual.max_tool_call_integer_param,
+                )
                 return draw_number(merged, self.rng, self._range(low, high), whole=True)
             case "number":
-                least, most = self.usual.min_tool_call_number_param, self.usual.max_tool_call_number_param
+                least, most = (
+                    self.usual.min_tool_call_number_param,
+                    self.usual.max_tool_call_number_param,
+                )
                 return draw_number(merged, self.rng, self._range(least, most), whole=self._brief)
             case "string":
                 return draw_text(merged, self.rng, self.budget, name, self._formats, self._brief)
@@ -378,7 +442,8 @@ STEPS = 12_000
 ATTEMPTS = 6
 """Values drawn and validated before giving up, the first half with ``format`` as a rule."""
 ENTRY_BYTES, BYTES_A_SCHEMA, BYTES_A_CHARACTER = 800, 600, 14
-"""Most memory of a kept schema, of each object in it, and of each character of its JSON; measured."""
+"""Most memory of a kept schema, of each object in it, and of each character of its JSON; measured.
+"""
 
 
 class CompiledSchema:
@@ -396,10 +461,11 @@ class CompiledSchema:
     def sample(self, rng: Random, usual: ToolSettings, size: Size = Size.USUAL) -> JSON:
         """Returns a JSON value that satisfies the schema, of `size` or, where that fails, smaller.
 
-        The value is valid with ``format`` as an annotation, as in the specification, and also with ``format``
-        as a rule if such a value is found.
+        The value is valid with ``format`` as an annotation, as in the specification, and also with
+        ``format`` as a rule if such a value is found.
 
-        Raises SchemaError without a value, after about 100 ms of work at most. Pauses for other greenlets.
+        Raises SchemaError without a value, after about 100 ms of work at most. Pauses for other
+        greenlets.
         """
         budget, root, lax = WorkBudget(STEPS), self._document.root, list[JSON]()
         try:

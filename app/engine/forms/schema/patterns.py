@@ -44,7 +44,13 @@ CLASSES = {
     "Zs": " \u00a0",
 }
 """Supported Unicode classes, approximated by their most common members."""
-LONG_NAMES = {"Letter": "L", "Alphabetic": "L", "Number": "N", "Digit": "Nd", "Punctuation": "P"} | {
+LONG_NAMES = {
+    "Letter": "L",
+    "Alphabetic": "L",
+    "Number": "N",
+    "Digit": "Nd",
+    "Punctuation": "P",
+} | {
     "Uppercase_Letter": "Lu",
     "Lowercase_Letter": "Ll",
     "Uppercase": "Lu",
@@ -66,7 +72,9 @@ VERBOSE = re.compile(r"\(\?[aiLmsu]*x")
 
 PLAIN = string.ascii_lowercase + string.digits + string.ascii_uppercase
 PRINTABLE = PLAIN + " " + string.punctuation
-RARE = "\n\t\r\f\v" + "".join(map(chr, range(0xA1, 0x180))) + "".join(map(chr, range(0x4E00, 0x4E40)))
+RARE = (
+    "\n\t\r\f\v" + "".join(map(chr, range(0xA1, 0x180))) + "".join(map(chr, range(0x4E00, 0x4E40)))
+)
 """Characters written only where a pattern allows no others."""
 SAMPLE = 64
 """Most characters taken from a range without any of the above."""
@@ -74,11 +82,17 @@ REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 CHARACTERS = ("ANY", "IN", "NOT_LITERAL")
 SURROGATES = range(0xD800, 0xE000)
 Tokens = Any
-"""A parsed pattern or a part of one: a sequence of tokens, with a width, as Python's parser returns it."""
+"""A parsed pattern or a part of one:
+
+a sequence of tokens, with a width, as Python's parser returns it.
+"""
 
 
 def _size(tokens: Tokens, depth: int = 0) -> int:
-    """Returns the number of tokens with repeats written out. Raises RecursionError for a deep pattern."""
+    """Returns the number of tokens with repeats written out.
+
+    Raises RecursionError for a deep pattern.
+    """
     if depth > DEEPEST:
         raise RecursionError
     size = 0
@@ -97,7 +111,9 @@ def _patterns_in(operand: Any) -> Iterator[Tokens]:
 
 
 def shares(widths: Sequence[tuple[int, int]], length: int, rng: Random) -> Iterator[int]:
-    """Divides `length` at random among consecutive parts; `widths` has their least and most lengths."""
+    """Divides `length` at random among consecutive parts; `widths` has their least and most
+    lengths.
+    """
     room = sum(most - least for least, most in widths)
     spare = min(length - sum(least for least, _ in widths), room)
     for least, most in widths:
@@ -109,9 +125,13 @@ def shares(widths: Sequence[tuple[int, int]], length: int, rng: Random) -> Itera
 
 
 class _Writer:
-    """Writes texts of a wanted length; assertions and references may spoil one, which is checked later."""
+    """Writes texts of a wanted length; assertions and references may spoil one, which is checked
+    later.
+    """
 
-    def __init__(self, choices: dict[int, str], rng: Random, budget: WorkBudget, asserts: bool) -> None:
+    def __init__(
+        self, choices: dict[int, str], rng: Random, budget: WorkBudget, asserts: bool
+    ) -> None:
         self._rng, self._budget, self._asserts = rng, budget, asserts
         self._choices = choices
         """Characters of the classes met so far, by the `id` of their tokens."""
@@ -194,7 +214,10 @@ def _choices(tokens: Tokens) -> str:
 
 
 class Pattern(str):
-    """A compiled regular expression in Python's dialect. Raises SchemaError for one that cannot be used."""
+    """A compiled regular expression in Python's dialect.
+
+    Raises SchemaError for one that cannot be used.
+    """
 
     source: str
     size_bytes: int
@@ -216,17 +239,24 @@ class Pattern(str):
             pattern.least = pattern._tokens.getwidth()[0]
             if _size(pattern._tokens) > MOST_SIZE:
                 raise SchemaError(f"the pattern {_short(source)} repeats too much")
-            pattern._engine = regex.compile(_without_tables(translated), regex.ASCII, cache_pattern=False)
+            pattern._engine = regex.compile(
+                _without_tables(translated), regex.ASCII, cache_pattern=False
+            )
             regex.purge()  # the library would remember every pattern
         except (re.error, regex.error) as error:
             raise SchemaError(f"the pattern {_short(source)} is not understood: {error}") from None
         except (RecursionError, OverflowError, MemoryError):
             raise SchemaError(f"the pattern {_short(source)} is too deep or too large") from None
-        pattern.size_bytes = sys.getsizeof(pattern._engine) + BASE_BYTES + CHARACTER_BYTES * len(pattern)
+        pattern.size_bytes = (
+            sys.getsizeof(pattern._engine) + BASE_BYTES + CHARACTER_BYTES * len(pattern)
+        )
         return pattern
 
     def found_in(self, text: str, budget: WorkBudget, whole: bool = False) -> bool:
-        """Returns True when a part of `text` matches, or the `whole`. Raises SchemaError if too costly."""
+        """Returns True when a part of `text` matches, or the `whole`.
+
+        Raises SchemaError if too costly.
+        """
         search = self._engine.fullmatch if whole else self._engine.search
         begun = thread_time()
         try:
@@ -234,12 +264,22 @@ class Pattern(str):
             budget.spend(1 + int((thread_time() - begun) / STEP_S))
             return found
         except (TimeoutError, MemoryError):
-            raise SchemaError(f"the pattern {_short(self.source)} takes too long to match") from None
+            raise SchemaError(
+                f"the pattern {_short(self.source)} takes too long to match"
+            ) from None
 
     def write(
-        self, rng: Random, budget: WorkBudget, least: int = 0, most: int = LONGEST, whole: bool = False
+        self,
+        rng: Random,
+        budget: WorkBudget,
+        least: int = 0,
+        most: int = LONGEST,
+        whole: bool = False,
     ) -> str:
-        """Draws a text of `least` to `most` characters with a (`whole`) match. Raises Unsatisfiable."""
+        """Draws a text of `least` to `most` characters with a (`whole`) match.
+
+        Raises Unsatisfiable.
+        """
         shortest, longest = self._tokens.getwidth()
         highest = min(LONGEST, most)
         lowest = max(shortest, least if whole else min(least, longest))
@@ -256,7 +296,10 @@ class Pattern(str):
 
 
 def characters(source: str) -> str:
-    """Returns characters of the class ``[...]`` in `source`. Raises SchemaError for a wrong class."""
+    """Returns characters of the class ``[...]`` in `source`.
+
+    Raises SchemaError for a wrong class.
+    """
     try:
         tokens = _parser.parse(translate(source), re.ASCII)
     except re.error as error:
@@ -268,7 +311,10 @@ def characters(source: str) -> str:
 
 
 def _without_tables(translated: str) -> str:
-    """Returns an equal pattern without the search tables of `regex`: 28 s for a literal of 3,900 letters."""
+    """Returns an equal pattern without the search tables of `regex`:
+
+    28 s for a literal of 3,900 letters.
+    """
     if len(translated) < SHORT_TEXT:
         return translated
     end_of_comment = "\n" if VERBOSE.match(translated) else ""
@@ -280,10 +326,11 @@ def _short(source: str) -> str:
 
 
 def translate(source: str) -> str:
-    """Returns `source` in Python's dialect; ``$`` is the very end. SchemaError if there is no equivalent.
+    """Returns `source` in Python's dialect; ``$`` is the very end. SchemaError if there is no
+    equivalent.
 
-    In ECMA-262 ``[]`` matches nothing, and ``[^]`` everything. In Python the bracket is a member, which is
-    assumed when another closing bracket follows.
+    In ECMA-262 ``[]`` matches nothing, and ``[^]`` everything. In Python the bracket is a member,
+    which is assumed when another closing bracket follows.
     """
     multiline = re.match(r"\(\?[aiLsux]*m", source) is not None
     parts: list[str] = []
@@ -321,12 +368,16 @@ def _escape(found: re.Match[str], inside: bool) -> str:
         name, negated = found["unicode"].strip("{}").split("=")[-1], found["negated"] == "P"
         members = CLASSES.get(LONG_NAMES.get(name, name))
         if members is None or (negated and inside):
-            raise SchemaError(f"the pattern uses the Unicode class {name!r} in a way that is not supported")
+            raise SchemaError(
+                f"the pattern uses the Unicode class {name!r} in a way that is not supported"
+            )
         return members if inside else f"[{'^' if negated else ''}{members}]"
     if found["point"]:
         return _literal(int(found["point"], 16))
     if found["high"]:
-        return _literal(0x10000 + (int(found["high"], 16) % 0x400 << 10) + int(found["low"], 16) % 0x400)
+        return _literal(
+            0x10000 + (int(found["high"], 16) % 0x400 << 10) + int(found["low"], 16) % 0x400
+        )
     if found["control"]:
         return _literal(ord(found["control"].upper()) - 64)
     if found["back"]:

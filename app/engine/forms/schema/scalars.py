@@ -1,4 +1,6 @@
-"""Constraints of several schemas on one value, merged; numbers and strings drawn from merged schemas."""
+"""Constraints of several schemas on one value, merged; numbers and strings drawn from merged
+schemas.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,18 @@ from app.engine.forms.schema.bounds import TYPES, Unsatisfiable, WorkBudget
 from app.engine.forms.schema.document import JSON, Keywords, Number
 from app.engine.forms.schema.patterns import LONGEST
 
-WORDS = ("amber", "birch", "cobalt", "delta", "ember", "fjord", "grove", "harbor", "iris", "juniper")
+WORDS = (
+    "amber",
+    "birch",
+    "cobalt",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "harbor",
+    "iris",
+    "juniper",
+)
 """Texts for property names without a hint."""
 
 NAMED: Mapping[str, tuple[str, ...]] = {
@@ -94,7 +107,9 @@ DRAWS: Mapping[str, Callable[[Random], str]] = ASCII_DRAWS | {
 
 
 def _checker() -> FormatChecker:
-    """Returns the checks of `jsonschema` that need no further package, and one of moments (RFC 3339)."""
+    """Returns the checks of `jsonschema` that need no further package, and one of moments (RFC
+    3339).
+    """
     checker = FormatChecker(["date", "email", "idn-email", "ipv4", "ipv6", "uuid"])
 
     @checker.checks("date-time", raises=ValueError)
@@ -112,7 +127,9 @@ CHECKER = _checker()
 
 SUGGESTING: Mapping[str, frozenset[str]] = {
     "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
-    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+    "number": frozenset(
+        ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]
+    ),
     "array": frozenset(["items", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems"]),
     "object": frozenset(
         ["properties", "patternProperties", "additionalProperties", "propertyNames", "required"]
@@ -181,8 +198,13 @@ BRIEF = 6
 """Most characters of a brief text, unless the schema needs more."""
 
 
-def draw_number(merged: MergedSchema, rng: Random, usual: tuple[Number, Number], whole: bool) -> Number:
-    """Draws a number, `whole` or of `DECIMALS`, in or near the `usual` range. Raises Unsatisfiable."""
+def draw_number(
+    merged: MergedSchema, rng: Random, usual: tuple[Number, Number], whole: bool
+) -> Number:
+    """Draws a number, `whole` or of `DECIMALS`, in or near the `usual` range.
+
+    Raises Unsatisfiable.
+    """
     multiples = merged.get("multipleOf", ())
     least = max([*merged.get("minimum", ()), *merged.get("exclusiveMinimum", ())], default=None)
     most = min([*merged.get("maximum", ()), *merged.get("exclusiveMaximum", ())], default=None)
@@ -195,7 +217,14 @@ def draw_number(merged: MergedSchema, rng: Random, usual: tuple[Number, Number],
         try:
             first, last, share = float(low), float(high), rng.random()
             drawn = first + (last - first) * share if isfinite(last - first) else first * share
-            near = (round(drawn, DECIMALS), drawn, nextafter(drawn, -inf), nextafter(drawn, inf), low, high)
+            near = (
+                round(drawn, DECIMALS),
+                drawn,
+                nextafter(drawn, -inf),
+                nextafter(drawn, inf),
+                low,
+                high,
+            )
             candidates = iter(near)
         except OverflowError:  # only a whole number is large enough
             candidates = _multiples(Fraction(1), least, most, low, high, rng)
@@ -208,9 +237,16 @@ def draw_number(merged: MergedSchema, rng: Random, usual: tuple[Number, Number],
 
 
 def _multiples(
-    step: Fraction, low: Number | None, high: Number | None, first: Number, last: Number, rng: Random
+    step: Fraction,
+    low: Number | None,
+    high: Number | None,
+    first: Number,
+    last: Number,
+    rng: Random,
 ) -> Iterator[Number]:
-    """Yields random multiples of `step` within the bounds, then 0, as float division may be inexact."""
+    """Yields random multiples of `step` within the bounds, then 0, as float division may be
+    inexact.
+    """
     least = None if low is None else ceil(_exact(low) / step)
     most = None if high is None else floor(_exact(high) / step)
     begin, end = ceil(_exact(first) / step), floor(_exact(last) / step)
@@ -241,8 +277,13 @@ def _exact(number: Number) -> Fraction:
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
-def _window(low: Number | None, high: Number | None, usual: tuple[Number, Number]) -> tuple[Number, Number]:
-    """Returns the range to draw from: the usual one within the bounds, else as wide a range at a bound."""
+def _window(
+    low: Number | None, high: Number | None, usual: tuple[Number, Number]
+) -> tuple[Number, Number]:
+    """Returns the range to draw from:
+
+    the usual one within the bounds, else as wide a range at a bound.
+    """
     if low is not None and high is not None:
         return low, high
     width = max(usual[1] - usual[0], 1)
@@ -261,9 +302,17 @@ def _plus(number: Number, width: Number) -> Number:
 
 
 def draw_text(
-    merged: MergedSchema, rng: Random, budget: WorkBudget, name: str, formats: bool, brief: bool = False
+    merged: MergedSchema,
+    rng: Random,
+    budget: WorkBudget,
+    name: str,
+    formats: bool,
+    brief: bool = False,
 ) -> str:
-    """Draws a string for a property `name`; ``format`` is a rule with `formats`. Raises Unsatisfiable."""
+    """Draws a string for a property `name`; ``format`` is a rule with `formats`.
+
+    Raises Unsatisfiable.
+    """
     least, most = merged.least("minLength"), merged.most("maxLength", LONGEST)
     patterns, asked = merged.get("pattern", ()), merged.get("format", ())
     if brief and not patterns and not asked:
@@ -284,7 +333,10 @@ def draw_text(
 def _candidates(
     merged: MergedSchema, rng: Random, budget: WorkBudget, name: str, least: int, most: int
 ) -> Iterator[str]:
-    patterns, formats = merged.get("pattern", ()), [it for it in merged.get("format", ()) if it in DRAWS]
+    patterns, formats = (
+        merged.get("pattern", ()),
+        [it for it in merged.get("format", ()) if it in DRAWS],
+    )
     for attempt in range(TEXT_TRIES if formats or patterns else 0):
         if formats:
             yield DRAWS[formats[attempt % len(formats)]](rng)

@@ -1,7 +1,7 @@
 """Validates values with `jsonschema`, within a work budget.
 
-Each check of a keyword costs a step, which stops references that multiply. Checks of `jsonschema` that search
-with regular expressions, or write whole schemas into messages, are replaced.
+Each check of a keyword costs a step, which stops references that multiply. Checks of `jsonschema`
+that search with regular expressions, or write whole schemas into messages, are replaced.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,9 @@ class _Validation(NamedTuple):
 _current: ContextVar[_Validation] = ContextVar("validation")
 
 
-def accepts(document: Document, schema: Schema, value: JSON, budget: WorkBudget, formats: bool) -> bool:
+def accepts(
+    document: Document, schema: Schema, value: JSON, budget: WorkBudget, formats: bool
+) -> bool:
     """Returns True for a valid `value`; ``format`` is a rule with `formats`. Raises SchemaError."""
     before = _current.set(_Validation(document, budget, {}))
     try:
@@ -70,7 +72,9 @@ PREDICATES: Mapping[str, Predicate] = {
     "$ref": lambda validator, name, value, _: _valid(
         validator, _current.get().document.definitions[name], value
     ),
-    "pattern": lambda _, pattern, value, schema: not isinstance(value, str) or _found(pattern, value),
+    "pattern": lambda _, pattern, value, schema: (
+        not isinstance(value, str) or _found(pattern, value)
+    ),
     "patternProperties": lambda validator, patterns, value, _: (
         not isinstance(value, dict)
         or all(
@@ -82,7 +86,9 @@ PREDICATES: Mapping[str, Predicate] = {
     ),
     "additionalProperties": _additional,
     "not": lambda validator, refused, value, _: not _valid(validator, refused, value),
-    "anyOf": lambda validator, options, value, _: any(_valid(validator, each, value) for each in options),
+    "anyOf": lambda validator, options, value, _: any(
+        _valid(validator, each, value) for each in options
+    ),
     "oneOf": lambda validator, options, value, _: (
         sum(_valid(validator, each, value) for each in options) == 1
     ),
@@ -108,13 +114,16 @@ def _metered(keyword: str) -> Check:
         budget.spend(price)
         if predicate is None:
             return library(validator, wanted, value, schema) or iter(())
-        return iter(() if predicate(validator, wanted, value, schema) else (ValidationError(keyword),))
+        return iter(
+            () if predicate(validator, wanted, value, schema) else (ValidationError(keyword),)
+        )
 
     return check
 
 
 MeteredValidator = extend(  # type: ignore[no-untyped-call]
-    Draft202012Validator, {keyword: _metered(keyword) for keyword in Draft202012Validator.VALIDATORS}
+    Draft202012Validator,
+    {keyword: _metered(keyword) for keyword in Draft202012Validator.VALIDATORS},
 )
 ASSERTING = cast(Validator, MeteredValidator(True, format_checker=CHECKER))
 """Validator with ``format`` as a rule."""

@@ -85,7 +85,9 @@ class VerdictQuery(Struct):
 
 
 def action(operation: str, work: Work, docs: RouteDocs = NO_DOCS) -> Route:
-    """Returns the route of "METHOD /path" that answers the JSON that `work` returns, or an empty 200."""
+    """Returns the route of "METHOD /path" that answers the JSON that `work` returns, or an empty
+    200.
+    """
 
     def handle(context: RequestContext) -> Response:
         answer = work(context)
@@ -104,7 +106,9 @@ def json_body(data: bytes, kind: type[T]) -> T:
         raise malformed(f"body: {error}", "body") from None
 
 
-def health_routes(healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad) -> list[Route]:
+def health_routes(
+    healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad
+) -> list[Route]:
 
     def health(context: RequestContext) -> Response:
         """200 as long as the process serves at all; 503 while a separate engine process is gone."""
@@ -168,7 +172,9 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
             name: {"size_bytes": cache.size_bytes, "limit_bytes": cache.limit_bytes}
             for name, cache in sorted(caches.items())
         }
-        sums = {key: sum(size[key] for size in sizes.values()) for key in ("size_bytes", "limit_bytes")}
+        sums = {
+            key: sum(size[key] for size in sizes.values()) for key in ("size_bytes", "limit_bytes")
+        }
         return {**sums, "caches": sizes}
 
     return [action("GET /admin/memory", memory)]
@@ -185,7 +191,9 @@ def report_routes(
     """Returns the routes. `publisher` and the URL `bootstrap` are rank 0's; the others' follow."""
 
     def plugin_report(context: RequestContext) -> object:
-        """The plugins, their settings, and how often each hook was asked, failed or held the event loop."""
+        """The plugins, their settings, and how often each hook was asked, failed or held the event
+        loop.
+        """
         return plugins() if plugins else {"api": API, "plugins": []}
 
     def verdict(context: RequestContext) -> object:
@@ -216,7 +224,10 @@ def report_routes(
 
     def query(context: RequestContext) -> object:
         """The engine of every rank, by its number, as of Mooncake's bootstrap server."""
-        ids = {str(k): uuid5(NAMESPACE_URL, f"{bootstrap}/{k}") for k in range(server.data_parallel_size)}
+        ids = {
+            str(k): uuid5(NAMESPACE_URL, f"{bootstrap}/{k}")
+            for k in range(server.data_parallel_size)
+        }
         return {rank: {"engine_id": str(own_id)} for rank, own_id in ids.items()}
 
     return [
@@ -229,9 +240,16 @@ def report_routes(
 
 
 def routes(
-    live: LiveSettings, lifecycle: Operations, service: EngineClient, body: BodyLimits, siblings: PeerRanks
+    live: LiveSettings,
+    lifecycle: Operations,
+    service: EngineClient,
+    body: BodyLimits,
+    siblings: PeerRanks,
 ) -> list[Route]:
-    """Returns the routes. A request with `?ranks=all` concerns all ranks, and is answered by rank."""
+    """Returns the routes.
+
+    A request with `?ranks=all` concerns all ranks, and is answered by rank.
+    """
 
     def config(context: RequestContext) -> object:
         """All settings by name; secrets masked."""
@@ -242,7 +260,10 @@ def routes(
         return {row.name: row.help for row in live.current.table.rows if row.about.live}
 
     def change(context: RequestContext) -> object:
-        """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
+        """Changes some settings, all or none; the answer has all settings.
+
+        `?check=true` changes nothing.
+        """
         values = json_body(data := body.read(context), dict[str, Any])
         try:
             if FAKES in values:
@@ -293,7 +314,9 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
 
 
 class PeerRanks:
-    """The other ranks of this server, by number and base URL, which requests with `?ranks=all` reach, too."""
+    """The other ranks of this server, by number and base URL, which requests with `?ranks=all`
+    reach, too.
+    """
 
     def __init__(self, own: int, others: Sequence[tuple[int, str]]) -> None:
         self.own = own
@@ -305,23 +328,35 @@ class PeerRanks:
             self._pool = PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
 
     def answers(self, context: RequestContext, own: object, body: bytes = b"") -> object:
-        """Returns `own`, our answer; with `?ranks=all` every rank's answer, by rank. Raises like `ask`."""
+        """Returns `own`, our answer; with `?ranks=all` every rank's answer, by rank.
+
+        Raises like `ask`.
+        """
         if context.query().get("ranks") != "all":
             return own
-        passed = [part for part in context.target.partition("?")[2].split("&") if part != "ranks=all"]
+        passed = [
+            part for part in context.target.partition("?")[2].split("&") if part != "ranks=all"
+        ]
         path = "?".join(filter(None, (context.path, "&".join(passed))))
         others = self.ask(context.method, path, context.headers, body)
         return dict(sorted({str(self.own): own, **others}.items()))
 
-    def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> dict[str, Any]:
         """Returns the JSON answers of the other ranks, by rank.
 
-        ApiError with the status and message of the first rank that refuses; 503 for one that does not answer.
+        ApiError with the status and message of the first rank that refuses; 503 for one that does
+        not answer.
         """
         kept = {name: headers[name] for name in PASSED_ON if name in headers}
-        return {str(rank): self._ask(rank, method, url + path, kept, body) for rank, url in self._others}
+        return {
+            str(rank): self._ask(rank, method, url + path, kept, body) for rank, url in self._others
+        }
 
-    def _ask(self, rank: int, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Any:
+    def _ask(
+        self, rank: int, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> Any:
         from urllib3.exceptions import HTTPError
 
         assert self._pool is not None
@@ -334,7 +369,9 @@ class PeerRanks:
             return told
         wrong = told.get("error") if isinstance(told, dict) else None
         known = wrong if isinstance(wrong, dict) else {"message": f"status {answer.status}"}
-        raise ApiError(answer.status, known.get("type", "Error"), f"Rank {rank}: {known.get('message')}")
+        raise ApiError(
+            answer.status, known.get("type", "Error"), f"Rank {rank}: {known.get('message')}"
+        )
 
 
 def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:

@@ -1,4 +1,7 @@
-"""Routes of tests: the journal, and rules for replies that are set at run time (docs/testing.md)."""
+"""Routes of tests:
+
+the journal, and rules for replies that are set at run time (docs/testing.md).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ class RulesQuery(Struct, forbid_unknown_fields=True):
 def journal_routes(journal: Journal, siblings: PeerRanks) -> list[Route]:
 
     def entries(context: RequestContext) -> object:
-        """The last requests with their replies, by `route`, a text that the body `contains`, and `scope`."""
+        """The last requests with their replies, by `route`, a text that the body `contains`, and
+        `scope`.
+        """
         query = decode_query(context.query(), JournalQuery)
         if not journal.active:
             raise bad_request("There is no journal; start the server with --journal 1000.")
@@ -50,11 +55,17 @@ def journal_routes(journal: Journal, siblings: PeerRanks) -> list[Route]:
         return siblings.answers(context, {"entries": []})
 
     docs = RouteDocs(query=JournalQuery)
-    return [action("GET /admin/journal", entries, docs), action("DELETE /admin/journal", forget, docs)]
+    return [
+        action("GET /admin/journal", entries, docs),
+        action("DELETE /admin/journal", forget, docs),
+    ]
 
 
 def rule_routes(
-    open_book: Callable[[], ScriptSet], changed: Callable[[], None], body: BodyLimits, siblings: PeerRanks
+    open_book: Callable[[], ScriptSet],
+    changed: Callable[[], None],
+    body: BodyLimits,
+    siblings: PeerRanks,
 ) -> list[Route]:
     """Returns the routes. `changed` is called after each change of rules."""
 
@@ -65,10 +76,15 @@ def rule_routes(
         """The rules that were set at run time, with their counts."""
         scope = decode_query(context.query(), RulesQuery).scope
         added = open_book().added
-        return siblings.answers(context, rows(each for each in added if scope in (None, each.scope)))
+        return siblings.answers(
+            context, rows(each for each in added if scope in (None, each.scope))
+        )
 
     def add(context: RequestContext) -> object:
-        """Sets rules at run time, in a file's form: PUT replaces those of the `scope`, POST appends."""
+        """Sets rules at run time, in a file's form:
+
+        PUT replaces those of the `scope`, POST appends.
+        """
         query, data = decode_query(context.query(), RulesQuery), body.read(context)
         book, document = open_book(), json_body(data, dict[str, object])
         if "rules" not in document:
@@ -83,9 +99,15 @@ def rule_routes(
         return siblings.answers(context, rows(added), data)
 
     def remove(context: RequestContext) -> object:
-        """Removes all rules of run time, those of a `scope`, or the one with this `id`; shows the others."""
+        """Removes all rules of run time, those of a `scope`, or the one with this `id`; shows the
+        others.
+        """
         query, book = decode_query(context.query(), RulesQuery), open_book()
-        gone = {it.id for it in book.added if query.scope in (None, it.scope) and query.id in (None, it.id)}
+        gone = {
+            it.id
+            for it in book.added
+            if query.scope in (None, it.scope) and query.id in (None, it.id)
+        }
         book.use_rules([each for each in book.added if each.id not in gone])
         changed()
         return siblings.answers(context, rows(book.added))

@@ -33,7 +33,10 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     """Alternatives shown; None without log probabilities."""
     beams: bool = False
-    """The choices are beams. Only the ids of their tokens are known: log probabilities have no bytes."""
+    """The choices are beams.
+
+    Only the ids of their tokens are known: log probabilities have no bytes.
+    """
     prompt_text: str | None = None
     named_tool: bool = False
     """A named tool had to be called: the reply then ends with `stop`."""
@@ -42,9 +45,15 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     new_call_id: Callable[[], str] = str
     """Draws the id of a tool call; `str` where there are none."""
     parsed: Callable[[bool, bool, int], None] | None = None
-    """Counts runs of the parser of tool calls, if any: in a stream, found a call, number of runs."""
+    """Counts runs of the parser of tool calls, if any:
+
+    in a stream, found a call, number of runs.
+    """
     parses: bool = False
-    """Thoughts or calls are parsed out of the text: an end that shows nothing has no text at all."""
+    """Thoughts or calls are parsed out of the text:
+
+    an end that shows nothing has no text at all.
+    """
     reasons: bool = False
     """The model thinks: usage counts its thoughts, and without a text the content is null."""
     empty_thoughts: bool = False
@@ -69,7 +78,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
         special = (
-            options.token_ids or options.continuous_usage or options.blocks or options.parsed is not None
+            options.token_ids
+            or options.continuous_usage
+            or options.blocks
+            or options.parsed is not None
         )
         super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
         self._parsed = options.parsed
@@ -109,7 +121,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
 
     def _call(self, output: Tokens, part: Part) -> bytes:
-        """Returns the name with the first token that knows it, arguments, and the end of the choice."""
+        """Returns the name with the first token that knows it, arguments, and the end of the
+        choice.
+        """
         choice, texts, ends = self.choices[output.index], output.texts, output.finish is not None
         first = int(bool(texts and part.name) and choice.current(part) is None)
         last = max(first, len(texts) - ends)
@@ -125,8 +139,15 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             chunks.append(self._special(output, max(0, len(texts) - 1)))
         return b"".join(chunks)
 
-    def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> wire.ChunkChoice | None:
-        options, part, ids, text = self._options, output.part, output.ids[of], "".join(output.texts[of])
+    def _shown(
+        self, choice: ChoiceState, output: Tokens, of: slice, ends: bool
+    ) -> wire.ChunkChoice | None:
+        options, part, ids, text = (
+            self._options,
+            output.part,
+            output.ids[of],
+            "".join(output.texts[of]),
+        )
         if part is not None and part.kind == "reasoning":
             choice.reasoning_tokens += len(ids)
         delta = self._delta(choice, part, text)
@@ -141,13 +162,17 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if options.token_ids and not options.hides:
             shown.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
-            shown.logprobs = common.LogprobContent([*map(self._logprobs.chat_entry, output.logprobs[of])])
+            shown.logprobs = common.LogprobContent(
+                [*map(self._logprobs.chat_entry, output.logprobs[of])]
+            )
         return shown
 
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> wire.Delta | None:
         """Returns a token's addition to the message; None for markup or a hidden thought."""
         if part is None:
-            return wire.Delta(content=[wire.ContentBlock("text", text)] if self._options.blocks else text)
+            return wire.Delta(
+                content=[wire.ContentBlock("text", text)] if self._options.blocks else text
+            )
         if part.kind == "reasoning":
             shows = self._options.show_reasoning and (text or self._options.empty_thoughts)
             return wire.Delta(reasoning=text) if shows else None
@@ -156,9 +181,13 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         calls: list[wire.ToolCall] = []
         if part.name and choice.current(part) is None:
             begun = choice.begin(part, part.id or self._options.new_call_id())
-            calls.append(wire.ToolCall(begun.id, "function", part.number, wire.FunctionCall(part.name)))
+            calls.append(
+                wire.ToolCall(begun.id, "function", part.number, wire.FunctionCall(part.name))
+            )
         if text:
-            calls.append(wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=text)))
+            calls.append(
+                wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=text))
+            )
         return wire.Delta(content=None, tool_calls=calls) if calls else None
 
     def _finish_reason(self, choice: ChoiceState) -> str:
@@ -181,9 +210,14 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     def _usage(self, index: int) -> common.Usage:
         choice = self.choices[index]
-        usage, thoughts = self._usage_of(len(self._options.prompt_ids), (choice,)), choice.reasoning_tokens
+        usage, thoughts = (
+            self._usage_of(len(self._options.prompt_ids), (choice,)),
+            choice.reasoning_tokens,
+        )
         reasons = self._options.reasons
-        usage.completion_tokens_details = common.CompletionTokensDetails(thoughts) if reasons else None
+        usage.completion_tokens_details = (
+            common.CompletionTokensDetails(thoughts) if reasons else None
+        )
         return usage
 
     def whole(self) -> wire.ChatCompletion:
@@ -244,9 +278,13 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         image, model = False, pipeline.settings.model
         if model.omni:  # by the request's own choice, else by a draw
             own = truth(context, SEND_IMAGE)
-            image = pipeline.images.random() * 100 < model.image_emission_rate if own is None else own
+            image = (
+                pipeline.images.random() * 100 < model.image_emission_rate if own is None else own
+            )
         options = response_options(pipeline, asked, meta, request.messages, prompt, image)
-        return pipeline.submit(asked, meta, [prompt], ChatWriter(meta, options), context, image=image)
+        return pipeline.submit(
+            asked, meta, [prompt], ChatWriter(meta, options), context, image=image
+        )
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
@@ -296,7 +334,9 @@ def response_options(
     image: bool = False,
 ) -> ChatResponseOptions:
     request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features
-    role = pipeline.settings.api.response_role if request.add_generation_prompt else str(last["role"])
+    role = (
+        pipeline.settings.api.response_role if request.add_generation_prompt else str(last["role"])
+    )
     choice, top_logprobs = request.tool_choice, None
     if request.logprobs:  # all alternatives when the client names tokens
         top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
@@ -304,11 +344,22 @@ def response_options(
     recorder = pipeline.responder.engine.recorder
     tokens_of: Mapping[str, int] | None = None
     if media and pipeline.settings.api.enable_prompt_tokens_details:
-        template, encode = chat_options(request, pipeline.chat_rules), pipeline.tokenizer.encode_chat
-        tokens_of = media_tokens(messages, media["mm_hashes"], lambda some: len(encode(some, template)))
-    echo = (wire.content_text(last.get("content")) if last["role"] == role else "") if request.echo else None
+        template, encode = (
+            chat_options(request, pipeline.chat_rules),
+            pipeline.tokenizer.encode_chat,
+        )
+        tokens_of = media_tokens(
+            messages, media["mm_hashes"], lambda some: len(encode(some, template))
+        )
+    echo = (
+        (wire.content_text(last.get("content")) if last["role"] == role else "")
+        if request.echo
+        else None
+    )
     prompt_text = pipeline.tokenizer.decode(ids, False) if request.return_prompt_text else None
-    repeated = len(echo or "") + len(prompt_text or "") + (len(ids) if request.return_token_ids else 0)
+    repeated = (
+        len(echo or "") + len(prompt_text or "") + (len(ids) if request.return_token_ids else 0)
+    )
     if request.stream and repeated:
         check_repeated("messages", asked.n * repeated)
     return ChatResponseOptions(

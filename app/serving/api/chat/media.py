@@ -41,8 +41,13 @@ class BuiltPrompt(Struct, frozen=True):
     features: Features | None = None
 
 
-def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:
-    """Returns media by modality; None without any. They share the prompt's tokens evenly, in order."""
+def features(
+    messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]
+) -> Features | None:
+    """Returns media by modality; None without any.
+
+    They share the prompt's tokens evenly, in order.
+    """
     media, total = list(items(messages)), len(prompt_ids)
     if not media:
         return None
@@ -55,12 +60,16 @@ def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]
         offset = max(min(number * span, total - 1), 0)
         place: MediaTokens = {"offset": offset, "length": max(min(span, total - offset), 1)}
         found["mm_placeholders"].setdefault(modality, []).append(place)
-        found["kwargs_data"].setdefault(modality, []).append(base64.b64encode(name.encode()).decode())
+        found["kwargs_data"].setdefault(modality, []).append(
+            base64.b64encode(name.encode()).decode()
+        )
     return found
 
 
 def media_tokens(
-    messages: Sequence[Message], modalities: Iterable[str], count: Callable[[Sequence[Message]], int]
+    messages: Sequence[Message],
+    modalities: Iterable[str],
+    count: Callable[[Sequence[Message]], int],
 ) -> dict[str, int]:
     """Returns the prompt tokens that items of each modality add; `count` returns those of messages."""
     whole, added = count(messages), {}

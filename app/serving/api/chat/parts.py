@@ -53,7 +53,10 @@ def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) ->
 def tool_calls_of(
     request: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas, computes: bool = False
 ) -> ToolCalls | None:
-    """Returns the calls that a chat allows; a null `tool_choice` is `auto`. ApiError 400 for a bad schema."""
+    """Returns the calls that a chat allows; a null `tool_choice` is `auto`.
+
+    ApiError 400 for a bad schema.
+    """
     choice, params = request.tool_choice, request.tools
     if not params or choice == "none" or not settings.enable_auto_tool_choice:
         return None
@@ -73,7 +76,9 @@ def tool_calls_of(
         least = int(allowed is None or named or allowed.mode == "required")
     if named and len(params) > 1:
         raise bad_request("a named tool_choice needs exactly one tool of that name")
-    tools = [ToolFunction(it.function.name, it.function.parameters or NO_PARAMETERS) for it in params]
+    tools = [
+        ToolFunction(it.function.name, it.function.parameters or NO_PARAMETERS) for it in params
+    ]
     most = 1 if named or request.parallel_tool_calls is False else len(tools)
     return ToolCalls(tools=tuple(tools), least=least, most=most, named=named, lenient=lenient)
 
@@ -91,7 +96,10 @@ def _check_tools(params: Sequence[ToolParam], schemas: Schemas) -> None:
 
 
 def tag_of(tag: str, request: GenerationRequest, schemas: Schemas) -> Grammar:
-    """Returns the grammar of a structural tag. ApiError 400 for an invalid tag, at once as in vLLM."""
+    """Returns the grammar of a structural tag.
+
+    ApiError 400 for an invalid tag, at once as in vLLM.
+    """
     field = "structured_outputs" if request.structured_outputs is not None else "response_format"
     schemas.load()
     from app.engine.forms.grammar.structural_tags import compile_structural_tag
@@ -157,8 +165,14 @@ Thinking = Literal["no", "first", "all"]
 def template_kwargs(
     request: ChatCompletionRequest | TokenizeChatRequest, defaults: Mapping[str, object] = NOTHING
 ) -> Mapping[str, object]:
-    """Returns the chat template's variables: `defaults`, then the effort's, then the request's own."""
-    given, effort = request.chat_template_kwargs or NOTHING, getattr(request, "reasoning_effort", None)
+    """Returns the chat template's variables:
+
+    `defaults`, then the effort's, then the request's own.
+    """
+    given, effort = (
+        request.chat_template_kwargs or NOTHING,
+        getattr(request, "reasoning_effort", None),
+    )
     if effort is None:
         return {**defaults, **given} if defaults else given
     return {**defaults, "enable_thinking": effort != "none", **given, "reasoning_effort": effort}

@@ -67,21 +67,30 @@ def _forwarded_ids(
     if ids is None or request.echo or composed and features(composed, (0,)):
         return None
     param = f"kv_transfer_params.{FORWARDED}"
-    if not isinstance(ids, list) or not ids or any(type(each) is not int or each < 0 for each in ids):
+    if (
+        not isinstance(ids, list)
+        or not ids
+        or any(type(each) is not int or each < 0 for each in ids)
+    ):
         raise bad_request(f"{param} must be a list of token ids that is not empty", param)
     pipeline.limits.check_vocabulary(param, ids)
     return ids
 
 
 def own_template(template: str | None, kwargs: JsonObject | None, rules: ChatRules) -> str | None:
-    """Returns the request's chat template, if any. ApiError 400 where requests may not bring one."""
+    """Returns the request's chat template, if any.
+
+    ApiError 400 where requests may not bring one.
+    """
     given = template, (kwargs or {}).get("chat_template")
     if given != (None, None) and not rules.trusts_templates:
         raise bad_request("A chat template in the request needs --trust-request-chat-template.")
     return template or None
 
 
-def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules) -> ChatOptions:
+def chat_options(
+    asked: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules
+) -> ChatOptions:
     """Returns the options of the chat template. Raises ApiError like `own_template`. Pauses."""
     template = asked.chat_template
     kwargs: Mapping[str, object] | None = asked.chat_template_kwargs
@@ -92,7 +101,9 @@ def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: Chat
     wanted, documents = asked.tools, getattr(asked, "documents", None)
     if rules.hides_unused_tools and getattr(asked, "tool_choice", None) == "none":
         wanted = None
-    special = asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
+    special = (
+        asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
+    )
     if not (special or template or wanted or kwargs or documents):
         return PLAIN_CHAT
     tools = []

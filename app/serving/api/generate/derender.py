@@ -1,4 +1,7 @@
-"""The two /derender routes: whole answers of token ids as chats or completions, and events of streams."""
+"""The two /derender routes:
+
+whole answers of token ids as chats or completions, and events of streams.
+"""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -31,16 +34,22 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
     events = EventDerenderer(pipeline)
 
     def derender_chat(context: RequestContext) -> Response:
-        """The chat completion of token ids; with `stream` the event of a chat, and the state behind it."""
+        """The chat completion of token ids; with `stream` the event of a chat, and the state behind
+        it.
+        """
         if is_event(pipeline, context):
             return json_response(
                 events.chat_event(pipeline.decode(context, derender.DerenderChatStreamRequest))
             )
         asked = pipeline.decode(context, derender.DerenderChatRequest)
         answer, chat, choices = asked.generate_response, asked.chat_request, list[wire.ChatChoice]()
-        head = _head(pipeline, asked.model, [answer], asked.prompt_tokens or 0, [asked.prompt_token_ids])
+        head = _head(
+            pipeline, asked.model, [answer], asked.prompt_tokens or 0, [asked.prompt_token_ids]
+        )
         if parses and chat is None:
-            raise bad_request("chat_request is needed beside a parser: the reply would show its markup.")
+            raise bad_request(
+                "chat_request is needed beside a parser: the reply would show its markup."
+            )
         shows_ids = chat and chat.return_token_ids and (not parses or chat.include_reasoning)
         for choice in answer.choices:
             skips = not parses and (chat is None or chat.skip_special_tokens)
@@ -54,11 +63,15 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
             logprobs = None if entries is None else common.LogprobContent(entries)
             reasons = choice.finish_reason or "stop", choice.stop_reason
             choices.append(wire.ChatChoice(choice.index, message, logprobs, *reasons, ids))
-        same = {name: getattr(answer, name) for name in ("prompt_logprobs", "kv_transfer_params", "metrics")}
+        same = {
+            name: getattr(answer, name)
+            for name in ("prompt_logprobs", "kv_transfer_params", "metrics")
+        }
         return json_response(wire.ChatCompletion(**head, choices=choices, **same))
 
     def derender_completion(context: RequestContext) -> Response:
-        """The text completion of token ids; with `stream` the event of one, and the state behind it.
+        """The text completion of token ids; with `stream` the event of one, and the state behind
+        it.
 
         The choices of all whole answers are numbered on.
         """
@@ -79,7 +92,9 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
             choices.append(CompletionChoice(index, text, logprobs, *reasons, None, None, None))
         transfers = [answer.kv_transfer_params for answer in answers]
         same: dict[str, Any] = {
-            "kv_transfer_params": transfers[0] if transfers.count(transfers[0]) == len(answers) else None,
+            "kv_transfer_params": transfers[0]
+            if transfers.count(transfers[0]) == len(answers)
+            else None,
             "metrics": answers[0].metrics if len(answers) == 1 else None,
         }
         return json_response(Completion(**head, choices=choices, **same))

@@ -31,7 +31,10 @@ def reader_of(
 def shown_ids(
     pipeline: RequestPipeline, token_ids: Sequence[int], finish_reason: str | None
 ) -> Sequence[int]:
-    """Returns the tokens whose text a parser reads: without the end of text of a reply that stopped."""
+    """Returns the tokens whose text a parser reads:
+
+    without the end of text of a reply that stopped.
+    """
     if finish_reason == "stop" and token_ids and token_ids[-1] in pipeline.tokenizer.eos_token_ids:
         return token_ids[:-1]
     return token_ids

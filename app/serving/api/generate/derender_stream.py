@@ -1,8 +1,8 @@
 """Events of a stream of token ids as events of a chat or a text completion.
 
-The server keeps nothing between two events: the client sends the state that the answer to the event before
-has brought, as with vLLM. Without a parser the state has the last few tokens; with a parser it has all tokens
-of the choice, which are parsed again with each event.
+The server keeps nothing between two events: the client sends the state that the answer to the event
+before has brought, as with vLLM. Without a parser the state has the last few tokens; with a parser
+it has all tokens of the choice, which are parsed again with each event.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,14 +28,20 @@ from app.serving.protocol.completions import CompletionChunkChoice
 from app.text.base import Tokenizer
 
 CONTEXT_TOKENS = 5
-"""Tokens before the new ones that are decoded with them: some decoders change the start of a text."""
+"""Tokens before the new ones that are decoded with them:
+
+some decoders change the start of a text.
+"""
 LOGPROB_CONTEXT_TOKENS = 4
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TOOL_CALL_ID = "chatcmpl-tool-{}"
 
 
 class EventDerenderer:
-    """Derenders one event of each request. Errors are ApiErrors 400, and 404 for an unknown model."""
+    """Derenders one event of each request.
+
+    Errors are ApiErrors 400, and 404 for an unknown model.
+    """
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
@@ -44,7 +50,9 @@ class EventDerenderer:
         model = self._pipeline.models.resolve(request.model)
         parses = self._pipeline.limits.parses
         if parses and request.chat_request is None:
-            raise bad_request("chat_request is needed beside a parser: the reply would show its markup.")
+            raise bad_request(
+                "chat_request is needed beside a parser: the reply would show its markup."
+            )
         if parses and request.prompt_token_ids is None:
             raise bad_request(
                 "prompt_token_ids are needed beside a parser: thoughts may begin in the prompt."
@@ -58,11 +66,15 @@ class EventDerenderer:
         chunk = derender.ChatEvent(choices=choices, **self._head(request, model))
         return derender.DerenderedEvent(chunk, state)
 
-    def completion_event(self, request: derender.DerenderCompletionStreamRequest) -> derender.DerenderedEvent:
+    def completion_event(
+        self, request: derender.DerenderCompletionStreamRequest
+    ) -> derender.DerenderedEvent:
         model = self._pipeline.models.resolve(request.model)
         self._check(request)
         state = request.stream_state or derender.StreamState()
-        skips_special = request.completion_request is None or request.completion_request.skip_special_tokens
+        skips_special = (
+            request.completion_request is None or request.completion_request.skip_special_tokens
+        )
         choices: list[CompletionChunkChoice] = []
         for choice in request.generate_chunk.choices:
             offset = state.logprob_text_offset
@@ -161,7 +173,9 @@ class EventDerenderer:
         call_ids = list(state.last_tool_call_ids)
         new_id = self._pipeline.identity.fresh_id
         delta = delta_of(pieces, chat, call_ids, lambda: TOOL_CALL_ID.format(new_id()))
-        lengths = [*state.output_chunk_lens, len(token_ids)] if token_ids else state.output_chunk_lens
+        lengths = (
+            [*state.output_chunk_lens, len(token_ids)] if token_ids else state.output_chunk_lens
+        )
         return delta, replace(
             state,
             output_token_ids=[*before, *token_ids],
@@ -218,7 +232,9 @@ def delta_of(
             assert isinstance(begun, wire.FunctionCall) and isinstance(begun.arguments, str)
             begun.arguments += text
         else:
-            calls[part.number] = wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=text))
+            calls[part.number] = wire.ToolCall(
+                index=part.number, function=wire.FunctionCall(arguments=text)
+            )
     if calls:
         delta.tool_calls = list(calls.values())
     return delta
@@ -250,7 +266,9 @@ def added_text(
 
 
 def sure_text(tokenizer: Tokenizer, token_ids: Sequence[int], has_ended: bool) -> str:
-    """Returns the text of `token_ids` with special tokens, without a character that is not complete yet."""
+    """Returns the text of `token_ids` with special tokens, without a character that is not complete
+    yet.
+    """
     pieces = tokenizer.pieces(token_ids, False)
     return "".join(pieces[: sure_pieces(pieces, has_ended)])
 
@@ -269,7 +287,9 @@ def sure_pieces(pieces: Sequence[str], has_ended: bool) -> int:
 
 
 def window_start(pieces: Sequence[str], end: int) -> int:
-    """Returns the first token of the context before token `end`, which begins with a whole character."""
+    """Returns the first token of the context before token `end`, which begins with a whole
+    character.
+    """
     start = max(0, end - CONTEXT_TOKENS)
     while start and not pieces[start - 1]:
         start -= 1

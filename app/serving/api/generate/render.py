@@ -33,7 +33,9 @@ from app.serving.protocol.validation import GenerationRequest, ValidatedRequest,
 from config.settings import ToolSettings
 
 BODY: JsonObject = {
-    field.name: field.default for field in fields(generate.GenerateRequest) if field.name != "ignore_eos"
+    field.name: field.default
+    for field in fields(generate.GenerateRequest)
+    if field.name != "ignore_eos"
 }
 """Fields of ``/inference/v1/generate`` in vLLM's order, with defaults."""
 
@@ -62,7 +64,9 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         request_id = pipeline.identity.response_meta("cmpl", context, asked.request_id, "").id
         rendered = []
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-            more: JsonObject = {"request_id": request_id if len(prompts) == 1 else f"{request_id}-{number}"}
+            more: JsonObject = {
+                "request_id": request_id if len(prompts) == 1 else f"{request_id}-{number}"
+            }
             if asked.return_token_offsets and isinstance(text, str):
                 more["token_offsets"] = _offsets(pipeline, asked, text, prompt.ids)
             rendered.append(_generate_request(pipeline, accepted, prompt, number, more))
@@ -75,7 +79,9 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         accepted = _admit(pipeline, chat)
         if asked.previous_response_id is not None:
             name = "previous_response_id"
-            raise ApiError(400, "invalid_request_error", f"{name} cannot be rendered: nothing is kept.", name)
+            raise ApiError(
+                400, "invalid_request_error", f"{name} cannot be rendered: nothing is kept.", name
+            )
         prompt = response_prompt(pipeline, asked, chat)
         accepted.check_sampling([len(prompt.ids)])
         more: JsonObject = {
@@ -108,7 +114,9 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
     ]
 
 
-def _admit(pipeline: RequestPipeline, asked: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
+def _admit(
+    pipeline: RequestPipeline, asked: GenerationRequest
+) -> ValidatedRequest[GenerationRequest]:
     model = pipeline.models.resolve(asked.model)
     if asked.use_beam_search:
         raise bad_request("Beam search cannot be rendered.")
@@ -132,7 +140,9 @@ def _rendered_chat(
         "reasoning_parser_kwargs": _parser_kwargs(pipeline, chat),
     }
     if chat.return_token_offsets and prompt.features is None:
-        text = pipeline.tokenizer.render_chat(chat.messages, chat_options(chat, pipeline.chat_rules))
+        text = pipeline.tokenizer.render_chat(
+            chat.messages, chat_options(chat, pipeline.chat_rules)
+        )
         more["token_offsets"] = _offsets(pipeline, chat, text, prompt.ids)
     return json_response(_generate_request(pipeline, accepted, prompt, 0, more))
 
@@ -145,15 +155,21 @@ def _generate_request(
     more: JsonObject,
     no_extra_args: JsonObject | None = None,
 ) -> JsonObject:
-    """Returns the body for ``/inference/v1/generate``, with `more`; `no_extra_args` replaces missing ones."""
+    """Returns the body for ``/inference/v1/generate``, with `more`; `no_extra_args` replaces
+    missing ones.
+    """
     asked, features = accepted.request, prompt.features
     if not prompt.ids:
         raise bad_request("The prompt has no tokens.")
     form = form_of(accepted, pipeline.settings.tools, pipeline.schemas)
-    transfers = {name: getattr(asked, name) for name in ("kv_transfer_params", "ec_transfer_params")}
+    transfers = {
+        name: getattr(asked, name) for name in ("kv_transfer_params", "ec_transfer_params")
+    }
     extra_args = {**(asked.vllm_xargs or {}), **{name: it for name, it in transfers.items() if it}}
     without_data = {"kwargs_data": None} if asked.mm_payload == "none" else {}
-    params = sampling_params(accepted, accepted.max_tokens[number], form, extra_args or no_extra_args)
+    params = sampling_params(
+        accepted, accepted.max_tokens[number], form, extra_args or no_extra_args
+    )
     return {
         **BODY,
         "token_ids": prompt.ids,
@@ -195,15 +211,31 @@ LEAST_TEMPERATURE = 0.01
 """Least temperature of sampling that is not greedy."""
 ALWAYS_SHOWN = frozenset(
     (
-        *("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"),
-        *("stop", "stop_token_ids", "output_kind", "skip_clone", "bad_words", "skip_reading_prefix_cache"),
+        *(
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "temperature",
+            "top_p",
+            "min_p",
+        ),
+        *(
+            "stop",
+            "stop_token_ids",
+            "output_kind",
+            "skip_clone",
+            "bad_words",
+            "skip_reading_prefix_cache",
+        ),
     )
 )
 DEFAULTS: Mapping[str, object] = {
     **{field.name: field.default for field in fields(generate.SamplingParams)},
     "max_tokens": 16,
 }
-"""Sampling parameters in vLLM's order, with defaults, which are left out even where a client sets them."""
+"""Sampling parameters in vLLM's order, with defaults, which are left out even where a client sets
+them.
+"""
 
 
 def sampling_params(
@@ -213,7 +245,11 @@ def sampling_params(
     extra_args: JsonObject | None,
 ) -> JsonObject:
     request = asked.request
-    tools = isinstance(request, ChatCompletionRequest) and request.tools and request.tool_choice != "none"
+    tools = (
+        isinstance(request, ChatCompletionRequest)
+        and request.tools
+        and request.tool_choice != "none"
+    )
     temperature = 1.0 if request.temperature is None else request.temperature
     greedy = not temperature
     bias, held_back = request.logit_bias, 0
@@ -223,7 +259,9 @@ def sampling_params(
         "n": asked.n,
         "presence_penalty": request.presence_penalty or 0.0,
         "frequency_penalty": request.frequency_penalty or 0.0,
-        "repetition_penalty": 1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        "repetition_penalty": 1.0
+        if request.repetition_penalty is None
+        else request.repetition_penalty,
         "temperature": 0.0 if greedy else max(temperature, LEAST_TEMPERATURE),
         "top_p": 1.0 if greedy or request.top_p is None else request.top_p,
         "top_k": 0 if greedy else request.top_k or 0,
@@ -241,19 +279,26 @@ def sampling_params(
         "output_text_buffer_length": held_back,
         "structured_outputs": form
         and {**msgspec.to_builtins(form), "_backend": None, "_backend_was_auto": False},
-        "logit_bias": bias and {str(int(token)): min(BIAS, max(-BIAS, bias[token])) for token in bias},
+        "logit_bias": bias
+        and {str(int(token)): min(BIAS, max(-BIAS, bias[token])) for token in bias},
         "extra_args": extra_args,
         "bad_words": list(dict.fromkeys(request.bad_words)),
         "skip_reading_prefix_cache": asked.prompt_logprobs is not None,
     }
-    values = {name: own[name] if name in own else getattr(request, name, DEFAULTS[name]) for name in DEFAULTS}
+    values = {
+        name: own[name] if name in own else getattr(request, name, DEFAULTS[name])
+        for name in DEFAULTS
+    }
     return {name: it for name, it in values.items() if name in ALWAYS_SHOWN or it != DEFAULTS[name]}
 
 
 def form_of(
     asked: ValidatedRequest[GenerationRequest], settings: ToolSettings, schemas: Schemas
 ) -> StructuredOutputs | None:
-    """Returns the constraint on the reply; required tool calls have their own. ApiError 400 as for a chat."""
+    """Returns the constraint on the reply; required tool calls have their own.
+
+    ApiError 400 as for a chat.
+    """
     request = asked.request
     if not isinstance(request, ChatCompletionRequest):
         return asked.structured_outputs
@@ -261,7 +306,9 @@ def form_of(
         return asked.structured_outputs
     if settings.tool_call_parser not in ("", "hermes"):
         form = text_form(None, calls)
-        return asked.structured_outputs if form is None else StructuredOutputs(json=form.json_schema)
+        return (
+            asked.structured_outputs if form is None else StructuredOutputs(json=form.json_schema)
+        )
     strict = {tool.function.name for tool in request.tools or () if tool.function.strict}
     if not calls.least and not strict:
         return asked.structured_outputs
@@ -275,7 +322,10 @@ def _hermes_tag(calls: ToolCalls, strict: set[str], single: bool) -> str:
         {
             "type": "tag",
             "begin": f'<tool_call>{gap}{{"name": "{tool.name}", "arguments": ',
-            "content": {"type": "json_schema", "json_schema": tool.schema if tool.name in strict else True},
+            "content": {
+                "type": "json_schema",
+                "json_schema": tool.schema if tool.name in strict else True,
+            },
             "end": f"}}{gap}</tool_call>",
         }
         for tool in calls.tools

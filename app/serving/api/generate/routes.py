@@ -1,4 +1,7 @@
-"""`/inference/v1/generate` and its render routes: token ids, on request with their text, as in vLLM."""
+"""`/inference/v1/generate` and its render routes:
+
+token ids, on request with their text, as in vLLM.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,13 +40,17 @@ class GenerateWriter(ResponseWriter):
         self._meta, self._options = meta, options
         self._mode = "text" if options.text else "tokens"
         self._entry: Callable[[TokenLogprob], common.ChatLogprob | common.TokenIdLogprob]
-        self._entry = TokenNames(ALL, options.token_id_names).chat_entry if options.text else token_id_entry
+        self._entry = (
+            TokenNames(ALL, options.token_id_names).chat_entry if options.text else token_id_entry
+        )
         self._begun = False
         self._versions: list[list[wire.WeightVersion]] = [[] for _ in self.choices]
 
     def _tokens(self, output: Tokens) -> bytes:
         self._note_weights(output)
-        number = max(len(output.texts), output.finish is not None)  # an end without a token has an event, too
+        number = max(
+            len(output.texts), output.finish is not None
+        )  # an end without a token has an event, too
         return b"".join([self._token(output, i) for i in range(number)])
 
     def _token(self, output: Tokens, i: int) -> bytes:
@@ -58,7 +65,9 @@ class GenerateWriter(ResponseWriter):
         if options.text:
             shown.text = "".join(output.texts[i : i + 1])
         if options.logprobs:
-            shown.logprobs = common.LogprobContent([*map(self._entry, (output.logprobs or ())[i : i + 1])])
+            shown.logprobs = common.LogprobContent(
+                [*map(self._entry, (output.logprobs or ())[i : i + 1])]
+            )
         usage = None
         if options.continuous_usage:
             usage = self._usage_of(len(options.prompt_ids), (choice,), None)
@@ -117,7 +126,9 @@ class GenerateWriter(ResponseWriter):
 
 
 def check_needs_no_tokenizer(body: wire.GenerateRequest) -> None:
-    """Raises ApiError 400 for a request whose answer needs texts of tokens, which tokens-only has not."""
+    """Raises ApiError 400 for a request whose answer needs texts of tokens, which tokens-only has
+    not.
+    """
     if body.sampling_params.stop:
         raise bad_request(
             "This server runs with --tokens-only, which has no stop strings: use stop_token_ids, or look "
@@ -137,7 +148,10 @@ MEDIA_PARTS = ("image_url", "audio_url", "video_url")
 def routes(
     pipeline: RequestPipeline, enabled: bool, weights: WeightUpdates, aborts: bool = False
 ) -> list[Route]:
-    """Returns the routes. `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it."""
+    """Returns the routes.
+
+    `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it.
+    """
     interrupt = pipeline.responder.engine.interrupt
 
     def gated(handle: Handler) -> Handler:
@@ -158,7 +172,9 @@ def routes(
         has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
         if has_media and not settings.model.multimodal:
             raise bad_request("The served model is not a multimodal model: it reads text alone.")
-        head = pipeline.identity.response_meta("generate-tokens", context, body.request_id, accepted.model)
+        head = pipeline.identity.response_meta(
+            "generate-tokens", context, body.request_id, accepted.model
+        )
         shape = GenerateResponseOptions(
             **pipeline.options(accepted, may_force_usage=False),
             prompt_ids=ids,
@@ -189,7 +205,11 @@ def routes(
         if given and not isinstance(given, str | list | dict) and not is_needed:
             raise malformed("request_ids must be a list")
         given = [given] if given and isinstance(given, str) else given
-        return [each for each in given if isinstance(each, str)] if isinstance(given, list | dict) else []
+        return (
+            [each for each in given if isinstance(each, str)]
+            if isinstance(given, list | dict)
+            else []
+        )
 
     def abort_requests(context: RequestContext) -> Response:
         """Ends requests by their ids, or all requests; their clients receive `abort`."""

@@ -1,1 +1,3 @@
-"""vLLM's gRPC service, `vllm.grpc.engine.VllmEngine`, and the services that clients expect beside it."""
+"""vLLM's gRPC service, `vllm.grpc.engine.VllmEngine`, and the services that clients expect beside
+it.
+"""

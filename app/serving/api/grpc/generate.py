@@ -1,4 +1,5 @@
-"""Messages of gRPC, and Generate: one for each token of a reply, and one for the end of a choice, as in vLLM.
+"""Messages of gRPC, and Generate: one for each token of a reply, and one for the end of a choice,
+as in vLLM.
 
 protoc makes the messages: their fields have no types that a checker would know.
 """
@@ -55,7 +56,10 @@ VARINT, BYTES = 0, 2
 
 
 def read(context: RequestContext, kind: type[Message]) -> Proto:
-    """Reads the message of type `kind` in the body. ApiError 400 if broken, or too large. May pause."""
+    """Reads the message of type `kind` in the body.
+
+    ApiError 400 if broken, or too large. May pause.
+    """
     data = context.body or b""
     if len(data) > LONG:
         check_size(data, kind.DESCRIPTOR)
@@ -66,7 +70,9 @@ def read(context: RequestContext, kind: type[Message]) -> Proto:
 
 
 def check_size(data: bytes, kind: Proto) -> None:
-    """Raises ApiError 400 for a message of type `kind` that is broken, or would take too long to parse."""
+    """Raises ApiError 400 for a message of type `kind` that is broken, or would take too long to
+    parse.
+    """
     fields, others, turns, nested = 0, len(data), Slices(), [(0, len(data), kind)]
     while nested and fields <= MOST_FIELDS:
         at, end, known = nested.pop()
@@ -110,7 +116,9 @@ NAMESAKES = [
     for field in engine.SamplingParams.DESCRIPTOR.fields
     if field.name in CompletionRequest.__struct_fields__ and not field.is_repeated
 ]
-"""Single fields of `SamplingParams` that have the same names in a completion; those that may be unset."""
+"""Single fields of `SamplingParams` that have the same names in a completion; those that may be
+unset.
+"""
 ONE_UNLESS_SET = ("n", "top_p", "repetition_penalty")
 """Fields that are 1 where a message omits them or has 0."""
 LEAST = {"max_tokens": 1, "truncate_prompt_tokens": -1, "logprobs": -1, "prompt_logprobs": -1}
@@ -123,7 +131,10 @@ COMPLETE = b"\x12"
 class Generator:
     def __init__(self, pipeline: RequestPipeline) -> None:
         at = pipeline.responder
-        self._pipeline, self._responder = pipeline, RpcResponder(at.engine, at.load, at.headers, 0.0)
+        self._pipeline, self._responder = (
+            pipeline,
+            RpcResponder(at.engine, at.load, at.headers, 0.0),
+        )
 
     def generate(self, message: Proto, context: RequestContext) -> RpcResponse:
         pipeline = self._pipeline
@@ -139,7 +150,9 @@ class Generator:
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
         writer = RpcWriter(accepted.n, request, built.ids)
-        response = pipeline.submit(accepted, meta, [built], writer, context, responder=self._responder)
+        response = pipeline.submit(
+            accepted, meta, [built], writer, context, responder=self._responder
+        )
         return cast(RpcResponse, response)
 
     def _built_prompt(self, message: Proto, request: CompletionRequest) -> BuiltPrompt:
@@ -148,7 +161,9 @@ class Generator:
             features_of(message, 0)
             return completion_prompt(pipeline, request, given)
         ids = fit_prompt(request, cast("list[int]", given), pipeline.limits.max_model_len)
-        return BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
+        return BuiltPrompt(
+            ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids))
+        )
 
 
 def completion_of(message: Proto, most: int) -> CompletionRequest:
@@ -159,8 +174,14 @@ def completion_of(message: Proto, most: int) -> CompletionRequest:
     at, kind = message.sampling_params, message.WhichOneof("input")
     if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
         raise bad_request("a prompt is needed: tokenized, or text", "input")
-    given: dict[str, Proto] = {"temperature": 1.0, "max_tokens": None, "truncate_prompt_tokens": None}
-    given |= {name: getattr(at, name) for name, may_lack in NAMESAKES if not may_lack or at.HasField(name)}
+    given: dict[str, Proto] = {
+        "temperature": 1.0,
+        "max_tokens": None,
+        "truncate_prompt_tokens": None,
+    }
+    given |= {
+        name: getattr(at, name) for name, may_lack in NAMESAKES if not may_lack or at.HasField(name)
+    }
     given |= {name: given[name] or 1 for name in ONE_UNLESS_SET}
     size = len(message.tokenized.input_ids) if given["truncate_prompt_tokens"] is None else 0
     check_prompt_length(size, most)
@@ -170,7 +191,9 @@ def completion_of(message: Proto, most: int) -> CompletionRequest:
         if given.get(name) is not None and given[name] < least:
             raise bad_request(f"{name} must be at least {least}, got {given[name]}", name)
     if len(at.stop) > MAX_STOP_STRINGS:
-        raise bad_request(f"stop has {len(at.stop)} texts, at most {MAX_STOP_STRINGS} are possible", "stop")
+        raise bad_request(
+            f"stop has {len(at.stop)} texts, at most {MAX_STOP_STRINGS} are possible", "stop"
+        )
     if any(map(isnan, at.logit_bias.values())):
         raise bad_request("logit_bias has a value that is no number", "logit_bias")
     return CompletionRequest(
@@ -199,7 +222,10 @@ def _constraint_of(params: Proto) -> StructuredOutputs | None:
 
 
 def _transfer_of(message: Proto) -> JsonObject | None:
-    """Reads `kv_transfer_params` from JSON or the older typed field. ApiError 400 if JSON is no object."""
+    """Reads `kv_transfer_params` from JSON or the older typed field.
+
+    ApiError 400 if JSON is no object.
+    """
     if message.HasField("kv_transfer_params_json"):
         try:
             return msgspec.json.decode(message.kv_transfer_params_json, type=JsonObject)
@@ -208,18 +234,24 @@ def _transfer_of(message: Proto) -> JsonObject | None:
             raise bad_request(f"{field} is no JSON object", field) from None
     if message.HasField("kv_transfer_params"):
         at = message.kv_transfer_params
-        return {"do_remote_prefill": True, "remote_host": at.remote_host, "remote_port": at.remote_port}
+        return {
+            "do_remote_prefill": True,
+            "remote_host": at.remote_host,
+            "remote_port": at.remote_port,
+        }
     return None
 
 
 def features_of(message: Proto, tokens: int) -> Features | None:
     """Returns hashes and placeholders of media from a gateway; blocks are cached under the hashes.
 
-    Items without hashes get hashes of the whole batch. ApiError 400 for media that no server of this version
-    could fetch, and for placeholders outside the prompt.
+    Items without hashes get hashes of the whole batch. ApiError 400 for media that no server of
+    this version could fetch, and for placeholders outside the prompt.
     """
     if message.HasField("media_refs"):
-        raise bad_request("media_refs need a media processor, and this server has none.", "media_refs")
+        raise bad_request(
+            "media_refs need a media processor, and this server has none.", "media_refs"
+        )
     batches = [message.mm_inputs] if message.HasField("mm_inputs") else []
     batches += message.extra_mm_inputs
     if batches and message.WhichOneof("input") != "tokenized":
@@ -231,7 +263,11 @@ def features_of(message: Proto, tokens: int) -> Features | None:
             raise bad_request("tensors of mm_inputs cannot be fetched from elsewhere", "mm_inputs")
         if batch.modality >= len(MODALITIES):
             raise bad_request(f"mm_inputs.modality {batch.modality} is unknown", "mm_inputs")
-        modality, places, names = MODALITIES[batch.modality], batch.mm_placeholders, list(batch.mm_hashes)
+        modality, places, names = (
+            MODALITIES[batch.modality],
+            batch.mm_placeholders,
+            list(batch.mm_hashes),
+        )
         if not names:
             whole = hashlib.sha256(batch.SerializeToString()).hexdigest()
             names = [f"{whole}-{number}" for number in range(len(places))]
@@ -261,7 +297,9 @@ class RpcWriter(ResponseWriter):
         """Choices that have sent the prompt's log probabilities."""
         self._plain: dict[int, Proto] = {}
         """Message of each choice's plain tokens, which differ only in the id."""
-        self._kept: list[Proto] = [] if self._stream else [engine.OutputLogProbs() for _ in self.choices]
+        self._kept: list[Proto] = (
+            [] if self._stream else [engine.OutputLogProbs() for _ in self.choices]
+        )
 
     def chunk(self, output: EngineOutput) -> bytes:
         """Returns the messages of `output` with their prefixes."""
@@ -295,7 +333,9 @@ class RpcWriter(ResponseWriter):
                 prompt_tokens=self.usage.told(len(self._prompt_ids), 0)[0],
                 completion_tokens=1,
                 cached_tokens=self.told_cached,
-                output_logprobs=self._of_reply(engine.OutputLogProbs(), entries) if entries else None,
+                output_logprobs=self._of_reply(engine.OutputLogProbs(), entries)
+                if entries
+                else None,
                 input_logprobs=None if index in self._begun else self._of_prompt(),
                 index=index,
             )
@@ -392,7 +432,11 @@ class RpcResponder(Responder):
     __slots__ = ()
 
     def respond(
-        self, requests: Sequence[EngineRequest], writer: ResponseWriter, stream: bool, context: RequestContext
+        self,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        stream: bool,
+        context: RequestContext,
     ) -> Response:
         """Returns the response, always a stream: a whole answer is one message per choice."""
         assert isinstance(writer, RpcWriter)

@@ -1,4 +1,7 @@
-"""All methods of a server over gRPC but Generate: facts for gateways, Embed, streams, health, reflection."""
+"""All methods of a server over gRPC but Generate:
+
+facts for gateways, Embed, streams, health, reflection.
+"""
 
 import hashlib
 import io
@@ -39,7 +42,14 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling import EMBEDDINGS, PoolingRunner, served_routes
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_found, not_implemented
-from app.serving.http.route import MessageFeed, RpcCode, RpcMethod, RpcOutcome, RpcResponse, RpcService
+from app.serving.http.route import (
+    MessageFeed,
+    RpcCode,
+    RpcMethod,
+    RpcOutcome,
+    RpcResponse,
+    RpcService,
+)
 from app.serving.protocol.pooling import EmbeddingRequest
 from app.serving.protocol.validation import check_prompt_length
 from config import VLLM_VERSION
@@ -54,8 +64,13 @@ MOST_WATCHERS = 256
 MOST_SUBSCRIBERS = 32
 """Most subscribers at a time: each costs a message per batch."""
 MOST_WAITING = 1024
-"""Most batches that a subscriber may lag behind; then its stream ends. All subscribers share them."""
-NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
+"""Most batches that a subscriber may lag behind; then its stream ends.
+
+All subscribers share them.
+"""
+NO_EVENTS = (
+    "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
+)
 FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 """Files of a tokenizer in its folder, which may also hold an index of weights."""
 CHUNK_BYTES = 1 << 16
@@ -82,10 +97,17 @@ class EngineService:
         usage: Callable[[], float],
         publisher: EventSender | None,
     ) -> None:
-        self._pipeline, self._engine, self._lifecycle = pipeline, pipeline.responder.engine, lifecycle
+        self._pipeline, self._engine, self._lifecycle = (
+            pipeline,
+            pipeline.responder.engine,
+            lifecycle,
+        )
         self._is_ready, self._usage, self._publisher = is_ready, usage, publisher
         self._started_s = time.monotonic()
-        self._generate, self._runner = Generator(pipeline), PoolingRunner(pipeline, pipeline.settings.model)
+        self._generate, self._runner = (
+            Generator(pipeline),
+            PoolingRunner(pipeline, pipeline.settings.model),
+        )
         self._archive: list[bytes] = []
         self._one_at_a_time = BoundedSemaphore(1)
         self._watchers, self._subscribers = set[RpcResponse](), set[RpcResponse]()
@@ -108,8 +130,12 @@ class EngineService:
             f"{HEALTH}/Watch": self._watch,
             **{f"{service}/ServerReflectionInfo": self._reflect for service in REFLECTIONS},
         }
-        most = min(MOST_MESSAGE_BYTES, self._pipeline.settings.server.max_request_body_size_mb << 20)
-        return RpcService({f"/{name}": _method(name, handler) for name, handler in handlers.items()}, most)
+        most = min(
+            MOST_MESSAGE_BYTES, self._pipeline.settings.server.max_request_body_size_mb << 20
+        )
+        return RpcService(
+            {f"/{name}": _method(name, handler) for name, handler in handlers.items()}, most
+        )
 
     def _embed(self, asked: Proto, context: RequestContext) -> Message:
         """The vector that POST /v1/embeddings gives for the same tokens."""
@@ -152,7 +178,10 @@ class EngineService:
         )
 
     def _server_info(self, asked: Message, context: RequestContext) -> Message:
-        """The server, as a router needs to know it. There is no connector, and no processor of media."""
+        """The server, as a router needs to know it.
+
+        There is no connector, and no processor of media.
+        """
         settings = self._pipeline.settings
         return engine.GetServerInfoResponse(
             active_requests=self._engine.running + self._engine.waiting,
@@ -169,13 +198,21 @@ class EngineService:
         )
 
     def _loads(self, asked: Proto, context: RequestContext) -> Message:
-        """Running and waiting requests; `include` has only `core`. ApiError 400 for another rank."""
+        """Running and waiting requests; `include` has only `core`.
+
+        ApiError 400 for another rank.
+        """
         settings = self._pipeline.settings
         if asked.HasField("dp_rank") and asked.dp_rank != self._pipeline.rank:
-            text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self._pipeline.rank} only."
+            text = (
+                f"dp_rank is {asked.dp_rank}, but this port serves rank {self._pipeline.rank} only."
+            )
             raise bad_request(text, "dp_rank")
         running, waiting, usage = self._engine.running, self._engine.waiting, self._usage()
-        capacity, most = settings.kvcache.kv_cache_size * settings.kvcache.block_size, settings.scheduling
+        capacity, most = (
+            settings.kvcache.kv_cache_size * settings.kvcache.block_size,
+            settings.scheduling,
+        )
         load = engine.SchedulerLoad(
             dp_rank=self._pipeline.rank,
             num_running_reqs=running,
@@ -188,10 +225,15 @@ class EngineService:
             max_running_requests=most.max_num_seqs,
         )
         now = datetime.now(UTC).isoformat()
-        return engine.GetLoadsResponse(timestamp=now, version=VLLM_VERSION, dp_rank_count=1, loads=[load])
+        return engine.GetLoadsResponse(
+            timestamp=now, version=VLLM_VERSION, dp_rank_count=1, loads=[load]
+        )
 
     def _flush_cache(self, asked: Proto, context: RequestContext) -> Message:
-        """Empties the cache once nothing runs. Waits up to `timeout_s`, at most `LONGEST_WAIT_S`."""
+        """Empties the cache once nothing runs.
+
+        Waits up to `timeout_s`, at most `LONGEST_WAIT_S`.
+        """
         until_s = time.monotonic() + min(max(0.0, asked.timeout_s), LONGEST_WAIT_S)
         while self._engine.running and time.monotonic() < until_s:
             gevent.sleep(LOOK_AGAIN_S)
@@ -214,7 +256,10 @@ class EngineService:
         return RpcResponse(self._archive[0])
 
     def _subscribe(self, asked: Proto, context: RequestContext) -> RpcResponse:
-        """Every batch from now on, numbered as on the ZMQ socket. Older batches are not kept here."""
+        """Every batch from now on, numbered as on the ZMQ socket.
+
+        Older batches are not kept here.
+        """
         first, publisher = asked.start_sequence_number, self._publisher
         if publisher is None:
             raise not_implemented(NO_EVENTS)
@@ -256,13 +301,17 @@ class EngineService:
                     yield framed_message(health.HealthCheckResponse(status=found))
                 gevent.sleep(LOOK_S)
 
-        return _counted(self._watchers, MOST_WATCHERS, RpcResponse(MessageFeed(changes(), endless=True)))
+        return _counted(
+            self._watchers, MOST_WATCHERS, RpcResponse(MessageFeed(changes(), endless=True))
+        )
 
     def _reflect(self, asked: Proto, context: RequestContext) -> Message:
         """Answers one question for `grpcurl`: names of services, or the files that declare them."""
         kind, files = asked.WhichOneof("message_request"), dict[str, bytes]()
         name = getattr(asked, kind or "host")
-        told: Proto = reflected.ServerReflectionResponse(valid_host=asked.host, original_request=asked)
+        told: Proto = reflected.ServerReflectionResponse(
+            valid_host=asked.host, original_request=asked
+        )
         if kind == "list_services":
             for service in (SERVICE, HEALTH, *REFLECTIONS):
                 told.list_services_response.service.add(name=service)
@@ -299,18 +348,24 @@ def _counted(open_streams: set[RpcResponse], most: int, response: RpcResponse) -
 
 
 def _batches(waiting: Queue[tuple[int, EventBatch]], outcome: RpcOutcome) -> Iterator[bytes]:
-    """Yields a `KvEventBatch` for each batch; a subscriber that is too slow has an error as its end."""
+    """Yields a `KvEventBatch` for each batch; a subscriber that is too slow has an error as its
+    end.
+    """
     while waiting.qsize() <= MOST_WAITING:
         number, batch = waiting.get()
         events = [{"event_id": at, **_event(event)} for at, event in enumerate(batch.events)]
         rank = batch.data_parallel_rank
-        told = common.KvEventBatch(sequence_number=number, timestamp=batch.ts, dp_rank=rank, events=events)
+        told = common.KvEventBatch(
+            sequence_number=number, timestamp=batch.ts, dp_rank=rank, events=events
+        )
         yield framed_message(told)
     outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
 
 
 def _event(event: KVEvent) -> dict[str, object]:
-    """Returns the fields of a `KvCacheEvent`; hashes are the low 64 bits, signed; None leaves a field out."""
+    """Returns the fields of a `KvCacheEvent`; hashes are the low 64 bits, signed; None leaves a
+    field out.
+    """
     if not isinstance(event, BlockStored | BlockRemoved):
         return {"cleared": {}}
     names = list(map(_signed, event.block_hashes))
@@ -329,7 +384,11 @@ def _event(event: KVEvent) -> dict[str, object]:
         }
         for number, name in enumerate(names)
     ]
-    stored = {"blocks": blocks, "parent_block_hash": None if parent is None else _signed(parent), **place}
+    stored = {
+        "blocks": blocks,
+        "parent_block_hash": None if parent is None else _signed(parent),
+        **place,
+    }
     kind, adapter = event.kv_cache_spec_kind, event.lora_name
     return {"stored": {**stored, "kv_cache_spec_kind": kind, "lora_name": adapter}}
 
@@ -363,7 +422,8 @@ def zipped(folder: Path) -> bytes:
             into.writestr(zipfile.ZipInfo(path.name), path.read_bytes(), zipfile.ZIP_DEFLATED)
     data = archive.getvalue()
     chunks = [
-        common.GetTokenizerChunk(data=data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)
+        common.GetTokenizerChunk(data=data[at : at + CHUNK_BYTES])
+        for at in range(0, len(data), CHUNK_BYTES)
     ]
     chunks[-1].sha256 = hashlib.sha256(data).hexdigest()
     return b"".join(map(framed_message, chunks))

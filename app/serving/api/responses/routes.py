@@ -1,8 +1,9 @@
-"""POST /v1/responses, routes to read, follow and cancel a response, and the responses that are kept.
+"""POST /v1/responses, routes to read, follow and cancel a response, and the responses that are
+kept.
 
-See vllm-api.md section 6. A response in the background is kept from its beginning: the client receives a
-state, and comes back for more. No greenlet waits for it: each output of the engine changes the kept state and
-wakes all followers.
+See vllm-api.md section 6. A response in the background is kept from its beginning: the client
+receives a state, and comes back for more. No greenlet waits for it: each output of the engine
+changes the kept state and wakes all followers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,10 +56,11 @@ class Output(Struct):
 class KeptResponse:
     """A response in its present state, and the messages that it answers, both as JSON.
 
-    JSON has a known size. Decoded objects take several times as much, and their `Raw` fields hold on to the
-    whole body of the request.
+    JSON has a known size. Decoded objects take several times as much, and their `Raw` fields hold
+    on to the whole body of the request.
 
-    `events` and `abort` belong to a generation in the background; `events` only if the client wants them.
+    `events` and `abort` belong to a generation in the background; `events` only if the client wants
+    them.
     """
 
     id: str
@@ -81,7 +83,9 @@ class KeptResponse:
         messages: Sequence[Message],
         events: list[bytes] | None = None,
     ) -> "KeptResponse":
-        return cls(response.id, response.status, encode_to_keep(response), encode_to_keep(messages), events)
+        return cls(
+            response.id, response.status, encode_to_keep(response), encode_to_keep(messages), events
+        )
 
     @property
     def size(self) -> int:
@@ -123,7 +127,9 @@ class KeptResponse:
         self.changed = Bell()
 
     def follow(self, start: int, connection: Connection | None) -> Iterator[bytes]:
-        """Yields the events from number `start` on as they come, until the end or until the client leaves."""
+        """Yields the events from number `start` on as they come, until the end or until the client
+        leaves.
+        """
         gone = False
 
         def leave() -> None:
@@ -158,7 +164,9 @@ class ResponseStore:
     Without `keeps` the store is always empty.
     """
 
-    def __init__(self, keeps: bool, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, keeps: bool, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES
+    ) -> None:
         self.keeps = keeps
         self.limit_bytes = most_bytes
         self._most = most
@@ -203,7 +211,11 @@ class Background(Responder):
     store: ResponseStore
 
     def respond(
-        self, requests: Sequence[EngineRequest], writer: ResponseWriter, stream: bool, context: RequestContext
+        self,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        stream: bool,
+        context: RequestContext,
     ) -> Response:
         """Returns the response before its first output; or its events, if they are kept.
 
@@ -247,7 +259,9 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
             own, name = "max_completion_tokens", "max_output_tokens"
             if error.param != own:
                 raise
-            raise ApiError(error.status, error.type, error.message.replace(own, name), name) from None
+            raise ApiError(
+                error.status, error.type, error.message.replace(own, name), name
+            ) from None
         head = pipeline.identity.response_meta("resp", context, "", accepted.model)
         head = replace(head, id=asked.request_id or head.id.replace("-", "_", 1), joint="_")
         _follow_on(asked, chat, store)
@@ -274,7 +288,10 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
 
     def retrieve_response(context: RequestContext) -> Response:
         """A kept response as it is now; or, with `?stream=true`, its events."""
-        kept, query = store.get(context.params["response_id"]), decode_query(context.query(), Retrieval)
+        kept, query = (
+            store.get(context.params["response_id"]),
+            decode_query(context.query(), Retrieval),
+        )
         if not query.stream:
             return json_response(kept.body)
         if kept.events is None:
@@ -303,10 +320,17 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
     ]
 
 
-def _follow_on(asked: wire.ResponsesRequest, chat: wire.ResponsesChat, store: ResponseStore) -> None:
-    """Puts the conversation so far before the input. ApiError for an unknown response, or without a store."""
+def _follow_on(
+    asked: wire.ResponsesRequest, chat: wire.ResponsesChat, store: ResponseStore
+) -> None:
+    """Puts the conversation so far before the input.
+
+    ApiError for an unknown response, or without a store.
+    """
     if asked.background and not store.keeps:
-        missing = "background needs kept responses, and enable-responses-store is off on this server."
+        missing = (
+            "background needs kept responses, and enable-responses-store is off on this server."
+        )
         raise invalid(missing, "background")
     if asked.previous_response_id is None:
         return
@@ -320,7 +344,9 @@ def _follow_on(asked: wire.ResponsesRequest, chat: wire.ResponsesChat, store: Re
 def response_prompt(
     pipeline: RequestPipeline, asked: wire.ResponsesRequest, chat: ChatCompletionRequest
 ) -> BuiltPrompt:
-    """Returns the conversation as tokens; truncation "auto" keeps as many last tokens as leave room."""
+    """Returns the conversation as tokens; truncation "auto" keeps as many last tokens as leave
+    room.
+    """
     if asked.truncation == "auto":
         room = pipeline.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
         chat.truncate_prompt_tokens, chat.truncation_side = max(room, 1), "left"
@@ -342,5 +368,7 @@ def _shape(
         shows_reasoning=asked.include_reasoning,
         calls=called_tools(asked.tools),
         parses=pipeline.limits.parses,
-        prompt_text=pipeline.tokenizer.decode(ids, False) if asked.enable_response_messages else None,
+        prompt_text=pipeline.tokenizer.decode(ids, False)
+        if asked.enable_response_messages
+        else None,
     )

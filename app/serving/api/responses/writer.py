@@ -1,4 +1,5 @@
-"""Responses as vLLM writes them: one JSON body, or numbered server-sent events (vllm-api.md section 6).
+"""Responses as vLLM writes them: one JSON body, or numbered server-sent events (vllm-api.md section
+6).
 
 Items are messages, thoughts and function calls. Tokens of one part make one item.
 """
@@ -46,7 +47,13 @@ def item_of(
     if called.is_custom:
         payload = "" if text is None else custom_input(segment.text)
         begin = {"call_id": call_id, "input": payload, "name": called.name, "type": CUSTOM_CALL}
-        return {**begin, "id": "ctc_" + segment.id, "async": None, "caller": None, "namespace": None}
+        return {
+            **begin,
+            "id": "ctc_" + segment.id,
+            "async": None,
+            "caller": None,
+            "namespace": None,
+        }
     begin = {"arguments": "" if text is None else text, "call_id": call_id, "name": called.name}
     middle = {"type": "function_call", "id": own_id, "async": None, "caller": None}
     return {**begin, **middle, "namespace": called.namespace, "status": status}
@@ -97,8 +104,8 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
 class ResponsesWriter(BlockWriter):
     """Writes the answer to one request; `new_id` draws the ids of items.
 
-    `ended` receives the final response, unless the answer is whole and fails. A stream renders everything
-    when it comes, so its end only joins pieces.
+    `ended` receives the final response, unless the answer is whole and fails. A stream renders
+    everything when it comes, so its end only joins pieces.
     """
 
     def __init__(
@@ -114,7 +121,9 @@ class ResponsesWriter(BlockWriter):
         self._number = 0
         self._item_id, self._is_custom = "", False
         self._template: list[bytes] = []
-        """The event of a piece of the open item's text, cut at its text, log probabilities and number."""
+        """The event of a piece of the open item's text, cut at its text, log probabilities and
+        number.
+        """
         self._silent: list[TokenLogprob] = []
         """Log probabilities of tokens that show nothing, until a token shows something."""
         self._entries: list[bytes] = []
@@ -152,7 +161,9 @@ class ResponsesWriter(BlockWriter):
         added = self._numbered("output_item.added", item=item, output_index=self._index)
         if segment.kind == "call":
             return added
-        return added + self._item_event("content_part.added", part=_content(segment, "", ()), content_index=0)
+        return added + self._item_event(
+            "content_part.added", part=_content(segment, "", ()), content_index=0
+        )
 
     def _texts(self, segment: Segment, output: Tokens) -> bytes:
         logprobs = self._logprobs
@@ -217,7 +228,10 @@ class ResponsesWriter(BlockWriter):
 
     def _failure(self, error: Exception) -> bytes:
         known = as_stream_error(error)
-        told: JsonObject = {"code": ERROR_CODES.get(known.status, "server_error"), "message": known.message}
+        told: JsonObject = {
+            "code": ERROR_CODES.get(known.status, "server_error"),
+            "message": known.message,
+        }
         response = replace(self._options.response, status="failed", error=told)
         self._ended(response)
         return self._beginning() + self._numbered("failed", response=response)
@@ -249,9 +263,17 @@ class ResponsesWriter(BlockWriter):
         read, created, thoughts = self.told_cached, self.told_created, choice.reasoning_tokens
         usage: JsonObject = {
             "input_tokens": prompt_tokens,
-            "input_tokens_details": {"cached_tokens": read, "cache_write_tokens": created, **INPUT_TURNS},
+            "input_tokens_details": {
+                "cached_tokens": read,
+                "cache_write_tokens": created,
+                **INPUT_TURNS,
+            },
             "output_tokens": tokens,
-            "output_tokens_details": {"reasoning_tokens": thoughts, "tool_output_tokens": 0, **OUTPUT_TURNS},
+            "output_tokens_details": {
+                "reasoning_tokens": thoughts,
+                "tool_output_tokens": 0,
+                **OUTPUT_TURNS,
+            },
             "total_tokens": prompt_tokens + tokens,
         }
         response = replace(
@@ -267,7 +289,11 @@ class ResponsesWriter(BlockWriter):
         if options.prompt_text is not None:
             said = "".join(segment.text for segment in choice.segments)
             kind = {"type": "raw_message_tokens"}
-            asked: JsonObject = {"message": options.prompt_text, "tokens": options.prompt_ids, **kind}
+            asked: JsonObject = {
+                "message": options.prompt_text,
+                "tokens": options.prompt_ids,
+                **kind,
+            }
             response.input_messages = [asked]
             response.output_messages = [{"message": said, "tokens": choice.ids, **kind}]
         self._ended(response)
@@ -275,7 +301,14 @@ class ResponsesWriter(BlockWriter):
 
 
 REPEATED = (
-    *("instructions", "metadata", "background", "max_tool_calls", "previous_response_id", "reasoning"),
+    *(
+        "instructions",
+        "metadata",
+        "background",
+        "max_tool_calls",
+        "previous_response_id",
+        "reasoning",
+    ),
     *("service_tier", "truncation", "user"),
 )
 
@@ -283,7 +316,8 @@ REPEATED = (
 def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) -> ResponseObject:
     """Returns the response to `asked`, in progress and without output; `most_tokens` is its limit.
 
-    RecursionError when tools are nested too deeply. ApiError for nulls that a response cannot repeat.
+    RecursionError when tools are nested too deeply. ApiError for nulls that a response cannot
+    repeat.
     """
     if asked.background is None or asked.truncation is None:
         raise bad_request("The response cannot repeat a null: leave background and truncation out.")

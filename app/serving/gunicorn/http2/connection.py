@@ -63,7 +63,9 @@ UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 class Http2Connection(transport.CallTransport):
     """One client's HTTP/2 connection with prior knowledge, taken over from a `FastConnection`."""
 
-    def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, data: bytes) -> None:
+    def __init__(
+        self, path: FastPath, client: gevent.socket.socket, address: Address, data: bytes
+    ) -> None:
         """`data`, all bytes so far, is read in this connection's turn."""
         rpc = None if path.app is None else path.app.rpc
         assert rpc is not None  # only a server with gRPC upgrades
@@ -109,7 +111,9 @@ class Http2Connection(transport.CallTransport):
             self.h2.receive_data(data[: len(PREFACE)])
             _, _, kind, flags, _ = transport.FRAME_HEAD.unpack_from(data, len(PREFACE))
             if kind != SETTINGS or flags & ACK:
-                raise transport.ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+                raise transport.ConnectionFailed(
+                    ErrorCodes.PROTOCOL_ERROR, "the first frame is not SETTINGS"
+                )
             self._settled, at = True, len(PREFACE)
         while self.is_open and len(data) - at >= HEAD_BYTES:
             high, low, kind, flags, stream = transport.FRAME_HEAD.unpack_from(data, at)
@@ -134,7 +138,9 @@ class Http2Connection(transport.CallTransport):
         if kind in (HEADERS, CONTINUATION):
             self._block_bytes += len(frame)
             if self._block_bytes > transport.MOST_HEADER_BYTES + HEAD_BYTES:
-                raise transport.ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "a header block is too long")
+                raise transport.ConnectionFailed(
+                    ErrorCodes.ENHANCE_YOUR_CALM, "a header block is too long"
+                )
             if flags & END_HEADERS:
                 self._block_bytes = 0
         for event in self.h2.receive_data(frame):
@@ -166,7 +172,9 @@ class Http2Connection(transport.CallTransport):
             if call is not None:
                 call.gone()
             if self._resets > MOST_RESETS:
-                raise transport.ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many calls are given up")
+                raise transport.ConnectionFailed(
+                    ErrorCodes.ENHANCE_YOUR_CALM, "too many calls are given up"
+                )
 
     def _begin_call(self, event: events.RequestReceived) -> None:
         stream, is_end = event.stream_id, event.stream_ended is not None
@@ -175,10 +183,15 @@ class Http2Connection(transport.CallTransport):
             self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
             return
         size = sum(len(name) + len(value) + PER_HEADER for name, value in found.items())
-        has_room = self.buffered + size <= self.most_buffered_bytes and len(self.calls) < transport.MOST_CALLS
+        has_room = (
+            self.buffered + size <= self.most_buffered_bytes
+            and len(self.calls) < transport.MOST_CALLS
+        )
         if self._is_leaving or not has_room:
             self.reset(stream, ErrorCodes.REFUSED_STREAM)
-        elif found[":method"] != "POST" or not found.get("content-type", "").startswith("application/grpc"):
+        elif found[":method"] != "POST" or not found.get("content-type", "").startswith(
+            "application/grpc"
+        ):
             self.send_headers(stream, UNSUPPORTED, ends=True)
             if not is_end:
                 self.reset(stream, ErrorCodes.NO_ERROR)
@@ -255,7 +268,9 @@ class Http2Connection(transport.CallTransport):
             self.soon(call.shut_down)
 
     def close(self) -> None:
-        """Sends the bytes that the socket takes at once, and closes it; answers of running calls are lost."""
+        """Sends the bytes that the socket takes at once, and closes it; answers of running calls
+        are lost.
+        """
         if self not in self.path.open:
             return
         del self.path.open[self]
@@ -273,8 +288,9 @@ class Http2Connection(transport.CallTransport):
 class RpcCall:
     """A call of `method` (None: unknown): messages come in the hub, and a greenlet answers.
 
-    `has_request`: the client has sent its last message. `since_s`: start of the wait for the rest of the
-    request, or for room for the answer (monotonic seconds). `size`: memory of the call's headers, in bytes.
+    `has_request`: the client has sent its last message. `since_s`: start of the wait for the rest
+    of the request, or for room for the answer (monotonic seconds). `size`: memory of the call's
+    headers, in bytes.
     """
 
     def __init__(
@@ -312,7 +328,10 @@ class RpcCall:
         self._body += data
         connection.buffered += len(data)
         wanted = max(len(self._body), self._end_of_message)
-        if wanted > most + route.PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
+        if (
+            wanted > most + route.PREFIX_BYTES
+            or connection.buffered > connection.most_buffered_bytes
+        ):
             text = f"A message of {wanted - route.PREFIX_BYTES} bytes is too long: at most {most} are read."
             self.fail(route.RpcCode.RESOURCE_EXHAUSTED, text)
         elif self._greenlet is not None:
@@ -328,10 +347,15 @@ class RpcCall:
         body, end = self._body, self._end_of_message
         if len(body) < end:
             if self.has_request and (body or not self._begun):
-                self.fail(route.RpcCode.INTERNAL, "The call has ended within a message, or without any.")
+                self.fail(
+                    route.RpcCode.INTERNAL, "The call has ended within a message, or without any."
+                )
             return None
         if body[0]:
-            self.fail(route.RpcCode.UNIMPLEMENTED, "Compressed messages are not read: send them as identity.")
+            self.fail(
+                route.RpcCode.UNIMPLEMENTED,
+                "Compressed messages are not read: send them as identity.",
+            )
             return None
         message = bytes(memoryview(body)[route.PREFIX_BYTES : end])
         self._connection.buffered -= end
@@ -453,7 +477,9 @@ class RpcCall:
         outcome, headers = self._response.outcome, [] if self._begun else _metadata(self._response)
         headers.append((b"grpc-status", b"%d" % outcome.code))
         if outcome.message:
-            headers.append((b"grpc-message", quote(outcome.message[:LONGEST_MESSAGE], safe=PLAIN).encode()))
+            headers.append(
+                (b"grpc-message", quote(outcome.message[:LONGEST_MESSAGE], safe=PLAIN).encode())
+            )
         self._connection.send_headers(self.id, headers, ends=True)
         self._connection.note_answer()
         if not self.has_request:
@@ -498,12 +524,19 @@ class RpcCall:
             if connection.path.logs_access:
                 log_exchange(connection.path.log, self._context, response)
             response.close()
-        if self._is_answering and self._greenlet is not None and self._greenlet is not gevent.getcurrent():
+        if (
+            self._is_answering
+            and self._greenlet is not None
+            and self._greenlet is not gevent.getcurrent()
+        ):
             self._greenlet.kill(block=False)
 
 
 def _metadata(response: Response) -> transport.Headers:
-    """Returns the metadata before the first message: the response's headers without those of HTTP."""
+    """Returns the metadata before the first message:
+
+    the response's headers without those of HTTP.
+    """
     metadata = [*OK]
     for name, value in response.headers.items():
         if (key := name.lower()) not in ("content-type", "content-length"):
@@ -518,7 +551,9 @@ def _response_to(error: Exception) -> route.RpcResponse:
 
 
 def _as_rpc(response: Response) -> route.RpcResponse:
-    """Converts a middleware's HTTP response; the error message in its body becomes the status message."""
+    """Converts a middleware's HTTP response; the error message in its body becomes the status
+    message.
+    """
     if isinstance(response, route.RpcResponse):
         return response
     try:

@@ -1,7 +1,9 @@
-"""The protocol and the sending side of an HTTP/2 connection, by h2 and hpack with this server's limits.
+"""The protocol and the sending side of an HTTP/2 connection, by h2 and hpack with this server's
+limits.
 
-h2 keeps the state of the protocol. DATA frames are written without h2, which takes tens of microseconds per
-frame, but with h2's flow-control windows. All bytes of one turn of the loop leave in one piece.
+h2 keeps the state of the protocol. DATA frames are written without h2, which takes tens of
+microseconds per frame, but with h2's flow-control windows. All bytes of one turn of the loop leave
+in one piece.
 """
 
 import re
@@ -56,7 +58,8 @@ WINDOW = 1 << 22
 FIRST_WINDOW = 65_535
 """Initial flow-control window of a connection, in bytes (RFC 9113, section 6.9.2)."""
 TABLE_SIZES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\x00-\x7f]){3}")
-"""Start of a header block with three table size updates; two are allowed (RFC 7541, section 4.2)."""
+"""Start of a header block with three table size updates; two are allowed (RFC 7541, section 4.2).
+"""
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """Characters refused in headers: a line break could forge a line wherever headers are shown."""
 
@@ -70,7 +73,10 @@ class ConnectionFailed(ProtocolError):
 
 
 class HeaderDecoder(Decoder):
-    """hpack's decoder with a limit on table size updates: a block full of updates would take 50 ms."""
+    """hpack's decoder with a limit on table size updates:
+
+    a block full of updates would take 50 ms.
+    """
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
         """Raises HPACKDecodingError for a block that matches TABLE_SIZES."""
@@ -106,15 +112,18 @@ class ServerProtocol(H2Connection):
         self.increment_flow_control_window(WINDOW - FIRST_WINDOW)
 
     def end(self) -> None:
-        """Reads no more frames. The table's bound methods would keep this object until a full collection."""
+        """Reads no more frames.
+
+        The table's bound methods would keep this object until a full collection.
+        """
         self._frame_dispatch_table.clear()
 
     @property
     def open_inbound_streams(self) -> int:
         """Always 0: `Http2Connection` counts calls, and refuses them one by one.
 
-        h2 reads this property at each new stream, and scans all streams to drop the closed ones. Here the
-        scan runs only when closed streams may outnumber open ones.
+        h2 reads this property at each new stream, and scans all streams to drop the closed ones.
+        Here the scan runs only when closed streams may outnumber open ones.
         """
         if len(self.streams) >= self._clean_at:
             self._clean_at = 2 * super().open_inbound_streams + MOST_ENDED
@@ -140,7 +149,8 @@ def read_headers(block: Iterable[Header], is_trailer: bool = False) -> dict[str,
 
 
 class CallTransport(HubConnection):
-    """The sending side of an HTTP/2 connection. While it lags, the socket takes no bytes, and calls wait.
+    """The sending side of an HTTP/2 connection. While it lags, the socket takes no bytes, and calls
+    wait.
 
     `buffered` counts the bytes of incomplete requests and of calls' headers.
     """
@@ -159,14 +169,18 @@ class CallTransport(HubConnection):
         self.path.turns.put(self.share, partial(self.guarded, task))
 
     def guarded(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Calls `work`; a ProtocolError ends the connection with a GOAWAY frame that contains the reason."""
+        """Calls `work`; a ProtocolError ends the connection with a GOAWAY frame that contains the
+        reason.
+        """
         try:
             work(*args, **kwargs)
         except ProtocolError as error:
             is_dear, self._is_leaving = isinstance(error, DenialOfServiceError), True
             is_coding = isinstance(error.__cause__, HPACKError) and not is_dear
             with suppress(ConnectionFailed):
-                self._say_goodbye(ErrorCodes.COMPRESSION_ERROR if is_coding else error.error_code, str(error))
+                self._say_goodbye(
+                    ErrorCodes.COMPRESSION_ERROR if is_coding else error.error_code, str(error)
+                )
             self.close()
 
     def send_headers(self, id: int, headers: Headers, ends: bool = False) -> None:
@@ -181,7 +195,9 @@ class CallTransport(HubConnection):
         if data := self.h2.data_to_send():
             self.put(data)
 
-    def _say_goodbye(self, code: ErrorCodes, text: str = "", last_stream: int | None = None) -> None:
+    def _say_goodbye(
+        self, code: ErrorCodes, text: str = "", last_stream: int | None = None
+    ) -> None:
         """Sends GOAWAY without h2, which would then send nothing more for running calls.
 
         `last_stream`: the last stream that is served; by default the last one that has begun.
