@@ -24,11 +24,11 @@ from app.console.bars import Bar, Origin, event_of
 from app.console.compare import RunFigures, compare
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
+from app.engine.core.client import EngineClient
 from app.engine.core.delays import DelayLog
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
-from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.cache import KVCacheManager
 from app.extensions.devmode.routes import routes as lifecycle_routes
 from app.serving.api.admin.server import PeerRanks, json_body
@@ -314,7 +314,7 @@ class Console(Middleware):
             "blocks": counted if cache is None else cache.capacity,
             "numbered": cache is not None,
             "block_size": settings.kvcache.block_size,
-            "adapter_slots": self._engine.lora.most if isinstance(self._engine, Engine) else 0,
+            "adapter_slots": self._engine.lora.capacity if isinstance(self._engine, Engine) else 0,
             "publishes": self._publishes,
             "index": settings.kvindex.kv_index,
             "scripts": any(route.path == "/admin/script" for route in self._app.routes),

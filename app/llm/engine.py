@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct, field
 
 from app.engine.core.batch import Batch, SchedulerLimits
-from app.engine.core.scheduler import Scheduler, WaitingQueue
+from app.engine.core.scheduler import Scheduler
+from app.engine.core.waiting_queue import WaitingQueue
 from app.engine.core.wire import EndReason, EngineCoreOutput, EngineSizes, TextForm
+from app.engine.kvcache.cache import EventHashes
 from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import Chunk
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
@@ -108,12 +110,14 @@ class LLMEngine:
         self._now = now
         algorithm, random = options.prefix_caching_hash_algo, Random(options.seed)
         hasher = BlockHasher(algorithm, options.block_size, options.hash_seed, random)
+        event_hashes: EventHashes = None
+        if options.kv_events:
+            event_hashes = "int" if options.int_hashes else "bytes"
         self.cache = PagedBlocks(
             options.num_blocks,
             hasher,
             caching=options.enable_prefix_caching,
-            events=options.kv_events,
-            int_hashes=options.int_hashes,
+            event_hashes=event_hashes,
         )
         room = self.cache.capacity * options.block_size
         self.max_tokens = min(options.max_seq_length, runner.config.max_position, room)

@@ -9,6 +9,7 @@ from tokenizers.decoders import DecodeStream
 from app.engine.core.batch import SequenceState
 from app.engine.core.wire import WireLogprob
 from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.cached_sequence import CachedSequence
 from app.engine.kvcache.hashing import Prompt
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
@@ -116,14 +117,15 @@ class Sequence(SequenceState):
 class PagedBlocks(KVCache):
     """The KV cache, which also notes how many tokens of a sequence are stored in its blocks."""
 
-    def begin(self, sequence: SequenceState, found: int, count: int) -> None:
-        super().begin(sequence, found, count)
+    def begin(self, sequence: CachedSequence, cached: int, count: int) -> None:
+        super().begin(sequence, cached, count)
         assert isinstance(sequence, Sequence)
-        sequence.stored = found * self.block_size
+        sequence.stored = cached * self.block_size
 
-    def filled(self, sequence: SequenceState, is_stored: bool = False) -> None:
+    def filled(self, sequence: CachedSequence, is_stored: bool = False) -> None:
         """Caches the last part of a prompt at once, an earlier one when stored, as it may be
         dropped.
         """
+        assert isinstance(sequence, Sequence)
         if is_stored or sequence.computed == sequence.prompt_tokens + sequence.written:
             super().filled(sequence)

@@ -22,16 +22,17 @@ from app.base.metrics.instruments import Exposition, Families
 from app.base.metrics.recorder import Recorder
 from app.core.extensions import Extension, ServerParts, enabled_extensions
 from app.engine.core.batch import LoRASlots
-from app.engine.core.engine import Engine
+from app.engine.core.engine import Engine, EngineParts
 from app.engine.core.lifecycle import Lifecycle, WeightUpdates
 from app.engine.core.request import Model
 from app.engine.dataset import open_datasets
 from app.engine.dataset import prepare as prepare_datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.block_pool import Residency
-from app.engine.kvcache.cache import KVCacheManager, store_of
+from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.memo import Memo
+from app.engine.kvcache.stores import store_of
 from app.engine.lora import AdapterMemory, LoraResidency, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
@@ -68,10 +69,10 @@ from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from app.console.application import Console
+    from app.engine.core.client import EngineClient
     from app.engine.core.delays import DelayLog
     from app.engine.core.lifecycle import Operations
-    from app.engine.core.remote import RemoteEngine
-    from app.engine.core.sequence import EngineClient
+    from app.engine.core.remote_engine import RemoteEngine
     from app.engine.core.wire import EngineProcessOptions
     from app.engine.kvcache.publisher import Publisher
     from app.plugins.registry import PluginRegistry
@@ -278,17 +279,23 @@ class Assembly:
             )  # imports ZMQ, which other servers do not need
 
             publisher = Publisher(told)
-        observer = None
-        if at.kv_cache_metrics:
-            rng, now = self.streams("residency"), self.clock.now
-            observer = Residency(self.recorder, at.kv_cache_metrics_sample, rng, now)
         hasher = BlockHasher(
             at.prefix_caching_hash_algo, at.block_size, at.hash_seed, self.streams("hashes")
         )
         put = None if publisher is None else publisher.put
         store = store_of(at.kv_connector, at.block_size)
-        known = self.recorder, self.adapters.adapter
-        cache = KVCacheManager(at.kv_cache_size, hasher, *known, put, store, observer)
+        cache = KVCacheManager(
+            at.kv_cache_size,
+            hasher,
+            self.recorder,
+            adapter_of=self.adapters.adapter,
+            publish=put,
+            store=store,
+        )
+        if at.kv_cache_metrics:
+            rng, now = self.streams("residency"), self.clock.now
+            residency = Residency(self.recorder, at.kv_cache_metrics_sample, rng, now)
+            cache.pool.observers.append(residency)
         return cache, publisher
 
     def _plugins(self) -> PluginRegistry | None:
@@ -304,7 +311,7 @@ class Assembly:
     def _engine(self) -> tuple[EngineClient, Operations]:
         settings = self.settings
         if settings.engine.is_real:
-            from app.engine.core.remote import RemoteLifecycle
+            from app.engine.core.remote_lifecycle import RemoteLifecycle
             from app.wiring.real_engine import real_model, remote_engine  # imports ZMQ
 
             self.remote = remote_engine(settings, self.tokenizer, self.recorder, self.clock)
@@ -317,8 +324,15 @@ class Assembly:
             profile = chosen_profile(settings)
             cost = None if self.plugins is None else self.plugins.step_cost(profile)
         slots = LoRASlots(settings.lora.max_loras, self.adapters.__contains__, self.adapter_memory)
-        shared, model = (self.recorder, self.clock, self.streams), self._model()
-        engine = Engine(settings, model, *shared, slots, self.cache, profile, cost and cost[1])
+        parts = EngineParts(
+            model=self._model(),
+            recorder=self.recorder,
+            clock=self.clock,
+            streams=self.streams,
+            lora=slots,
+            cache=self.cache,
+        )
+        engine = Engine(settings, parts, profile, cost and cost[1])
         self.live.subscribe(engine.on_settings)
         return engine, Lifecycle(engine, self.recorder, self.cache)
 

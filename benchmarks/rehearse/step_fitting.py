@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.engine.core.batch import Batch
-from app.engine.core.step_loop import StepCost
+from app.engine.core.step_cost import StepCost
 from app.lab.fidelity.pod import OfflineRequest
 from benchmarks.rehearse.playing import RecordedStep
 from config import ConfigError

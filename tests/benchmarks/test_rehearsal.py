@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app.engine.core.batch import Batch
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_loop import StepCost
+from app.engine.core.step_cost import StepCost
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
 from app.lab.fidelity.pod import OfflineRequest, scheduler_limits

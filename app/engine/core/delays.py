@@ -15,10 +15,13 @@ from math import inf
 from typing import Any, Literal, NamedTuple
 
 from app.engine.core.batch import Batch, Blocks, LoRASlots
-from app.engine.core.scheduler import WaitingQueue
-from app.engine.core.sequence import EngineClient, Sequence, SteppedSequence
-from app.engine.core.step_loop import StepExecutor
-from app.engine.core.timeline import SequencePool, TimedSequence
+from app.engine.core.client import EngineClient
+from app.engine.core.sequence import Sequence
+from app.engine.core.sequence_pool import SequencePool
+from app.engine.core.step_executor import StepExecutor
+from app.engine.core.stepped_sequence import SteppedSequence
+from app.engine.core.timed_sequence import TimedSequence
+from app.engine.core.waiting_queue import WaitingQueue
 
 Cause = Literal["", "places", "budget", "blocks", "adapter", "priority", "paused", "step"]
 """Lack of a waiting sequence, "" if unknown. `step`: the end of the steps under way."""

@@ -15,7 +15,7 @@ from app.engine.core.wire import MEMORY, PauseMode, woken_by
 from app.engine.kvcache.cache import KVCacheManager
 
 if TYPE_CHECKING:
-    from app.engine.core.remote import RemoteLifecycle
+    from app.engine.core.remote_lifecycle import RemoteLifecycle
 
 Operations: TypeAlias = "Lifecycle | RemoteLifecycle"
 """An operator's commands to a server, for every kind of engine."""

@@ -11,7 +11,8 @@ import msgspec
 
 from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, SequenceState
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_loop import CostModel, PrefillTime, StepLoop
+from app.engine.core.step_cost import CostModel, PrefillTime
+from app.engine.core.step_loop import StepLoop
 from app.engine.kvcache.block_pool import BlockPool, CountedBlocks
 from config.profile import EngineLimits, Profile
 

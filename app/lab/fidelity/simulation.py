@@ -19,7 +19,7 @@ from random import Random
 from threading import Thread
 from typing import TypeVar
 
-from app.engine.core.step_loop import CostModel, StepCost
+from app.engine.core.step_cost import CostModel, StepCost
 from app.lab.fidelity import disaggregation as apart
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
 from app.lab.load import autoscale

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from app.engine.core.batch import Batch
-from app.engine.core.step_loop import StepCost
+from app.engine.core.step_cost import StepCost
 from app.lab.fidelity.goodput import METRICS, Limits, limit_ratios, limits_of
 from app.lab.fidelity.pod import OfflineRequest
 from app.lab.fidelity.simulate import Job

@@ -13,8 +13,8 @@ from app.base import Bounded
 from app.base.clock.clock import Clock
 from app.base.metrics.instruments import CONTENT_TYPE, Exposition
 from app.base.metrics.recorder import Figures
+from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
-from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.events import PublisherSettings, of_rank
 from app.serving.api.responder import ServerLoad
 from app.serving.faults.injector import FaultAudit
