@@ -1,4 +1,4 @@
-"""Types that the scheduler works with: sequences, steps, adapter slots, and a block pool's interface.
+"""Types that the scheduler works with: sequences, steps, adapter slots, interface of block pools.
 
 Start with `SequenceState` and `Batch`.
 """
@@ -170,7 +170,7 @@ class Speculation(Protocol):
 
 
 class Drafts:
-    """Drafts that are right at random: `rates` are the chances of each after right ones (rule 5)."""
+    """Drafts that are right at random; `rates` are the chances after right ones (rule 5)."""
 
     def __init__(self, rates: Sequence[float], rng: Random) -> None:
         self.drafts = len(rates)

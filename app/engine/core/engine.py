@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from config.profile import Profile
 
 MAX_STARTS_AT_ONCE = 128
-"""Maximum choices of a request that start in the turn of its arrival; keeps other streams on time."""
+"""Maximum choices of a request that start in the turn of its arrival.
+
+Keeps other streams on time.
+"""
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +52,10 @@ class EngineParts:
 
 
 class Engine(EngineClient):
-    """The `EngineClient` of this process; sequences run on their own timelines or in shared steps."""
+    """The `EngineClient` of this process.
+
+    Sequences run on their own timelines, or in shared steps.
+    """
 
     healthy = True
 

@@ -114,8 +114,8 @@ class RemoteSequence(Sequence):
             self._end(COUNTED_AS[output.finish])
 
     def _begin(self, output: wire.EngineCoreOutput) -> None:
-        if self._future is not None:
-            self._future.set_running_or_notify_cancel()
+        if self.created_future is not None:
+            self.created_future.set_running_or_notify_cancel()
         self.running = True
         self.scheduled_s = output.scheduled_s
         self.cached_tokens = output.cached_tokens

@@ -57,6 +57,8 @@ class Scheduler(Generic[S]):
         """True while no sequence is admitted."""
         self.watch_preempted: Callable[[S, S], None] | None = None
         """Receives each preempted sequence, and the one that needed its blocks."""
+        self.on_fetch: Callable[[S], None] | None = None
+        """Called with each sequence that enters `fetching`."""
         self._speculation = speculation
         self._in_bulk = speculation is None
         self._prompt_limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
@@ -333,7 +335,10 @@ class Scheduler(Generic[S]):
         batch.decodes = decodes
 
     def _preempt(self, victim: S, needy: S) -> None:
-        """Frees the blocks of `victim` for `needy`, and queues it; tokens in flight still arrive."""
+        """Frees the blocks of `victim` for `needy`, and queues it.
+
+        Tokens in flight still arrive.
+        """
         computed = victim.computed
         if victim.decodes and self._under_way:
             # The newest token is in flight: its block has no hash.
@@ -392,6 +397,8 @@ class Scheduler(Generic[S]):
         sequence.held = -(-sequence.prompt_tokens // self._block_size)
         self.blocks.begin(sequence, cached, sequence.held - cached)
         self.fetching.append(sequence)
+        if self.on_fetch is not None:
+            self.on_fetch(sequence)
 
     def _prefill(self, sequence: S, tokens: int, batch: Batch[S], is_fetched: bool = False) -> None:
         """Computes the next `tokens` of a prompt; blocks are assigned already."""

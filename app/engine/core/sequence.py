@@ -50,7 +50,16 @@ class Sequence(SequenceState):
 
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
-        *("_emit", "_first_s", "_future", "_handle", "_last_s", "_leave", "_now", "_recorder"),
+        *(
+            "_emit",
+            "_first_s",
+            "created_future",
+            "_handle",
+            "_last_s",
+            "_leave",
+            "_now",
+            "_recorder",
+        ),
         *("_take_token", "adapter", "begun", "over", "queued_s", "request", "scheduled_s"),
         *("tokens", "watches"),
     )
@@ -87,7 +96,8 @@ class Sequence(SequenceState):
         self._leave = leave
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
-        self._future: Future[SequenceOutcome] | None = None
+        self.created_future: Future[SequenceOutcome] | None = None
+        """What `future` has created, if it was used."""
         self.queued_s = request.arrival_s
         self.scheduled_s: float | None = None
         self._first_s: float | None = None
@@ -100,11 +110,11 @@ class Sequence(SequenceState):
         Until the sequence starts, the future can be cancelled. It is created on first use: a future
         takes 1.7 KB, and streams do not need one.
         """
-        if self._future is None:
-            self._future = Future()
+        if self.created_future is None:
+            self.created_future = Future()
             if self.scheduled_s is not None:
-                self._future.set_running_or_notify_cancel()
-        return self._future
+                self.created_future.set_running_or_notify_cancel()
+        return self.created_future
 
     def status(self) -> SequenceStatus:
         """Returns the progress of the sequence."""
@@ -175,8 +185,8 @@ class Sequence(SequenceState):
 
     def cancel(self) -> None:
         """Ends a sequence that has not started, with reason `abort`, and cancels its future."""
-        if self._future is not None and self._future.cancel():
-            self._future.set_running_or_notify_cancel()
+        if self.created_future is not None and self.created_future.cancel():
+            self.created_future.set_running_or_notify_cancel()
         self.interrupt()
 
     def interrupt(self, counted: bool = False) -> None:
@@ -210,7 +220,7 @@ class Sequence(SequenceState):
             text=self.text(whole=False),
         )
 
-    def _claim_future(self, future: Future[SequenceOutcome]) -> bool:
+    def claim_future(self, future: Future[SequenceOutcome]) -> bool:
         """Marks the future as running; returns False, and aborts the sequence, if cancelled."""
         is_wanted = future.set_running_or_notify_cancel()
         if not is_wanted:
@@ -251,7 +261,7 @@ class Sequence(SequenceState):
         if self.watches:
             notify(self.watches, self.outcome(reason, now_s))
         self._handle.end_one()
-        future = self._future
+        future = self.created_future
         if future is not None and not future.done():
             if error is None:
                 future.set_result(self.outcome(reason, now_s))

@@ -183,14 +183,13 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
             self.wake(self._clock.now())
             self._arm()
 
-    def seen(self, sequence: SteppedSequence, at_s: float) -> bool:
-        """Returns whether to schedule a sequence.
+    def see(self, sequence: SteppedSequence, at_s: float) -> None:
+        """Gives the scheduler a sequence that leaves the front end.
 
-        Returns False for a sequence that is over, and for one that ends here because less of its
-        prompt is cached than `cache_hit_threshold` demands.
+        A sequence ends here if less of its prompt is cached than `cache_hit_threshold` demands.
         """
         if sequence.over:
-            return False
+            return
         sequence.queued_s = at_s
         threshold = sequence.request.cache_hit_threshold
         if threshold:
@@ -199,14 +198,17 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
             cached = 0 if cache is None else cache.find(sequence, tokens) * cache.block_size
             if cached / max(1, tokens) < threshold:
                 now_s = self._clock.now()
-                sequence.admit(now_s)
+                future = sequence.created_future
+                if future is not None and not sequence.claim_future(future):
+                    return
+                sequence.scheduled_s = now_s
                 sequence.empty()
                 sequence.hand_out(now_s, 1)
-                return False
+                return
         if sequence.adapter is not None:
             self._recorder.adapter_moved(sequence, sequence.adapter, "waiting")
         self._in_line -= 1
-        return True
+        self._queue.add(sequence)
 
     def transfer_s(self, sequence: SteppedSequence) -> float:
         """Returns the seconds until the cache of a remote prefill has arrived."""
@@ -218,8 +220,11 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
             if sequence.over:
                 continue
             if sequence.scheduled_s is None:
-                sequence.admit(self.now_s)
-            if sequence.adapter is not None and not sequence.over:
+                future = sequence.created_future
+                if future is not None and not sequence.claim_future(future):
+                    continue
+                sequence.scheduled_s = self.now_s
+            if sequence.adapter is not None:
                 self._recorder.adapter_moved(sequence, sequence.adapter, "running")
 
     def step_over(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
@@ -228,11 +233,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         drafts = batch.drafts
         due = list(zip([*batch.decodes, *batch.prefilled], repeat(1), strict=False))
         if drafts:
-            for place, (sequence, _) in enumerate(due):
-                if sequence in drafts:
-                    due[place] = sequence, 1 + drafts[sequence][1]
-            for drafted, accepted in drafts.values():
-                recorder.drafted(drafted, Counter(range(accepted)))
+            self._count_drafts(due, drafts)
         if self._cache is not None:
             self._cache.step_over(
                 [
@@ -256,6 +257,18 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
             recorder.step(tokens)
             self._out.append(DueTokens(due, len(due), first_s))
 
+    def _count_drafts(
+        self,
+        due: list[tuple[SteppedSequence, int]],
+        drafts: dict[SteppedSequence, tuple[int, int]],
+    ) -> None:
+        """Records the drafts of a step, and adds the accepted ones to the tokens in `due`."""
+        for place, (sequence, _) in enumerate(due):
+            if sequence in drafts:
+                due[place] = sequence, 1 + drafts[sequence][1]
+        for drafted, accepted in drafts.values():
+            self._recorder.drafted(drafted, Counter(range(accepted)))
+
     def _arm(self) -> None:
         due_s = self.next_s
         if self._out:
@@ -270,7 +283,10 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._arm()
 
     def turn(self, now_s: float) -> float | None:
-        """Handles loop events and due tokens in order of time; returns the next due time, or None."""
+        """Handles loop events and due tokens in order of time.
+
+        Returns the next due time, or None.
+        """
         if now_s < self._alarm_s - ROUNDING_S:
             return None  # a stale entry
         self._is_in_turn = True
@@ -295,7 +311,10 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         return None if self._alarm_s == inf else self._alarm_s
 
     def _hand_out(self, until_s: float, limit: int) -> int:
-        """Hands out up to `limit` tokens of the oldest step, due by `until_s`; returns the count."""
+        """Hands out up to `limit` tokens of the oldest step that are due by `until_s`.
+
+        Returns their number.
+        """
         oldest = self._out[0]
         count = 0
         while oldest.left and count < limit and oldest.next_s <= until_s:

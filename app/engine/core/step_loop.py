@@ -26,13 +26,14 @@ WatchStep: TypeAlias = Callable[[Batch[S], float, float], None]
 class StepLoop(Generic[S]):
     """Keeps at most `depth` steps under way: two with vLLM's async scheduling, one without.
 
-    Subclasses handle the events `seen`, `admitted` and `step_over`. All moments are in seconds.
+    Subclasses handle the events `see`, `admitted` and `step_over`. All moments are in seconds.
     """
 
     def __init__(
         self, scheduler: Scheduler[S], cost: CostModel, front: FrontCosts, depth: int = 2
     ) -> None:
         self.scheduler = scheduler
+        scheduler.on_fetch = self._start_transfer
         self.now_s = -inf
         self.next_s = inf
         """Time of the next event, inf without one.
@@ -61,9 +62,9 @@ class StepLoop(Generic[S]):
         self.watch_stall: Callable[[], None] | None = None
         """Called when no step could be made."""
 
-    def seen(self, sequence: S, at_s: float) -> bool:
-        """Called when the scheduler would see a sequence; returns whether to schedule it."""
-        return True
+    def see(self, sequence: S, at_s: float) -> None:
+        """Gives the scheduler a sequence that leaves the front end."""
+        self.scheduler.waiting.add(sequence)
 
     def transfer_s(self, sequence: S) -> float:
         """Returns the seconds until the cache of a remote prefill has arrived."""
@@ -73,7 +74,10 @@ class StepLoop(Generic[S]):
         """Called for each new step that admits sequences."""
 
     def step_over(self, batch: Batch[S], first_s: float, gap_s: float) -> None:
-        """Called when a step's tokens are ready; stream j gets its token at `first_s + j * gap_s`."""
+        """Called when a step's tokens are ready.
+
+        Stream j gets its token at `first_s + j * gap_s`.
+        """
         raise NotImplementedError
 
     def send(self, sequence: S, arrival_s: float, apart: bool = False) -> float:
@@ -104,7 +108,7 @@ class StepLoop(Generic[S]):
         return self.next_s
 
     def go_on(self) -> None:  # runs for each step: more calls would slow it down
-        """Handles the next event: completes the oldest step, and makes as many as `depth` allows."""
+        """Handles the next event: completes the oldest step, and makes as many as fit `depth`."""
         self.now_s = now_s = max(self.next_s, self.now_s)
         scheduler = self.scheduler
         line = self.line
@@ -120,15 +124,10 @@ class StepLoop(Generic[S]):
         while len(under_way) < self._depth:
             while line and line[0][0] <= now_s:
                 seen_s, sequence = line.popleft()
-                if self.seen(sequence, seen_s):
-                    scheduler.waiting.add(sequence)
+                self.see(sequence, seen_s)
             while transfers and transfers[0][0] <= now_s:
                 scheduler.fetched(heappop(transfers)[2])
-            fetching = len(scheduler.fetching)
             batch = scheduler.schedule()
-            for sequence in scheduler.fetching[fetching:]:
-                arrival_s = now_s + self.transfer_s(sequence)
-                heappush(transfers, (arrival_s, sequence.arrived, sequence))
             if batch is None:
                 if self.watch_stall is not None:
                     self.watch_stall()
@@ -145,6 +144,10 @@ class StepLoop(Generic[S]):
         if under_way:
             self.next_s = under_way[0][0]
             return
-        self.next_s = line[0][0] if line else inf
-        if transfers and transfers[0][0] < self.next_s:
-            self.next_s = transfers[0][0]
+        arrival_s = line[0][0] if line else inf
+        transfer_s = transfers[0][0] if transfers else inf
+        self.next_s = min(arrival_s, transfer_s)
+
+    def _start_transfer(self, sequence: S) -> None:
+        arrival_s = self.now_s + self.transfer_s(sequence)
+        heappush(self.transfers, (arrival_s, sequence.arrived, sequence))

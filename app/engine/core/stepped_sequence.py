@@ -55,11 +55,6 @@ class SteppedSequence(ReplySequence):
             first_s=self._first_s,
         )
 
-    def admit(self, now_s: float) -> None:
-        """Notes the first admission to a step; a sequence whose future is cancelled ends."""
-        if self._future is None or self._claim_future(self._future):
-            self.scheduled_s = now_s
-
     def hand_out(self, at_s: float, count: int) -> None:
         """Emits `count` tokens, due at `at_s`; an error of the writer ends the sequence."""
         try:

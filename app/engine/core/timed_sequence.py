@@ -37,8 +37,11 @@ class TimedSequence(ReplySequence):
         self.due_s = 0.0
 
     def start(self) -> bool:
-        """Starts with a slot, and emits tokens already due; returns False if the sequence is over."""
-        if self._future is not None and not self._claim_future(self._future):
+        """Starts with a slot, and emits tokens already due.
+
+        Returns False if the sequence is over.
+        """
+        if self.created_future is not None and not self.claim_future(self.created_future):
             return False
         context = self._context
         request = self.request
@@ -78,10 +81,9 @@ class TimedSequence(ReplySequence):
     def turn(self, now_s: float) -> float | None:
         """Emits tokens due at `now_s`; returns the next due time, None after the last token."""
         take_token = self._take_token
-        if take_token is not None:
-            plain_next_s = self._plain_turn(take_token, now_s)
-            if plain_next_s is not None:
-                return plain_next_s
+        plain_next_s = None if take_token is None else self._plain_turn(take_token, now_s)
+        if plain_next_s is not None:
+            return plain_next_s
         if self.over:  # the wheel now drops the sequence
             return None
         timing = self._context.timing
@@ -138,7 +140,10 @@ class TimedSequence(ReplySequence):
         return next_s
 
     def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
-        """Returns the end of the tokens to emit now, the last one's due time, and the next token's."""
+        """Returns the end of the tokens to emit now.
+
+        Also returns the due times of the last of them, and of the token after it.
+        """
         max_tokens = MAX_OUTPUT_TOKENS
         if self.request.logprobs is not None:
             max_tokens = max(1, max_tokens // (self.request.logprobs + 2))

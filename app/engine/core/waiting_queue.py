@@ -45,7 +45,10 @@ class WaitingQueue(Generic[W]):
         return adapter is None or self.lora.is_ready(adapter) or self.lora.has_room()
 
     def add(self, sequence: W, first: bool = False) -> None:
-        """Queues a sequence, a former member at its old place; `first` puts it before all others."""
+        """Queues a sequence, a former member at its old place.
+
+        With `first` it goes before all others.
+        """
         if not sequence.arrived:
             self._arrivals += 1
             sequence.arrived = self._arrivals

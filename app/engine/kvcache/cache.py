@@ -285,7 +285,10 @@ class KVCache:
             self.pending.append(AllBlocksCleared())
 
     def take_events(self) -> list[KVEvent]:
-        """Returns and clears the events since the last call, in order, to be published as one step."""
+        """Returns and clears the events since the last call, in order.
+
+        They are published as one step.
+        """
         events = self.pending
         self.pending = []
         return events

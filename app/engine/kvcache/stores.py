@@ -1,4 +1,4 @@
-"""Stores of vLLM's KV connectors: the prompt blocks that an engine can load instead of computing."""
+"""Stores of vLLM's KV connectors: prompt blocks that an engine loads instead of computing."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class ConnectorStore:
 
 
 class PromptStore(ConnectorStore):
-    """vLLM's ExampleConnector: finds only prompts whose whole blocks equal those of an earlier one."""
+    """vLLM's ExampleConnector: finds prompts whose whole blocks equal those of an earlier one."""
 
     tier = "external_unspecified"
 
     def _key(self, prompt: Prompt, tokens: int) -> tuple[int, bytes]:
-        """Returns the number of tokens in whole blocks, without the last token, and their digest."""
+        """Returns the tokens in whole blocks, without the last token, and their digest."""
         tokens = max(0, (tokens - 1) // self.block_size * self.block_size)
         packed = array("q", prompt.token_ids[:tokens]).tobytes()
         return tokens, blake2b(packed, digest_size=DIGEST_BYTES).digest()
