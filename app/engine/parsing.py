@@ -213,7 +213,7 @@ def readers(tool_call_parser: str) -> Callable[[EngineRequest], TextReader | Non
         read: Read = plain
         if (calls := request.tool_calls) is not None:
             read = chosen
-            if calls.least:
+            if calls.min_calls:
                 read = named(calls.tools[0].name) if calls.named else partial(listed, forced=True)
         form = request.form
         if request.reasoning and (form is None or form.thoughts is not None):

@@ -231,7 +231,7 @@ def reply_of(worded: Worded, given: object, request: EngineRequest, rng: Random)
     """Converts a text or a `ScriptedReply` to tokens; None if it passes."""
     script = ScriptedReply(text=given) if isinstance(given, str) else given
     script = msgspec.convert(msgspec.to_builtins(script), ScriptedReply)
-    _check_seconds(script.first_token_s, script.per_token_s, *script.before.values())
+    _check_seconds(script.first_token_s, script.per_token_s, *script.token_delays.values())
     for call in script.calls:
         msgspec.json.decode(call.arguments, type=dict[str, object])
     return None if script.passes else worded(request, script)

@@ -68,14 +68,14 @@ class CallReplies:
 
     def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
         """Returns the calls of one reply, within the limit or, if required, cut off; else None."""
-        count = calls.least
+        count = calls.min_calls
         while (
-            count < calls.most
+            count < calls.max_calls
             and rng.random() * 100 < self.settings.tool_call_extra_call_probability
         ):
             count += 1
         scarce = request.limited and request.max_tokens < ROOM
-        if count == 0 or scarce and not calls.least:
+        if count == 0 or scarce and not calls.min_calls:
             return None
         if (
             scarce
@@ -92,11 +92,11 @@ class CallReplies:
             if reply.finish is STOP and len(reply.ids) < most:  # and the end of text fits, too
                 return reply
             too_long = too_long or reply
-        return too_long if calls.least else None
+        return too_long if calls.min_calls else None
 
     def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[WrittenCalls]:
         """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
-        fewest = max(calls.least, 1)
+        fewest = max(calls.min_calls, 1)
         tries = [(count, Size.USUAL), *[(fewest, Size.USUAL)] * (TRIES - 1)]
         for number, size in [*tries, *[(fewest, Size.BRIEF)] * (TRIES - 1), (fewest, Size.LEAST)]:
             made, separators = list[tuple[str, str]](), USUAL if size is Size.USUAL else COMPACT

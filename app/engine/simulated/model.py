@@ -60,7 +60,7 @@ def delays_of(script: ScriptedReply, tokens: int) -> list[tuple[int, float]]:
     waits = dict.fromkeys(range(1, tokens), script.per_token_s) if script.per_token_s else {}
     if script.first_token_s:
         waits[0] = script.first_token_s
-    for token, seconds in script.before.items():
+    for token, seconds in script.token_delays.items():
         waits[token] = waits.get(token, 0.0) + seconds
     return list(waits.items())
 
