@@ -28,10 +28,10 @@ from app.engine.core.request import Model
 from app.engine.dataset import open_datasets
 from app.engine.dataset import prepare as prepare_datasets
 from app.engine.forms.schema import Schemas
-from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.memo import Memo
+from app.engine.kvcache.residency import Residency
 from app.engine.kvcache.stores import store_of
 from app.engine.lora import AdapterMemory, LoraResidency, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences

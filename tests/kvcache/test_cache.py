@@ -5,8 +5,8 @@ from random import Random
 import gevent
 
 from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.events import BlockStored
+from app.engine.kvcache.residency import Residency
 from tests.kvcache.caches import (
     ALICE,
     Replying,

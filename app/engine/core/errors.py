@@ -3,7 +3,7 @@
 `app.serving.api.errors` maps each error to an HTTP status.
 """
 
-# ruff: noqa: N818  # the names say what has happened, as the API's errors do
+# the names say what has happened, as the API's errors do
 
 from __future__ import annotations
 

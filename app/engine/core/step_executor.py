@@ -23,7 +23,7 @@ from app.engine.core.step_cost import CostModel, PrefillTime, StepCost
 from app.engine.core.step_loop import StepLoop
 from app.engine.core.stepped_sequence import SteppedSequence
 from app.engine.core.waiting_queue import WaitingQueue
-from app.engine.kvcache.block_pool import CountedBlocks
+from app.engine.kvcache.counted_blocks import CountedBlocks
 from config.settings import Settings
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from app.engine.kvcache.events import (
     KVEvent,
 )
 from app.engine.kvcache.hashing import (
-    NO_KEYS,
     Adapter,
     BlockHasher,
     ExtraKeys,
@@ -38,6 +37,9 @@ GROUP = 0
 MEDIUM = "GPU"
 SPEC_KIND = "full_attention"
 """Values in every event, passed explicitly because default factories cost a call each."""
+
+NO_KEYS = ExtraKeys(1)
+"""Keys of prompts without adapter, salt and media, whatever the block size."""
 
 EventHashes: TypeAlias = Literal["int", "bytes"] | None
 """Form of the hashes in events; None: the cache records no events."""

@@ -13,7 +13,8 @@ from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, Sequen
 from app.engine.core.scheduler import Scheduler
 from app.engine.core.step_cost import CostModel, PrefillTime
 from app.engine.core.step_loop import StepLoop
-from app.engine.kvcache.block_pool import BlockPool, CountedBlocks
+from app.engine.kvcache.block_pool import BlockPool
+from app.engine.kvcache.counted_blocks import CountedBlocks
 from config.profile import EngineLimits, Profile
 
 
