@@ -27,7 +27,8 @@ from app.engine.core.batch import Batch
 from app.engine.core.errors import EngineError
 from app.engine.core.request import EngineRequest, Reply, ScriptedReply
 from app.engine.core.step_cost import CostModel, StepCost
-from app.engine.simulated.corpus import LengthSource, ReplySource
+from app.engine.simulated.model import ReplySource
+from app.engine.simulated.random_mode import LengthSource
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.lab.load.autoscale import BUILT_IN, AutoscalerStart, Decide
 from app.lab.load.policies import POLICIES

@@ -35,7 +35,7 @@ from app.engine.kvcache.residency import Residency
 from app.engine.kvcache.stores import store_of
 from app.engine.lora import AdapterMemory, LoraResidency, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.model import NullModel, SimulatedModel
+from app.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
 from app.serving.api import anthropic, completions, invocations, models, pooling
 from app.serving.api.admin import server as admin
 from app.serving.api.admin import testing
@@ -339,10 +339,15 @@ class Assembly:
     def _model(self) -> Model:
         if self.settings.model.task != "generate":
             return NullModel()
-        tokenizer, draws = self.tokenizer, (self.streams("text"), self.streams("calls"))
+        tokenizer = self.tokenizer
         corpus = Corpus(tokenizer, sample_sentences())
         model = SimulatedModel(
-            self.settings, tokenizer, corpus, self.datasets, self.schemas, *draws
+            self.settings,
+            tokenizer,
+            corpus,
+            datasets=self.datasets,
+            schemas=self.schemas,
+            streams=RandomStreams(text=self.streams("text"), calls=self.streams("calls")),
         )
         if self.plugins is not None:
             model.ask_first(self.plugins.replies(model.scripted_reply), self.plugins.length())

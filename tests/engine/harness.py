@@ -19,7 +19,7 @@ from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import Adapter, BlockHasher
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.model import SimulatedModel
+from app.engine.simulated.model import RandomStreams, SimulatedModel
 from app.text.base import Tokenizer
 from app.text.huggingface import default_tokenizer
 from config.profile import Profile, read_profile
@@ -100,10 +100,9 @@ class Harness:
             settings,
             embedded_tokenizer(),
             embedded_corpus(),
-            {},
-            Schemas(),
-            Random(seed),
-            Random(seed),
+            datasets={},
+            schemas=Schemas(),
+            streams=RandomStreams(text=Random(seed), calls=Random(seed)),
         )
         self.kv_events: list[KVEvent] = []
         self.cache = None

@@ -74,7 +74,10 @@ def test_calls_that_must_be_made_are_made_with_arguments_that_fit_in_their_marku
 
 def test_the_number_of_calls_follows_the_chance_of_one_more() -> None:
     for least, chance, counts in ((0, 0, {0}), (1, 0, {1}), (0, 100, {3}), (1, 45, {1, 2, 3})):
-        calls, chances = ToolCalls(tools=TOOLS[:1] * 3, min_calls=least, max_calls=3), {EXTRA_CALL: chance}
+        calls, chances = (
+            ToolCalls(tools=TOOLS[:1] * 3, min_calls=least, max_calls=3),
+            {EXTRA_CALL: chance},
+        )
         replies = [played(calls, chances, server_seed=seed) for seed in range(25)]
         assert {len(called(events)) if events[0].part else 0 for events in replies} == counts
 
