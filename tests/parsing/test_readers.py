@@ -20,8 +20,8 @@ READERS: dict[str, Read] = {
     "forced": partial(listed, forced=True),
     "named": named("f"),
     "thoughts": thoughts,
-    "thoughts and calls": partial(thoughts, then=hermes),
-    "thoughts that may come": partial(thoughts, then=hermes, begun=False),
+    "thoughts and calls": partial(thoughts, read_text=hermes),
+    "thoughts that may come": partial(thoughts, read_text=hermes, begun=False),
 }
 WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"}}'
 

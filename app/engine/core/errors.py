@@ -3,8 +3,6 @@
 `app.serving.api.errors` maps each error to an HTTP status.
 """
 
-# the names say what has happened, as the API's errors do
-
 from __future__ import annotations
 
 from config.declaration import ConfigError
