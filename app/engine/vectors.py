@@ -158,11 +158,8 @@ class PoolingModel:
         """
         is_by_token = task.startswith("token")
         if task.endswith("embed"):
-            if is_by_token:
-                texts = self.tokenizer.token_texts(ids)
-            else:
-                texts = [self.tokenizer.decode(ids)]
-            for text in texts:
+            tokenizer = self.tokenizer
+            for text in tokenizer.token_texts(ids) if is_by_token else [tokenizer.decode(ids)]:
                 yield self.vector(text, activation)
             return
         parts = [ids]

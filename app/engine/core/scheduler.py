@@ -305,13 +305,17 @@ class Scheduler(Generic[S]):
         earlier. Returns the tokens that each of these had, and whether it was a decode.
         """
         freed = []
-        while sequence.running and self._missing_blocks(sequence, tokens) > self.blocks.free:
+        has_room = False
+        while not has_room:
             victim = self.running[-1]
             if self.limits.by_priority:
                 victim = max(self.running, key=_preemption_order)
             if victim in allotted:
                 freed.append((allotted.pop(victim), victim.decodes))
             self._preempt(victim, sequence)
+            has_room = (
+                not sequence.running or self._missing_blocks(sequence, tokens) <= self.blocks.free
+            )
         return freed
 
     def _compute(self, allotted: dict[S, int], batch: Batch[S]) -> None:
