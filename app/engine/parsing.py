@@ -73,7 +73,9 @@ def readers(tool_call_parser: str) -> Callable[[EngineRequest], TextReader | Non
 
     `tool_call_parser` is `llama3_json`; all other values mean Hermes.
     """
-    read_calls: Read = listed if tool_call_parser == "llama3_json" else hermes
+    read_calls: Read = hermes
+    if tool_call_parser == "llama3_json":
+        read_calls = listed
 
     def reader_of(request: EngineRequest) -> TextReader | None:
         read: Read = plain
@@ -89,14 +91,18 @@ def readers(tool_call_parser: str) -> Callable[[EngineRequest], TextReader | Non
             # A constrained text without `thoughts` has no room for them.
             begun = form is None or form.thoughts is None or form.thoughts.begin_id is None
             read = partial(thoughts, read_text=read, begun=begun)
-        return None if read is plain else TextReader(read)
+        if read is plain:
+            return None
+        return TextReader(read)
 
     return reader_of
 
 
 def plain(text: str, ended: bool) -> list[Piece]:
     """Reads plain text."""
-    return [(None, text)] if text else []
+    if not text:
+        return []
+    return [(None, text)]
 
 
 def hermes(text: str, ended: bool) -> list[Piece]:
@@ -116,7 +122,9 @@ def hermes(text: str, ended: bool) -> list[Piece]:
         if not begin:
             return pieces
         inner, end, remaining = remaining.partition(CALL_END)
-        call_text = inner if end else before_tag(inner, CALL_END, ended)
+        call_text = inner
+        if not end:
+            call_text = before_tag(inner, CALL_END, ended)
         call, closed = call_pieces(call_text, calls)
         pieces += call
         if not end:
@@ -143,7 +151,9 @@ def listed(text: str, ended: bool, forced: bool = False) -> list[Piece]:
         if inner.startswith(PYTHON_TAG):
             inner = inner[len(PYTHON_TAG) :].lstrip()
         if not inner or not calls and PYTHON_TAG.startswith(inner):
-            return plain(remaining, ended) if ended and not calls else pieces
+            if ended and not calls:
+                return plain(remaining, ended)
+            return pieces
         if inner[0] != "{":
             return pieces or plain(remaining, ended)
         call, end = call_pieces(inner, calls)
@@ -153,8 +163,9 @@ def listed(text: str, ended: bool, forced: bool = False) -> list[Piece]:
                 pieces.append((Part("call", calls, raw=text), ""))
             return pieces
         if not call:
-            is_text = not calls and (ended or end is not None)
-            return plain(inner, ended) if is_text else pieces
+            if not calls and (ended or end is not None):
+                return plain(inner, ended)
+            return pieces
         calls += 1
         remaining = inner[end:]
 
@@ -189,7 +200,9 @@ def named(name: str) -> Read:
 
 
 def _arguments(text: str, ended: bool, part: Part) -> list[Piece]:
-    return [(part, text)] if text else []
+    if not text:
+        return []
+    return [(part, text)]
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
@@ -206,7 +219,9 @@ def end_of_value(text: str, start: int) -> int | None:
     """Returns the end of the JSON value at `start`; None while the value goes on."""
     if text[start : start + 1] not in ("{", "[", '"'):
         end = BARE.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
-        return end if end < len(text) else None
+        if end < len(text):
+            return end
+        return None
     depth = 0
     for token in TOKEN.finditer(text, start):
         if token[0][0] != '"':

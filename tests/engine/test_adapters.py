@@ -44,7 +44,7 @@ def every(step: float, adapters: Sequence[str | None]) -> list[tuple[float, str 
     return [(number * step, adapter) for number, adapter in enumerate(adapters)]
 
 
-def test_one_slot_and_one_adapter_serves_who_needs_the_resident_one_first() -> None:
+def test_requests_for_the_resident_adapter_go_first() -> None:
     adapters = ["l1", "l1", "l2", "l3", "l4", "l1", "l2", "l3", "l4"]
     assert play(harness(1, 1), every(0, adapters)) == list("015263748")
 
@@ -58,14 +58,14 @@ def test_one_slot_and_one_adapter_serves_who_needs_the_resident_one_first() -> N
         (5, 5, ["0", "1", "2", "3", "4", "5", "6", "7"]),
     ],
 )
-def test_two_adapters_and_a_late_request_for_the_first(
+def test_a_late_request_for_a_resident_adapter_goes_before_a_waiting_load(
     slots: int, max_loras: int, order: list[str]
 ) -> None:
     arrivals: list[tuple[float, str | None]] = [(0, "l1")] * 3 + [(0.1, "l2")] * 4 + [(0.5, "l1")]
     assert play(harness(slots, max_loras, ttft=1.0), arrivals) == order
 
 
-def test_the_base_model_overtakes_who_waits_for_an_adapter() -> None:
+def test_the_base_model_overtakes_requests_that_wait_for_an_adapter() -> None:
     served = harness(2, 1)
     assert play(served, [(0, "l1"), (0, "l2"), (0.1, None)]) == ["0", "2", "1"]
 
@@ -83,7 +83,7 @@ def test_an_adapter_that_is_unloaded_while_requests_wait_counts_as_the_base_mode
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_places_are_free_for_an_adapter_that_is_there_or_has_room(timing: Any) -> None:
+def test_free_counts_slots_for_adapters_in_memory_or_with_room(timing: Any) -> None:
     served = Harness(
         slots=3,
         max_waiting=0,

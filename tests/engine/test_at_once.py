@@ -81,13 +81,13 @@ def _values(output: Any) -> list[Any]:
     fails_at=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=40, deadline=None)
-def test_outputs_and_numbers_are_those_of_the_longer_way(
+def test_immediate_replies_have_the_outputs_and_metrics_of_sequences(
     asked: list[dict[str, Any]], mode: str, fails_at: int | None
 ) -> None:
     assert outcome(asked, mode, fails_at, False) == outcome(asked, mode, fails_at, True)
 
 
-def test_behind_others_it_waits_like_them() -> None:
+def test_an_immediate_request_waits_behind_queued_ones() -> None:
     harness = Harness(slots=1, inter_token_latency=0.1)
     harness.ask("slow")
     harness.engine.on_settings(Harness().settings)
@@ -152,7 +152,7 @@ def heard(
     blocks=st.sampled_from([None, 64]),
     profile=st.sampled_from([None, PROFILE, SPECULATES]),
 )
-def test_the_tokens_and_what_is_counted_are_the_same(
+def test_immediate_replies_count_the_same_tokens(
     gap_s: float,
     jitter_s: float,
     ttft_s: float,

@@ -72,7 +72,7 @@ def test_every_token_keeps_its_order_part_and_log_probability(
         assert shown(taken, choice) == shown(emitted, choice)
 
 
-def test_tokens_of_one_part_become_one_output_which_ends_as_the_last_one_does() -> None:
+def test_waiting_tokens_of_one_part_become_one_output() -> None:
     backlog = TokenBacklog()
     waiting: list[EngineOutput] = []
     for position in range(100):

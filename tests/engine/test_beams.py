@@ -21,7 +21,7 @@ def beams(harness: Harness, choices: int = 2, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"profile": PROFILE}, {"time_to_first_token": 1.0}])
-def test_a_beam_is_one_output_of_all_its_tokens(fields: dict[str, Any]) -> None:
+def test_a_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
     harness = Harness(mode="random", **fields)
     beams(harness, logprobs=2)
     harness.clock.advance(60)
@@ -80,7 +80,7 @@ def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
     assert harness.metric("request_params_n_sum") == requests
 
 
-def test_a_beam_that_ends_of_itself_names_the_end_of_text() -> None:
+def test_a_beam_that_stops_names_the_end_of_text_token() -> None:
     harness = Harness(mode="echo")
     beams(harness, choices=1, echo_text="hi", max_tokens=9, ignore_eos=False)
     harness.clock.advance(60)
@@ -89,7 +89,7 @@ def test_a_beam_that_ends_of_itself_names_the_end_of_text() -> None:
     assert (beam.finish.reason, beam.finish.stop_reason) == ("stop", 0) and 0 not in beam.ids
 
 
-def test_beams_that_are_aborted_say_nothing_and_interrupted_ones_say_so() -> None:
+def test_aborted_beams_emit_nothing_and_interrupted_beams_emit_abort() -> None:
     harness = Harness(mode="random", time_to_first_token=1.0)
     beams(harness)
     harness.clock.advance(1.5)
@@ -103,7 +103,7 @@ def test_beams_that_are_aborted_say_nothing_and_interrupted_ones_say_so() -> Non
     assert harness.finish(index=0) == harness.finish(index=1) == "abort" and harness.is_idle()
 
 
-def test_a_step_of_many_beams_leaves_turns_of_the_loop_to_others(
+def test_a_step_of_many_beams_yields_to_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     harness = Harness(mode="random")

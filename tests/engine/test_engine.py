@@ -26,7 +26,7 @@ def aborted(harness: Harness) -> float:
     return harness.recorder.figures().finished["abort"]
 
 
-def test_moments_are_exact_and_so_is_what_the_metrics_say_of_them() -> None:
+def test_token_times_and_latency_metrics_are_exact() -> None:
     harness = Harness(**SLOW)
     harness.ask()
     harness.clock.advance(10)
@@ -88,7 +88,7 @@ def test_an_abort_at_any_stage_leaves_nothing_behind(after_s: float) -> None:
     assert sum(finished(harness, reason) for reason in REASONS) == 0
 
 
-def test_the_abort_of_a_request_starts_none_of_its_own_waiting_choices() -> None:
+def test_aborting_a_request_does_not_start_its_waiting_choices() -> None:
     harness = Harness(slots=2, inter_token_latency=0.1)
     group = harness.ask(choices=5)
     assert harness.gauges() == (2, 3)
@@ -99,7 +99,7 @@ def test_the_abort_of_a_request_starts_none_of_its_own_waiting_choices() -> None
     assert harness.metric("prompt_tokens_total") == 6  # two of the five had begun
 
 
-def test_a_client_that_leaves_while_it_is_told_of_the_start_hears_nothing_more() -> None:
+def test_an_abort_during_started_suppresses_further_outputs() -> None:
     harness = Harness(slots=1, inter_token_latency=0.1)
     heard: list[EngineOutput] = []
     groups: list[Any] = []
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_while_it_is_told_of_the_start_hears_nothing_more()
     itl=st.sampled_from([0.0, 0.05]),
 )
 @settings(max_examples=40, deadline=None)
-def test_whatever_happens_everything_comes_back_to_zero(
+def test_gauges_return_to_zero_after_any_sequence_of_actions(
     steps: list[tuple[str, int, int]], slots: int, ttft: float, itl: float
 ) -> None:
     harness = Harness(slots, 5, time_to_first_token=ttft, inter_token_latency=itl)
@@ -165,7 +165,7 @@ def refusal(harness: Harness, choices: int = 1) -> type[EngineError]:
     return caught.type
 
 
-def test_running_and_waiting_together_are_bounded_and_refusals_counted() -> None:
+def test_max_num_queued_reqs_bounds_unfinished_requests_and_counts_rejections() -> None:
     harness = Harness(slots=1, max_waiting=100, max_unfinished=3, **SLOW)
     harness.ask("a", 2)
     assert refusal(harness, 2) is TooManyRequests
@@ -174,7 +174,7 @@ def test_running_and_waiting_together_are_bounded_and_refusals_counted() -> None
     assert refusal(harness) is TooManyRequests
 
 
-def test_room_is_what_slots_queue_and_limit_leave() -> None:
+def test_room_is_bounded_by_slots_queue_and_limit() -> None:
     free = Harness(slots=2, max_waiting=3, **SLOW)
     bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
     rooms = []

@@ -35,7 +35,7 @@ def test_a_listener_that_fails_loses_no_slot(fails_at: int | None) -> None:
     assert isinstance(heard[-1], Failed) and finished(harness, "error") == 1
 
 
-def test_what_cannot_be_prepared_takes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_whose_preparation_fails_takes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness()
     model = harness.engine._model
     original = model.reply
@@ -51,7 +51,7 @@ def test_what_cannot_be_prepared_takes_no_slot(monkeypatch: pytest.MonkeyPatch) 
     assert harness.is_idle() and harness.events == []
 
 
-def test_one_that_ends_at_once_may_end_others_or_break() -> None:
+def test_a_sequence_that_ends_at_once_may_abort_others_or_fail() -> None:
     harness = stepped()
     doomed = harness.ask("doomed", max_tokens=20)
 
@@ -70,9 +70,7 @@ def test_one_that_ends_at_once_may_end_others_or_break() -> None:
     assert harness.is_idle()
 
 
-def test_an_observer_that_fails_breaks_nothing_and_others_are_told_once_after_the_last_event() -> (
-    None
-):
+def test_a_failing_observer_does_not_affect_others() -> None:
     harness = Harness(slots=1, **SLOW)
 
     def failing(outcome: SequenceOutcome) -> None:
@@ -94,7 +92,7 @@ class Moved:
         return self.now_s
 
 
-def test_who_rests_is_not_missed(tmp_path: Path) -> None:
+def test_a_resting_engine_is_not_silent(tmp_path: Path) -> None:
     now = Moved()
     heartbeat = Heartbeat(f"ipc://{tmp_path}/engine", now)
     heartbeat.begin()
@@ -117,7 +115,7 @@ def test_silence_grows_with_every_look_until_the_next_beat() -> None:
     assert silence.look(None, 12.0) == 0.0
 
 
-def test_who_was_stopped_together_with_the_engine_does_not_count_that_time() -> None:
+def test_a_stopped_monitor_does_not_count_its_own_pause() -> None:
     silence = HeartbeatMonitor(max_step_s=2.0)
     silence.look(5.0, 5.5)
     assert silence.look(5.0, 4000.0) == 2.0

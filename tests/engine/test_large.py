@@ -38,7 +38,7 @@ class BusyClock(VirtualClock):
         {"choices": 1024, "max_tokens": 60},
     ],
 )
-def test_in_real_time_no_pause_is_far_away(fields: dict[str, Any]) -> None:
+def test_large_requests_pause_often_in_real_time(fields: dict[str, Any]) -> None:
     # Time of the processor, the best of three: other processes make a machine's caches slow, too.
     assert min(longest_turn_s(fields) for _ in range(3)) < LONGEST_S
 
@@ -99,7 +99,7 @@ def test_the_future_of_a_handle_is_done_with_the_last_choice() -> None:
     assert harness.engine.submit([], harness.events.append).future.done()  # type: ignore[arg-type]
 
 
-def test_while_thousands_are_interrupted_others_have_their_turns() -> None:
+def test_interrupting_thousands_yields_to_other_work() -> None:
     harness = Harness(slots=3000, inter_token_latency=0.1)
     for number in range(30):
         harness.ask(str(number), choices=100, max_tokens=5)

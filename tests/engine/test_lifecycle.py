@@ -27,7 +27,7 @@ class Operated(Harness):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_levels_of_sleep_are_told_and_end(level: int) -> None:
+def test_sleep_levels_are_reported_until_wake_up(level: int) -> None:
     harness = Operated(blocks=40)
     assert harness.cache is not None
     harness.life.sleep(level, "abort", harness.left)
@@ -48,20 +48,20 @@ def test_levels_of_sleep_are_told_and_end(level: int) -> None:
 
 
 @pytest.mark.parametrize("tags", [None, ["scheduling"], ["weights"], ["everything"]])
-def test_asleep_at_level_0_whatever_is_woken_ends_the_pause(tags: list[str] | None) -> None:
+def test_any_wake_up_ends_a_sleep_at_level_0(tags: list[str] | None) -> None:
     harness = Operated()
     harness.life.sleep(0, "abort", harness.left)
     assert harness.life.wake_up(tags) and not harness.life.paused
 
 
-def test_a_resume_ends_the_pause_of_a_sleep_and_brings_no_memory_back() -> None:
+def test_resume_during_sleep_restores_no_memory() -> None:
     harness = Operated()
     harness.life.sleep(1, "abort", harness.left)
     harness.life.resume()
     assert (harness.life.paused, harness.life.is_sleeping) == (False, True)
 
 
-def test_the_prefix_cache_is_not_reset_under_those_who_run() -> None:
+def test_the_prefix_cache_is_not_reset_while_requests_run() -> None:
     harness = Operated(blocks=40)
     assert Operated().life.reset_prefix_cache()
     harness.ask("a")
@@ -72,7 +72,7 @@ def test_the_prefix_cache_is_not_reset_under_those_who_run() -> None:
 
 
 @pytest.mark.parametrize("clears", [True, False])
-def test_a_pause_empties_the_cache_unless_it_is_not_to(clears: bool) -> None:
+def test_a_pause_empties_the_cache_unless_told_otherwise(clears: bool) -> None:
     harness = Operated(blocks=40)
     assert harness.cache is not None
     ids = list(range(40))

@@ -16,7 +16,7 @@ from config.settings import LatencySettings
 from tests.engine.harness import Harness
 
 
-def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
+def test_thousands_of_queued_requests_do_not_recurse() -> None:
     harness = Harness(slots=1, max_waiting=6000, time_to_first_token=1.0)
     long = harness.ask("long")
     harness.engine.on_settings(replace(harness.settings, latency=LatencySettings()))

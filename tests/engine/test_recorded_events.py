@@ -101,7 +101,7 @@ timings = pytest.mark.parametrize(
 
 
 @timings
-def test_what_travels_together_and_what_is_new(profile: Profile | None) -> None:
+def test_prompts_of_one_request_share_cached_blocks_as_recorded(profile: Profile | None) -> None:
     play, first = Play(OneToken(), profile), list(range(100))
     assert play.cache.reset() and play.told() == [], "the next step tells it"
     asked: list[tuple[list[list[int]], dict[str, Any], list[tuple[int, int]], list[list[int]]]] = [
@@ -125,7 +125,7 @@ def test_what_travels_together_and_what_is_new(profile: Profile | None) -> None:
     check(play.cache)
 
 
-def test_a_prompt_that_reads_no_cache_is_no_query_of_it() -> None:
+def test_a_prompt_that_bypasses_the_cache_is_not_counted_as_a_query() -> None:
     play = Play(OneToken(), None)
     play.ask(list(range(100)))
     play.ask(list(range(100)), prompt_logprobs=1)

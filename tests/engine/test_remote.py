@@ -195,7 +195,7 @@ def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: 
     assert play.ends() == ["stop"] and not play.aborted and not [*play.engine.sequences()]
 
 
-def test_slots_and_queue_bound_what_is_admitted(play: Worker) -> None:
+def test_slots_and_queue_bound_admitted_requests(play: Worker) -> None:
     assert play.engine.room() == 3
     play.engine.check_admission(3)
     with pytest.raises(QueueFull, match="0 wait already"):
@@ -217,7 +217,7 @@ def test_sequences_of_other_workers_take_room_too(play: Worker) -> None:
     assert play.engine.room() == 2
 
 
-def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them(
+def test_an_abort_during_submission_sends_no_further_choices(
     tmp_path: Path,
 ) -> None:
     with worker(tmp_path) as play:
@@ -229,7 +229,7 @@ def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them
         assert play.ends() == ["abort"] * 40 and len(play.ordered) == 16
 
 
-def test_who_is_aborted_is_so_in_the_engine(play: Worker) -> None:
+def test_an_abort_is_sent_to_the_engine(play: Worker) -> None:
     handle = play.ask(choices=2)
     keys = play.keys(2)
     assert 0 not in keys  # the number of what nobody has asked
@@ -240,7 +240,7 @@ def test_who_is_aborted_is_so_in_the_engine(play: Worker) -> None:
     assert not play.outputs
 
 
-def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_anew(
+def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
     play: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     play.ask()
@@ -270,7 +270,7 @@ def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_
     assert play.metric("num_preemptions_total") == 2
 
 
-def test_an_engine_that_has_just_gone_takes_no_order(tmp_path: Path) -> None:
+def test_a_lost_engine_rejects_requests(tmp_path: Path) -> None:
     with worker(tmp_path, max_num_seqs=9999) as play:
         play.peer.die()
         for _ in range(1000):  # nobody has noticed; what is sent before the socket knows is lost
@@ -287,7 +287,7 @@ def test_an_engine_that_has_just_gone_takes_no_order(tmp_path: Path) -> None:
         assert play.ends() == ["EngineDead"] * lost and play.engine.waiting == 0
 
 
-def test_one_engine_may_greet_twice_but_another_knows_nothing_of_what_ran(play: Worker) -> None:
+def test_a_repeated_greeting_keeps_requests_but_a_new_engine_fails_them(play: Worker) -> None:
     play.ask()
     [key] = play.keys(1)
     play.greet()
@@ -313,7 +313,7 @@ def test_a_command_has_its_own_answer(play: Worker) -> None:
     assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
 
 
-def test_what_nobody_takes_or_understands_ends_no_other(
+def test_invalid_messages_do_not_affect_other_requests(
     play: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     def breaks(output: EngineOutput) -> None:
@@ -354,7 +354,7 @@ class Operated:
         return self.life.is_sleeping, self.life.paused
 
 
-def test_parts_wake_one_by_one_and_the_engine_says_when_all_is_back(play: Worker) -> None:
+def test_wake_up_by_tags_reports_when_all_memory_is_back(play: Worker) -> None:
     operated = Operated(play)
     operated.does(lambda: operated.life.sleep(1, "abort", operated.left))
     assert not operated.does(lambda: operated.life.wake_up(["weights"]), value=False)
@@ -371,7 +371,7 @@ def test_parts_wake_one_by_one_and_the_engine_says_when_all_is_back(play: Worker
     assert operated.does(lambda: operated.life.wake_up(None)) and operated.stands == (False, False)
 
 
-def test_what_the_engine_will_not_do_is_told_and_changes_nothing(play: Worker) -> None:
+def test_a_rejected_command_raises_and_changes_nothing(play: Worker) -> None:
     operated = Operated(play)
     with pytest.raises(CommandFailed, match="Not now"):
         operated.does(lambda: operated.life.pause("keep", operated.left), None, "Not now.")

@@ -72,7 +72,7 @@ class Play:
         )
 
 
-def test_tokens_are_told_as_they_come_and_the_last_one_with_the_end() -> None:
+def test_tokens_are_emitted_as_they_arrive() -> None:
     play = Play()
     play.say("a", scheduled_s=100.5, cached_tokens=4)
     play.say("b", "c", at_s=102.0)
@@ -88,7 +88,7 @@ def test_tokens_are_told_as_they_come_and_the_last_one_with_the_end() -> None:
     assert len(play.outputs) == 4
 
 
-def test_plain_tokens_go_by_themselves_where_somebody_takes_them() -> None:
+def test_plain_tokens_go_to_the_token_receiver() -> None:
     play = Play(takes_plain=True)
     play.say("a")
     play.say("b", at_s=102.0)
@@ -99,7 +99,7 @@ def test_plain_tokens_go_by_themselves_where_somebody_takes_them() -> None:
     assert [texts for texts, *_ in play.tokens()] == [["c", "d"], ["e"]]
 
 
-def test_tokens_whose_text_is_kept_are_told_with_the_text_that_comes_of_them() -> None:
+def test_tokens_of_held_text_are_emitted_with_that_text() -> None:
     play = Play(TextReader(words))
     play.say("On")
     play.say("e ", "tw")
@@ -114,7 +114,7 @@ def test_tokens_whose_text_is_kept_are_told_with_the_text_that_comes_of_them() -
 
 
 @pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
-def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(
+def test_unequal_numbers_of_tokens_and_texts_fail_the_choice(
     ids: list[int],
 ) -> None:
     with pytest.raises(ValueError):
@@ -135,9 +135,7 @@ def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(
         ({"finish": "timeout"}, EngineFailed, "waited too long"),
     ],
 )
-def test_what_fails_is_told_once_and_nothing_else(
-    fields: Any, error: type[Exception], message: str
-) -> None:
+def test_a_failure_is_emitted_once(fields: Any, error: type[Exception], message: str) -> None:
     play = Play()
     play.say(**fields)
     [failed] = play.outputs

@@ -386,7 +386,7 @@ class Pair:
     st.booleans(),
     st.sampled_from([0, 0, 3]),
 )
-def test_every_step_is_as_the_rules_say(
+def test_every_step_matches_the_plain_scheduler(
     requests: Sequence[tuple[int, int, int, bool]],
     limits: SchedulerLimits,
     actions: Sequence[tuple[str, int]],

@@ -24,7 +24,7 @@ def stepped(async_scheduling: bool = True, **fields: Any) -> Harness:
     return Harness(sections={"steps": steps}, profile=read_profile("qwen3-14b-h100"), **fields)
 
 
-def test_phases_have_the_numbers_that_the_consoles_page_knows() -> None:
+def test_phase_numbers_match_the_console_page() -> None:
     page = Path(console.__file__).parent / "page" / "model.js"
     [names] = re.findall(r"const PHASES = (\[.*?\]);", page.read_text())
     assert [name.upper() for name in json.loads(names)] == [
@@ -43,7 +43,7 @@ def phases(harness: Harness, request_id: str) -> list[Phase]:
     return seen
 
 
-def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> None:
+def test_a_timed_sequence_is_queued_then_prefills_then_decodes() -> None:
     harness = Harness(slots=1, **SLOW)
     harness.ask("a", prompt_ids=PROMPT)
     harness.ask("b", prompt_ids=PROMPT)
@@ -57,7 +57,7 @@ def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> N
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> None:
+def test_a_long_prompt_is_computed_in_chunks(ahead: bool) -> None:
     harness = stepped(ahead, slots=1, blocks=2000)
     harness.ask("a", prompt_ids=list(range(9000)), max_tokens=90)
     harness.ask("b")
@@ -81,7 +81,7 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
     assert first_s == harness.tokens("a")[0].at_s and sequence.text() == harness.said("a")
 
 
-def test_who_lost_its_blocks_is_preempted() -> None:
+def test_a_sequence_without_blocks_is_preempted() -> None:
     harness = stepped(slots=4, blocks=12)
     for name in "abc":
         harness.ask(name, prompt_ids=[ord(name)] * 20, max_tokens=24)

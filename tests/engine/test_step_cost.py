@@ -43,7 +43,9 @@ MIXED = {"tokens": 12, "sequences": 4, "context": 300, "prefills": 2, "attention
         ({"wake": 9.0}, 0.0, 0.0),
     ],
 )
-def test_each_part_counts_what_it_is_of(constants: Any, decodes_s: float, mixed_s: float) -> None:
+def test_each_cost_constant_counts_its_quantity(
+    constants: Any, decodes_s: float, mixed_s: float
+) -> None:
     assert cost(step(**{**MIXED, "prefills": 0}), **constants) == pytest.approx(decodes_s)
     assert cost(step(**MIXED), **constants) == pytest.approx(mixed_s)
 

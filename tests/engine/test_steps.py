@@ -33,7 +33,9 @@ REQUESTS = st.lists(
 
 @settings(deadline=None)
 @given(REQUESTS)
-def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
+def test_the_live_executor_agrees_with_the_offline_simulation(
+    requests: Sequence[tuple[float, int, int]],
+) -> None:
     harness = stepped(blocks=BLOCKS)
     load = []
     for number, (gap_s, prompt, reply) in enumerate(requests):
@@ -66,7 +68,7 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
 
 @settings(deadline=None)
 @given(REQUESTS)
-def test_what_is_said_does_not_depend_on_when(requests: Sequence[tuple[float, int, int]]) -> None:
+def test_replies_do_not_depend_on_timing(requests: Sequence[tuple[float, int, int]]) -> None:
     """Nor on the cache, on who else runs, or on being preempted."""
     alone, shared = Harness(slots=100), stepped(blocks=12)
     for harness in (alone, shared):
@@ -79,7 +81,7 @@ def test_what_is_said_does_not_depend_on_when(requests: Sequence[tuple[float, in
         assert shared.finish(str(number)) == "length"
 
 
-def test_requests_share_steps_and_metrics_tell_them() -> None:
+def test_requests_share_steps_and_metrics_count_them() -> None:
     harness = stepped()
     for name in "ab":
         harness.ask(name, prompt_ids=[1] * 10, max_tokens=3)
@@ -107,7 +109,7 @@ def test_a_prompt_in_chunks_is_one_iteration_with_its_last_chunk() -> None:
     assert harness.metric("iteration_tokens_total_sum") == 40 + 3
 
 
-def test_who_is_read_too_late_is_told() -> None:
+def test_late_arrivals_are_recorded() -> None:
     harness = stepped()
     harness.ask("a", arrival_s=START_S - 0.1)
     harness.ask("b")
@@ -123,7 +125,7 @@ def test_who_is_read_too_late_is_told() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.015, 0.03, 0.06])
-def test_an_abort_at_any_time_gives_all_back(after_s: float) -> None:
+def test_an_abort_at_any_time_frees_everything(after_s: float) -> None:
     harness = stepped(blocks=BLOCKS, slots=1)
     handle = harness.ask("a", prompt_ids=[1] * 30, max_tokens=20)
     harness.ask("b", prompt_ids=[2] * 30, max_tokens=4)
@@ -149,7 +151,7 @@ def test_enough_cached_is_a_share_of_the_prompt(least: float, finish: str) -> No
     assert harness.finish("a") == finish and harness.is_idle()
 
 
-def test_a_remote_prefill_comes_over_the_net() -> None:
+def test_a_remote_prefill_waits_for_its_transfer() -> None:
     harness = stepped(slots=1, kv_cache_transfer_latency=0.5)
     harness.ask("a", remote_prefill=True, prompt_ids=[1] * 1000)
     harness.clock.advance(0.3)
@@ -166,7 +168,7 @@ def test_a_remote_prefill_comes_over_the_net() -> None:
     assert harness.is_idle()
 
 
-def test_paused_nobody_begins_and_all_go_on_afterwards() -> None:
+def test_no_request_starts_during_a_pause() -> None:
     harness = stepped()
     harness.ask("a", max_tokens=20)
     harness.clock.advance(0.05)
@@ -180,7 +182,7 @@ def test_paused_nobody_begins_and_all_go_on_afterwards() -> None:
     assert harness.finish("b") == "length" and harness.is_idle()
 
 
-def test_waits_on_purpose_shift_what_follows() -> None:
+def test_deliberate_delays_shift_later_tokens() -> None:
     plain, late = stepped(), stepped()
     plain.ask("a", max_tokens=4)
     late.ask("a", max_tokens=4, delays=((1, 0.25), (3, 0.5)))
@@ -191,7 +193,7 @@ def test_waits_on_purpose_shift_what_follows() -> None:
     assert late.finish("a") == "length" and late.is_idle()
 
 
-def test_speculation_brings_several_tokens_a_step() -> None:
+def test_speculation_yields_several_tokens_per_step() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0))
     one, three = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
     for harness in (one, three):

@@ -51,9 +51,7 @@ def test_a_long_prompt_is_hashed_with_pauses() -> None:
     assert prompt[1] and len(prompt[0].hashes or ()) == 250
 
 
-def test_a_prompt_that_is_computed_in_parts_stores_the_blocks_that_are_computed_to_their_end() -> (
-    None
-):
+def test_a_chunked_prompt_caches_only_full_blocks() -> None:
     cache = small_cache()
     sequence = Replying(cache, tokens(0, 14))
     assert admit(cache, sequence, blocks=2) == 0
@@ -75,7 +73,7 @@ def test_a_prompt_that_is_computed_in_parts_stores_the_blocks_that_are_computed_
     assert serve(cache, tokens(0, 17)) == 16
 
 
-def test_a_prompt_in_parts_begins_behind_what_is_found() -> None:
+def test_a_chunked_prompt_starts_after_its_cached_blocks() -> None:
     cache = small_cache()
     serve(cache, tokens(0, 9))
     sequence = Replying(cache, tokens(0, 20))
@@ -101,7 +99,7 @@ class Observed:
         self.told.append((lifetime_s, idle_s, gaps_s))
 
 
-def test_uses_and_the_gaps_between_the_last_four_of_them() -> None:
+def test_residency_records_the_gaps_between_the_last_four_uses() -> None:
     clock, observed = VirtualClock(100.0), Observed()
     cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))

@@ -20,7 +20,7 @@ from app.engine.kvcache.publisher import EventSender
 from tests.kvcache.sockets import TOPIC, removed
 
 
-def test_of_events_that_are_lost_all_the_time_one_line_a_minute_is_logged(
+def test_lost_events_are_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = VirtualClock(100.0)
@@ -61,7 +61,7 @@ def events(count: int, first: int = 0) -> list[KVEvent]:
     return [BlockRemoved([number]) for number in range(first, first + count)]
 
 
-def test_what_has_gathered_goes_together_up_to_a_limit_in_order() -> None:
+def test_waiting_events_are_sent_together_up_to_a_limit() -> None:
     queue = EventQueue(100, 2, 1.0)
     queue.put(events(40))
     queue.put(events(10, 40))
@@ -69,7 +69,7 @@ def test_what_has_gathered_goes_together_up_to_a_limit_in_order() -> None:
     assert [queue.take(0.0), queue.take(0.0)] == [events(most), events(50 - most, most)]
 
 
-def test_without_an_interval_every_step_goes_alone_as_from_vllm() -> None:
+def test_without_a_flush_interval_every_step_is_sent_alone() -> None:
     queue = EventQueue(100, 2, 0.0)
     for step in (events(40), [], events(1, 40)):
         queue.put(step)
@@ -77,7 +77,7 @@ def test_without_an_interval_every_step_goes_alone_as_from_vllm() -> None:
     assert queue.due_s() == math.inf
 
 
-def test_a_message_has_no_more_events_than_its_bytes_allow_but_always_one() -> None:
+def test_a_message_is_bounded_in_bytes_but_has_at_least_one_event() -> None:
     def large(share: float) -> KVEvent:
         return BlockRemoved(
             [0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000)
@@ -91,7 +91,7 @@ def test_a_message_has_no_more_events_than_its_bytes_allow_but_always_one() -> N
     assert [queue.take(0.0) for _ in parts] == parts
 
 
-def test_events_wait_up_to_a_number_of_bytes() -> None:
+def test_the_event_queue_is_bounded_in_bytes() -> None:
     one = event_bytes(BlockRemoved([0]))
     queue = EventQueue(100, 1, 0.0, limit_bytes=3 * one)
     assert queue.put(events(4)) == 1
@@ -113,7 +113,7 @@ ADDRESSES: list[tuple[str, int, str | None, bool, bool]] = [
 
 
 @pytest.mark.parametrize(("endpoint", "rank", "own", "bound", "ipv6"), ADDRESSES)
-def test_an_address_says_who_binds_and_each_rank_has_its_own(
+def test_endpoints_decide_who_binds_and_each_rank_has_its_own(
     endpoint: str, rank: int, own: str | None, bound: bool, ipv6: bool
 ) -> None:
     assert (is_bound(endpoint), is_ipv6(endpoint)) == (bound, ipv6)

@@ -132,7 +132,7 @@ def test_hashes_with_extra_keys_are_vllms(extras: list[Extra], numbers: list[int
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_without_a_seed_32_random_bytes_are_one_as_in_vllm(algorithm: Algorithm) -> None:
+def test_a_missing_xxhash_seed_is_drawn_as_in_vllm(algorithm: Algorithm) -> None:
     seed = Random(7).randbytes(32).hex()
     drawn, given, other = (
         BlockHasher(algorithm, 16, text, Random(number)).none_hash
@@ -170,7 +170,7 @@ def test_hashes_are_those_of_a_cbor_library_for_ids_of_every_width(
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=30), max_size=30), st.integers(2, 8)
 )
-def test_forgetting_hashes_changes_none(prompts: list[list[int]], entries: int) -> None:
+def test_evicting_remembered_hashes_changes_no_hash(prompts: list[list[int]], entries: int) -> None:
     forgetful = BlockHasher("sha256_cbor", 2, "0", Random(0), entries * 500)
     for prompt in prompts:
         assert forgetful.hashes(prompt) == hasher(block_size=2).hashes(prompt)
@@ -178,7 +178,7 @@ def test_forgetting_hashes_changes_none(prompts: list[list[int]], entries: int) 
 
 @pytest.mark.parametrize("algorithm", ["sha256_cbor", "xxhash_cbor"])
 @pytest.mark.parametrize("blocks", [10, PART_BLOCKS])
-def test_the_memory_of_remembered_hashes_is_not_reckoned_too_low_nor_twice(
+def test_the_memory_of_remembered_hashes_is_estimated_correctly(
     algorithm: Algorithm, blocks: int
 ) -> None:
     ours = hasher(algorithm)
@@ -198,7 +198,7 @@ def test_the_memory_of_remembered_hashes_is_not_reckoned_too_low_nor_twice(
 LORA, SALT = ("lora", "Alice", "/p/alice"), ("cache_salt", "s1")
 
 
-def test_extra_keys_are_in_the_blocks_that_they_are_about() -> None:
+def test_extra_keys_are_in_the_blocks_of_their_tokens() -> None:
     keys = ExtraKeys(16, ALICE, "s1", [Placeholder("second", 14, 20), Placeholder("first", 1, 2)])
     first, second = [("mm", "first", 1), ("mm", "second", 14)], ("mm", "second", -2)
     assert keys.hashed(0, 4) == [
@@ -235,6 +235,6 @@ def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
         assert inside == blocks
 
 
-def test_queues_and_media_have_the_numbers_of_llm_d() -> None:
+def test_fnv_hashes_match_llm_d() -> None:
     hashes = {b"": 0x811C9DC5, b"a": 0xE40C292C, b"pod1": 3435266023, b"10.0.0.1:8000": 1207617965}
     assert {data: fnv1a_32(data) for data in hashes} == hashes

@@ -14,7 +14,9 @@ def many(count: int) -> list[KVEvent]:
     return [BlockRemoved([number]) for number in range(count)]
 
 
-def test_a_listener_that_fails_harms_nobody(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_listener_does_not_affect_publishing(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
     publisher = peers.publisher(None)
     heard, failed = list[int](), list[int]()
 
@@ -32,7 +34,7 @@ def test_a_listener_that_fails_harms_nobody(peers: Peers, caplog: pytest.LogCapt
     assert len(caplog.records) == 1 and "broken index" in caplog.text
 
 
-def test_what_comes_after_the_close_is_lost_and_counted(peers: Peers) -> None:
+def test_events_after_close_are_dropped_and_counted(peers: Peers) -> None:
     publisher = peers.publisher("tcp://127.0.0.1:9")
     publisher.put(removed(1))
     publisher.close()
@@ -42,7 +44,7 @@ def test_what_comes_after_the_close_is_lost_and_counted(peers: Peers) -> None:
     assert publisher.dropped_events == 2
 
 
-def test_a_subscriber_that_comes_late_is_found(peers: Peers) -> None:
+def test_a_late_subscriber_receives_events(peers: Peers) -> None:
     first, port = peers.listening()
     first.close()
     publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
@@ -51,7 +53,7 @@ def test_a_subscriber_that_comes_late_is_found(peers: Peers) -> None:
     assert meet(publisher, peers.listening_at(port)) >= 1
 
 
-def test_a_subscriber_that_stops_reading_holds_nobody_up(peers: Peers) -> None:
+def test_a_slow_subscriber_does_not_block_others(peers: Peers) -> None:
     publisher = peers.publisher("tcp://*:0", hwm=5, batch_events=1)
     publisher.start()
     stopped = peers.subscriber()
@@ -69,7 +71,7 @@ def test_a_subscriber_that_stops_reading_holds_nobody_up(peers: Peers) -> None:
     assert len(sequences) < 600
 
 
-def test_an_endpoint_that_is_taken_is_used_once_it_is_free(
+def test_an_occupied_endpoint_is_opened_once_it_is_free(
     peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
     occupant = peers.socket(zmq.PULL)

@@ -61,7 +61,7 @@ def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list
     assert sequences(answer(client)) == expected
 
 
-def test_large_batches_are_kept_as_far_as_they_fit() -> None:
+def test_the_replay_buffer_is_bounded_in_bytes() -> None:
     replay = ReplayBuffer(b"kv@", 100, limit_bytes=100 + 3 * BATCH_BYTES)
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         server, address = open_socket(context, zmq.ROUTER, "inproc://replay", bind=True, hwm=0)
@@ -78,7 +78,7 @@ def test_large_batches_are_kept_as_far_as_they_fit() -> None:
         server.close()
 
 
-def test_what_is_no_request_is_ignored(peers: Peers) -> None:
+def test_malformed_replay_requests_are_ignored(peers: Peers) -> None:
     publisher = published(peers, 1)
     client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
     garbage = [

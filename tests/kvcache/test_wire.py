@@ -123,7 +123,7 @@ def test_llm_ds_simulator_writes_nine_items_and_0_for_no_parent() -> None:
     ]
 
 
-def test_what_is_not_known_is_left_out_of_a_map() -> None:
+def test_unset_fields_are_left_out_of_a_map() -> None:
     stored, removed = read("map", BlockStored([1], None, [1], 1, None), BlockRemoved([1]))
     always = "type block_hashes parent_block_hash token_ids block_size lora_id medium lora_name"
     assert list(stored) == always.split()

@@ -23,7 +23,7 @@ def names(registry: LoRARegistry) -> list[str]:
     return [adapter.name for adapter in registry]
 
 
-def test_of_too_many_adapters_the_first_one_goes() -> None:
+def test_the_first_adapter_is_dropped_above_the_limit() -> None:
     registry = LoRARegistry([Adapter("first", "/first")], at_runtime=2)
     for name in "abc":
         registry.load(name, "/")
@@ -62,7 +62,7 @@ def test_the_latest_used_adapters_are_on_the_gpu() -> None:
     assert (kept.loads, kept.activations) == (5, 6)
 
 
-def test_what_runs_loses_no_place_and_comes_back_by_a_load_otherwise() -> None:
+def test_running_adapters_are_not_evicted() -> None:
     registry = LoRARegistry([Adapter(name, "/") for name in "abc"])
     kept = memory(registry, max_gpu=2, max_cpu=2)
     slots = LoRASlots(2, registry.__contains__, kept)
@@ -79,7 +79,7 @@ def test_what_runs_loses_no_place_and_comes_back_by_a_load_otherwise() -> None:
     assert not slots.enter(None) and levels(kept) == {"c": "gpu"}
 
 
-def test_the_families_tell_the_places(tmp_path: Path) -> None:
+def test_metric_families_report_adapter_levels(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 64, "peft_type": "LORA"}')
     registry = LoRARegistry([Adapter("a", str(tmp_path)), Adapter("b", "/nowhere")])
     server = {"model_name": "m", "engine": "0"}

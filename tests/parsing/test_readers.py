@@ -112,11 +112,11 @@ CASES: list[tuple[str, str, list[Piece]]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "told"), CASES)
-def test_a_text_is_told_by_its_parts(kind: str, text: str, told: list[Piece]) -> None:
+def test_a_text_is_split_into_parts(kind: str, text: str, told: list[Piece]) -> None:
     assert read(TextReader(READERS[kind]), [text]) == told
 
 
-def test_the_name_is_told_before_the_arguments_are_over() -> None:
+def test_the_name_of_a_call_is_emitted_before_its_arguments_end() -> None:
     told = TextReader(hermes).feed('<tool_call>{"name": "weather", "arguments": {"ci')
     assert told == [call(0, "weather", ""), call(0, "weather", '{"ci')]
 
@@ -134,7 +134,7 @@ BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
         (None, "{}", [call(0, "f", "{}")]),
     ],
 )
-def test_a_call_that_must_be_made_may_follow_thoughts(
+def test_a_required_call_may_follow_thoughts(
     thoughts: Thoughts | None, text: str, told: list[Piece]
 ) -> None:
     form = TextForm(json_schema="{}", thoughts=thoughts)
@@ -172,7 +172,7 @@ TEXTS = st.lists(SCRAPS, max_size=12).map("".join)
 @pytest.mark.parametrize("kind", READERS)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_any_cut_of_a_text_has_the_same_parts(kind: str, data: st.DataObject) -> None:
+def test_parts_do_not_depend_on_how_the_text_is_cut(kind: str, data: st.DataObject) -> None:
     text = data.draw(TEXTS)
     places = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     tokens = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
@@ -191,7 +191,7 @@ TOLD = st.text().filter(
     st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_arguments_are_told_as_they_were_written(arguments: dict[str, object], tight: bool) -> None:
+def test_arguments_are_emitted_verbatim(arguments: dict[str, object], tight: bool) -> None:
     separators = (",", ":") if tight else (", ", ": ")
     written = json.dumps({"name": "f", "arguments": arguments}, separators=separators)
     [(part, told)] = read(TextReader(hermes), list(f"<tool_call>{written}</tool_call>"))

@@ -58,7 +58,7 @@ def raw(events: list[Tokens]) -> str:
     return embedded_tokenizer().decode([token for event in events for token in event.ids])
 
 
-def test_calls_that_must_be_made_are_made_with_arguments_that_fit_in_their_markup() -> None:
+def test_required_calls_have_valid_arguments_and_markup() -> None:
     for seed in range(10):
         events = played(ToolCalls(tools=TOOLS, min_calls=2, max_calls=2), server_seed=seed)
         for name, arguments in (calls := called(events)):
@@ -72,7 +72,7 @@ def test_calls_that_must_be_made_are_made_with_arguments_that_fit_in_their_marku
         assert events[-1].finish is not None and events[-1].finish.reason == "stop"
 
 
-def test_the_number_of_calls_follows_the_chance_of_one_more() -> None:
+def test_the_number_of_calls_follows_the_probability_of_an_extra_call() -> None:
     for least, chance, counts in ((0, 0, {0}), (1, 0, {1}), (0, 100, {3}), (1, 45, {1, 2, 3})):
         calls, chances = (
             ToolCalls(tools=TOOLS[:1] * 3, min_calls=least, max_calls=3),
@@ -82,7 +82,7 @@ def test_the_number_of_calls_follows_the_chance_of_one_more() -> None:
         assert {len(called(events)) if events[0].part else 0 for events in replies} == counts
 
 
-def test_a_small_limit_cuts_a_call_off_whose_text_may_run_on() -> None:
+def test_a_small_limit_cuts_off_a_call_with_unbounded_text() -> None:
     for most in range(1, 96, 7):
         events = played(ToolCalls(tools=TOOLS[:1], min_calls=1), limited=True, max_tokens=most)
         assert sum(len(event.ids) for event in events) == most
@@ -113,7 +113,7 @@ CLOSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CLOSED)
 @pytest.mark.parametrize("named", [False, True])
-def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named: bool) -> None:
+def test_arguments_fit_the_limit_of_the_client(name: str, named: bool) -> None:
     calls = ToolCalls(tools=(ToolFunction(name, CLOSED[name]),), min_calls=1, named=named)
     for seed in range(5):
         events = played(calls, limited=True, max_tokens=41, server_seed=seed)
@@ -141,7 +141,7 @@ def test_the_same_seed_makes_the_same_call() -> None:
 
 @given(most=st.integers(1, 60), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_a_structured_reply_is_valid_or_ends_for_its_length(most: int, seed: int) -> None:
+def test_a_structured_reply_is_valid_or_ends_with_length(most: int, seed: int) -> None:
     events = played(constraint=Constraint(schema=WEATHER), limited=True, max_tokens=most, seed=seed)
     finish = events[-1].finish
     assert finish is not None
@@ -153,7 +153,7 @@ def test_a_structured_reply_is_valid_or_ends_for_its_length(most: int, seed: int
     assert count <= most
 
 
-def test_what_nothing_satisfies_is_refused() -> None:
+def test_an_unsatisfiable_schema_is_rejected() -> None:
     for schema in (False, {"type": "integer", "minimum": 5, "maximum": 3}):
         with pytest.raises(SchemaUnsatisfiable):
             played(constraint=Constraint(schema=schema))
@@ -166,7 +166,7 @@ def thinking(**fields: Any) -> list[Tokens]:
     return harness.tokens()
 
 
-def test_thoughts_keep_to_their_budget_and_may_use_the_limit_up() -> None:
+def test_thoughts_respect_their_budget_and_may_use_up_the_limit() -> None:
     events = thinking(max_tokens=3)
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
     assert events[-1].finish is not None and events[-1].finish.reason == "length"
@@ -188,7 +188,7 @@ def test_a_stop_ends_thoughts_and_the_reply_with_them() -> None:
     assert (first.ids, first.finish) == ([token], Finish("stop", token))
 
 
-def test_a_model_that_is_not_to_think_may_think_all_that_it_says() -> None:
+def test_only_thoughts_makes_the_whole_reply_reasoning() -> None:
     calls = ToolCalls(tools=TOOLS, min_calls=1)
     events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
     assert {event.part and event.part.kind for event in events} == {"reasoning"}

@@ -52,7 +52,7 @@ def naive(
     min_tokens=st.integers(0, 5),
     include=st.booleans(),
 )
-def test_a_reply_ends_where_a_walk_token_by_token_would_end_it(
+def test_stops_end_a_reply_as_a_token_by_token_search_would(
     texts: list[str], stops: list[str], min_tokens: int, include: bool
 ) -> None:
     got = stopped(
@@ -65,7 +65,7 @@ def test_a_reply_ends_where_a_walk_token_by_token_would_end_it(
     assert len(got.texts) == len(got.ids)
 
 
-def test_what_might_begin_a_stop_is_held_back_until_it_is_known() -> None:
+def test_a_possible_beginning_of_a_stop_is_held_back() -> None:
     got = stopped(script("Hello", " wor", "ld", " END", "!"), engine_request(stop=("END",)))
     assert (got.texts, got.finish) == (["Hel", "lo w", "or", "ld "], Finish("stop", "END"))
 
@@ -102,13 +102,13 @@ def played(sampling: dict[str, Any], **fields: Any) -> tuple[list[int], str | No
         ({"logit_bias": {END: 100}}, [END], "stop"),
     ],
 )
-def test_a_bias_of_a_hundred_and_a_list_decide(
+def test_a_bias_of_100_and_allowed_tokens_decide(
     sampling: dict[str, Any], ids: list[int], finish: str, how: dict[str, Any]
 ) -> None:
     assert played(sampling, **how) == (ids, finish)
 
 
-def test_an_end_that_is_forbidden_does_not_come_and_one_that_is_ignored_ends_nothing() -> None:
+def test_a_forbidden_or_ignored_end_of_text_does_not_end_the_reply() -> None:
     assert played({"logit_bias": {END: -100}})[1] == "length"
     assert played({"logit_bias": {END: 100}}, ignore_eos=True) == ([END] * 12, "length")
     ids, finish = played({"logit_bias": {END: 100}}, min_tokens=4)

@@ -39,7 +39,7 @@ def test_token_k_is_due_k_gaps_after_the_first_and_comes_less_than_two_slots_lat
     assert count == tokens
 
 
-def test_a_stream_that_was_held_up_catches_up_and_stays_on_its_schedule() -> None:
+def test_a_delayed_stream_returns_to_its_schedule() -> None:
     harness = Harness(**SLOW)
     harness.ask(max_tokens=30)
     harness.clock.advance(0.55)
@@ -64,7 +64,7 @@ def test_a_seed_decides_a_reply_on_any_server_and_nothing_else_does() -> None:
     assert len(replies) > 115
 
 
-def test_a_server_with_a_seed_repeats_itself_whatever_seeded_requests_come_between() -> None:
+def test_seeded_requests_do_not_change_a_seeded_servers_replies() -> None:
     one, other = Harness(seed=3), Harness(seed=3)
     assert [said(one) for _ in range(10)] == [said(other) for _ in range(10)]
     said(other, seed=5)
@@ -80,7 +80,7 @@ def test_a_server_with_a_seed_repeats_itself_whatever_seeded_requests_come_betwe
     limited=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_lengths_keep_between_the_limits_and_the_reason_tells_which(
+def test_lengths_stay_within_the_limits_and_set_the_finish_reason(
     most: int, least: int, seed: int, limited: bool
 ) -> None:
     least = min(least, most)
@@ -91,7 +91,7 @@ def test_lengths_keep_between_the_limits_and_the_reason_tells_which(
     assert harness.finish() == ("length" if count == most else "stop")
 
 
-def test_echo_says_the_text_as_it_came_and_tells_that_a_limit_was_reached() -> None:
+def test_echo_returns_the_text_and_reports_a_reached_limit() -> None:
     harness = Harness(mode="echo")
     for text in ("What goes in comes out.", "日本語 🙂\n\n  x", "a" * 1000):
         assert said(harness, echo_text=text, limited=False) == text

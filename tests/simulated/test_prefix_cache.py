@@ -31,7 +31,7 @@ def cached(served: Harness, name: str) -> int:
     return started.cached_tokens
 
 
-def test_what_is_cached_is_not_prefilled_again() -> None:
+def test_cached_tokens_are_not_prefilled_again() -> None:
     served = harness(**PER_TOKEN)
     assert asked(served, "first", PROMPT) == pytest.approx(3.2)
     assert asked(served, "same", PROMPT) == pytest.approx(0.8), "the last block is always computed"
@@ -43,7 +43,7 @@ def test_what_is_cached_is_not_prefilled_again() -> None:
     assert served.metric("prompt_tokens_cached_total") == 24 + 32
 
 
-def test_who_does_not_fit_waits_and_holds_up_who_comes_later() -> None:
+def test_a_request_that_does_not_fit_waits_and_blocks_later_ones() -> None:
     served = harness(blocks=6, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
@@ -56,7 +56,7 @@ def test_who_does_not_fit_waits_and_holds_up_who_comes_later() -> None:
     assert served.is_idle()
 
 
-def test_what_never_fits_is_refused() -> None:
+def test_a_prompt_larger_than_the_cache_is_rejected() -> None:
     served = harness(blocks=4)
     with pytest.raises(PromptExceedsCache, match="32 tokens exceeds the KV cache of 24 tokens"):
         served.ask("a", prompt_ids=PROMPT, max_tokens=1)
@@ -73,7 +73,7 @@ def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_
     assert served.is_idle()
 
 
-def test_asleep_nothing_is_cached() -> None:
+def test_nothing_is_cached_during_sleep() -> None:
     served = harness()
     assert served.cache is not None
     asked(served, "a", PROMPT)

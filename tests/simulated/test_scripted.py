@@ -49,7 +49,7 @@ def length(text: str) -> int:
 
 @settings(max_examples=15, deadline=None)
 @given(st.text(max_size=60))
-def test_a_text_is_said_as_it_is_and_counts_as_its_tokens(text: str) -> None:
+def test_a_scripted_text_is_emitted_verbatim(text: str) -> None:
     harness = played(ScriptedReply(text=text))
     assert harness.said() == text
     assert counted(harness.tokens()) == length(text) + 1  # the end of text
@@ -71,7 +71,7 @@ def test_thoughts_text_and_calls_follow_each_other() -> None:
     assert "<tool_call>" in markup and json.loads(CALL[1])["city"] in markup
 
 
-def test_where_nothing_tells_parts_apart_they_are_marked_up() -> None:
+def test_parts_become_markup_where_the_response_has_no_parts() -> None:
     script = ScriptedReply(reasoning="Hm.", text="Let me look.", calls=(CALL,), in_parts=False)
     harness = played(script)
     said = harness.said()
@@ -80,7 +80,7 @@ def test_where_nothing_tells_parts_apart_they_are_marked_up() -> None:
     assert counted(harness.tokens()) == length(said) + 1  # the end of text
 
 
-def test_a_limit_of_tokens_cuts_whatever_is_said() -> None:
+def test_a_token_limit_cuts_any_scripted_reply() -> None:
     script = ScriptedReply(reasoning="Hm. Rome?", text="Let me look.", calls=(CALL,))
     whole = counted(played(script).tokens())
     for most in (1, 2, 3, 5, 8, 13, 20, 30, whole):
@@ -92,7 +92,7 @@ def test_a_limit_of_tokens_cuts_whatever_is_said() -> None:
     assert (counted(full.tokens()), full.said(), full.finish()) == (whole, script.text, "length")
 
 
-def test_a_finish_reason_is_the_scripts_where_no_limit_ends_it() -> None:
+def test_the_script_sets_the_finish_reason_unless_a_limit_ends_the_reply() -> None:
     reasons: list[Any] = ["length", "abort", "content_filter"]
     for reason in reasons:
         assert played(ScriptedReply(text="So it is.", finish=reason)).finish() == reason
@@ -103,7 +103,7 @@ def test_a_finish_reason_is_the_scripts_where_no_limit_ends_it() -> None:
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_waits_are_those_of_the_script(timing: str) -> None:
+def test_delays_follow_the_script(timing: str) -> None:
     stepped = {
         "sections": {"steps": StepSettings(timing="steps")},
         "profile": PROFILE,
@@ -133,7 +133,7 @@ def test_waits_are_those_of_the_script(timing: str) -> None:
         assert waited[number] - plain[number] == pytest.approx(wait, abs=1e-6)
 
 
-def test_a_reply_that_passes_is_the_models_own_at_the_pace_of_the_script() -> None:
+def test_a_passing_script_sets_only_the_delays() -> None:
     own = Harness()
     own.ask(max_tokens=4)
     own.clock.advance(10)

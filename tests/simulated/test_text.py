@@ -53,7 +53,9 @@ def test_a_reply_encoded_again_is_exactly_the_ids_that_were_counted(count: int, 
 @pytest.mark.shared
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=50, deadline=None)
-def test_so_it_is_with_another_tokenizer(count: int, seed: int) -> None:
+def test_encoded_replies_equal_the_counted_ids_with_another_tokenizer(
+    count: int, seed: int
+) -> None:
     counts_exactly(recorded_tokenizer(), RECORDED_CORPUS(), count, seed)
 
 
@@ -68,7 +70,7 @@ def test_a_thousand_replies_do_not_look_alike_and_are_in_several_scripts() -> No
     assert "def " in text or "import " in text or "return " in text
 
 
-def test_a_tokenizer_that_is_lossy_throughout_is_refused() -> None:
+def test_a_lossy_tokenizer_is_rejected() -> None:
     deaf: Any = SimpleNamespace(name="deaf", vocab_size=1)
     deaf.encode_many, deaf.pieces = (
         (lambda texts: [[0] for _ in texts]),
@@ -86,7 +88,7 @@ def test_a_tokenizer_that_is_lossy_throughout_is_refused() -> None:
         (7, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6)]),
     ],
 )
-def test_buckets_are_those_of_the_specification(most: int, ranges: list[tuple[int, int]]) -> None:
+def test_length_buckets_match_the_specification(most: int, ranges: list[tuple[int, int]]) -> None:
     assert [bucket_range(most, bucket) for bucket in range(BUCKETS)] == ranges
 
 
@@ -118,9 +120,7 @@ def reply_logprobs(
 
 
 @given(ids=IDS, wanted=st.integers(0, 20))
-def test_each_token_comes_first_and_its_alternatives_are_other_real_tokens_less_and_less_likely(
-    ids: list[int], wanted: int
-) -> None:
+def test_alternatives_are_real_tokens_with_falling_probability(ids: list[int], wanted: int) -> None:
     entries = reply_logprobs(embedded_tokenizer(), ids, wanted)
     assert [entry.token_id for entry in entries] == ids
     for entry in entries:
@@ -133,7 +133,7 @@ def test_each_token_comes_first_and_its_alternatives_are_other_real_tokens_less_
         assert list(logprobs) == sorted(logprobs, reverse=True) and logprobs[0] < 0
 
 
-def test_all_tokens_are_alternatives_and_those_without_a_name_come_last() -> None:
+def test_unnamed_tokens_come_last_among_the_alternatives() -> None:
     [entry] = reply_logprobs(embedded_tokenizer(), [9], SIZE)
     assert sorted(token for token, _, _ in entry.top) == list(range(SIZE))
     names = [name == "" for _, name, _ in entry.top]
@@ -149,7 +149,7 @@ def test_a_client_may_name_the_alternatives_and_positions_decide_probabilities()
     assert [entry.top[1][2] for entry in entries] == [-1.5, -1.6, -1.7, -1.5]
 
 
-def test_half_a_character_has_no_name_and_the_token_that_completes_it_has_the_whole() -> None:
+def test_the_last_token_of_a_character_has_its_name() -> None:
     tokenizer = embedded_tokenizer()
     text = "naïve 𝔘 ꙮ 🦉"
     entries = reply_logprobs(tokenizer, tokenizer.encode(text), 0)

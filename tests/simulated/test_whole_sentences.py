@@ -67,6 +67,6 @@ def test_a_context_that_is_almost_full_still_limits_the_reply(
     assert harness.finish() == ("length" if count == room else "stop")
 
 
-def test_sums_of_lengths_are_those_that_repeated_lengths_add_up_to() -> None:
+def test_reachable_sums_are_sums_of_repeated_lengths() -> None:
     sums = reachable_sums([6, 4])
     assert [total for total, reachable in enumerate(sums) if reachable] == [0, 4, 6, 8, 10, 12]

@@ -36,7 +36,9 @@ class CountedBlocks:
     def find(self, sequence: Hashable, tokens: int) -> int:
         """Returns how many blocks of its first `tokens` tokens a preempted sequence finds again."""
         span = self._left.get(sequence)
-        return 0 if span is None else min(span.blocks, (tokens - 1) // self.block_size)
+        if span is None:
+            return 0
+        return min(span.blocks, (tokens - 1) // self.block_size)
 
     def fits(self, sequence: Hashable, tokens: int, cached: int) -> bool:
         """Returns whether all blocks of the sequence fit now."""

@@ -64,14 +64,18 @@ class EventQueue:
         """Returns when the next batch is due; infinity if no event waits."""
         if len(self._events) >= self._batch:
             return -math.inf
-        return self._last_s + self._flush_s if self._events else math.inf
+        if self._events:
+            return self._last_s + self._flush_s
+        return math.inf
 
     def take(self, now_s: float) -> list[KVEvent]:
         """Removes and returns the next batch."""
         self._last_s = now_s
         batch: list[KVEvent] = []
         size = 0
-        max_events = self._steps.popleft() if self._steps else MAX_BATCHES * self._batch
+        max_events = MAX_BATCHES * self._batch
+        if self._steps:
+            max_events = self._steps.popleft()
         while self._events and len(batch) < max_events:
             event_size = event_bytes(self._events[0])
             size += event_size

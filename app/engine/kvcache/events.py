@@ -174,7 +174,9 @@ def of_rank(endpoint: str, rank: int) -> str:
         return f"{endpoint.rpartition(':')[0]}:{port and port + rank}"
     if rank and endpoint.startswith("ipc://"):
         raise ValueError(f"ranks cannot share one ipc address: {endpoint!r}")
-    return f"{endpoint}_dp{rank}" if rank else endpoint
+    if rank:
+        return f"{endpoint}_dp{rank}"
+    return endpoint
 
 
 def is_bound(endpoint: str) -> bool:

@@ -60,7 +60,9 @@ class EventSender:
         self._wall = wall
         self._now = now
         self._topic = settings.topic.encode()
-        replay_batches = settings.replay_batches if settings.replay_endpoint else 0
+        replay_batches = 0
+        if settings.replay_endpoint:
+            replay_batches = settings.replay_batches
         self.replay = ReplayBuffer(self._topic, replay_batches)
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._unopened: dict[str, str] = {}

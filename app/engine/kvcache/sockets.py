@@ -23,7 +23,9 @@ def affinity(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> int:
 
     Names have a thread of their own.
     """
-    return 1 << is_name(endpoint) if context.get(zmq.IO_THREADS) == IO_THREADS else 0
+    if context.get(zmq.IO_THREADS) != IO_THREADS:
+        return 0
+    return 1 << is_name(endpoint)
 
 
 def address_of(socket: zmq.Socket[bytes]) -> str:

@@ -74,7 +74,7 @@ class BeamVariants:
         ids[position] = token_id
         logprobs = self._best.logprobs
         if logprobs is not None:
-            changed = BeamEntries(self._tokenizer, ids, logprobs, position, rank)
+            changed = BeamEntries(self._tokenizer, ids, logprobs, position=position, rank=rank)
             logprobs = LazySequence(changed.entry, range(len(ids)))
         return replace(self._best, ids=ids, texts=self._tokenizer.pieces(ids), logprobs=logprobs)
 

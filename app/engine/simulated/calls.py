@@ -90,7 +90,9 @@ class CallReplies:
             if reply.finish is STOP and len(reply.ids) < max_tokens:
                 return reply  # the end of text fits, too
             first_too_long = first_too_long or reply
-        return first_too_long if calls.min_calls else None
+        if calls.min_calls:
+            return first_too_long
+        return None
 
     def _endless_call(self, name: str, field: str, max_tokens: int, rng: Random) -> Reply:
         """Returns a call whose text does not end within the limit."""
@@ -108,7 +110,9 @@ class CallReplies:
             (fewest, Size.LEAST),
         ]
         for number, size in tries:
-            separators = USUAL if size is Size.USUAL else COMPACT
+            separators = COMPACT
+            if size is Size.USUAL:
+                separators = USUAL
             drawn: list[tuple[str, str]] = []
             for _ in range(number):
                 tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
@@ -133,8 +137,11 @@ def written(
     calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False
 ) -> WrittenCalls:
     """Marks up calls of name, arguments and perhaps id; `terse` writes the minimum for parsers."""
-    comma, colon = COMPACT if terse else USUAL
-    opening = OPENING.rstrip() if terse else OPENING
+    comma, colon = USUAL
+    opening = OPENING
+    if terse:
+        comma, colon = COMPACT
+        opening = OPENING.rstrip()
     text = ""
     spans: list[CallSpan] = []
     for number, (name, arguments, *call_id) in enumerate(calls, 1):
@@ -176,7 +183,9 @@ def _shown(
             if piece_start < end and offset > start:
                 shown = piece[max(0, start - piece_start) : end - piece_start]
             texts.append(shown)
-            token_part = named_part if offset >= named else unnamed_part
+            token_part = unnamed_part
+            if offset >= named:
+                token_part = named_part
             if spans and spans[-1][1] is token_part:
                 spans[-1] = len(texts), token_part
             else:

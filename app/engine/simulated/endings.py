@@ -30,7 +30,9 @@ def stopped(reply: Reply, request: EngineRequest) -> Reply:
                 finish = Finish("stop", token_id)
                 reply = Reply([*reply.texts[:place], last], reply.ids[: place + 1], finish)
                 break
-    return _stopped_by_text(reply, request) if request.stop else reply
+    if request.stop:
+        return _stopped_by_text(reply, request)
+    return reply
 
 
 def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
@@ -71,4 +73,6 @@ def _first_stop(
         start = text.find(stop, max(0, protected + 1 - len(stop)))
         if start >= 0 and (first is None or start + len(stop) < first[0]):
             first = start + len(stop), stop, start
-    return None if first is None else first[1:]
+    if first is None:
+        return None
+    return first[1:]

@@ -209,7 +209,9 @@ class SimulatedModel:
 
     def _encoder_reply(self, request: EngineRequest) -> Reply:
         """Returns as many exclamation marks as the client allows, or one without a limit."""
-        count = request.max_tokens if request.limited else 1
+        count = 1
+        if request.limited:
+            count = request.max_tokens
         ids = self._tokenizer.encode(ENCODER_TEXT)[:1] * count
         return Reply([ENCODER_TEXT] * count, ids, LENGTH)
 
@@ -254,7 +256,9 @@ class SimulatedModel:
             reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(max_tokens)
         else:
             reply = self._free_text(request, rng)
-        return stopped(reply, request) if request.stop or request.stop_token_ids else reply
+        if request.stop or request.stop_token_ids:
+            return stopped(reply, request)
+        return reply
 
     def _free_text(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
@@ -265,14 +269,17 @@ class SimulatedModel:
         reply: Reply | None = None
         if self._settings.reply.mode == "echo":  # the whole text, whatever the limit
             ids = self._tokenizer.encode(request.echo_text)
-            is_limited = request.limited and len(ids) >= request.max_tokens
-            finish = LENGTH if is_limited else STOP
+            finish = STOP
+            if request.limited and len(ids) >= request.max_tokens:
+                finish = LENGTH
             reply = Reply(self._tokenizer.pieces(ids), ids, finish)
         elif self._datasets:
             reply = self._recorded(request, rng)
         if reply is None:
             reply = self._random.reply(request, rng)
-        return reply if tokens is None else biased(reply, request, tokens, self._tokenizer, rng)
+        if tokens is None:
+            return reply
+        return biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
 
     def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
         """Returns a recorded reply; None without a dataset for the model, and when it fails."""
@@ -285,7 +292,9 @@ class SimulatedModel:
         if recorded is None:
             return None
         ids, texts = self._corpus.compose(recorded.missing, rng)
-        finish = LENGTH if recorded.reached_limit else STOP
+        finish = STOP
+        if recorded.reached_limit:
+            finish = LENGTH
         return Reply([*recorded.texts, *texts], [*recorded.ids, *ids], finish)
 
     def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
@@ -303,7 +312,7 @@ class SimulatedModel:
             ids, texts = self._corpus.whole_sentences().compose(count, rng)
         reply = Reply(texts[:max_tokens], ids[:max_tokens], LENGTH)
         if tokens is not None:
-            reply = biased(reply, request, tokens, self._tokenizer, rng)
+            reply = biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
         return as_thoughts(stopped(reply, request))
 
     def _constrained_text(

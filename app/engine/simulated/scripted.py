@@ -62,7 +62,9 @@ class ScriptedReplies:
     def _plain(self, text: str, request: EngineRequest) -> Reply:
         ids = self._tokenizer.encode(text)
         reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
-        return stopped(reply, request) if request.stop or request.stop_token_ids else reply
+        if request.stop or request.stop_token_ids:
+            return stopped(reply, request)
+        return reply
 
     def _thoughts(self, text: str, request: EngineRequest) -> Reply:
         return as_thoughts(self._plain(text, request))
