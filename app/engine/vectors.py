@@ -86,7 +86,9 @@ def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> arra
     # Each number counts by the size of its block; otherwise small blocks would dominate.
     parts = [(size, sums[start : start + size]) for start, size in blocks]
     squares = sum(size * sum([number * number for number in part]) for size, part in parts)
-    length = math.sqrt(squares) if unit else float(ROOTS * WORD_WEIGHT)
+    length = float(ROOTS * WORD_WEIGHT)
+    if unit:
+        length = math.sqrt(squares)
     vector = array("f")
     for size, part in parts:
         factor = math.sqrt(size) / length
@@ -106,9 +108,11 @@ def features(text: str, pace: Pace) -> Mapping[str, int]:
         else:
             if len(word) <= MAX_WORD:
                 squares[word] += WORD_WEIGHT * WORD_WEIGHT * count
-            marked = f"<{word}>" if len(word) > 1 else ""
-            for place in range(len(marked) - GRAM + 1):
-                squares["=" + marked[place : place + GRAM]] += GRAM_WEIGHT * GRAM_WEIGHT * count
+            if len(word) > 1:
+                marked = f"<{word}>"
+                for place in range(len(marked) - GRAM + 1):
+                    gram = "=" + marked[place : place + GRAM]
+                    squares[gram] += GRAM_WEIGHT * GRAM_WEIGHT * count
         pace()
     return {feature: math.isqrt(ROOTS * ROOTS * square) for feature, square in squares.items()}
 
@@ -171,8 +175,12 @@ class PoolingModel:
 
     def numbers(self, task: str, tokens: int) -> int:
         """Returns how many numbers the output of `task` has for a text of `tokens` tokens."""
-        width = self.dimensions if task.endswith("embed") else self.classes
-        return tokens * width if task.startswith("token") else width
+        width = self.classes
+        if task.endswith("embed"):
+            width = self.dimensions
+        if task.startswith("token"):
+            width *= tokens
+        return width
 
 
 class Bag:
@@ -205,12 +213,16 @@ def packing(dtype: str, endianness: str, pace: Pace) -> Pack:
     """Returns a function that packs numbers as `dtype`, byte order native, big or little."""
     if endianness == "native":
         endianness = sys.byteorder
-    order = "<" if endianness == "little" else ">"
+    order = ">"
+    if endianness == "little":
+        order = "<"
     letter = LETTERS.get(dtype, "B")
 
     def pack(numbers: array[float]) -> bytes:
         pace()
-        values = small_floats(numbers, *SMALL[dtype]) if dtype in SMALL else numbers
+        values: Sequence[float] = numbers
+        if dtype in SMALL:
+            values = small_floats(numbers, *SMALL[dtype])
         return struct.pack(f"{order}{len(values)}{letter}", *values)
 
     return pack
