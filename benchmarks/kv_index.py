@@ -24,8 +24,8 @@ from typing import Any
 from cachetools import LRUCache
 
 from app.engine.kvcache.events import BlockStored
-from app.kvindex.backend import IndexedEngine
 from app.kvindex.decoding import PodBatch
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from benchmarks.kv_checkout import MEASURES, SHAPES, key_calls, measured, per_s

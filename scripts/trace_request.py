@@ -35,7 +35,9 @@ from gunicorn.config import Config  # noqa: E402
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
 from app.kvindex.index import Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
-from app.kvindex.pool import Pool, PoolSettings, PublishedMessage  # noqa: E402
+from app.kvindex.messages import PublishedMessage  # noqa: E402
+from app.kvindex.pool import Pool  # noqa: E402
+from app.kvindex.resources import PoolSettings  # noqa: E402
 from app.serving.flask.application import Understudy  # noqa: E402
 from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
@@ -169,11 +171,11 @@ def index_ways() -> dict[str, list[Call]]:
 
     for number in range(WARM_UP):
         publish(number)
-        pool.work(pool.shards[0])
+        pool.process(pool.shards[0])
     publish(WARM_UP)
     index.score("m", tokens)
     return {
-        "one KV event": traced(lambda: pool.work(pool.shards[0])),
+        "one KV event": traced(lambda: pool.process(pool.shards[0])),
         "one score": traced(lambda: index.score("m", tokens)),
     }
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockStored
 from app.engine.kvcache.publisher import EventSender
-from app.kvindex.service import index_of
+from app.kvindex.service import build_index
 from app.text.huggingface import default_tokenizer
 from app.wiring.derived import publishing
 from config.loader import load
@@ -78,7 +78,7 @@ def test_the_indexer_tells_its_three_pods_apart() -> None:
         load((), SERVICES[name]["environment"]) for name in ("cached-1", "cached-2", "cached-3")
     ]
     model, at = pods[0].model.model, load((), SERVICES["indexer"]["environment"])
-    index = index_of(
+    index = build_index(
         replace(at, kvindex=replace(at.kvindex, kv_index_bind="tcp://127.0.0.1:*")),
         default_tokenizer(),
     )

@@ -6,7 +6,7 @@ from app.base.clock.clock import LiveClock
 from app.base.metrics.instruments import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
 from app.extensions.openapi import document
-from app.kvindex.service import fed, index_of
+from app.kvindex.service import BatchListener, build_index
 from app.serving.api import kv_index
 from app.serving.api.admin import server as admin
 from app.serving.api.responder import ServerLoad
@@ -41,7 +41,7 @@ class NoEngine(Middleware):
 
 
 def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
-    """Builds an application with an index and its scores. Raises ConfigError as `index_of` does."""
+    """Builds an application with an index and its scores. Raises ConfigError as `build_index` does."""
     live, clock, http, engine = LiveSettings(settings), LiveClock(), HttpMetrics(), NoEngine()
     http_log = HttpLog()
     keys = ApiKeys()
@@ -81,11 +81,11 @@ def add_index(
     The `publisher` or `engine` of this server, if given, feeds the index, too.
     """
     settings: Settings = live.current
-    index, model = index_of(settings, tokenizer), settings.model.model
+    index, model = build_index(settings, tokenizer), settings.model.model
     if publisher is not None:
-        publisher.listen(fed(index, model))
+        publisher.listen(BatchListener(index, model))
     if engine is not None:
-        engine.listen(fed(index, model))
+        engine.listen(BatchListener(index, model))
     app.services.append(index)
     app.caches.append(lambda: index.caches)
     app.add_routes("kv_index", kv_index.routes(index, settings))

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.index import NUMBER_BYTES, TAIL_BYTES, Index, Tail
+from app.kvindex.alignment import NUMBER_BYTES, TAIL_BYTES, Tail
+from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import ingest, matched, removed, source, stored
 

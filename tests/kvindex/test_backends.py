@@ -5,9 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.backend import Backend, Clear, IndexedEngine, Offload, Remove
+from app.kvindex.backend import Backend
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
-from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_bytes, weigh_copies
+from app.kvindex.memory import (
+    MAX_COPY_BYTES,
+    REPEAT_BYTES,
+    MemoryBackend,
+    weigh_bytes,
+    weigh_copies,
+)
+from app.kvindex.operations import Clear, Offload, Remove
 from app.kvindex.redis_backend import redis_url
 from tests.kvindex.engines import content, holders_of, source, store
 
@@ -23,8 +31,8 @@ def test_an_engine_key_means_something_else_on_every_pod_model_rank_and_group(
         backend.apply(other, [store([1], [12 + number])])
     backend.apply(A, [Remove(0, "gpu", [1])])
     assert set(content(backend, range(11, 16))) == {12, 13, 14, 15}
-    assert backend.owned(A, [(0, 1), (1, 1)])[0] is None
-    assert _plain(backend.owned(A, [(1, 1)])[0]) == (15,)
+    assert backend.covered_keys(A, [(0, 1), (1, 1)])[0] is None
+    assert _plain(backend.covered_keys(A, [(1, 1)])[0]) == (15,)
 
 
 def test_a_pod_that_is_gone_takes_all_its_engines_with_it(backend: Backend) -> None:
@@ -53,17 +61,22 @@ def test_adapters_name_the_pods_that_have_blocks_of_them(backend: Backend) -> No
     backend.apply(B, [store([1], [11])])
     assert [Index(backend).base_model(name) for name in ("alice", "m", "bob")] == ["m", "m", "bob"]
     holders = backend.lookup([11]).holders
-    assert [holder.source.pod for _, holder in holders.of(holders.mask("alice"))] == ["a"]
-    assert [holder.source.pod for _, holder in holders.of(holders.mask("m"))] == ["a", "b"]
+    assert [holder.source.pod for _, holder in holders.members(holders.candidates("alice"))] == [
+        "a"
+    ]
+    assert [holder.source.pod for _, holder in holders.members(holders.candidates("m"))] == [
+        "a",
+        "b",
+    ]
     backend.clear("a")
-    assert backend.lookup([11]).holders.mask("alice") == 0
+    assert backend.lookup([11]).holders.candidates("alice") == 0
 
 
 def test_names_may_hold_anything(backend: Backend) -> None:
     odd = IndexedEngine("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
     backend.apply(odd, [store([1], [11], "tier: x", adapter="a b\0c")])
     assert holders_of(backend, 11) == {(f"{odd.pod}/3", "tier: x")}
-    assert backend.lookup([11]).holders.mask("a b\0c")
+    assert backend.lookup([11]).holders.candidates("a b\0c")
     backend.apply(odd, [Remove(0, "tier: x", [1])])
     assert holders_of(backend, 11) == set()
 
@@ -75,7 +88,7 @@ def test_large_numbers_are_numbers(backend: Backend) -> None:
         largest - 1,
         (1 << 53) + 1,
     }
-    assert _plain(backend.owned(A, [(0, largest)])[0]) == (largest - 1,)
+    assert _plain(backend.covered_keys(A, [(0, largest)])[0]) == (largest - 1,)
 
 
 def test_greenlets_do_not_race(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,17 +158,17 @@ def test_maps_forget_the_blocks_that_made_room() -> None:
         keys = range(number, number + 10)
         backend.apply(A, [store(keys, keys)])
     assert backend.size().copies == 100
-    assert len(backend._maps[0].owned) < 100 * 5 / 4 + 64 + 20
+    assert len(backend._maps[0].covered) < 100 * 5 / 4 + 64 + 20
 
 
 @given(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=3), min_size=1, max_size=3))
 def test_no_copy_takes_more_than_its_share(numbers: list[list[int]]) -> None:
     copies = tuple(sum(1 << number for number in set(some)) for some in numbers)
-    assert weigh_bytes(copies) <= SHARE_BYTES * weigh_copies(copies)
+    assert weigh_bytes(copies) <= MAX_COPY_BYTES * weigh_copies(copies)
 
 
 def test_beyond_what_repeats_may_take_blocks_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.kvindex.memory.REPEATS_BYTES", 2 * REPEAT_BYTES)
+    monkeypatch.setattr("app.kvindex.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)
     backend, keys = MemoryBackend(), [1, 2, 3]
     backend.apply(A, [store(keys, keys), store(keys, keys), Remove(0, "gpu", keys)])
     assert set(content(backend, keys)) == {1, 2}

@@ -10,8 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
-from app.kvindex.decoding import MOST_EVENTS, PodBatch, TooLarge, Unreadable, decode, field_losses
-from app.kvindex.index import engine_keys
+from app.kvindex.decoding import (
+    MAX_EVENTS,
+    BatchTooLargeError,
+    PodBatch,
+    UnreadableBatchError,
+    decode,
+    field_losses,
+)
+from app.kvindex.ingest import engine_keys
 from tests.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode
@@ -155,14 +162,14 @@ def test_a_batch_of_no_time_keeps_its_events(ts: Any) -> None:
     ],
 )
 def test_what_is_no_batch_is_refused(payload: bytes) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableBatchError):
         decode(payload)
 
 
 def test_a_batch_has_so_many_events_at_most() -> None:
-    assert len(decode(pack([1.0, [None] * MOST_EVENTS, 0])).losses) == MOST_EVENTS
-    with pytest.raises(TooLarge):
-        decode(pack([1.0, [None] * (MOST_EVENTS + 1), 0]))
+    assert len(decode(pack([1.0, [None] * MAX_EVENTS, 0])).losses) == MAX_EVENTS
+    with pytest.raises(BatchTooLargeError):
+        decode(pack([1.0, [None] * (MAX_EVENTS + 1), 0]))
 
 
 LOOKAHEAD = [[[2, 3]], [[2, 3], []], [2, 3], None, {"block": [2]}, "text"]
@@ -179,7 +186,7 @@ def test_lookahead_tokens_of_any_shape_keep_the_event(lookahead: Any) -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_harm(payload: bytes) -> None:
-    with suppress(Unreadable):
+    with suppress(UnreadableBatchError):
         assert isinstance(decode(payload), PodBatch)
 
 

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.backend import Backend, Holders, bits
-from app.kvindex.index import Index, Ingest
+from app.kvindex.backend import Backend, Lookup
+from app.kvindex.copies import set_bits
+from app.kvindex.holders import Holders
+from app.kvindex.index import Index
+from app.kvindex.ingest import Ingest
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.scorer import score_prefixes
 from tests.kvindex.engines import block, ingest, matched, offloaded, removed, source, stored
@@ -270,7 +273,7 @@ events = st.one_of(
 def test_together_they_leave_what_they_leave_one_by_one(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         together = state(batches)
-        patch.setattr(Ingest, "_likeness", lambda self, event: id(event))
+        patch.setattr(Ingest, "_similarity", lambda self, event: id(event))
         assert together == state(batches)
 
 
@@ -279,7 +282,7 @@ def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     backend = MemoryBackend()
     index = make_index(backend, block_size=2)
     outcomes = [ingest(index, "a", *each) for each in batches]
-    maps = {number: (map_.owned, map_.repeats) for number, map_ in backend._maps.items()}
+    maps = {number: (map_.covered, map_.repeats) for number, map_ in backend._maps.items()}
     held = dict(backend.table), maps, index.backend.size()
     return outcomes, held, index.metrics.skipped_events
 
@@ -290,7 +293,7 @@ TIERS = ["gpu", "cpu", "disk"]
 def holders(*pods: str) -> Holders:
     made = Holders(100)
     for pod in pods:
-        made.number(source(pod), 0)
+        made.register(source(pod), 0)
     return made
 
 
@@ -298,10 +301,11 @@ def test_the_example_of_llm_d() -> None:
     """Blocks 1001 to 1006: a on gpu has 1, 2, 3 (also cpu) and 6; b on cpu has 4 and 5."""
     found = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
     weights = {"gpu": 1.0, "cpu": 0.5}
-    (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
+    lookup = Lookup(found, holders("a", "b"), TIERS[:2])
+    (score,) = score_prefixes(lookup, blocks=6, candidates=0b11, weights=weights)
     assert (score.pod, score.score, score.tiers) == ("a", 3.0, {"gpu": 3})
     found[2] = (0, 0b01)
-    (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
+    (score,) = score_prefixes(lookup, blocks=6, candidates=0b11, weights=weights)
     assert (score.score, score.tiers, score.match_ratio) == (2.5, {"gpu": 2, "cpu": 1}, 0.5)
 
 
@@ -321,11 +325,16 @@ def test_of_an_engine_the_group_counts_that_has_least(
     found = [copies for copies in found for _ in range(repeat)]
     everybody = Holders(12)
     for number, is_scored in enumerate(scored):
-        everybody.number(source(f"pod{number // groups}"), number % groups, is_scored)
-    candidates = everybody.mask("m")
-    for number in bits(left):
+        everybody.register(source(f"pod{number // groups}"), number % groups, is_scored)
+    candidates = everybody.candidates("m")
+    for number in set_bits(left):
         everybody.release(number)
-    scores = score_prefixes(found, max(1, len(found)), candidates, everybody, TIERS, EXACT)
+    scores = score_prefixes(
+        Lookup(found, everybody, TIERS),
+        blocks=max(1, len(found)),
+        candidates=candidates,
+        weights=EXACT,
+    )
     expected: dict[str, set[tuple[int, float]]] = {}
     for number, is_scored in enumerate(scored):
         if is_scored and not left >> number & 1:
@@ -356,13 +365,13 @@ def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
 def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.kvindex.backend.MOST_ADAPTERS", 3)
+    monkeypatch.setattr("app.kvindex.holders.MAX_ADAPTERS", 3)
     holders = Holders(3)
     for each in map(source, "ab"):
-        holders.number(each, 0)
+        holders.register(each, 0)
     for name, number in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 1), ("d", 1)):
-        holders.serves(name, number)
-    assert [holders.mask(name) for name in "abcd"] == [
+        holders.add_adapter(name, number)
+    assert [holders.candidates(name) for name in "abcd"] == [
         0b11,
         0,
         0b10,
@@ -370,5 +379,5 @@ def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(
     ]  # b was used longest ago
     for number, left in ((1, [0b01, 0, 0, 0]), (0, [0] * 4)):
         holders.release(number)
-        assert [holders.mask(name) for name in "abcd"] == left
+        assert [holders.candidates(name) for name in "abcd"] == left
     assert len(holders._adapters) == 0

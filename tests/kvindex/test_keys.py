@@ -13,14 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.hashing import Adapter, ExtraKeys, Placeholder
-from app.kvindex.keys import (
-    PART_BLOCKS,
-    Features,
-    PrefixKeyCache,
-    RequestKeys,
-    published_features,
-    requested_features,
-)
+from app.kvindex.features import Features, published_features, requested_features
+from app.kvindex.keys import PART_BLOCKS, PrefixKeyCache, RequestKeys
 
 MODEL = "test-model"
 TOKENS = list(range(1, 33))

@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
-from app.kvindex.backend import BackendUnavailable, IndexedEngine, Outcome, Stamp
+from app.kvindex.backend import BackendUnavailableError
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.operations import Outcome, Stamp
+from app.kvindex.pool import Pool
+from app.kvindex.resources import PoolSettings
 from tests.kvindex.engines import PROMPT, batch, block, matched, removed, stored
 from tests.kvindex.publisher import station, work
 
@@ -27,7 +31,7 @@ class Failing(MemoryBackend):
     def apply(self, source: IndexedEngine, operations: Any, stamp: Stamp | None = None) -> Outcome:
         self.calls += 1
         if self.calls in self.fails_at:
-            raise BackendUnavailable("away")
+            raise BackendUnavailableError("away")
         return super().apply(source, operations, stamp)
 
 
@@ -43,7 +47,7 @@ def message(pod: str, sequence: int, *events: object, model: str = "m") -> Publi
 
 
 def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
-    index, pool = make(MemoryBackend(most_holders=10), most_engines=20, shards=1)
+    index, pool = make(MemoryBackend(max_holders=10), max_engines=20, shards=1)
     for number in range(30):
         pool.put(message(f"pod{number}", 0, stored([1], PROMPT[:4])))
     work(pool)
@@ -61,7 +65,7 @@ def test_a_restart_is_counted_once_though_the_backend_is_away(
         pool.put(message("a", sequence, stored([sequence], PROMPT[:4])))
     work(pool)
     backend.fails_at = range(3, 6)
-    monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
+    monkeypatch.setattr("app.kvindex.resources.MIN_BACKOFF_S", 0.001)
     pool.put(PublishedMessage("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=9e9))))
     work(pool)
     assert backend.calls == 6
@@ -125,7 +129,7 @@ def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:
 
 @pytest.mark.parametrize("unread", [b"garbage", bytes(2000)], ids=["unreadable", "too large"])
 def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unread: bytes) -> None:
-    index, pool = make(most_payload_bytes=1000)
+    index, pool = make(max_payload_bytes=1000)
 
     def put(sequence: int, rank: int, number: int) -> None:
         payload = encode(batch(stored([number], [number] * 4), ts=1000.0 + sequence, rank=rank))
@@ -146,7 +150,7 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
 
 
 def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
-    index, pool = make(most_pods=3)
+    index, pool = make(max_pods=3)
     for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
         pool.put(
             PublishedMessage(
@@ -161,7 +165,7 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
 def test_what_is_lost_is_counted_once_though_the_backend_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
+    monkeypatch.setattr("app.kvindex.resources.MIN_BACKOFF_S", 0.001)
     backend = Failing()
     backend.fails_at = range(1, 4)
     index, pool = make(backend)
@@ -176,7 +180,7 @@ def test_what_is_lost_is_counted_once_though_the_backend_fails(
 def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
     index, pool = make()
     copies = [0]
-    for module in ("index", "memory", "pool"):
+    for module in ("index", "memory", "resources"):
         monkeypatch.setattr(
             f"app.kvindex.{module}.pause_if_possible",
             lambda: copies.append(index.backend.size().copies),

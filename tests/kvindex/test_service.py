@@ -15,11 +15,17 @@ from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.pool import PoolSettings
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, fed, index_of, open_backend
+from app.kvindex.resources import PoolSettings
+from app.kvindex.service import (
+    TOKENIZER_TIMEOUT_S,
+    BatchListener,
+    KvIndex,
+    build_index,
+    open_backend,
+)
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
-from app.kvindex.tokenizers import WORKERS, Tokenization
+from app.kvindex.tokenization import WORKERS, Tokenization
 from app.text.base import TokenizerError, TokenizerLoadError
 from app.text.huggingface import LocalTokenizer, default_tokenizer
 from config import ConfigError
@@ -109,9 +115,9 @@ def test_latencies_have_the_buckets_of_llm_d_and_lookups_some_below() -> None:
         "+Inf",
     ]
     metrics = IndexMetrics()
-    metrics.looked_up(0.0002, 3)
-    metrics.tokenized("t", 0.3, 5)
-    metrics.rendered("t", 0.02)
+    metrics.record_lookup(0.0002, 3)
+    metrics.record_tokenization("t", 0.3, 5)
+    metrics.record_rendering("t", 0.02)
     text = metrics.render({})
     samples = [
         sample for family in text_string_to_metric_families(text) for sample in family.samples
@@ -190,7 +196,7 @@ MODEL = ModelSettings(model="org/m", served_model_name=("m", "n"))
 
 def made(**asked: Any) -> KvIndex:
     """An index of these settings, which does not listen."""
-    return index_of(Settings(model=MODEL, kvindex=KVIndexSettings(**asked)), default_tokenizer())
+    return build_index(Settings(model=MODEL, kvindex=KVIndexSettings(**asked)), default_tokenizer())
 
 
 @pytest.mark.parametrize(
@@ -239,7 +245,7 @@ def test_an_address_that_is_none_is_told_by_its_setting(asked: dict[str, Any]) -
 def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None:
     index = made(kv_index_block_size=4)
     index.open()
-    fed(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
+    BatchListener(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     until(lambda: [score.pod for score in index.index.score("org/m", PROMPT)] == [pod])
     index.close()
 
@@ -250,7 +256,7 @@ def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixt
     second = made(kv_index_bind=str(first.address))
     second.start(retry_s=0.01)
     gevent.sleep(0.1)
-    assert len(second._greenlets) == 1 and caplog.text.count("it cannot listen yet, trying on") == 1
+    assert len(second._greenlets) == 1 and caplog.text.count("cannot listen yet, retrying") == 1
     first.close()
     until(lambda: len(second._greenlets) > 1)
     assert second.address is not None and len(caplog.records) == 1
@@ -262,9 +268,7 @@ def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
     pool, subscriber = PoolSettings(), SUBSCRIBER
     assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `RETIRED` says
     assert (WORKERS, TOKENIZER_TIMEOUT_S) == (5, 10.0)
-    queue = (
-        f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
-    )
-    assert queue in told and f"there are {pool.most_engines:,} engines already" in told
-    assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told
-    assert subscriber.most_bytes == pool.most_answer_bytes
+    queue = f"({pool.max_messages:,} messages or {(pool.max_bytes // pool.shards) >> 20} MiB each)"
+    assert queue in told and f"there are {pool.max_engines:,} engines already" in told
+    assert f"above {subscriber.max_bytes >> 20} MiB the connection is closed" in told
+    assert subscriber.max_bytes == pool.max_answer_bytes

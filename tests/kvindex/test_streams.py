@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from app.engine.kvcache.events import BlockStored, KVEvent
 from app.engine.kvcache.publisher import END
 from app.kvindex.memory import MemoryBackend
+from app.kvindex.messages import PublishedMessage
 from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.pool import PublishedMessage
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import FakeEngine, Station, station
 from tests.running_server import free_port
@@ -109,7 +109,7 @@ def test_only_a_few_replays_run_at_once(place: Station) -> None:
         place.pool.put(PublishedMessage(f"pod{number}", "m", 1, engine.kept[1], engine.replay))
     place.engines.clear()
     place.settle()
-    assert place.pool.places.counter == 0
+    assert place.pool.resources.replay_slots.counter == 0
     place.engines.extend(engines)
     place.until(lambda: len(place.matched(PROMPT)) == 12)
 
@@ -221,7 +221,7 @@ def test_a_rank_that_has_no_port_is_asked_nothing(place: Station, rank: int) -> 
     )
     place.pool.put(message)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
-    assert losses(place) == {"gap": 2} and place.pool.places.counter == 8
+    assert losses(place) == {"gap": 2} and place.pool.resources.replay_slots.counter == 8
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_silence_and_an_answer_without_end_are_failures(
     silent.close()
 
 
-@pytest.mark.parametrize("bound", ["most_held_bytes", "most_all_held_bytes"])
+@pytest.mark.parametrize("bound", ["max_waiting_bytes", "max_total_waiting_bytes"])
 def test_what_waits_is_bounded(place: Station, silent: FakeEngine, bound: str) -> None:
     payload = silent.pack(block(0))
     size = 3 * PublishedMessage("a", "m", 5, payload).size_bytes
@@ -287,10 +287,10 @@ def test_what_waits_is_bounded(place: Station, silent: FakeEngine, bound: str) -
     for number in range(3):
         ask(place, silent, 5 + number, block(number))
     place.settle()
-    assert place.matched(PROMPT) == {} and place.pool.held_bytes == size
+    assert place.matched(PROMPT) == {} and place.pool.resources.waiting_bytes == size
     ask(place, silent, 8, block(3))
     place.settle()
-    assert place.matched(PROMPT) == {"a": 4} and place.pool.held_bytes == 0
+    assert place.matched(PROMPT) == {"a": 4} and place.pool.resources.waiting_bytes == 0
     assert losses(place) == {"gap": 5} and place.ended_replays() == {"failed": 1}
     silent.close()
 
@@ -298,14 +298,14 @@ def test_what_waits_is_bounded(place: Station, silent: FakeEngine, bound: str) -
 def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: FakeEngine) -> None:
     ask(place, silent, 5, block(0))
     place.settle()
-    assert place.pool.places.counter == 7 and place.pool.held_bytes > 0
+    assert place.pool.resources.replay_slots.counter == 7 and place.pool.resources.waiting_bytes > 0
     (position,) = place.pool.positions()
     assert (position.sequence, position.lag_s) == (None, 0.0)
-    place.pool.gone("a")
+    place.pool.remove_pod("a")
     place.settle()
     assert (
-        place.pool.held_bytes == 0
-        and place.pool.places.counter == 8
+        place.pool.resources.waiting_bytes == 0
+        and place.pool.resources.replay_slots.counter == 8
         and place.pool.positions() == []
     )
     silent.close()
@@ -377,7 +377,10 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
         place.settle()
         assert engine.asked == ([3, 0] if waiting else [0])
         assert losses(place) == {}
-        assert place.pool.held_bytes == 0 and place.pool.places.counter == 8
+        assert (
+            place.pool.resources.waiting_bytes == 0
+            and place.pool.resources.replay_slots.counter == 8
+        )
 
 
 fates = st.lists(
@@ -411,7 +414,7 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
             for _ in range(steps):
                 place.step()
         shards = place.pool.shards
-        place.until(lambda: not len(place.pool) and not place.pool.held_bytes)
+        place.until(lambda: not len(place.pool) and not place.pool.resources.waiting_bytes)
         assert [place.matched([number - 1] * 4) for number in left] == [{"a": 1}] * len(left)
         assert place.index.backend.size().copies == len(left)
         (position,) = place.pool.positions()
@@ -419,5 +422,8 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
         found = place.index.metrics.skipped_messages
         assert found.get("gap", 0) == lost.count("is lost on both ways")
         assert set(found) <= {"gap", "duplicate"}  # a replay may bring what then comes by itself
-        assert place.pool.held_bytes == 0 and place.pool.places.counter == 8
+        assert (
+            place.pool.resources.waiting_bytes == 0
+            and place.pool.resources.replay_slots.counter == 8
+        )
         assert [shard.size_bytes for shard in shards] == [0] * len(shards)

@@ -10,8 +10,8 @@ import pytest
 from msgspec import to_builtins
 
 from app.kvindex import subscriber as module
-from app.kvindex.pods import PodEndpoint, TargetSource, file_targets
-from app.kvindex.pool import PublishedMessage
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.pods import FileSource, PodEndpoint, TargetSource
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, FakeEngine, Station
 
@@ -28,7 +28,7 @@ def leaves(place: Station, engine: FakeEngine) -> dict[str, float]:
     engine.close()
     place.engines.remove(engine)
     assert place.subscriber is not None
-    due = place.subscriber._presence.due
+    due = place.subscriber._tracker.deadlines
     place.until(lambda: "a" in due)
     return due
 
@@ -68,7 +68,7 @@ def test_a_list_may_change(place: Station, tmp_path: Path) -> None:
     path = tmp_path / "pods"
     a, b = place.engine("kv@a@m", connect=False), place.engine("kv@b@m", connect=False)
     path.write_text(a.endpoint)
-    subscriber = place.listen(file_targets(path), bind=None, grace_s=30.0)
+    subscriber = place.listen(FileSource(path), bind=None, grace_s=30.0)
     place.meet(a)
     a.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
@@ -178,7 +178,7 @@ def test_a_payload_of_100_megabytes_is_refused_by_name_and_the_next_is_read(plac
 
 def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Station) -> None:
     """What neither side has room for is lost on the way, and asked for again."""
-    place.pool = place.make_pool(most_messages=5)
+    place.pool = place.make_pool(max_messages=5)
     a = place.engine("kv@a@m", connect=False, hwm=2)
     place.listen(TargetSource([PodEndpoint(a.endpoint, a.replay)]), bind=None, hwm=2)
     place.meet(a)
@@ -217,7 +217,7 @@ def test_a_target_whose_host_nobody_knows_is_told_of_once(
     place.now += 100
     place.settle()
     assert [record.getMessage() for record in caplog.records] == [
-        "KV event sources: nobody knows the host of tcp://nobody.invalid:1, trying on"
+        "KV event sources: unknown host in tcp://nobody.invalid:1; retrying"
     ]
 
 
@@ -254,8 +254,8 @@ def test_a_message_of_many_parts_is_read_with_pauses(
     place: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = heard(place)
-    monkeypatch.setattr(module, "MOST_A_STEP", 1)
-    monkeypatch.setattr(module, "MOST_FRAMES", 5)
+    monkeypatch.setattr(module, "MAX_MESSAGES_PER_STEP", 1)
+    monkeypatch.setattr(module, "FRAMES_PER_PAUSE", 5)
     pauses = list[None]()
     monkeypatch.setattr(module, "pause_if_possible", lambda: pauses.append(None))
     engine.send_frames(b"kv@a@m", *[b"part"] * 11)

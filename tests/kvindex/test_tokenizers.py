@@ -18,12 +18,11 @@ from tokenizers import Regex, models, pre_tokenizers, processors, trainers
 
 from app.base.clock.clock import VirtualClock
 from app.kvindex.metrics import IndexMetrics
+from app.kvindex.tokenization import Tokenization, TokenizationBusyError, TokenizationTimeoutError
 from app.kvindex.tokenizers import (
     FAILURE_BYTES,
-    Tokenization,
-    TokenizationBusy,
-    TokenizationTimeout,
     TokenizerLibrary,
+    TokenizerSources,
     UnknownModelError,
     find_tokenizer,
     tokenizer_bytes,
@@ -103,13 +102,13 @@ def test_what_takes_too_long_is_an_error_in_time_and_what_is_too_much_one_at_onc
     tokenizer: LocalTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Stuck(tokenizer)
-    monkeypatch.setattr("app.kvindex.tokenizers.WORKERS", 2)
-    monkeypatch.setattr("app.kvindex.tokenizers.MOST_WAITING", 1)
+    monkeypatch.setattr("app.kvindex.tokenization.WORKERS", 2)
+    monkeypatch.setattr("app.kvindex.tokenization.MAX_WAITING", 1)
     made = Tokenization(lambda model: stuck, IndexMetrics(), 0.05)  # type: ignore[arg-type,return-value]
     asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(4)]
     gevent.joinall(asked)
-    assert [type(each.exception) for each in asked] == [TokenizationTimeout] * 3 + [
-        TokenizationBusy
+    assert [type(each.exception) for each in asked] == [TokenizationTimeoutError] * 3 + [
+        TokenizationBusyError
     ]
     assert "0.05 seconds" in str(asked[0].exception)
     stuck.let.set()
@@ -150,7 +149,9 @@ def loader(embedded: LocalTokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def library(loader: Loader, models: str = "a b c bad", **settings: Any) -> TokenizerLibrary:
     settings.setdefault("timeout_s", PATIENCE_S)
-    return TokenizerLibrary(loader, sources={model: model for model in models.split()}, **settings)
+    by_model = {model: model for model in models.split()}
+    sources = TokenizerSources(by_model=by_model, hub=settings.pop("hub", False))
+    return TokenizerLibrary(loader, sources, **settings)
 
 
 def outcomes(

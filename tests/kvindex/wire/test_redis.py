@@ -9,8 +9,10 @@ import gevent
 import pytest
 import redis
 
-from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp, TooManyHolders
-from app.kvindex.pool import PublishedMessage
+from app.kvindex.backend import BackendUnavailableError
+from app.kvindex.holders import HolderLimitError
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.operations import Clear, Remove, Stamp
 from app.kvindex.redis_backend import RedisBackend
 from tests.kvcache.sockets import until
 from tests.kvindex.engines import PROMPT, block, content, holders_of, source, store
@@ -45,7 +47,7 @@ def test_indexers_that_share_it_see_the_same(redis_process: RedisServer, namespa
     two.apply(B, [store([1], [11], "cpu", adapter="alice")])
     two.apply(A, [Remove(0, "gpu", [1])])
     assert content(one, [11, 12]) == {11: {("b", "cpu")}, 12: {("a", "gpu")}}
-    assert one.lookup([11]).holders.mask("alice")
+    assert one.lookup([11]).holders.candidates("alice")
     assert one.size() == two.size() and one.pods() == ["a", "b"]
 
 
@@ -82,7 +84,7 @@ def test_what_an_interrupted_clear_left_is_removed_by_the_next_indexer_that_star
     backend = connect(redis_process, namespace)
     keys = range(1, 1500)
     backend.apply(A, [store(keys, keys)])
-    monkeypatch.setattr(backend, "tidy", lambda: 0)
+    monkeypatch.setattr(backend, "sweep", lambda: 0)
     backend.apply(A, [Clear(), store([5], [9_999])])
     assert content(backend, [1, 5, 1499, 9_999]) == {9_999: {("a", "gpu")}}
     again = connect(redis_process, namespace)  # as at the start of another indexer
@@ -97,10 +99,10 @@ def test_what_an_interrupted_clear_left_is_removed_by_the_next_indexer_that_star
 def test_more_holders_than_there_is_room_for_are_refused(
     redis_process: RedisServer, namespace: str
 ) -> None:
-    backend = connect(redis_process, namespace, most_holders=2)
+    backend = connect(redis_process, namespace, max_holders=2)
     for pod in (A, B):
         backend.apply(pod, [store([1], [11])])
-    with pytest.raises(TooManyHolders):
+    with pytest.raises(HolderLimitError):
         backend.apply(source("c"), [store([2], [12]), Clear()])
     assert content(backend, [11, 12]) == {11: {("a", "gpu"), ("b", "gpu")}}
     backend.clear("a")
@@ -156,7 +158,7 @@ def test_nothing_is_lost_while_redis_is_away(own_server: RedisServer) -> None:
         gevent.killall(workers)
         assert place.matched(PROMPT) == {"a": 6}
         assert place.index.metrics.skipped_messages == {} == place.index.metrics.skipped_events
-        assert place.index.backend.times_lost == 0
+        assert place.index.backend.loss_count == 0
 
 
 def test_a_redis_that_comes_back_empty_is_filled_by_replays(own_server: RedisServer) -> None:
@@ -170,7 +172,7 @@ def test_a_redis_that_comes_back_empty_is_filled_by_replays(own_server: RedisSer
         own_server.start()
         put(place, 3, replay=engine.replay)
         place.until(lambda: place.matched(PROMPT) == {"a": 4})
-        assert place.index.backend.times_lost == 1
+        assert place.index.backend.loss_count == 1
         assert "index_backend_losses_total 1.0" in place.index.metrics.render({}, 1)
         assert place.index.metrics.skipped_events == {}
 
@@ -212,7 +214,7 @@ def test_a_full_redis_is_one_that_does_not_answer(own_server: RedisServer) -> No
     backend = connect(own_server)
     client: redis.Redis = own_server.client()
     client.config_set("maxmemory", 1)
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(BackendUnavailableError):
         backend.apply(A, [store([1], [11])])
     client.config_set("maxmemory", 0)
     backend.apply(A, [store([1], [11])])

@@ -20,7 +20,7 @@ import gevent
 from app.base.clock.pause import share_loop
 from app.text.base import TokenizerError
 from app.text.huggingface import default_tokenizer
-from app.kvindex.tokenizers import TokenizerLibrary
+from app.kvindex.tokenizers import TokenizerLibrary, TokenizerSources
 
 share_loop()
 
@@ -31,8 +31,9 @@ def load(source):
         hang.acquire()  # a library that blocks its native thread, event loop or not
     return default_tokenizer()
 
-sources = {"hangs": "hangs", "good": "good"}
-library = TokenizerLibrary(load, sources=sources, folder=Path("nowhere"), timeout_s=0.3)
+by_model = {"hangs": "hangs", "good": "good"}
+sources = TokenizerSources(by_model=by_model, folder=Path("nowhere"))
+library = TokenizerLibrary(load, sources, timeout_s=0.3)
 def ask(model):
     try:
         return library.get(model).name
