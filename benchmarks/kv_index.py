@@ -121,7 +121,7 @@ def _show_scores(options: argparse.Namespace) -> None:
     asked = {
         NAIVE: lambda: naive.score(prompt),
         OURS: lambda: index.score(MODEL, prompt),
-        KEYS: lambda: index.score(MODEL, keys=keys),
+        KEYS: lambda: index.score_keys(MODEL, keys),
     }
     rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
     title = (

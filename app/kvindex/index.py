@@ -126,19 +126,17 @@ class Index:
     def score(
         self,
         model: str,
-        tokens: Sequence[int] | None = None,
-        keys: Sequence[int] | None = None,
+        tokens: Sequence[int],
         *,
         pods: Collection[str] = (),
         lora: str | None = None,
         salt: str | None = None,
         media: Sequence[Placeholder] = (),
     ) -> list[PodScore]:
-        """Scores the engines that have the start of a prompt, best first.
+        """Scores the engines that have the start of a prompt of token ids, best first.
 
-        The prompt is given as token ids, or as request keys from `block_keys`. A prompt of less
-        than a block scores no engine. `model` is the base model or an adapter's name, `lora` the
-        adapter. `pods` limits the choice; () means all pods.
+        A prompt of less than a block scores no engine. `model` is the base model or an adapter's
+        name, `lora` the adapter. `pods` limits the choice; () means all pods.
 
         Raises:
             ValueError: a token id is outside 32 bits.
@@ -146,9 +144,19 @@ class Index:
         """
         log.log(TRACE, "score %s: tokens %s", lora or model, tokens)
         started_s = self._clock()
+        keys = self.block_keys(model, tokens, lora=lora, salt=salt, media=media)
+        return self._score(model, keys, pods, started_s)
+
+    def score_keys(
+        self, model: str, keys: Sequence[int], *, pods: Collection[str] = ()
+    ) -> list[PodScore]:
+        """Scores engines as `score`, for request keys from `block_keys`."""
+        return self._score(model, keys, pods, self._clock())
+
+    def _score(
+        self, model: str, keys: Sequence[int], pods: Collection[str], started_s: float
+    ) -> list[PodScore]:
         scores: list[PodScore] = []
-        if keys is None:
-            keys = self.block_keys(model, tokens or (), lora=lora, salt=salt, media=media)
         if keys:
             lookup = self.backend.lookup(keys)
             candidates = lookup.holders.candidates(model, pods)

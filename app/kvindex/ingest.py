@@ -153,7 +153,7 @@ class Ingest:
         return operations
 
     def _similarity(self, event: KVEvent) -> object:
-        """Returns a value that is equal for events of one operation, and unique for a lone event."""
+        """Returns a value that is equal for events of one operation, and unique otherwise."""
         if isinstance(event, BlockStored):
             extra_keys = event.extra_keys
             has_extras = extra_keys and any(extra_keys)

@@ -53,10 +53,10 @@ COUNTERS = {
     "index_backend_losses": "Times that the backend lost all its data.",
     "events_messages": "Messages received.",
     "events_messages_skipped": "Messages that were not used, by reason.",
-    "events_skipped": "Events (blocks, for unknown_block) that were not used, by reason.",
+    "events_skipped": "Events (blocks, for unknown_block) not used, by reason.",
     "events_pod_restarts": "Restarts of pods.",
     "events_replays": "Replays that were requested, by result.",
-    "events_pods_evicted": "Pods that were removed to make room for a new one, longest silent first.",
+    "events_pods_evicted": "Longest silent pods, removed to make room for new ones.",
 }
 LATENCIES = {
     "index_lookup": ("Time to score a prompt.", FAST_SECONDS),

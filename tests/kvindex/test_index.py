@@ -48,14 +48,14 @@ def test_less_than_a_block_and_what_nobody_has_scores_nobody(index: Index) -> No
     ingest(index, "a", stored([1], PROMPT[:4]))
     assert index.score("m", PROMPT[:3]) == [] == index.score("m", [1, 2, 3, 4, 5])
     assert index.score("m", []) == [] == index.score("unheard", PROMPT)
-    assert index.score("m", keys=[]) == []
+    assert index.score_keys("m", []) == []
 
 
 def test_scores_can_be_asked_for_keys_and_for_some_pods(index: Index) -> None:
     for pod in ("a", "b", "c"):
         ingest(index, pod, stored([1, 2], PROMPT[:8]))
     keys = index.block_keys("m", PROMPT)
-    assert {score.pod for score in index.score("m", keys=keys, pods=["a", "c", "x"])} == {"a", "c"}
+    assert {score.pod for score in index.score_keys("m", keys, pods=["a", "c", "x"])} == {"a", "c"}
     assert index.score("m", PROMPT, pods=["x"]) == []
     assert len(matched(index, PROMPT)) == 3
 
