@@ -41,7 +41,7 @@ COMMON_WORDS = frozenset(COMMON.split())
 WORD_WEIGHT, COMMON_WEIGHT, GRAM_WEIGHT = 20, 4, 11
 ROOTS = 16
 """Parts of a unit of weight; keeps sums of roots whole numbers."""
-LONGEST_WORD = 64
+MAX_WORD_LENGTH = 64
 """Characters of the longest word that is a feature itself; of longer words only pieces count."""
 FIRST_BLOCK = 8
 """Places in the first block. Each later block is as long as all before it."""
@@ -88,7 +88,7 @@ def features(text: str, pace: Pace) -> Mapping[str, int]:
         if word in COMMON_WORDS or len(word) < GRAM and word.isascii():
             squares[word] += COMMON_WEIGHT * COMMON_WEIGHT * count
         else:
-            if len(word) <= LONGEST_WORD:
+            if len(word) <= MAX_WORD_LENGTH:
                 squares[word] += WORD_WEIGHT * WORD_WEIGHT * count
             marked = f"<{word}>" if len(word) > 1 else ""
             for place in range(len(marked) - GRAM + 1):

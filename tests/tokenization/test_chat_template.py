@@ -365,7 +365,7 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
         ("{{ message.content }}{{ messages | length }}", False),
     ],
 )
-def test_what_surrounds_a_single_message_is_learnt_where_only_its_role_decides(
+def test_texts_around_a_single_message_are_learned_if_they_depend_on_its_role_alone(
     body: str, around: bool
 ) -> None:
     source = (
@@ -374,13 +374,11 @@ def test_what_surrounds_a_single_message_is_learnt_where_only_its_role_decides(
         + "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     )
     templates = ChatTemplates({"default": source}, {})
-    compiled = templates.of(ChatOptions())
+    compiled = templates.compiled(ChatOptions())
     for text in ("a", "b", "{{ x }}", "<END"):
         for role in ("user", "system"):
             message = {"role": role, "content": text}
-            whole = compiled._rendered(
-                [message], {**compiled.variables, "add_generation_prompt": True}
-            )
+            whole = compiled._run([message], {**compiled.variables, "add_generation_prompt": True})
             assert templates.render([message]) == whole
-    assert compiled.surrounds is around
-    assert bool(compiled.around) is around
+    assert compiled.wraps_content is around
+    assert bool(compiled.wrappers) is around

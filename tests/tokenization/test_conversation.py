@@ -7,13 +7,8 @@ import pytest
 from jinja2 import Environment
 
 from app.text.base import ChatTemplateError
-from app.text.conversation import (
-    MODALITIES,
-    ContentFormat,
-    detect_content_format,
-    developer_as_system,
-    parse_messages,
-)
+from app.text.conversation import MODALITIES, ContentFormat, developer_as_system, parse_messages
+from app.text.template_analysis import detect_content_format
 
 TEXT = {"type": "text", "text": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

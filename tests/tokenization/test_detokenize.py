@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from app.text.huggingface import LocalTokenizer, byte_symbols, default_tokenizer
+from app.text.detokenization import byte_symbols
+from app.text.huggingface import LocalTokenizer, default_tokenizer
 
 TOKENIZER = default_tokenizer()
 any_ids = st.lists(

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from app.text.huggingface import default_tokenizer
-from app.text.memo import KnownPrompts, known_chats, known_texts
+from app.text.memo import PromptMemo, chat_memo, text_memo
 
 TOKENIZER = default_tokenizer()
 CHAT = b'[{"role": "user", "content": "Who comes again?"}]'
@@ -20,7 +20,7 @@ def test_what_was_not_used_for_longest_goes() -> None:
         asked.append(key)
         return TOKENIZER.encode(key.decode())
 
-    known = KnownPrompts(encode, limit_bytes=10_000)
+    known = PromptMemo(encode, limit_bytes=10_000)
     for number in range(1_000):
         for text in (str(number), str(number), "first"):
             assert known.ids(text.encode()) == TOKENIZER.encode(text)
@@ -31,7 +31,7 @@ def test_what_was_not_used_for_longest_goes() -> None:
 
 
 def test_the_size_is_what_is_held() -> None:
-    known = KnownPrompts(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
+    known = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
     tracemalloc.start()
     try:
         for number in range(1_500):
@@ -48,8 +48,8 @@ def test_the_size_is_what_is_held() -> None:
 def test_a_prompt_has_the_tokenizer_s_ids_and_is_remembered_when_it_comes_again() -> None:
     text = "Who comes again?"
     for known, key, expected in (
-        (known_texts(TOKENIZER), text.encode(), TOKENIZER.encode(text, True)),
-        (known_chats(TOKENIZER), CHAT, TOKENIZER.encode_chat(json.loads(CHAT))),
+        (text_memo(TOKENIZER), text.encode(), TOKENIZER.encode(text, True)),
+        (chat_memo(TOKENIZER), CHAT, TOKENIZER.encode_chat(json.loads(CHAT))),
     ):
         assert known.ids(key) == expected
         assert known.size_bytes == 0, "most prompts never come again"
@@ -71,7 +71,7 @@ def test_a_prompt_has_the_tokenizer_s_ids_and_is_remembered_when_it_comes_again(
     ],
 )
 def test_what_is_no_plain_conversation_has_no_ids_here(key: bytes) -> None:
-    known = known_chats(TOKENIZER)
+    known = chat_memo(TOKENIZER)
     for _ in range(3):
         assert known.ids(key) is None
     assert known.size_bytes == 0
@@ -81,5 +81,5 @@ def test_what_is_no_plain_conversation_has_no_ids_here(key: bytes) -> None:
     "template", ["{{ strftime_now('%S') }}", "{{ [1, 2] | random }}", "{{ lipsum(1) }}"]
 )
 def test_a_prompt_that_may_differ_the_next_time_is_not_remembered(template: str) -> None:
-    known = known_chats(default_tokenizer(template))
+    known = chat_memo(default_tokenizer(template))
     assert known.ids(CHAT) is known.ids(CHAT) is None

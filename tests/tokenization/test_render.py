@@ -185,7 +185,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 def test_an_answer_without_end_or_one_that_drips_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.text.render.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("app.text.render.MAX_RESPONSE_BYTES", 1 << 20)
     with (
         saying(HEAD, b" " * 65536) as url,
         pytest.raises(TokenizerServiceError, match="more than 1 MiB"),

@@ -8,13 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from app.text.files import TokenizerFolder
-from app.text.huggingface import (
-    EMBEDDED,
-    LocalTokenizer,
-    WordEncoder,
-    default_tokenizer,
-    knows_words,
-)
+from app.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
+from app.text.words import WordEncoder, has_independent_words
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")
@@ -113,8 +108,8 @@ OTHERS = {
 
 
 def test_tokenizers_of_other_kinds_are_left_to_the_library() -> None:
-    assert [name for name in OTHERS if knows_words(OTHERS[name])] == []
-    assert knows_words(PAIRWISE) and knows_words(EMBEDDED_BACKEND)
+    assert [name for name in OTHERS if has_independent_words(OTHERS[name])] == []
+    assert has_independent_words(PAIRWISE) and has_independent_words(EMBEDDED_BACKEND)
 
 
 def framed() -> Tokenizer:

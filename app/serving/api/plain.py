@@ -24,7 +24,7 @@ from app.serving.http.response import PendingResponse, Response
 from app.serving.protocol.completions import DEFAULT_MAX_TOKENS
 from app.serving.protocol.options import Int64
 from app.serving.protocol.validation import GREEDY_BELOW
-from app.text.memo import KnownPrompts, known_chats, known_texts
+from app.text.memo import PromptMemo, chat_memo, text_memo
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
@@ -117,7 +117,7 @@ class PlainGeneration:
         pipeline: RequestPipeline,
         kind: type[PlainChat | PlainCompletion],
         id_prefix: str,
-        known: KnownPrompts,
+        known: PromptMemo,
         options: Callable[..., ResponseOptions],
         prompt: Callable[[Sequence[int]], dict[str, Any]],
         writer: Callable[[ResponseMeta, Any], ResponseWriter],
@@ -250,7 +250,7 @@ def plain_chats(pipeline: RequestPipeline) -> PlainGeneration:
         role, parses = pipeline.settings.api.response_role, pipeline.limits.parses
         return ChatResponseOptions(**shared, prompt_ids=(), role=role, parses=parses)
 
-    known, prompt = known_chats(pipeline.tokenizer), lambda ids: {"prompt_ids": ids}
+    known, prompt = chat_memo(pipeline.tokenizer), lambda ids: {"prompt_ids": ids}
     return PlainGeneration(pipeline, PlainChat, "chatcmpl", known, options, prompt, ChatWriter)
 
 
@@ -258,7 +258,7 @@ def plain_completions(pipeline: RequestPipeline) -> PlainGeneration:
     def options(**shared: Any) -> CompletionResponseOptions:
         return CompletionResponseOptions(**shared, prompts=())
 
-    known, prompt = known_texts(pipeline.tokenizer), lambda ids: {"prompts": (EchoedPrompt(ids),)}
+    known, prompt = text_memo(pipeline.tokenizer), lambda ids: {"prompts": (EchoedPrompt(ids),)}
     return PlainGeneration(
         pipeline, PlainCompletion, "cmpl", known, options, prompt, CompletionWriter
     )
