@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from app.base.clock.clock import Streams
+from app.base.clock.random_streams import Streams
 from app.cli import COMMANDS
 from app.serving.flask.application import METRICS, Understudy
 from app.wiring.factory import create_app

@@ -18,7 +18,8 @@ from gevent.queue import Queue
 from msgspec import Struct
 from msgspec.structs import fields
 
-from app.base.clock.clock import Clock, Streams
+from app.base.clock.clock import Clock
+from app.base.clock.random_streams import Streams
 from app.console import page
 from app.console.bars import Bar, Origin, event_of
 from app.console.compare import RunFigures, compare

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from app.base.clock.pause import Pace
-from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.base.metrics.recorder import Figures, LatencyTally
+from app.base.metrics.table import FIRST_TOKEN, INTER_TOKEN
 from app.console.bars import (
     FIGURES,
     Bar,

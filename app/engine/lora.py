@@ -12,8 +12,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from app.base.metrics.families import ADAPTERS, EngineFamilies
+from app.base.metrics.families import EngineFamilies
 from app.base.metrics.instruments import Family, Gauge
+from app.base.metrics.table import ADAPTERS
 from app.engine.kvcache.hashing import Adapter
 from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
@@ -227,7 +228,7 @@ class LoraResidency:
         for transition, times in (("load", memory.loads), ("activate", memory.activations)):
             histogram("lora_adapter_load_seconds", transition=transition).counts[0] = times
         help = "1 for an adapter in memory."
-        loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, "gauge")
+        loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, kind="gauge")
         for name, level in levels.items():
             labels = {
                 "adapter_name": name,

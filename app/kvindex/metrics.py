@@ -79,17 +79,21 @@ class IndexMetrics:
 
     def __init__(self, reasons: Iterable[str] = ()) -> None:
         self._counters = {
-            name: Family(f"kvcache_{name}_total", help, Counter, "counter")
+            name: Family(f"kvcache_{name}_total", help, Counter, kind="counter")
             for name, help in COUNTERS.items()
         }
         self._latencies = {
             name: Family(
-                f"kvcache_{name}_latency_seconds", help, partial(Histogram, buckets), "histogram"
+                f"kvcache_{name}_latency_seconds",
+                help,
+                partial(Histogram, buckets),
+                kind="histogram",
             )
             for name, (help, buckets) in LATENCIES.items()
         }
         self._gauges = {
-            name: Family(f"kvcache_{name}", help, Gauge, "gauge") for name, help in GAUGES.items()
+            name: Family(f"kvcache_{name}", help, Gauge, kind="gauge")
+            for name, help in GAUGES.items()
         }
         self.added = self._counter("index_admissions")
         self.removed = self._counter("index_evictions")

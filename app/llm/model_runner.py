@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from app.base.cores import usable_cores, waited_s
+from app.base.cores import core_wait_s, usable_cores
 from app.llm.attention import Chunk, PagedStore, StepAttention
 from app.llm.batch_invariant import tile_linears
 from app.llm.config import Checkpoint, ModelConfig
@@ -103,7 +103,7 @@ class DeviceManager:
         """Returns the time that threads waited for a core; 0 with one thread, which waits for no
         other.
         """
-        return waited_s() if torch.get_num_threads() > 1 else 0.0
+        return core_wait_s() if torch.get_num_threads() > 1 else 0.0
 
     def free_bytes(self) -> int | None:
         """Returns the available memory; None if unknown."""

@@ -21,7 +21,7 @@ from pluggy import HookImpl, PluginManager, PluginValidationError
 from prometheus_client.parser import text_string_to_metric_families
 
 from app import plugins as specifications
-from app.base.clock.clock import Streams
+from app.base.clock.random_streams import Streams
 from app.base.metrics.instruments import Families
 from app.engine.core.batch import Batch
 from app.engine.core.errors import EngineError

@@ -203,10 +203,8 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
         return _text_part(part)
     if not isinstance(part, dict):
         raise ChatTemplateError("A part of a message's content must be a string or an object.")
-    kind = part.get("type")
-    has_type = kind is not None and part.get("uuid") is None
-    if not has_type:
-        kind = next((field for field in TYPE_FIELDS if field in part), None)
+    has_type = part.get("type") is not None and part.get("uuid") is None
+    kind = part["type"] if has_type else _type_by_field(part)
     if not isinstance(kind, str):
         raise ChatTemplateError("A part of a message's content needs its type, a string.", "type")
     if kind in TEXT_FIELDS:
@@ -224,6 +222,10 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     if not takes_media:
         raise ChatTemplateError("The served model is not a multimodal model: it reads text alone.")
     return {"type": MODALITIES[kind]}
+
+
+def _type_by_field(part: Part) -> str | None:
+    return next((field for field in TYPE_FIELDS if field in part), None)
 
 
 def _parse_text_part(part: Part, kind: str) -> Part | None:

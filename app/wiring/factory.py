@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.base import Bounded
-from app.base.clock.clock import LiveClock, Streams, TimerWheel
+from app.base.clock.clock import LiveClock
 from app.base.clock.pause import call_off_hub
+from app.base.clock.random_streams import Streams
+from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.fake import FakeFamilies
 from app.base.metrics.instruments import Exposition, Families
-from app.base.metrics.recorder import Recorder
+from app.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.extensions import Extension, ServerParts, enabled_extensions
 from app.engine.core.batch import LoRASlots
 from app.engine.core.engine import Engine
@@ -250,11 +252,13 @@ class Assembly:
             settings.model.max_model_len,
             cache_config(settings),
             str(self.rank),
-            max_loras=lora.max_loras if told else None,
-            block_times=kvcache.kv_cache_metrics,
-            older_names=settings.metrics.simulator_metrics,
-            transfers=bool(fetching or kvcache.kv_connector == "nixl"),
-            steps=settings.steps.shared or settings.engine.is_real,
+            options=RecorderOptions(
+                max_loras=lora.max_loras if told else None,
+                block_times=kvcache.kv_cache_metrics,
+                older_names=settings.metrics.simulator_metrics,
+                transfers=bool(fetching or kvcache.kv_connector == "nixl"),
+                steps=settings.steps.shared or settings.engine.is_real,
+            ),
         )
 
     def _cache(self) -> tuple[KVCacheManager | None, Publisher | None]:
@@ -460,10 +464,10 @@ class Assembly:
         request_ids = RequestIds(settings.api.enable_request_id_headers)
         stack: list[Middleware] = [self.http_metrics, http_log, self.journal, request_ids]
         if settings.tracing.otlp_traces_endpoint is not None:
-            from app.base.tracing import tracing_to
+            from app.base.tracing import create_tracing
             from app.serving.middleware.traces import Traces
 
-            sender, make_tracer = tracing_to(settings.tracing)
+            sender, make_tracer = create_tracing(settings.tracing)
             assert self.delays is not None
             stack.append(Traces(make_tracer, self.clock, self.delays, caches={"spans": sender}))
         stack += [access.Cors(settings.access), self.keys, self.limits]
@@ -620,7 +624,8 @@ class Assembly:
                 cache_config(settings),
                 self.clock.now,
             )
-            fakes = FakeFamilies(name, length, config, lora.max_loras, rank, clock=now)
+            server = {"model_name": name, "engine": rank}
+            fakes = FakeFamilies(server, length, config, lora.max_loras, clock=now)
             self.live.subscribe(fakes.on_settings)
             families.append(lambda: (fakes if fakes.active else self.recorder).render())
         if lora.lora_residency_metrics:

@@ -7,8 +7,10 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from app.base.clock.clock import SLOTS_PER_S, Streams, VirtualClock
-from app.base.metrics.recorder import Recorder
+from app.base.clock.clock import VirtualClock
+from app.base.clock.random_streams import Streams
+from app.base.clock.timer_wheel import SLOTS_PER_S
+from app.base.metrics.recorder import Recorder, RecorderOptions
 from app.engine.core.batch import LoRASlots
 from app.engine.core.engine import Engine
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
@@ -84,7 +86,12 @@ class Harness:
     ) -> None:
         self.adapters = set(adapters)
         self.clock = clock or VirtualClock(START_S)
-        self.recorder = Recorder("test", 4096, {}, max_loras=max_loras, steps=profile is not None)
+        self.recorder = Recorder(
+            "test",
+            4096,
+            {},
+            options=RecorderOptions(max_loras=max_loras, steps=profile is not None),
+        )
         self.settings = settings = Settings(
             reply=ReplySettings(mode=mode),  # type: ignore[arg-type]
             latency=LatencySettings(**latency),

@@ -270,15 +270,15 @@ def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: P
 def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     program = """
 import os, time
-from app.base.cores import waited_s
+from app.base.cores import core_wait_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-begun_s = waited_s()
+begun_s = core_wait_s()
 if child := os.fork():
     end_s = time.monotonic() + 0.5
     while time.monotonic() < end_s:
         pass
     os.kill(child, 9)
-    print(waited_s() - begun_s)
+    print(core_wait_s() - begun_s)
 while not child:
     pass
 """

@@ -40,7 +40,9 @@ class Faked:
         self.clock = VirtualClock()
         self.live = LiveSettings(load([*given, *flags], {}))
         self.recorder = Recorder("tiny", 1024, {})
-        fakes = FakeFamilies("tiny", 1024, {}, 2, clock=self.clock.now, now=self._now)
+        fakes = FakeFamilies(
+            {"model_name": "tiny", "engine": "0"}, 1024, {}, 2, clock=self.clock.now, now=self._now
+        )
         self.live.subscribe(fakes.on_settings)
         http = HttpMetrics()
         families = [lambda: (fakes if fakes.active else self.recorder).render(), http.text]

@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.base.clock.clock import VirtualClock
-from app.base.metrics.families import FINISHED, TABLE
 from app.base.metrics.instruments import Exposition, Families
-from app.base.metrics.recorder import FinishedSequence, Recorder
+from app.base.metrics.recorder import FinishedSequence, Recorder, RecorderOptions
+from app.base.metrics.table import FINISHED, TABLE
 from app.serving.http.response import Response
 from app.serving.middleware.http_metrics import HttpMetrics
 from tests.application import request
@@ -30,7 +30,10 @@ def scrape(recorder: Recorder) -> dict[str, Metric]:
 
 def new_recorder(older_names: bool = False) -> Recorder:
     return Recorder(
-        "tiny", 2048, {"block_size": "32", "num_gpu_blocks": "66"}, older_names=older_names
+        "tiny",
+        2048,
+        {"block_size": "32", "num_gpu_blocks": "66"},
+        options=RecorderOptions(older_names=older_names),
     )
 
 

@@ -57,7 +57,7 @@ def theirs(
 
 
 def ours(name: str, create: type, kind: str, labels: dict[str, str], seen: list[float]) -> str:
-    family: Family = Family(name, 'a "help"\n\\', create, kind, now=lambda: CREATED)
+    family: Family = Family(name, 'a "help"\n\\', create, kind=kind, now=lambda: CREATED)
     child = family.labels(**labels)
     for value in seen:
         if hasattr(child, "observe_all"):

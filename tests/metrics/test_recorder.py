@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.metrics.families import FINISHED, LIMIT_BYTES, MOST_SERIES, LoraRequests
+from app.base.metrics.lora_requests import LIMIT_BYTES, MAX_SERIES, LoraRequests
 from app.base.metrics.recorder import PARTS, TOKEN_BYTES, FinishedSequence, Recorder
+from app.base.metrics.table import FINISHED
 
 STEPS = r"(?m)^vllm:iteration_tokens_total.*$"
 SECONDS = st.floats(0, 1000)
@@ -128,7 +129,7 @@ def test_a_combination_has_the_moment_at_which_it_last_came_about() -> None:
 
 def test_memory_is_bounded_however_long_the_names_are() -> None:
     loras = lora_requests()
-    for number in range(MOST_SERIES):
+    for number in range(MAX_SERIES):
         loras.move(number, f"{number}" * 10_000, "running")
         loras.move(number, f"{number}" * 10_000, None)
         assert loras.size_bytes <= loras.limit_bytes

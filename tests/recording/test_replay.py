@@ -13,7 +13,8 @@ from typing import Any
 import gevent
 import pytest
 
-from app.base.clock.clock import LEAD_S, SLOTS_PER_S, TimerWheel, VirtualClock
+from app.base.clock.clock import VirtualClock
+from app.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
 from app.serving.faults.injector import FaultInjector
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError

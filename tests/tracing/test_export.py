@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
-from app.base.tracing import BATCH, QUIET_S, SpanSender, span_bytes
+from app.base.tracing import BATCH_SPANS, LOG_INTERVAL_S, SpanSender, span_bytes
 from tests.application import app_of
 
 
@@ -49,10 +49,10 @@ def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_spans_leave_in_order_and_in_batches() -> None:
     kept = Kept()
     sender = SpanSender(kept)
-    made = make(traced(sender), 2 * BATCH + 1)
+    made = make(traced(sender), 2 * BATCH_SPANS + 1)
     assert not kept.batches
     assert sender.force_flush()
-    assert [len(batch) for batch in kept.batches] == [BATCH, BATCH, 1]
+    assert [len(batch) for batch in kept.batches] == [BATCH_SPANS, BATCH_SPANS, 1]
     assert sum(kept.batches, []) == made
 
 
@@ -70,7 +70,7 @@ def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(
     kept, now_s = Kept(result), [0.0]
     sender = SpanSender(kept, lambda: now_s[0])
     tracer = traced(sender)
-    for moment_s in (0, 1, QUIET_S - 1, QUIET_S, QUIET_S + 1):
+    for moment_s in (0, 1, LOG_INTERVAL_S - 1, LOG_INTERVAL_S, LOG_INTERVAL_S + 1):
         now_s[0] = moment_s
         make(tracer, 10)
         assert sender.force_flush()

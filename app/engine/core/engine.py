@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from app.base.clock.clock import Clock, Streams, TimerWheel
-from app.base.clock.pause import LONGEST_WORK_S, Pace
+from app.base.clock.clock import Clock
+from app.base.clock.pause import MAX_WORK_S, Pace
+from app.base.clock.random_streams import Streams
+from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.batch import Blocks, LoRASlots
 from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Started, Tokens
@@ -257,13 +259,13 @@ class BeamSearch(Handle):
             self._tell(None)
 
     def _submit_due(self) -> None:
-        """Submits requests of this step for LONGEST_WORK_S; later turns of the loop submit the
+        """Submits requests of this step for MAX_WORK_S; later turns of the loop submit the
         rest.
         """
         step, now = self._step, self._engine.clock.now
         begun_s = now()
         while self._due and not self._is_over:
-            if now() - begun_s > LONGEST_WORK_S:
+            if now() - begun_s > MAX_WORK_S:
                 self._engine.wheel.call_soon(partial(self._go_on, self._submit_due))
                 return
             request, reply = self._due.pop()

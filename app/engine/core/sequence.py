@@ -19,8 +19,9 @@ from itertools import chain
 from random import Random
 from typing import Any, Protocol
 
-from app.base.clock.clock import Clock, TimerWheel
+from app.base.clock.clock import Clock
 from app.base.clock.pause import Slices
+from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
 from app.engine.core.batch import Phase, SequenceState, SequenceStatus
 from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests

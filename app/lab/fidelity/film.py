@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
-from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.base.metrics.recorder import LatencyTally
+from app.base.metrics.table import FIRST_TOKEN, INTER_TOKEN
 from app.console.bars import FIGURES, Frame, Picture
 from app.console.page import report_of
 from app.engine.core.batch import Batch, Phase

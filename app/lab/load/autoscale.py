@@ -19,7 +19,7 @@ from random import Random
 
 from msgspec import Struct
 
-from app.base.metrics.families import FIRST_TOKEN
+from app.base.metrics.table import FIRST_TOKEN
 from config.declaration import UsageError
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
 from config.kinds import parse_duration

@@ -71,7 +71,7 @@ class HttpMetrics(Middleware):
     ) -> None:
         self._clock = clock
         self._families: dict[str, Family[Any]] = {
-            name: Family(name, about, series, kind, now)
+            name: Family(name, about, series, kind=kind, now=now)
             for name, (about, series, kind) in FAMILIES.items()
         }
         ways = ("flask", "fast", "probe", "grpc")
