@@ -105,7 +105,9 @@ class CompiledTemplate:
             head, *tails = rendered.split(END_MARK)
             self.wrappers[role] = (head, tails[0]) if len(tails) == 1 else None
         wrapper = self.wrappers[role]
-        return None if wrapper is None else content.join(wrapper)
+        if wrapper is None:
+            return None
+        return content.join(wrapper)
 
     def _run(self, conversation: Conversation, variables: dict[str, object]) -> str:
         # `Template.render` would walk over the chained globals of the environment each time.

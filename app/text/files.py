@@ -56,7 +56,9 @@ def read_folder(path: Path) -> TokenizerFolder:
     Raises:
         TokenizerLoadError: a file cannot be read.
     """
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = path / "tokenizer.json"
     if not file.is_file():
         raise TokenizerLoadError(f"There is no tokenizer.json at {path}.")
     folder = file.parent
@@ -64,7 +66,9 @@ def read_folder(path: Path) -> TokenizerFolder:
     model = read_json(folder / "config.json")
     special_tokens = {}
     for key, value in (read_json(folder / "special_tokens_map.json") | config).items():
-        text = value.get("content") if isinstance(value, dict) else value
+        text = value
+        if isinstance(value, dict):
+            text = value.get("content")
         if key.endswith("_token") and isinstance(text, str):
             special_tokens[key] = text
     text_config = model.get("text_config")

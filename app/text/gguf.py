@@ -73,7 +73,9 @@ def read_tokenizer(
         if isinstance(token_id, int) and 0 <= token_id < len(tokens):
             special_tokens[role] = tokens[token_id]
     template = chat_template or fields.get("tokenizer.chat_template")
-    templates = {DEFAULT_TEMPLATE: template} if isinstance(template, str) else {}
+    templates = {}
+    if isinstance(template, str):
+        templates[DEFAULT_TEMPLATE] = template
     folder = TokenizerFolder(
         tokenizer_file=path,
         special_tokens=special_tokens,

@@ -214,7 +214,9 @@ class LocalTokenizer(Tokenizer):
         """See `Tokenizer`."""
         size = TOKEN_WORK * len(ids)
         if self._byte_level:
-            skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+            skipped = self._special_ids
+            if not skip_special_tokens:
+                skipped = frozenset()
             return call_long(size, byte_level_pieces, ids, self._texts, skipped)
         return call_long(size, stream_pieces, ids, self.backend, skip_special_tokens)
 
@@ -336,8 +338,10 @@ def _tokenizer_path(source: str, settings: TokenizerSettings) -> Path | None:
         raise TokenizerLoadError(f"There is nothing at {source}.")
     if settings.tokenizer is None and "/" not in source:  # a model such as `tiny`
         return None
-    cache = settings.tokenizers_cache_dir
-    return fetch(source, settings.hf_token, None if cache is None else Path(cache).expanduser())
+    cache = None
+    if settings.tokenizers_cache_dir is not None:
+        cache = Path(settings.tokenizers_cache_dir).expanduser()
+    return fetch(source, settings.hf_token, cache)
 
 
 def template_source(template: str | None) -> str | None:

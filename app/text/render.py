@@ -79,10 +79,9 @@ class RenderTokenizer(Tokenizer):
         if not ids:
             return ""
         answer = self._post("/detokenize", {"tokens": list(ids)})
-        text = answer.get("prompt") if isinstance(answer, dict) else None
-        if not isinstance(text, str):
+        if not isinstance(answer, dict) or not isinstance(answer.get("prompt"), str):
             raise self._unusable("/detokenize", "no prompt text")
-        return text
+        return str(answer["prompt"])
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         """Splits the text at words and signs, in as many pieces as there are ids."""
@@ -103,8 +102,12 @@ class RenderTokenizer(Tokenizer):
         for name in ChatOptions.__dataclass_fields__:
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
-                fields[name] = [*value] if name == "tools" else value
-        timeout_s = self._mm_timeout_s if any(map(_has_image, messages)) else self._timeout_s
+                fields[name] = value
+        if options.tools is not None:
+            fields["tools"] = [*options.tools]
+        timeout_s = self._timeout_s
+        if any(map(_has_image, messages)):
+            timeout_s = self._mm_timeout_s
         [ids] = self._render("/v1/chat/completions/render", fields, count=1, timeout_s=timeout_s)
         return ids
 
@@ -136,7 +139,8 @@ class RenderTokenizer(Tokenizer):
             body = msgspec.json.encode({"model": self._model, **fields})
         except UnicodeEncodeError as error:
             raise SurrogateError from error
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        if timeout_s is None:
+            timeout_s = self._timeout_s
         try:
             # The library's timeouts limit neither name resolution nor the whole response.
             with gevent.Timeout(timeout_s, TimeoutError):

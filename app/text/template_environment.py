@@ -136,7 +136,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Returns the same as Jinja, which first tries the Python attribute, then the key."""
         if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
         return printable(super().getattr(obj, attribute))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
