@@ -7,6 +7,7 @@ in a prompt's first block, the salt. An adapter is not a feature; its name repla
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 from app.engine.kvcache.hashing import Placeholder
@@ -45,7 +46,7 @@ def requested_features(
 ) -> list[Features] | None:
     """Returns the features of a prompt's first `blocks` blocks; None if no block has any."""
     texts: list[dict[str, None]] = [{} for _ in range(blocks)]
-    for placeholder in sorted(media, key=lambda placeholder: placeholder.offset):
+    for placeholder in sorted(media, key=attrgetter("offset")):
         touched = placeholder.blocks(block_size)
         for block in range(max(0, touched.start), min(touched.stop, blocks)):
             texts[block][placeholder.identifier] = None

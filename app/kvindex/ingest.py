@@ -136,16 +136,16 @@ class Ingest:
             parsed_groups.append(parsed)
             if isinstance(parsed, NewBlocks):
                 parents += [(parsed.group, key) for key in parsed.parents if key is not None]
-        known: KnownBlocks = {}
+        parent_blocks: KnownBlocks = {}
         if parents:
-            known.update(zip(parents, self._backend.covered_keys(source, parents), strict=True))
+            parent_blocks.update(zip(parents, self._backend.covered_keys(source, parents), strict=True))
         operations: list[Operation] = []
         for parsed in parsed_groups:
             if not isinstance(parsed, NewBlocks):
                 operations.append(parsed)
                 continue
             try:
-                operations.append(self._store(source, parsed, known))
+                operations.append(self._store(source, parsed, parent_blocks))
             except RejectedEventError as error:
                 if losses is None:
                     raise
@@ -211,7 +211,7 @@ class Ingest:
             adapter=adapter or None,
         )
 
-    def _store(self, source: IndexedEngine, new: NewBlocks, known: KnownBlocks) -> Store:
+    def _store(self, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks) -> Store:
         """Returns the operation of a group. Later groups of the batch may continue its blocks."""
         kind = new.events[0].kv_cache_spec_kind
         store = Store(
@@ -225,19 +225,19 @@ class Ingest:
         )
         try:
             if len(new.events) == 1:
-                self._fill_store(store, source, new, known)
+                self._fill_store(store, source, new, parent_blocks)
             else:
-                store.request_keys = self._keys(source, new, known)
+                store.request_keys = self._keys(source, new, parent_blocks)
                 store.covered = store.request_keys
         except ValueError:
             raise RejectedEventError("bad_token_ids") from None
-        if known:
+        if parent_blocks:
             for key, covered in zip(store.engine_keys, store.covered, strict=True):
-                known[store.group, key] = covered
+                parent_blocks[store.group, key] = covered
         return store
 
     def _fill_store(
-        self, store: Store, source: IndexedEngine, new: NewBlocks, known: KnownBlocks
+        self, store: Store, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks
     ) -> None:
         """Sets the blocks of a single event.
 
@@ -246,7 +246,7 @@ class Ingest:
         """
         [event] = new.events
         [parent] = new.parents
-        preceding = self._preceding(source, new, parent, known)
+        preceding = self._preceding(source, new, parent, parent_blocks)
         size = event.block_size
         if not 0 < size <= MAX_BLOCK_TOKENS:
             raise RejectedEventError("bad_block_size")
@@ -268,7 +268,7 @@ class Ingest:
         for key, tail in align(self._request_keys, preceding, blocks, store).items():
             self.tails.put((source, new.group, key), tail, tail.size_bytes)
 
-    def _keys(self, source: IndexedEngine, new: NewBlocks, known: KnownBlocks) -> list[int]:
+    def _keys(self, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks) -> list[int]:
         """Returns the keys of several events with blocks of the index's size.
 
         Raises:
@@ -286,7 +286,7 @@ class Ingest:
                 if position < len(keys):
                     preceding = keys[position]
                 else:
-                    preceding = self._preceding(source, new, parent, known)
+                    preceding = self._preceding(source, new, parent, parent_blocks)
             if isinstance(preceding, Tail):
                 raise RejectedEventError
             token_ids = event.token_ids
@@ -303,7 +303,7 @@ class Ingest:
         return keys
 
     def _preceding(
-        self, source: IndexedEngine, new: NewBlocks, parent: int | None, known: KnownBlocks
+        self, source: IndexedEngine, new: NewBlocks, parent: int | None, parent_blocks: KnownBlocks
     ) -> int | Tail:
         """Returns the request key before an event's blocks, or the tail that they continue."""
         if parent is None:
@@ -311,7 +311,7 @@ class Ingest:
         tail = self.tails.get((source, new.group, parent))
         if tail is not None:
             return tail
-        covered = known[new.group, parent]
+        covered = parent_blocks[new.group, parent]
         if covered is None:
             raise RejectedEventError("unknown_parent")
         if covered == ():

@@ -238,9 +238,9 @@ class MemoryBackend(Backend):
             outcome.unknown += len(offload.engine_keys)
             return
         entries = self._maps[number].covered
-        known = [entries[key] for key in offload.engine_keys if key in entries]
-        outcome.unknown += len(offload.engine_keys) - len(known)
-        request_keys = list(dict.fromkeys(chain.from_iterable(map(keys_of, known))))
+        blocks = [entries[key] for key in offload.engine_keys if key in entries]
+        outcome.unknown += len(offload.engine_keys) - len(blocks)
+        request_keys = list(dict.fromkeys(chain.from_iterable(map(keys_of, blocks))))
         outcome.added += self._add_copies(request_keys, tier, number)
 
     def _remove(self, source: IndexedEngine, remove: Remove, outcome: Outcome) -> None:

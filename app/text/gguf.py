@@ -100,8 +100,8 @@ def _pre_tokenizer(path: Path, fields: Mapping[str, object]) -> pre_tokenizers.P
     if name in SINGLE_DIGITS:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     if name != "gpt-2":
-        known = ", ".join((*PATTERNS, *SINGLE_DIGITS, "gpt-2"))
+        names = ", ".join((*PATTERNS, *SINGLE_DIGITS, "gpt-2"))
         raise TokenizerLoadError(
-            f"{path} cuts texts into words as {name} does; only {known} are known."
+            f"{path} cuts texts into words as {name} does; only {names} are known."
         )
     return gpt2
