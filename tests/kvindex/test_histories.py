@@ -178,7 +178,7 @@ def check(backend: Backend, model: Model) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_any_history_leaves_what_a_plain_model_of_it_leaves(
+def test_any_history_has_the_same_result_as_a_simple_model(
     make_backend: MakeBackend, history: Any
 ) -> None:
     backend, model = make_backend(), Model()
@@ -218,7 +218,7 @@ def recount(backend: MemoryBackend) -> None:
 
 
 @given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]), st.booleans())
-def test_what_is_reckoned_is_what_is_held_also_where_blocks_make_room(
+def test_counts_and_weights_stay_exact_with_evictions(
     history: Any, bound: int, a_slice: int, by_bytes: bool
 ) -> None:
     backend = MemoryBackend(500 * bound, weigh_bytes) if by_bytes else MemoryBackend(bound)

@@ -58,7 +58,7 @@ def test_a_family_is_as_recorded(name: str, recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("older_names", [False, True])
-def test_vllm_has_all_families_but_the_older_names_that_a_setting_adds(older_names: bool) -> None:
+def test_vllm_has_all_families_except_optional_older_names(older_names: bool) -> None:
     bases = {
         name.removesuffix("_total") if fact["type"] == "counter" else name
         for name, fact in FACTS.items()
@@ -111,7 +111,7 @@ def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
     assert running.labels == {"model_name": 'mo"del\\\n%s', "engine": "0"}
 
 
-def test_what_an_embedding_application_counts_is_served() -> None:
+def test_metrics_of_an_embedding_application_are_served() -> None:
     http = HttpMetrics()
     count = http.exporter.counter("tea_pots", "Pots of tea.")(lambda: "tea")
     with Flask("embedding").test_request_context("/"):
@@ -126,7 +126,7 @@ def test_metrics_are_those_of_this_process_whatever_directory_others_share(
     assert "process_open_fds" in exposed(HttpMetrics())
 
 
-def test_process_families_are_read_now_and_then_and_the_others_always() -> None:
+def test_process_families_are_read_rarely_and_other_families_always() -> None:
     reads, clock = [], VirtualClock()
 
     class Counted(HttpMetrics):

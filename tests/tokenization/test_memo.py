@@ -13,7 +13,7 @@ TOKENIZER = default_tokenizer()
 CHAT = b'[{"role": "user", "content": "Who comes again?"}]'
 
 
-def test_what_was_not_used_for_longest_goes() -> None:
+def test_the_least_recently_used_prompt_is_dropped() -> None:
     asked: list[bytes] = []
 
     def encode(key: bytes) -> list[int]:
@@ -30,7 +30,7 @@ def test_what_was_not_used_for_longest_goes() -> None:
     assert known.ids(b"1") and asked == [b"1"]
 
 
-def test_the_size_is_what_is_held() -> None:
+def test_the_size_equals_the_entries() -> None:
     known = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
     tracemalloc.start()
     try:
@@ -45,7 +45,7 @@ def test_the_size_is_what_is_held() -> None:
     assert 0.9 * held_bytes < known.size_bytes < 1.2 * held_bytes
 
 
-def test_a_prompt_has_the_tokenizer_s_ids_and_is_remembered_when_it_comes_again() -> None:
+def test_a_prompt_is_remembered_from_its_second_use() -> None:
     text = "Who comes again?"
     for known, key, expected in (
         (text_memo(TOKENIZER), text.encode(), TOKENIZER.encode(text, True)),
@@ -70,7 +70,7 @@ def test_a_prompt_has_the_tokenizer_s_ids_and_is_remembered_when_it_comes_again(
         b"[]",
     ],
 )
-def test_what_is_no_plain_conversation_has_no_ids_here(key: bytes) -> None:
+def test_only_plain_conversations_are_supported(key: bytes) -> None:
     known = chat_memo(TOKENIZER)
     for _ in range(3):
         assert known.ids(key) is None
@@ -80,6 +80,6 @@ def test_what_is_no_plain_conversation_has_no_ids_here(key: bytes) -> None:
 @pytest.mark.parametrize(
     "template", ["{{ strftime_now('%S') }}", "{{ [1, 2] | random }}", "{{ lipsum(1) }}"]
 )
-def test_a_prompt_that_may_differ_the_next_time_is_not_remembered(template: str) -> None:
+def test_time_dependent_prompts_are_not_remembered(template: str) -> None:
     known = chat_memo(default_tokenizer(template))
     assert known.ids(CHAT) is known.ids(CHAT) is None

@@ -46,7 +46,7 @@ def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "app.base.tracing"]
 
 
-def test_spans_leave_in_order_and_in_batches() -> None:
+def test_spans_are_exported_in_order_and_in_batches() -> None:
     kept = Kept()
     sender = SpanSender(kept)
     made = make(traced(sender), 2 * BATCH_SPANS + 1)
@@ -56,7 +56,7 @@ def test_spans_leave_in_order_and_in_batches() -> None:
     assert sum(kept.batches, []) == made
 
 
-def test_spans_that_wait_are_told_among_the_caches() -> None:
+def test_waiting_spans_are_reported_among_the_caches() -> None:
     app = app_of("--otlp-traces-endpoint=http://127.0.0.1:9")
     caches = {name: cache for room in app.caches for name, cache in room().items()}
     assert isinstance(caches["spans"], SpanSender)
@@ -64,7 +64,7 @@ def test_spans_that_wait_are_told_among_the_caches() -> None:
 
 
 @pytest.mark.parametrize("result", [SpanExportResult.FAILURE, RuntimeError("broken")])
-def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(
+def test_lost_spans_are_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture, result: SpanExportResult | Exception
 ) -> None:
     kept, now_s = Kept(result), [0.0]
@@ -77,7 +77,7 @@ def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(
     assert [line.partition(" ")[0] for line in lost(caplog)] == ["10", "30"]
 
 
-def test_more_spans_than_can_wait_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_spans_above_the_limit_are_lost(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
     sender = SpanSender(kept)
     sender.limit_bytes = 2**20
@@ -97,7 +97,7 @@ def test_more_spans_than_can_wait_are_lost(caplog: pytest.LogCaptureFixture) -> 
         lambda number: {"url.path": f"{'/' * 8000}{number}", "reasons": (f"stop {number}",)},
     ],
 )
-def test_the_size_of_a_span_is_no_less_than_what_it_really_takes(
+def test_the_estimated_size_of_a_span_is_an_upper_bound(
     attributes_of: Callable[[int], dict[str, AttributeValue]],
 ) -> None:
     kept: list[ReadableSpan] = []

@@ -48,7 +48,7 @@ for each in asked:
 
 
 @pytest.mark.parametrize("how", ["patched", "plain"])
-def test_a_load_that_hangs_keeps_neither_requests_nor_the_event_loop_nor_the_process(
+def test_a_hanging_load_blocks_neither_requests_nor_the_event_loop_nor_the_exit(
     how: str,
 ) -> None:
     command = [sys.executable, "-c", HANGING, how]
