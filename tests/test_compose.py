@@ -8,11 +8,11 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from app.core.assembly.derived import publishing
 from app.engine.kvcache.events import AllBlocksCleared, BlockStored
 from app.engine.kvcache.publisher import EventSender
 from app.kvindex.service import index_of
 from app.text.huggingface import default_tokenizer
-from app.wiring.derived import publishing
 from config.loader import load
 from config.settings import BY_NAME
 from tests.running_server import ROOT

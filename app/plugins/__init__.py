@@ -20,7 +20,7 @@ from app.engine.core.request import EngineRequest, ScriptedReply
 from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.lab.load.autoscale import AutoscalerStart, Decide, Look
-from app.serving.faults.fault import Fault, RequestFacts
+from app.serving.api.fault import Fault, RequestFacts
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response, json_response

@@ -32,7 +32,7 @@ from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.lab.load.autoscale import BUILT_IN, AutoscalerStart, Decide
 from app.lab.load.policies import POLICIES
 from app.plugins import HOOKS, PROJECT, MetricsHook, PluginHost
-from app.serving.faults.fault import Fault, RequestFacts
+from app.serving.api.fault import Fault, RequestFacts
 from app.serving.faults.injector import FaultSource
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, internal

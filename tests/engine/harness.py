@@ -14,12 +14,12 @@ from app.engine.core.engine import Engine
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest, Observer
 from app.engine.core.sequence import Handle
-from app.engine.forms.schema import Schemas
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import Adapter, BlockHasher
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import SimulatedModel
+from app.extensions.forms.constraints import FormConstraints
 from app.text.base import Tokenizer
 from app.text.huggingface import default_tokenizer
 from config.profile import Profile, read_profile
@@ -100,8 +100,8 @@ class Harness:
             settings,
             embedded_tokenizer(),
             embedded_corpus(),
-            {},
-            Schemas(),
+            None,
+            FormConstraints(),
             Random(seed),
             Random(seed),
         )

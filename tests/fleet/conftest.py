@@ -8,10 +8,10 @@ from random import Random
 import gevent
 import pytest
 
+from app.core.application import tokenizer_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.lab.fleet.command import read
 from app.lab.fleet.fleet import Fleet, Processes, Workload, make_workload, running_fleet
-from app.wiring.factory import tokenizer_of
 from config.loader import load
 
 FAST = [

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from app.core.application import build, tokenizer_of
+from app.core.built_in import enabled_extensions
 from app.plugins import HOOKS
-from app.wiring.factory import build, tokenizer_of
 from config import ConfigError, Settings
 from config.loader import load
 from config.vllm import serve
@@ -134,7 +135,7 @@ def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
 
 def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
     settings = load(flags, environ or {})
-    build(settings, tokenizer_of(settings))
+    build(settings, tokenizer_of(settings), enabled_extensions(settings), rank=0)
     return settings
 
 

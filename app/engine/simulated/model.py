@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 from zlib import crc32
 
 import msgspec
 from msgspec.structs import replace
 
+from app.engine.core.constraints import Constraints, SchemaError
 from app.engine.core.errors import SchemaUnsatisfiable
 from app.engine.core.outputs import Finish, LazySequence, Part
 from app.engine.core.request import (
@@ -22,9 +23,6 @@ from app.engine.core.request import (
     ScriptedReply,
     joined,
 )
-from app.engine.dataset import dataset_of
-from app.engine.forms.schema import SchemaError, Schemas
-from app.engine.forms.schema.derivation import write
 from app.engine.simulated.beams import BeamVariants
 from app.engine.simulated.calls import CallReplies, written
 from app.engine.simulated.corpus import Corpus, LengthSource, RandomMode, ReplySource
@@ -32,9 +30,6 @@ from app.engine.simulated.endings import biased, chooser, stopped
 from app.engine.simulated.logprobs import Entries
 from app.text.base import Tokenizer
 from config.settings import Settings
-
-if TYPE_CHECKING:
-    from app.engine.dataset.dataset import Dataset
 
 TRIES = 4
 """Texts drawn to find one that fits the limit."""
@@ -74,6 +69,35 @@ PIXEL = (
 ENCODER_TEXT = "!"
 
 
+class RecordedReply(Protocol):
+    """A recorded reply, cut or repeated to the length that a request asks for."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ids of the tokens."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Texts of the tokens."""
+
+    @property
+    def missing(self) -> int:
+        """Number of tokens to add."""
+
+    @property
+    def reached_limit(self) -> bool:
+        """True if the reply ends because of its limit."""
+
+
+class RecordedReplies(Protocol):
+    """The port for recorded conversations; the extension `datasets` implements it."""
+
+    def reply(
+        self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
+    ) -> RecordedReply | None:
+        """Returns a recorded reply of the request's model; None without one, or after a failure."""
+
+
 class NullModel:
     """Returns empty replies, as a pooling model does: its outputs are no text."""
 
@@ -96,17 +120,15 @@ class SimulatedModel:
         settings: Settings,
         tokenizer: Tokenizer,
         corpus: Corpus,
-        datasets: Mapping[str, Dataset],
-        schemas: Schemas,
+        recorded: RecordedReplies | None,
+        schemas: Constraints,
         text_rng: Random,
         call_rng: Random,
     ) -> None:
-        self._settings, self._tokenizer, self._corpus, self._datasets = (
-            settings,
-            tokenizer,
-            corpus,
-            datasets,
-        )
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._corpus = corpus
+        self._recorded_replies = recorded
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         self._schemas = schemas
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
@@ -245,17 +267,19 @@ class SimulatedModel:
             reached = request.limited and len(ids) >= request.max_tokens
             said = Reply(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
         else:
-            recorded = self._recorded(request, rng) if self._datasets else None
+            recorded = None
+            if self._recorded_replies is not None:
+                recorded = self._recorded(self._recorded_replies, request, rng)
             said = recorded or self._random.reply(request, rng)
         return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
 
-    def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
+    def _recorded(
+        self, replies: RecordedReplies, request: EngineRequest, rng: Random
+    ) -> Reply | None:
         """Returns a recorded reply (5.10); None without a dataset for the model, and when it fails."""
-        if (dataset := dataset_of(self._datasets, request.model)) is None:
-            return None
         most = request.max_tokens
         least = most if request.ignore_eos else max(1, request.min_tokens)
-        found = dataset.reply(request.prompt_ids, request.turns, least, most, rng)
+        found = replies.reply(request, min_tokens=least, max_tokens=most, rng=rng)
         if found is None:
             return None
         ids, texts = self._corpus.compose(found.missing, rng)
@@ -287,7 +311,9 @@ class SimulatedModel:
     def _text_of(self, constraint: Constraint, most: int, attempt: int, rng: Random) -> str:
         if constraint.grammar is not None:
             size = min(USUAL_SIZE, most * CHARACTERS_A_TOKEN) * SHARES[attempt]
-            return write(constraint.grammar, int(size), rng, self._settings.tools, self._speak)
+            return self._schemas.derive_text(
+                constraint.grammar, int(size), rng, self._settings.tools, self._speak
+            )
         if constraint.choices:
             return rng.choice(constraint.choices)
         if constraint.regex is not None:

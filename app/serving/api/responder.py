@@ -8,7 +8,7 @@ greenlet wakes and yields each chunk. Both ways write the same bytes at the same
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import gevent
 from gevent.event import Event as Bell
@@ -18,8 +18,8 @@ from app.base.clock.pause import pause_if_possible
 from app.engine.core.outputs import EngineOutput, Failed, Started, TakeToken, TokenBacklog, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient, Handle
+from app.serving.api.fault import Fault, FaultInjection
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import Fault, damage
 from app.serving.http.connection import Connection, StreamTransport, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
@@ -62,6 +62,7 @@ class Responder:
     headers: Mapping[str, str]
     keep_alive_s: float
     """Seconds between comments in idle streams of chats and completions; see `EventStream`."""
+    faults: FaultInjection | None = field(default=None, kw_only=True)
 
     def respond(
         self,
@@ -83,7 +84,9 @@ class Responder:
             response = json_response(
                 body or b"", CLIENT_GONE if body is None else 200, self.headers
             )
-        return response if fault is None else damage(response, fault, context)
+        if fault is None or self.faults is None:
+            return response
+        return self.faults.damage(response, fault, context)
 
     def respond_soon(
         self,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from app.core.application import tokenizer_of
 from app.lab.fleet import command
 from app.lab.fleet.fleet import Fleet
-from app.wiring.factory import tokenizer_of
 from tests.running_server import ROOT
 
 SMALL = ["--requests", "6", "--groups", "2", "--prefix-tokens", "64", "--no-png"]

@@ -1,8 +1,9 @@
 """Shared by reading and drawing: names of keywords, sizes of values, a work budget, errors."""
 
-from enum import IntEnum
-
 from app.base.clock.pause import pause_if_possible
+from app.engine.core.constraints import MAX_PATH_LENGTH
+from app.engine.core.constraints import SchemaError as SchemaError
+from app.engine.core.constraints import Size as Size
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 SCHEMAS = frozenset(
@@ -22,25 +23,13 @@ LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 MAPS_OF_SCHEMAS = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 )
-LONGEST_PATH = 200
-"""Most characters of a path in an error, from the path's end."""
 STEPS_A_PAUSE = 400
 """Steps of work, about 4 ms, between pauses for other greenlets."""
 
 
-class SchemaError(ValueError):
-    """A schema or pattern that cannot be used; `path` leads there, such as
-    ``properties.city.type``.
-    """
-
-    def __init__(self, message: str, path: str = "") -> None:
-        self.path = path if len(path) <= LONGEST_PATH else f"...{path[-LONGEST_PATH:]}"
-        super().__init__(f"{self.path}: {message}" if path else message)
-
-
 def inner_path(path: str, name: str) -> str:
     """Returns the path of `name` in `path`, cut to the length that an error shows."""
-    return f"{path}.{name}"[-LONGEST_PATH - 1 :] if path else name
+    return f"{path}.{name}"[-MAX_PATH_LENGTH - 1 :] if path else name
 
 
 class Unsatisfiable(SchemaError):
@@ -68,13 +57,3 @@ class WorkBudget:
                 raise WorkExhausted("the schema takes too much work to satisfy")
             self._pause_at = self.left - STEPS_A_PAUSE
             pause_if_possible()
-
-
-class Size(IntEnum):
-    LEAST = 0
-    """Few characters, and empty objects where allowed."""
-    BRIEF = 1
-    """Few characters."""
-    FRUGAL = 2
-    """No optional parts, but no empty objects either."""
-    USUAL = 3

@@ -1,0 +1,171 @@
+"""Builds the recorder of metrics, the KV cache, and the engine, simulated or an extension's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.base.metrics.recorder import Recorder
+from app.core.assembly.derived import cache_config
+from app.engine.core.batch import LoRASlots
+from app.engine.core.constraints import Constraints, NoConstraints
+from app.engine.core.engine import Engine
+from app.engine.core.lifecycle import Lifecycle
+from app.engine.kvcache.block_pool import Residency
+from app.engine.kvcache.cache import KVCacheManager, store_of
+from app.engine.kvcache.hashing import BlockHasher
+from app.engine.lora import AdapterMemory
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.model import NullModel, SimulatedModel
+
+if TYPE_CHECKING:
+    from app.core.extensions import ServerParts
+    from app.engine.core.request import Model
+    from app.engine.core.step_loop import CostModel
+    from app.engine.kvcache.publisher import Publisher
+    from config import Settings
+    from config.profile import Profile
+
+
+def build_recorder(settings: Settings, rank: int) -> Recorder:
+    """Returns the recorder of the engine's metrics, with the families that the settings need."""
+    lora = settings.lora
+    shows_adapters = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
+    latency = settings.latency
+    has_transfer_latency = bool(
+        latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token
+    )
+    return Recorder(
+        settings.model.served_names[0],
+        settings.model.max_model_len,
+        cache_config(settings),
+        str(rank),
+        max_loras=lora.max_loras if shows_adapters else None,
+        block_times=settings.kvcache.kv_cache_metrics,
+        older_names=settings.metrics.simulator_metrics,
+        transfers=has_transfer_latency or settings.kvcache.kv_connector == "nixl",
+        steps=settings.steps.shared or settings.engine.is_real,
+    )
+
+
+def build_constraints(parts: ServerParts) -> Constraints:
+    """Returns an extension's constraints; without one, each is refused."""
+    for extension in parts.extensions:
+        constraints = extension.constraints()
+        if constraints is not None:
+            return constraints
+    return NoConstraints()
+
+
+def add_cache(parts: ServerParts) -> None:
+    """Sets the simulated KV cache, and its publisher where somebody may receive the events.
+
+    An encoder has no cache, and a real engine has its own.
+    """
+    settings = parts.settings
+    options = settings.kvcache
+    is_simulated = not (settings.model.mm_encoder_only or settings.engine.is_real)
+    if not is_simulated or not options.enable_kvcache:
+        return
+    parts.publisher = _publisher(parts)
+    parts.event_source = parts.publisher
+    residency = None
+    if options.kv_cache_metrics:
+        residency = Residency(
+            parts.recorder,
+            options.kv_cache_metrics_sample,
+            parts.streams("residency"),
+            parts.clock.now,
+        )
+    hasher = BlockHasher(
+        options.prefix_caching_hash_algo,
+        options.block_size,
+        options.hash_seed,
+        parts.streams("hashes"),
+    )
+    parts.cache = KVCacheManager(
+        options.kv_cache_size,
+        hasher,
+        parts.recorder,
+        parts.adapters.adapter,
+        None if parts.publisher is None else parts.publisher.put,
+        store_of(options.kv_connector, options.block_size),
+        residency,
+    )
+
+
+def _publisher(parts: ServerParts) -> Publisher | None:
+    has_endpoint = parts.kv_events.endpoint or parts.kv_events.replay_endpoint
+    has_listener = any(extension.reads_kv_events for extension in parts.extensions)
+    if not (has_endpoint or has_listener):
+        return None
+    from app.engine.kvcache.publisher import Publisher  # imports ZMQ
+
+    return Publisher(parts.kv_events)
+
+
+def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
+    """Sets the engine of the first extension that has one, or else the simulated one."""
+    for extension in parts.extensions:
+        other = extension.engine()
+        if other is not None:
+            parts.engine = other.engine
+            parts.lifecycle = other.lifecycle
+            parts.real_model = other.real_model
+            parts.event_source = other.event_source
+            return
+    settings = parts.settings
+    profile: Profile | None = None
+    cost: CostModel | None = None
+    if settings.steps.shared:
+        from config.datasheet import chosen_profile  # imports YAML
+
+        profile = chosen_profile(settings)
+        cost = _step_cost(parts, profile)
+    lora_slots = LoRASlots(settings.lora.max_loras, parts.adapters.__contains__, adapter_memory)
+    engine = Engine(
+        settings,
+        _simulated_model(parts),
+        parts.recorder,
+        parts.clock,
+        parts.streams,
+        lora_slots,
+        parts.cache,
+        profile,
+        cost,
+    )
+    parts.live.subscribe(engine.on_settings)
+    parts.engine = engine
+    parts.lifecycle = Lifecycle(engine, parts.recorder, parts.cache)
+
+
+def _step_cost(parts: ServerParts, profile: Profile) -> CostModel | None:
+    for extension in parts.extensions:
+        cost = extension.step_cost(profile)
+        if cost is not None:
+            return cost
+    return None
+
+
+def _simulated_model(parts: ServerParts) -> Model:
+    settings = parts.settings
+    if settings.model.task != "generate":
+        return NullModel()
+    recorded_replies = None
+    for extension in parts.extensions:
+        recorded_replies = recorded_replies or extension.recorded_replies()
+    model = SimulatedModel(
+        settings,
+        parts.tokenizer,
+        Corpus(parts.tokenizer, sample_sentences()),
+        recorded_replies,
+        parts.constraints,
+        parts.streams("text"),
+        parts.streams("calls"),
+    )
+    for extension in parts.extensions:
+        sources = extension.reply_sources(model.scripted_reply)
+        length = extension.reply_length()
+        if sources or length is not None:
+            model.ask_first(sources, length)
+    parts.live.subscribe(model.on_settings)
+    return model
