@@ -70,7 +70,7 @@ SYSTEMS = {
     ),
     "console": ("core", "extensions", "serving", "engine", *UNDER),
     "lab": ("console", "serving", "engine", *UNDER),
-    "plugins": ("lab", "serving", "engine", *UNDER),
+    "plugins": ("core", "lab", "serving", "engine", *UNDER),
     "cli": ("core", "serving", *UNDER),
     "entrypoint": ("cli",),
     "__main__": ("cli",),

@@ -1,6 +1,6 @@
 """Builds the application: settings, the parts of the core, then the extensions.
 
-Start reading at `create_app`. `ServerParts` lists the parts in the order in which they are made,
+Start reading at `create_app`. `ServerParts` lists the parts in the order of their building,
 and `app.core.extensions` has the hooks that are called on the way.
 """
 
@@ -119,17 +119,17 @@ def build(
     parts = ServerParts(
         settings=settings,
         live=LiveSettings(settings),
-        server=server,
-        rank=rank,
         clock=clock,
         streams=Streams(settings.reply.seed, rank),
-        tokenizer=tokenizer,
-        body=BodyLimits.of(server),
-        recorder=build_recorder(settings, rank),
-        adapters=adapters_of(settings.lora, settings.model),
-        kv_events=publishing(settings, server, rank),
-        keys=ApiKeys(),
     )
+    parts.server = server
+    parts.rank = rank
+    parts.tokenizer = tokenizer
+    parts.body = BodyLimits.of(server)
+    parts.recorder = build_recorder(settings, rank)
+    parts.adapters = adapters_of(settings.lora, settings.model)
+    parts.kv_events = publishing(settings, server, rank)
+    parts.keys = ApiKeys()
     parts.extensions = []
     for extension in extensions:
         parts.extensions.append(extension(parts))

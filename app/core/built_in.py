@@ -1,4 +1,4 @@
-"""The list of built-in extensions, and which of them a server has."""
+"""The list of built-in extensions, and the selection that the settings enable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BUILT_IN = (
     "lab",
     "openapi",
 )
-"""Names of the built-in extensions, in the order in which the core asks them.
+"""Names of the built-in extensions, in the order of their calls.
 
 `openapi` is the last one: it describes the routes of all others.
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from app.engine.core.constraints import Constraints
     from app.engine.core.delays import DelayLog
     from app.engine.core.lifecycle import Operations, WeightUpdates
-    from app.engine.core.request import EngineRequest, Reply, ScriptedReply
+    from app.engine.core.request import EngineRequest, ScriptedReply
     from app.engine.core.sequence import EngineClient
     from app.engine.core.step_loop import CostModel
     from app.engine.core.wire import EngineProcessOptions
@@ -84,29 +84,32 @@ class EngineParts(NamedTuple):
 class ServerParts:
     """The parts of one rank's server.
 
-    Attributes without a default exist from the beginning. The others are set while the server is
-    built, in this order; the hooks of an extension may use those that their descriptions name.
+    The first four exist in every process, the next ones before any extension is made. The others
+    are set while the server is built, in this order; the hooks of an extension may use those that
+    their descriptions name.
     """
 
     settings: Settings
     """The settings at the start."""
     live: LiveSettings
     """The settings in force, with a subscription to their changes."""
-    server: ServerSettings
-    """The server settings of this rank, with the rank's port."""
-    rank: int
     clock: Clock
     streams: Streams
     """Returns the random stream of a name, which depends on the seed and the rank."""
-    tokenizer: Tokenizer
-    body: BodyLimits
-    recorder: Recorder
-    """The metrics of the engine."""
-    adapters: LoRARegistry
-    kv_events: PublisherSettings
-    """How this rank publishes KV events."""
-    keys: ApiKeys
 
+    server: ServerSettings = field(init=False)
+    """The server settings of this rank, with the rank's port."""
+    rank: int = field(init=False)
+    tokenizer: Tokenizer = field(init=False)
+    body: BodyLimits = field(init=False)
+    """Reads the bodies of requests, within the limit of the settings."""
+    recorder: Recorder = field(init=False)
+    """The metrics of the engine."""
+    adapters: LoRARegistry = field(init=False)
+    kv_events: PublisherSettings = field(init=False)
+    """How this rank publishes KV events."""
+    keys: ApiKeys = field(init=False)
+    """The API keys in force."""
     extensions: list[Extension] = field(init=False)
     """The enabled extensions, in the order of `BUILT_IN`."""
     constraints: Constraints = field(init=False)
@@ -114,7 +117,7 @@ class ServerParts:
     cache: KVCacheManager | None = field(init=False, default=None)
     """The simulated KV cache; None for an encoder and for a real engine."""
     publisher: Publisher | None = field(init=False, default=None)
-    """Publishes the events of the cache; None where nobody can receive them."""
+    """Publishes the events of the cache; None where no client can receive them."""
     event_source: EventSource | None = field(init=False, default=None)
     """The publisher, or a real engine's own events."""
     engine: EngineClient = field(init=False)
@@ -137,7 +140,7 @@ class ServerParts:
 
     @cached_property
     def delays(self) -> DelayLog:
-        """The log of what delays sequences. The first use attaches it to the simulated engine."""
+        """The log of delays of sequences. The first use attaches it to the simulated engine."""
         from app.engine.core.delays import DelayLog  # few servers explain latencies
 
         return DelayLog().attach(self.engine)
@@ -166,8 +169,8 @@ class Extension:
     """One optional feature. Each member has a default, so that a small extension overrides one.
 
     The class methods are called before a server exists. An instance is made once for each server;
-    the core then asks for its ports, in the order in which they stand here, and at last for what it
-    adds to the application. `self.parts` holds what the server has so far.
+    the core then asks for its ports, in the order below, and at last for its additions to the
+    application. `self.parts` holds what the server has so far.
 
     Example of an extension with one route::
 
@@ -234,7 +237,7 @@ class Extension:
         """Returns the application of a server with another role; None for a server of a model."""
         return None
 
-    # Ports. They may use the parts that exist from the beginning, and what the ports above gave.
+    # Ports. They may use the parts that exist from the beginning, and the results of earlier ports.
 
     def constraints(self) -> Constraints | None:
         """Returns what makes replies satisfy schemas, patterns and grammars."""
@@ -248,11 +251,13 @@ class Extension:
         """Returns recorded replies, which the simulated model prefers to its own."""
         return None
 
-    def reply_sources(
-        self, worded: Callable[[EngineRequest, ScriptedReply], Reply]
-    ) -> Sequence[Callable[[EngineRequest, Random], Reply | None]]:
-        """Returns functions that decide whole replies; `worded` converts texts to tokens."""
-        return ()
+    def reply(self) -> Callable[[EngineRequest, Random], str | ScriptedReply | None] | None:
+        """Returns a function that decides whole replies.
+
+        It gets the request and its random numbers. It returns a text, a text with thoughts, calls
+        and pace, or None, which leaves the reply to the next extension, and at last to the model.
+        """
+        return None
 
     def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
         """Returns a function that decides the length of a random reply, in tokens."""
@@ -262,9 +267,9 @@ class Extension:
         """Returns an engine instead of the simulated one."""
         return None
 
-    def fault_sources(self) -> Sequence[Callable[[RequestFacts], Fault | None]]:
-        """Returns functions that decide whether a request fails."""
-        return ()
+    def fault(self) -> Callable[[RequestFacts], Fault | None] | None:
+        """Returns a function that decides whether a request fails."""
+        return None
 
     def fault_injection(self) -> FaultInjection | None:
         """Returns what makes requests fail, before they are admitted or in their answers."""

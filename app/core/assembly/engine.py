@@ -10,6 +10,7 @@ from app.engine.core.batch import LoRASlots
 from app.engine.core.constraints import Constraints, NoConstraints
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Lifecycle
+from app.engine.core.request import ScriptedReply
 from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.cache import KVCacheManager, store_of
 from app.engine.kvcache.hashing import BlockHasher
@@ -18,12 +19,36 @@ from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
     from app.core.extensions import ServerParts
-    from app.engine.core.request import Model
+    from app.engine.core.request import EngineRequest, Model, Reply
     from app.engine.core.step_loop import CostModel
     from app.engine.kvcache.publisher import Publisher
     from config import Settings
     from config.profile import Profile
+
+
+class ReplySource:
+    """Converts what an extension decides about a reply to tokens."""
+
+    def __init__(
+        self,
+        decide: Callable[[EngineRequest, Random], str | ScriptedReply | None],
+        tokenize: Callable[[EngineRequest, ScriptedReply], Reply],
+    ) -> None:
+        self._decide = decide
+        self._tokenize = tokenize
+
+    def __call__(self, request: EngineRequest, rng: Random) -> Reply | None:
+        """Returns the reply; None to leave it to the next source."""
+        decision = self._decide(request, rng)
+        if isinstance(decision, str):
+            decision = ScriptedReply(text=decision)
+        if decision is None or decision.passes:
+            return None
+        return self._tokenize(request, decision)
 
 
 def build_recorder(settings: Settings, rank: int) -> Recorder:
@@ -57,7 +82,7 @@ def build_constraints(parts: ServerParts) -> Constraints:
 
 
 def add_cache(parts: ServerParts) -> None:
-    """Sets the simulated KV cache, and its publisher where somebody may receive the events.
+    """Sets the simulated KV cache, and its publisher where a client may receive the events.
 
     An encoder has no cache, and a real engine has its own.
     """
@@ -162,10 +187,12 @@ def _simulated_model(parts: ServerParts) -> Model:
         parts.streams("text"),
         parts.streams("calls"),
     )
+    sources = []
     for extension in parts.extensions:
-        sources = extension.reply_sources(model.scripted_reply)
-        length = extension.reply_length()
-        if sources or length is not None:
-            model.ask_first(sources, length)
+        decide = extension.reply()
+        if decide is not None:
+            sources.append(ReplySource(decide, model.scripted_reply))
+    lengths = [extension.reply_length() for extension in parts.extensions]
+    model.ask_first(sources, next(filter(None, lengths), None))
     parts.live.subscribe(model.on_settings)
     return model

@@ -12,8 +12,26 @@ if TYPE_CHECKING:
 
     from app.core.extensions import ServerParts
     from app.engine.core.request import EngineRequest
-    from app.engine.dataset.dataset import Recorded
+    from app.engine.dataset.dataset import Dataset, Recorded
     from config import Settings
+
+
+class DatasetReplies:
+    """See `app.engine.simulated.model.RecordedReplies`."""
+
+    def __init__(self, datasets: Mapping[str, Dataset]) -> None:
+        self._datasets = datasets
+
+    def reply(
+        self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
+    ) -> Recorded | None:
+        """Returns a reply from the dataset of the request's model; None without one."""
+        from app.engine.dataset import dataset_of
+
+        dataset = dataset_of(self._datasets, request.model)
+        if dataset is None:
+            return None
+        return dataset.reply(request.prompt_ids, request.turns, min_tokens, max_tokens, rng)
 
 
 class Datasets(Extension):
@@ -46,20 +64,9 @@ class Datasets(Extension):
         """Returns the command that makes a dataset."""
         return {"dataset": Command(_run_command, "make a dataset of recorded conversations")}
 
-    def recorded_replies(self) -> Datasets | None:
+    def recorded_replies(self) -> DatasetReplies | None:
         """Returns the replies of all datasets; None if no file can be used."""
-        return self if self._datasets else None
-
-    def reply(
-        self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
-    ) -> Recorded | None:
-        """Returns a reply from the dataset of the request's model; None without one."""
-        from app.engine.dataset import dataset_of
-
-        dataset = dataset_of(self._datasets, request.model)
-        if dataset is None:
-            return None
-        return dataset.reply(request.prompt_ids, request.turns, min_tokens, max_tokens, rng)
+        return DatasetReplies(self._datasets) if self._datasets else None
 
     def keeps_fast_path(self, settings: Settings) -> bool:
         """Returns whether there is no dataset: it looks up the texts of messages."""

@@ -17,7 +17,7 @@ class Disaggregation(Extension):
     name = "disaggregation"
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
-        """Returns the routes of generation, and those that routers read at their start."""
+        """Returns the routes of generation, and the routes that routers read at their start."""
         from app.serving.api.generate import routes as generate
         from app.serving.api.generate.sources import source_routes
 

@@ -1,4 +1,4 @@
-"""Fake metrics: configured numbers instead of those of the engine."""
+"""Fake metrics: configured numbers replace the numbers of the engine."""
 
 from __future__ import annotations
 

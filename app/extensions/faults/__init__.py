@@ -10,7 +10,7 @@ from app.core.extensions import Extension, Position
 if TYPE_CHECKING:
     from app.base import Bounded
     from app.core.extensions import ServerParts
-    from app.serving.faults.injector import FaultInjector, FaultSource
+    from app.serving.faults.injector import FaultInjector
     from app.serving.http.route import Route
     from app.serving.middleware.stack import Middleware
     from config import Settings
@@ -32,10 +32,8 @@ class Faults(Extension):
 
     def fault_injection(self) -> FaultInjector:
         """Returns the injector, which also asks other extensions."""
-        sources: list[FaultSource] = []
-        for extension in self.parts.extensions:
-            sources += extension.fault_sources()
-        self.injector.use_sources(sources)
+        sources = [extension.fault() for extension in self.parts.extensions]
+        self.injector.use_sources([source for source in sources if source is not None])
         return self.injector
 
     def keeps_fast_path(self, settings: Settings) -> bool:

@@ -19,7 +19,7 @@ class Lab(Extension):
 
     @classmethod
     def is_enabled(cls, settings: Settings) -> bool:
-        """Returns False: a server needs nothing of it."""
+        """Returns False: the lab has commands only."""
         return False
 
     @classmethod

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from app.core.extensions import Command, Extension, Position
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
     from app.base.metrics.instruments import Families
     from app.core.extensions import ServerParts
-    from app.engine.core.request import EngineRequest, Reply, ScriptedReply
+    from app.engine.core.request import EngineRequest, ScriptedReply
     from app.engine.core.step_loop import CostModel
     from app.lab.fleet.routing import PolicyMaker
     from app.lab.load.autoscale import AutoscalerStart
@@ -25,21 +24,44 @@ if TYPE_CHECKING:
     from config import Settings
     from config.profile import Profile
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class FirstResult(Generic[P, T]):
+    """Asks functions in order, and returns the first result other than None."""
+
+    def __init__(self, functions: Sequence[Callable[P, T | None]]) -> None:
+        self._functions = functions
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Returns the first result; None without one."""
+        for function in self._functions:
+            result = function(*args, **kwargs)
+            if result is not None:
+                return result
+        return None
+
 
 class Plugins(Extension):
     """Calls the hooks of plugins, and lists the plugins."""
 
     name = "plugins"
+    _decides_replies = False
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
-        registry = self._registry
-        decides_replies = (
-            registry is not None
-            and not parts.settings.engine.is_real
-            and registry.implements("reply", "length")
-        )
-        self.reads_messages = decides_replies
+        self._registry: PluginRegistry | None = None
+        self._fast_path_checks: Sequence[Callable[[Settings], bool]] = ()
+        if not parts.settings.PLUGINS:
+            return
+        from app.plugins.registry import PluginRegistry
+
+        self._registry = PluginRegistry(parts)
+        self._fast_path_checks = self._registry.fast_path_checks()
+        decides_replies = self._registry.overrides("reply", "reply_length")
+        self._decides_replies = decides_replies and not parts.settings.engine.is_real
+        self.reads_messages = self._decides_replies or self._registry.reads_messages
 
     @classmethod
     def prepare(cls, settings: Settings) -> None:
@@ -53,51 +75,38 @@ class Plugins(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command that lists plugins."""
-        about = "tell which plugins there are, their hooks and settings"
+        about = "list the extensions and plugins, with hooks and settings"
         return {"plugins": Command(_run_command, about)}
-
-    @cached_property
-    def _registry(self) -> PluginRegistry | None:
-        settings = self.parts.settings
-        if not settings.PLUGINS:
-            return None
-        from app.plugins.registry import PluginRegistry  # imports pluggy
-
-        return PluginRegistry(
-            settings.PLUGINS, self._current_settings, self.parts.streams, self.parts.clock.now
-        )
-
-    def _current_settings(self) -> Settings:
-        return self.parts.live.current
 
     def step_cost(self, profile: Profile) -> CostModel | None:
         """Returns the cost model of the first plugin that has one."""
         named_cost = None if self._registry is None else self._registry.step_cost(profile)
         return None if named_cost is None else named_cost[1]
 
-    def reply_sources(
-        self, worded: Callable[[EngineRequest, ScriptedReply], Reply]
-    ) -> Sequence[Callable[[EngineRequest, Random], Reply | None]]:
-        """Returns the plugins' replies."""
-        return () if self._registry is None else self._registry.replies(worded)
+    def reply(self) -> Callable[[EngineRequest, Random], ScriptedReply | None] | None:
+        """Returns the first reply of a plugin."""
+        sources = [] if self._registry is None else self._registry.replies()
+        return FirstResult(sources) if sources else None
 
     def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
-        """Returns the plugins' lengths of replies."""
-        return None if self._registry is None else self._registry.length()
+        """Returns the first length of a plugin."""
+        sources = [] if self._registry is None else self._registry.lengths()
+        return FirstResult(sources) if sources else None
 
-    def fault_sources(self) -> Sequence[Callable[[RequestFacts], Fault | None]]:
-        """Returns the plugins' faults."""
-        return () if self._registry is None else self._registry.faults()
+    def fault(self) -> Callable[[RequestFacts], Fault | None] | None:
+        """Returns the first fault of a plugin."""
+        sources = [] if self._registry is None else self._registry.faults()
+        return FirstResult(sources) if sources else None
 
     def keeps_fast_path(self, settings: Settings) -> bool:
-        """Returns whether no plugin decides replies."""
-        return not self.reads_messages
+        """Returns whether no plugin decides replies, and no plugin objects."""
+        if self._decides_replies:
+            return False
+        return all(check(settings) for check in self._fast_path_checks)
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the plugins' middleware."""
-        if self._registry is None:
-            return {}
-        return {Position.AUTHENTICATED: self._registry.middleware()}
+        return {} if self._registry is None else self._registry.middleware()
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the report of plugins, and the plugins' own routes."""
@@ -107,7 +116,7 @@ class Plugins(Extension):
             "plugins": [action("GET /admin/plugins", self._report)]
         }
         if self._registry is not None:
-            blueprints |= dict(self._registry.routes(self.parts.routes))
+            blueprints |= self._registry.routes(self.parts.routes)
         return blueprints
 
     def _report(self, context: RequestContext) -> object:
@@ -153,17 +162,16 @@ def routing_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    if {"--help", "-h"} & {*argv}:  # works without pluggy, too
-        from config.declaration import COMMAND
+    if not {"--help", "-h"} & {*argv}:
+        from app.plugins.command import run
 
-        print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
-        print(
-            "List the plugins of a server with these settings, and their hooks (docs/plugins.md)."
-        )
-        return 0
-    from app.plugins.registry import run
+        return run(argv)
+    from config.declaration import COMMAND
 
-    return run(argv)
+    print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
+    print("List the built-in extensions of a server with these settings, and its plugins with")
+    print("their hooks and settings (docs/plugins.md).")
+    return 0
 
 
 EXTENSION = Plugins

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Pooling(Extension):
-    """Routes of models that pool, and of those that may embed beside generating."""
+    """Routes of pooling models, and of models that embed beside generating."""
 
     name = "pooling"
 

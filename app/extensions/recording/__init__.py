@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Recordings(Extension):
-    """Answers requests with recorded exchanges, and asks a target for those that are missing."""
+    """Answers requests with recorded exchanges, and asks a target for missing ones."""
 
     name = "recording"
     requires = ("faults", "journal")
@@ -93,7 +93,7 @@ class Recordings(Extension):
         return json_response(self._replay.report())
 
     def services(self) -> Sequence[BackgroundService]:
-        """Returns the file to which exchanges with targets are added."""
+        """Returns the file that gets the exchanges with targets."""
         return () if self._upstream is None else (self._upstream.file,)
 
 

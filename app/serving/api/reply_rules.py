@@ -22,7 +22,7 @@ Classes: TypeAlias = tuple[float, ...] | Mapping[str, float]
 
 
 class ScriptedAnswer(Struct, frozen=True, kw_only=True):
-    """What a rule has decided about the answer to one input."""
+    """Decision of a rule about the answer to one input."""
 
     reply: ScriptedReply
     usage: UsageOverrides | None = None

@@ -1,4 +1,4 @@
-"""Routes of rules for replies: counts of those from files, and rules that are set at run time."""
+"""Routes of rules for replies: counts of rules from files, and rules that are set at run time."""
 
 from __future__ import annotations
 

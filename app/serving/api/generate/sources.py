@@ -1,4 +1,4 @@
-"""Routes that tell routers where KV events are published, and how the engines are named."""
+"""Routes for routers: the endpoints of KV events, and the ids of the engines."""
 
 import socket
 from uuid import NAMESPACE_URL, uuid5
@@ -13,7 +13,7 @@ from config.settings import ServerSettings
 def source_routes(
     kv_events: PublisherSettings, *, publishes: bool, server: ServerSettings, first_port: int
 ) -> list[Route]:
-    """Returns the routes. Endpoints and `first_port` are those of rank 0; other ranks follow."""
+    """Returns the routes. Endpoints and `first_port` belong to rank 0; other ranks follow."""
     host = server.pod_ip or socket.gethostname()
     base_url = f"http://{host}:{first_port}"
 
