@@ -1,6 +1,6 @@
 """Fit the constants of a device's kernels (config/kernels.py) to public tables of operators.
 
-    pip install -r requirements-fit.txt
+    pip install --group research
     python scripts/fit_device.py l40s
 
 The tables are those of aiconfigurator (Apache-2.0) for vLLM: products, experts, attention and
@@ -236,7 +236,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     if any(find_spec(name) is None for name in ("aiconfigurator_core", "pyarrow", "scipy")):
-        sys.exit("error: packages are missing: pip install -r requirements-fit.txt")
+        sys.exit("error: packages are missing: pip install --group research")
     folder = given.tables or Path(str(files("aiconfigurator_core"))) / "systems" / "data"
     tables = Tables(given.device, folder)
     for kind, found in products(tables):
