@@ -10,12 +10,14 @@
 # make test-servers  run the tests of other servers and proxies (docs/servers.md); DEMAND=servers refuses to skip any
 # make test-extension  run the tests of one extension and of the extension contract: EXTENSION=label_reads
 # make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
+# make ci            run everything that CI runs (.ci/run), in at most 80 minutes
 # make lint          run ruff, mypy and the checks of words, code habits and workflows
 # make lint-js       run eslint and prettier on the JavaScript files; needs npm
 # make format-js     rewrite the JavaScript files with prettier
 # make bench         run the benchmarks
 # make mutants       change the code slightly and check whether tests fail: N=80 SEED=1 ROOMS="kvcache schema"
 # make image         build the container image
+# make image-archive build the image and save it in dist/
 # make wheel         build the wheel and the source distribution into dist/
 # make npm-package   pack the npm package of clients/js into dist/
 # make release-check compare a tag with the version of the project: TAG=v0.1.0
@@ -86,8 +88,8 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
 .PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image image-python \
-	test-engine test-servers test-extension changed-extensions lint lint-js format-js bench mutants fleet image wheel \
-	npm-package release-check venv clients node-clients browser engine llm docs servers lock clean
+	test-engine test-servers test-extension changed-extensions lint lint-js format-js bench mutants fleet image image-archive \
+	wheel npm-package release-check ci venv clients node-clients browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
 RUN_HOST := 127.0.0.1
@@ -147,6 +149,9 @@ test-extension: $(VENV)/.dev
 changed-extensions: | $(BIN)/python
 	@$(BIN)/python -m scripts.extension_tests changed $(BASE)
 
+ci:
+	.ci/run
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -174,6 +179,10 @@ fleet: $(VENV)/.fleet
 
 image:
 	docker build --tag $(IMAGE) .
+
+image-archive: image
+	mkdir -p dist
+	docker save $(IMAGE) | gzip >dist/$(IMAGE).tar.gz
 
 wheel: $(VENV)/.dev
 	$(BIN)/uv build --out-dir dist
@@ -225,7 +234,7 @@ clean:
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is required: install it, or set PYTHON=..." >&2; exit 1; }
-	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..."
+	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..." >&2
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot create $(VENV). On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 

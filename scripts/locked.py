@@ -21,13 +21,14 @@ Condition = frozenset[str]
 """Markers that must all hold; empty if the package is always needed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Part:
     """A package, or what an extra of the package adds."""
 
     name: str
     version: str
-    extra: str | None = None
+    extra: str = ""
+    """Name of the extra; empty for the package itself."""
 
 
 class Lock:
@@ -59,8 +60,8 @@ class Lock:
             reached.add(condition)
             pending.extend(self._needs(part, condition))
         lines = []
-        for part in sorted(conditions, key=lambda part: (part.name, part.version)):
-            if part.extra is None and part.name != self._project["name"]:
+        for part in sorted(conditions):
+            if not part.extra and part.name != self._project["name"]:
                 lines.append(f"{part.name}=={part.version}{_marker(conditions[part])}")
         return lines
 
@@ -72,14 +73,14 @@ class Lock:
                 yield from self._parts(dependency, frozenset())
             return
         project = self._project["name"]
-        extras = [] if name == PROJECT else [name]
+        extras = [extra for extra in (name,) if extra != PROJECT]
         if not {*extras} <= self._project.get("optional-dependencies", {}).keys():
             raise KeyError(name)
         yield from self._parts({"name": project, "extra": extras}, frozenset())
 
     def _needs(self, part: Part, condition: Condition) -> Iterator[tuple[Part, Condition]]:
         package = self._packages[part.name, part.version]
-        if part.extra is None:
+        if not part.extra:
             dependencies = package.get("dependencies", [])
         else:
             dependencies = package.get("optional-dependencies", {}).get(part.extra, [])
