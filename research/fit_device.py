@@ -1,7 +1,7 @@
 """Fit the constants of a device's kernels (config/kernels.py) to public tables of operators.
 
     pip install --group research
-    python scripts/fit_device.py l40s
+    python research/fit_device.py l40s
 
 The tables are those of aiconfigurator (Apache-2.0) for vLLM: products, experts, attention and
 all-reduce. Four fifths of the shapes are fitted; the errors printed are those of the others.

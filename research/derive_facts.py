@@ -1,7 +1,7 @@
 """Derive facts from recorded exchanges with a real vLLM: what every answer looks like, not what it
 says.
 
-    python -m scripts.derive_facts RECORDING.jsonl > tests/conformance/facts.json
+    python -m research.derive_facts RECORDING.jsonl > tests/conformance/facts.json
 
 A recording has one exchange per line: name, method, path, request, request_headers, status,
 headers, body. The facts keep the request and, of the answer, the status, the media type and the

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from app.lab.load.loads import LoadTrace, Recipe, draw_load
 from app.lab.load.report import NAMES
-from benchmarks.rehearse.playing import (
+from research.rehearse.playing import (
     Clock,
     Played,
     RecordedStep,
@@ -24,7 +24,7 @@ from benchmarks.rehearse.playing import (
     play_offline,
     play_on,
 )
-from benchmarks.rehearse.step_fitting import StepFit, fit_steps
+from research.rehearse.step_fitting import StepFit, fit_steps
 from config import ConfigError
 from config.profile import EngineLimits, Profile
 

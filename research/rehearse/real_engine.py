@@ -17,7 +17,7 @@ from app.llm.errors import LLMError
 from app.llm.llm import make_engine
 from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.sampling_params import SamplingParams
-from benchmarks.rehearse.playing import Token
+from research.rehearse.playing import Token
 from config.profile import EngineLimits
 
 TINY = "tiny"

@@ -20,9 +20,9 @@ from app.lab.load.report import (
     picture_file,
     write_rows,
 )
-from benchmarks.rehearse.playing import RecordedStep
-from benchmarks.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
-from benchmarks.rehearse.step_fitting import predicted
+from research.rehearse.playing import RecordedStep
+from research.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
+from research.rehearse.step_fitting import predicted
 
 HEAD = ("", "real", "real again", "noise", "simulated", "error", "at most")
 BOUND = f"noise + {MOST_MEDIAN:.0%} in the median, noise + {MOST_SINGLE:.0%} each"

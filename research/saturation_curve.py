@@ -1,7 +1,7 @@
 """Draw docs/saturation.png: the saturation curve of Qwen3-14B on one H100, simulated beside
 recorded.
 
-    python scripts/saturation_curve.py [PICTURE.png]
+    python research/saturation_curve.py [PICTURE.png]
 
 Takes a minute; needs matplotlib. The recorded points are figures of the runs of which
 docs/fidelity.md tells.
@@ -9,6 +9,7 @@ docs/fidelity.md tells.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,6 @@ sys.path.insert(0, str(ROOT))
 from app.lab.fidelity.pictures import draw_curves  # noqa: E402
 from app.lab.fidelity.simulation import (  # noqa: E402
     SimulationPlan,
-    cores,
     each,
     longest_tokens,
     simulate,
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
     path = Path(argv[0]) if argv else ROOT / "docs" / "saturation.png"
     points = list[Point]()
     with (
-        worker_pool(cores()) as pool,
+        worker_pool(os.cpu_count() or 1) as pool,
         progress_of(sys.stderr, "simulated", len(RATES), "rates") as progress,
     ):
         for rate, summary in zip(RATES, each(pool, simulated, RATES), strict=True):
