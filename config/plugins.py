@@ -21,7 +21,7 @@ import msgspec
 from config.declaration import ConfigError, Section
 from config.kinds import SWITCH
 from config.settings import BY_NAME, Plugin, PluginSettings, Settings, rows, table_of
-from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, Sources
+from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, REMOVED, Sources
 from config.validation import read
 
 API = 2
@@ -71,7 +71,7 @@ def kind_with(named: PluginSettings) -> type[Settings]:
         ),
     )
     by_group = {plugin.group: plugin for plugin in plugins}
-    seen = RESERVED | IGNORED | {f"no-{name}" for name in IGNORED_SWITCHES}
+    seen = RESERVED | IGNORED | REMOVED.keys() | {f"no-{name}" for name in IGNORED_SWITCHES}
     for row in table_of(kind).rows:
         names = {*row.names, *row.env, *(f"no-{name}" for name in row.names if row.kind is SWITCH)}
         duplicates = sorted(names & seen)

@@ -3,7 +3,7 @@ simulation.
 
     from app.llm import LLM, SamplingParams
 
-Optional: the engine needs requirements-engine.txt. Other packages import only `errors` and
+Optional: the engine needs the extra `engine`. Other packages import only `errors` and
 `model_files`, in `app.extensions.llm.real_engine`. Each name of the table is imported at its first use,
 torch when a model is loaded.
 """

@@ -252,7 +252,7 @@ def test_without_the_optimizer_it_says_how_to_get_it(
         str(tmp_path / "mine.yaml"),
     ]
     assert calibrate.run(words) == 1
-    assert "pip install -r requirements-calibrate.txt" in capsys.readouterr().err
+    assert "pip install -e '.[calibrate]'" in capsys.readouterr().err
 
 
 def test_a_start_of_another_machine_gets_the_costs_of_the_recorded_one() -> None:

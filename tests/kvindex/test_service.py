@@ -260,7 +260,7 @@ def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixt
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
     told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
     pool, subscriber = PoolSettings(), SUBSCRIBER
-    assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `RETIRED` says
+    assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `REMOVED` says
     assert (WORKERS, TOKENIZER_TIMEOUT_S) == (5, 10.0)
     queue = (
         f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
