@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from app.engine.core.batch import Batch
 from app.engine.core.step_loop import StepCost
-from app.lab.fidelity.pod import OfflineRequest
+from app.lab.fidelity.prefix_blocks import OfflineRequest
 from benchmarks.rehearse.playing import RecordedStep
 from config import ConfigError
 from config.profile import CostConstants

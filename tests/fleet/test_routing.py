@@ -14,7 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.fidelity.record import Measured, RecordingClient, Wanted, completion
+from app.lab.fidelity.recording_client import (
+    PlannedRequest,
+    RecordedRequest,
+    RecordingClient,
+    completion,
+)
 from app.lab.fleet.command import PolicySummary, draw, notes, summarize, table
 from app.lab.fleet.fleet import SEPARATOR, TURNS, Workload, make_workload
 from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer
@@ -164,11 +169,18 @@ def answers(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iter
     return [f"data: {json.dumps(event)}\n\n".encode() for event in WHOLE] + [b"data: [DONE]\n\n"]
 
 
-def played(address: str) -> tuple[list[Measured], list[str]]:
+def played(address: str) -> tuple[list[RecordedRequest], list[str]]:
     errors = list[str]()
     target = Target.of(f"http://{address}")
-    client = RecordingClient(target, {}, None, time.perf_counter, lambda sent: None, errors.append)
-    return client.run([Wanted(0.0, completion("m", "prompt", 4))]), errors
+    client = RecordingClient(
+        target,
+        {},
+        in_flight=None,
+        now=time.perf_counter,
+        on_send=lambda sent: None,
+        on_error=errors.append,
+    )
+    return client.run([PlannedRequest(0.0, completion("m", "prompt", 4))]), errors
 
 
 def test_a_request_is_timed_from_the_sending_to_the_first_text() -> None:
@@ -186,7 +198,7 @@ def test_a_refusal_and_nobody_there_are_failures() -> None:
 
 
 ANSWERED = [
-    Measured(number, 0.0, 0.0, 0.0, 0.0, tokens_in, 1, text_s, cached, pod)
+    RecordedRequest(number, 0.0, 0.0, 0.0, 0.0, tokens_in, 1, text_s, cached, pod)
     for number, (pod, text_s, tokens_in, cached) in enumerate(
         (("a", 0.1, 100, 0), ("a", 0.3, 100, 80), ("b", 0.2, 200, 120))
     )

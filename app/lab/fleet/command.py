@@ -18,7 +18,12 @@ import msgspec
 from msgspec import Struct
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.lab.fidelity.record import Measured, RecordingClient, Wanted, completion
+from app.lab.fidelity.recording_client import (
+    PlannedRequest,
+    RecordedRequest,
+    RecordingClient,
+    completion,
+)
 from app.lab.fleet.fleet import (
     HOST,
     REPLY_TOKENS,
@@ -31,9 +36,13 @@ from app.lab.fleet.fleet import (
     running_fleet,
 )
 from app.lab.fleet.routing import PolicyMaker, Proxy, policies_of
-from app.lab.load import report
-from app.lab.load.loads import arrivals
+from app.lab.load.output_files import check_output_paths, check_picture_path
+from app.lab.load.plotting import BLUE, GREY, RED, picture_file
 from app.lab.load.policies import POLICIES
+from app.lab.load.progress import progress_bar
+from app.lab.load.statistics import mean_and_quantiles
+from app.lab.load.synthetic import gamma_arrivals
+from app.lab.load.tables import markdown
 from app.serving.http.client import Target, server_of
 from app.text.base import Tokenizer, TokenizerError
 from config import Settings
@@ -42,7 +51,7 @@ from config.flags import FlagParser, as_command, number_of, whole_number
 from config.loader import load
 
 HEADINGS = ("policy", "TTFT mean", "p50", "p90", "p99", "cached", "requests/s", "per pod", "failed")
-COLORS = (report.GREY, report.BLUE, report.RED)
+COLORS = (GREY, BLUE, RED)
 
 
 class PolicySummary(Struct, frozen=True, kw_only=True):
@@ -71,14 +80,14 @@ class PolicySummary(Struct, frozen=True, kw_only=True):
 
 def summarize(
     policy: str,
-    answered: Sequence[Measured],
+    answered: Sequence[RecordedRequest],
     errors: Sequence[str],
     took_s: float,
     pods: Sequence[str],
     fallbacks: int,
 ) -> PolicySummary:
     ttfts_s = tuple(sorted(it.text_s - it.send_s for it in answered))
-    mean, p50, p90, p99 = report.four(ttfts_s) if ttfts_s else [math.nan] * 4
+    mean, p50, p90, p99 = mean_and_quantiles(ttfts_s) if ttfts_s else [math.nan] * 4
     counts = Counter(it.pod for it in answered)
     return PolicySummary(
         policy=policy,
@@ -106,7 +115,7 @@ def table(summaries: Sequence[PolicySummary]) -> str:
         times = ("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in times_s)
         shares = f"{at.cached_share:.0%}", f"{at.requests_per_s:.1f}"
         rows.append((at.policy, *times, *shares, f"{min(counts)}-{max(counts)}", str(at.failed)))
-    return report.markdown(rows)
+    return markdown(rows)
 
 
 def notes(summaries: Sequence[PolicySummary]) -> list[str]:
@@ -124,7 +133,7 @@ def notes(summaries: Sequence[PolicySummary]) -> list[str]:
 
 def draw(summaries: Sequence[PolicySummary], title: str, path: Path) -> None:
     """Writes a picture: the TTFTs, the cached share of the prompts. Raises OSError."""
-    with report.picture_file(path, title, (8, 3.2), (1, 2), (5, 3)) as (shares, cached):
+    with picture_file(path, title, (8, 3.2), (1, 2), (5, 3)) as (shares, cached):
         for at, color in zip(summaries, COLORS, strict=False):
             percents = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
             times_ms = [time_s * 1000 for time_s in at.ttfts_s]
@@ -173,8 +182,8 @@ def read(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     given, others = flags.parse_beside_settings(argv)
     if given.png is not None:
         check_installed("fleet", "--png")
-    report.check_targets([given.json, given.png])
-    report.check_picture(given.png)
+    check_output_paths([given.json, given.png])
+    check_picture_path(given.png)
     given.concurrency = None if given.rate else given.concurrency
     given.png = None if given.no_png else given.png or Path("fleet.png")
     return given, others
@@ -209,7 +218,7 @@ def run(
             options.requests, options.groups, options.prefix_tokens, seed, compose
         )
         with ExitStack() as ends:
-            with report.progress_of(
+            with progress_bar(
                 sys.stderr, "starting indexer and pods", pods + 1, "servers"
             ) as progress:
                 running = running_fleet(settings, flags, workload, pods, seed, processes, progress)
@@ -259,18 +268,25 @@ def demonstrate(
         fleet.forget()
         due_s: Iterator[float] = repeat(0.0)
         if options.rate:
-            due_s = arrivals(options.rate, 1.0, Random(f"{options.seed}/arrivals"))
+            due_s = gamma_arrivals(options.rate, 1.0, Random(f"{options.seed}/arrivals"))
         requests = (
-            Wanted(at_s, completion(fleet.model, prompt, REPLY_TOKENS))
+            PlannedRequest(at_s, completion(fleet.model, prompt, REPLY_TOKENS))
             for prompt, at_s in zip(workload.prompts, due_s, strict=False)
         )
         errors: list[str] = []
         with (
-            report.progress_of(sys.stderr, name, len(workload.prompts), "requests") as progress,
+            progress_bar(sys.stderr, name, len(workload.prompts), "requests") as progress,
             proxied(fleet, make, Random(f"{options.seed}/{name}")) as (address, proxy),
         ):
             target, begun_s = Target.of(f"http://{address}"), now()
-            client = RecordingClient(target, {}, options.concurrency, now, progress, errors.append)
+            client = RecordingClient(
+                target,
+                {},
+                in_flight=options.concurrency,
+                now=now,
+                on_send=progress,
+                on_error=errors.append,
+            )
             answered = client.run(requests)
             took_s = now() - begun_s
         summaries.append(
