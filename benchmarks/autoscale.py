@@ -24,7 +24,8 @@ import gevent
 import msgspec
 
 from app.lab.fidelity.simulation import SimulationPlan, simulate
-from app.lab.fleet.fleet import HOST, MODULE, Processes, ServerProcess
+from app.lab.fleet.fleet import MODULE
+from app.lab.fleet.processes import HOST, Processes, ServerProcess
 from app.lab.load.autoscale import Sample
 from app.lab.load.autoscale_flags import read_policy
 from app.lab.load.autoscaler import Autoscaler, Autoscaling

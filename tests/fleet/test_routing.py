@@ -20,11 +20,18 @@ from app.lab.fidelity.recording_client import (
     RecordingClient,
     completion,
 )
-from app.lab.fleet.command import PolicySummary, draw, notes, summarize, table
-from app.lab.fleet.fleet import SEPARATOR, TURNS, Workload, make_workload
-from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer
+from app.lab.fleet.indexer import CHAT, Indexer
+from app.lab.fleet.policy_summary import (
+    PolicySummary,
+    draw_policies,
+    failure_notes,
+    policy_table,
+    summarize,
+)
+from app.lab.fleet.routing import Incoming
+from app.lab.fleet.workload import MAX_TURNS, SEPARATOR, Workload, make_workload
 from app.lab.load.policies import IndexerError, PrefixAware
-from app.serving.http.client import Target
+from app.serving.http.client import COMPLETIONS, Target
 from config.declaration import missing
 from tests.fleet import stubs
 
@@ -127,7 +134,7 @@ def words(tokens: int, rng: Random) -> str:
 
 
 def made(requests: int, groups: int, seed: int, prefix_tokens: int = 20) -> Workload:
-    return make_workload(requests, groups, prefix_tokens, seed, words)
+    return make_workload(requests, groups, prefix_tokens, seed=seed, compose=words)
 
 
 @settings(max_examples=25, deadline=None)
@@ -141,7 +148,7 @@ def test_a_workload_shares_what_it_says(requests: int, groups: int, seed: int) -
     prefixes = defaultdict(set)
     for prompt in workload.prompts:
         talk = SEPARATOR.join(prompt.split(SEPARATOR)[:2])
-        assert len(prompt.split(SEPARATOR)) == 2 + 2 * turns[talk] and turns[talk] < TURNS
+        assert len(prompt.split(SEPARATOR)) == 2 + 2 * turns[talk] and turns[talk] < MAX_TURNS
         turns[talk] += 1
         heading, _, prefix = prompt.split(SEPARATOR)[0].partition("\n")
         prefixes[heading].add(prefix)
@@ -206,7 +213,14 @@ ANSWERED = [
 
 
 def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
-    return summarize(policy, ANSWERED, ["status 502: no pod"], 2.0, ["a", "b", "c"], fallbacks)
+    return summarize(
+        policy,
+        ANSWERED,
+        ["status 502: no pod"],
+        duration_s=2.0,
+        pods=["a", "b", "c"],
+        fallbacks=fallbacks,
+    )
 
 
 def test_a_summary_counts_what_was_answered() -> None:
@@ -220,7 +234,7 @@ def test_a_summary_counts_what_was_answered() -> None:
 
 
 def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() -> None:
-    lines = table([summary(), summary("round-robin")]).splitlines()
+    lines = policy_table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
     assert cells == [
@@ -234,15 +248,20 @@ def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() ->
         "0-2",
         "1",
     ]
-    assert notes([summary(fallbacks=2)]) == [
+    assert failure_notes([summary(fallbacks=2)]) == [
         "random: 2 requests were routed without the indexer, which failed",
         "random: 1 requests failed, most of them so: status 502: no pod",
     ]
-    assert notes([summarize("random", ANSWERED, [], 2.0, ["a"], 0)]) == []
+    assert (
+        failure_notes([summarize("random", ANSWERED, [], duration_s=2.0, pods=["a"], fallbacks=0)])
+        == []
+    )
 
 
 @pytest.mark.skipif(missing("fleet"), reason="matplotlib is optional")
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
     path = tmp_path / "fleet.png"
-    draw([summary(policy) for policy in ("random", "round-robin", "prefix-aware")], "title", path)
+    draw_policies(
+        [summary(policy) for policy in ("random", "round-robin", "prefix-aware")], "title", path
+    )
     assert path.read_bytes().startswith(b"\x89PNG")
