@@ -10,9 +10,9 @@ from app.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
+from config.devices import DEVICES
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
 from config.profile import DEFAULT_PROFILE
-from config.shapes import DEVICES
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of engines, on virtual time, with the steps that a

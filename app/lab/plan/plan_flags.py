@@ -7,8 +7,8 @@ from app.lab.fidelity import simulate_flags
 from app.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
 from app.lab.load.loads import MAX_TOKENS
 from config.declaration import suggestion
+from config.devices import DEVICES
 from config.flags import FlagParser, as_argument, number_of, whole_number
-from config.shapes import DEVICES
 
 ABOUT = """\
 Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-parallel size, pods and

@@ -57,7 +57,7 @@ def test_servers_answer_in_the_block_and_are_gone_after_it() -> None:
 
 
 def test_one_that_does_not_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.lab.fleet.fleet.STOP_LIMIT_S", 0.1)
+    monkeypatch.setattr("app.lab.fleet.processes.STOP_TIMEOUT_S", 0.1)
     with processes() as started:
         server = begun(started, "server", STUBBORN)
         started.wait(server)
