@@ -1,4 +1,4 @@
-"""Fit the constants of a device's kernels (config/kernels.py) to public tables of operators.
+"""Fit the constants of a device's kernels (config/kernel_constants.py) to public tables of operators.
 
     pip install --group research
     python research/fit_device.py l40s
@@ -24,8 +24,9 @@ from typing import Any
 from msgspec import Struct
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from config.kernels import BYTES, KERNELS, Experts, Format, Product, Rates
-from config.shapes import DEVICES
+from config.devices import DEVICES
+from config.kernel_constants import KERNELS
+from config.kernels import BYTES, Experts, Format, Product, Rates
 
 FOLDERS = {
     "h100": "h100_sxm",
@@ -124,7 +125,7 @@ def products(tables: Tables) -> Iterator[tuple[str, Fit]]:
         at, size = tables.at(kind), BYTES[kind]
 
         def model(x: Sequence[float], row: Row, at: Rates = at, size: float = size) -> float:
-            return Product(*x).seconds(row["m"], row["n"], row["k"], size, at)
+            return Product(*x).seconds(row["m"], row["n"], row["k"], weight_bytes=size, rates=at)
 
         if own:
             start = (4.0, 0.8, 0.6, 4.0, 0.3, 0.2)
@@ -144,12 +145,14 @@ def experts(tables: Tables) -> Iterator[tuple[str, Fit]]:
         at, size = tables.at(kind), BYTES[kind]
 
         def model(x: Sequence[float], row: Row, at: Rates = at, size: float = size) -> float:
-            inner, chosen = (
-                row["inter_size"] / row["moe_tp_size"],
-                (row["num_experts"], row["topk"]),
-            )
             return Experts(*x).seconds(
-                row["num_tokens"], row["hidden_size"], inner, chosen, size, at
+                row["num_tokens"],
+                row["hidden_size"],
+                row["inter_size"] / row["moe_tp_size"],
+                experts=row["num_experts"],
+                experts_per_row=row["topk"],
+                weight_bytes=size,
+                rates=at,
             )
 
         if own:

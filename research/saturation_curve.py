@@ -9,7 +9,6 @@ docs/fidelity.md tells.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from app.base.cores import usable_cores  # noqa: E402
+from app.lab.fidelity.engine_limits import max_request_tokens  # noqa: E402
 from app.lab.fidelity.pictures import draw_curves  # noqa: E402
-from app.lab.fidelity.simulation import (  # noqa: E402
-    SimulationPlan,
-    each,
-    longest_tokens,
-    simulate,
-    worker_pool,
-)
-from app.lab.fidelity.summary import LATENCIES, Point, RunSummary, summarize  # noqa: E402
-from app.lab.load.loads import Between, Lognormal, Recipe, draw_load  # noqa: E402
-from app.lab.load.report import BLUE, RED, picture_file, progress_of  # noqa: E402
+from app.lab.fidelity.simulation import SimulationPlan, simulate  # noqa: E402
+from app.lab.fidelity.summary import LATENCIES, RunSummary, summarize  # noqa: E402
+from app.lab.fidelity.sweeps import Point  # noqa: E402
+from app.lab.fidelity.workers import map_jobs, worker_pool  # noqa: E402
+from app.lab.load.plotting import BLUE, RED, picture_file  # noqa: E402
+from app.lab.load.progress import progress_bar  # noqa: E402
+from app.lab.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
 from config.profile import DEFAULT_PROFILE, read_profile  # noqa: E402
 
 RATES = [float(rate) for rate in range(1, 31)]
@@ -50,7 +48,7 @@ def simulated(rate: float) -> RunSummary:
         rate=rate,
         seconds=600.0,
     )
-    load = draw_load(recipe, longest_tokens(profile.engine))
+    load = draw_load(recipe, max_request_tokens(profile.engine))
     plan = SimulationPlan(profile=profile, in_flight=256, turnaround_s=60e-6)
     return summarize(simulate(load, plan), DEFAULT_PROFILE)
 
@@ -59,10 +57,10 @@ def main(argv: Sequence[str]) -> None:
     path = Path(argv[0]) if argv else ROOT / "docs" / "saturation.png"
     points = list[Point]()
     with (
-        worker_pool(os.cpu_count() or 1) as pool,
-        progress_of(sys.stderr, "simulated", len(RATES), "rates") as progress,
+        worker_pool(usable_cores()) as pool,
+        progress_bar(sys.stderr, "simulated", len(RATES), "rates") as progress,
     ):
-        for rate, summary in zip(RATES, each(pool, simulated, RATES), strict=True):
+        for rate, summary in zip(RATES, map_jobs(pool, simulated, RATES), strict=True):
             points.append(Point(value=rate, meets_slo=None, summary=summary))
             progress(len(points))
     title = "Qwen3-14B, one H100: lines are simulated, crosses recorded from vLLM 0.23"

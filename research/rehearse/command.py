@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from app.lab.load.loads import Recipe, lengths
-from app.lab.load.report import check_targets, whole_file
-from research.rehearse import report
-from research.rehearse.playing import Clock
-from research.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
+from app.lab.load.output_files import atomic_file, check_output_paths
+from app.lab.load.synthetic import Recipe, lengths
 from config import ConfigError
 from config.declaration import check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
 from config.profile import CostConstants, Profile
+from research.rehearse import report
+from research.rehearse.playing import Clock
+from research.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
 
 ABOUT = """\
 The real engine plays loads twice on this machine, and the simulation plays the same
@@ -93,7 +93,7 @@ def _rehearse(given: argparse.Namespace) -> Rehearsal:
     loads = draw_loads(_recipe(given), given.in_flight)
     limits = limits_for(loads, given.max_num_batched_tokens)
     if given.json != STDOUT:
-        check_targets([given.json])
+        check_output_paths([given.json])
     if given.out is not None:
         _make_folder(given.out)
     check_installed("engine", "rehearse")
@@ -128,13 +128,13 @@ def _give(given: argparse.Namespace, rehearsal: Rehearsal) -> None:
     document = report.as_json(rehearsal)
     if given.out is not None:
         for name, write in _files(given, rehearsal, document).items():
-            with whole_file(given.out / name) as part:
+            with atomic_file(given.out / name) as part:
                 write(part)
     if given.json == STDOUT:
         print(document.decode(), end="")
         return
     if given.json is not None:
-        with whole_file(given.json) as part:
+        with atomic_file(given.json) as part:
             part.write_bytes(document)
     print(report.table(rehearsal))
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from app.engine.core.batch import Batch
-from app.lab.fidelity.benchmark_files import MeasuredRun
-from app.lab.fidelity.pod import OfflineRequest, Pod
+from app.lab.fidelity.measured_run import MeasuredRun
+from app.lab.fidelity.pod import Pod
+from app.lab.fidelity.prefix_blocks import OfflineRequest
 from app.lab.fidelity.simulation import SimulationPlan, simulate
 from app.lab.load.loads import LoadTrace
 from config.profile import EngineLimits, Profile

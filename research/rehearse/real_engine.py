@@ -17,8 +17,8 @@ from app.llm.errors import LLMError
 from app.llm.llm import make_engine
 from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.sampling_params import SamplingParams
-from research.rehearse.playing import Token
 from config.profile import EngineLimits
+from research.rehearse.playing import Token
 
 TINY = "tiny"
 

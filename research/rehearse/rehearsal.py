@@ -14,8 +14,11 @@ from statistics import median
 
 from msgspec import Struct
 
-from app.lab.load.loads import LoadTrace, Recipe, draw_load
-from app.lab.load.report import NAMES
+from app.lab.load.loads import LoadTrace
+from app.lab.load.statistics import FIGURE_NAMES
+from app.lab.load.synthetic import Recipe, draw_load
+from config import ConfigError
+from config.profile import EngineLimits, Profile
 from research.rehearse.playing import (
     Clock,
     Played,
@@ -25,8 +28,6 @@ from research.rehearse.playing import (
     play_on,
 )
 from research.rehearse.step_fitting import StepFit, fit_steps
-from config import ConfigError
-from config.profile import EngineLimits, Profile
 
 MOST_MEDIAN = 0.05
 MOST_SINGLE = 0.10
@@ -36,7 +37,7 @@ LONGEST = 2048
 SPANS = 256
 """The engine's memory for decodes grows by so many tokens, and by `ROWS` sequences."""
 ROWS = 4
-JUDGED = tuple(place for place, name in enumerate(NAMES) if not name.endswith("p99"))
+JUDGED = tuple(place for place, name in enumerate(FIGURE_NAMES) if not name.endswith("p99"))
 """Of a few dozen requests a p99 is the slowest one."""
 
 Tell = Callable[[str], None]
@@ -81,7 +82,9 @@ class Comparison(Struct, frozen=True):
     @property
     def figures(self) -> list[Figure]:
         columns = [it.recording.figures() for it in (self.first, self.again, self.simulated)]
-        return [Figure(NAMES[place], *(column[place] for column in columns)) for place in JUDGED]
+        return [
+            Figure(FIGURE_NAMES[place], *(column[place] for column in columns)) for place in JUDGED
+        ]
 
     @property
     def noise(self) -> float:

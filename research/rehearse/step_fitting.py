@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from app.engine.core.batch import Batch
 from app.engine.core.step_loop import StepCost
-from app.lab.fidelity.pod import OfflineRequest
-from research.rehearse.playing import RecordedStep
+from app.lab.fidelity.prefix_blocks import OfflineRequest
 from config import ConfigError
 from config.profile import CostConstants
+from research.rehearse.playing import RecordedStep
 
 FEATURES: Mapping[str, Callable[[RecordedStep], float]] = {
     "base": lambda step: 1.0,

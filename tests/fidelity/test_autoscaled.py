@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from app.cli import main
-from app.lab.load.autoscale import read_cold_start
+from app.lab.load.autoscale_flags import read_cold_start
 from tests.fidelity.test_command import figures, refusal
 from tests.running_server import ROOT
 

@@ -76,7 +76,7 @@ def test_a_run_prints_the_table_and_writes_the_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @contextmanager
-    def the_same_fleet(*arguments: object) -> Iterator[Fleet]:
+    def the_same_fleet(*args: object, **kwargs: object) -> Iterator[Fleet]:
         yield fleet
 
     monkeypatch.setattr(command, "running_fleet", the_same_fleet)
