@@ -154,7 +154,7 @@ class Forms:
             return str(make.grammar_from_lark(counted))
         if form.structural_tag is not None:
             return str(
-                make.grammar_from_lark(LarkWriter(self._is_special).grammar(form.structural_tag))
+                make.grammar_from_lark(LarkWriter(self._is_special).write(form.structural_tag))
             )
         raise RequestError("The structured output has no form.")
 

@@ -89,10 +89,10 @@ def test_a_text_is_about_as_long_as_wanted_and_the_shortest_without_room() -> No
         ('root ::= "a', "line 1, column 10"), ("root ::= (", "expected )"),
         ('root ::= "a" )', "an unexpected sign"),
         ("root ::= [b-a]", "bad character range b-a"), ("root ::= []", "without characters"),
-        ('root ::= "a"{3,1}', "more repeats at least than at most"), (r'root ::= "\q"', "unknown escape"),
-        ('root ::= "a"{99999999}', "an unexpected character"), (r'root ::= "\ud800"', "no character"),
+        ('root ::= "a"{3,1}', "the minimum of repeats is above the maximum"), (r'root ::= "\q"', "unknown escape"),
+        ('root ::= "a"{99999999}', "an unexpected character"), (r'root ::= "\ud800"', "not a character"),
         ("root ::= a\na ::= b\nb ::= a", "has no end"), ('root ::= "a"' + "*" * 9000, "too deep"),
-        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "too many brackets"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "too many nested brackets"),
         ('root ::= ("a"{9000}){9000}', "too long"), ('root ::= "' + "a" * 60_000 + '"', "too long"),
     ],
 )  # fmt: skip

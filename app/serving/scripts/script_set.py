@@ -20,7 +20,7 @@ from msgspec import Struct, to_builtins
 
 from app.base.clock.pause import call_off_hub
 from app.engine.forms.schema import SchemaError, Schemas
-from app.engine.forms.schema.document import JSON
+from app.engine.forms.schema.keywords import JSON
 from app.serving.faults.fault import Fault, FaultScript
 from app.serving.http.context import SCOPE
 from app.serving.scripts.action import Accepts, Action, ScriptedAnswer

@@ -6,7 +6,8 @@ from typing import Literal, cast
 
 from app.base.clock.pause import pause_if_possible
 from app.engine.core.request import Constraint, JsonSchema, ToolCalls, ToolFunction
-from app.engine.forms.schema import SchemaError, Schemas, untaken
+from app.engine.forms.schema import SchemaError, Schemas
+from app.engine.forms.schema.backends import find_unsupported_keyword
 from app.engine.forms.schema.derivation import Grammar
 from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
@@ -102,7 +103,7 @@ def tag_of(tag: str, request: GenerationRequest, schemas: Schemas) -> Grammar:
     """
     field = "structured_outputs" if request.structured_outputs is not None else "response_format"
     schemas.load()
-    from app.engine.forms.grammar.structural_tags import compile_structural_tag
+    from app.engine.forms.grammar.compiler import compile_structural_tag
 
     try:
         return compile_structural_tag(tag, schemas)
@@ -121,7 +122,7 @@ def constraint_of(wanted: StructuredOutputs, schemas: Schemas) -> Constraint | N
     if wanted.grammar is None:
         return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
     schemas.load()
-    from app.engine.forms.grammar.structural_tags import compile_grammar
+    from app.engine.forms.grammar.compiler import compile_grammar
 
     try:
         return Constraint(grammar=compile_grammar(wanted.grammar))
@@ -141,7 +142,7 @@ def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
         schemas.compile(schema)
     except SchemaError as error:
         raise bad_request(f"The schema of the reply cannot be used: {error}.") from None
-    if (keyword := untaken(schema)) is not None:
+    if (keyword := find_unsupported_keyword(schema)) is not None:
         raise bad_request(f"The schema of the reply cannot be used: {keyword} is not implemented.")
     return cast(JsonSchema, schema)
 
