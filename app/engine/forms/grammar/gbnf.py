@@ -48,7 +48,9 @@ class GbnfParser(GrammarParser):
             return self._read_set(token)
         if self.take_sign("."):
             return nodes.Characters(PLAIN + " ")
-        return self.read_group(depth, ")") if self.take_sign("(") else None
+        if self.take_sign("("):
+            return self.read_group(depth, ")")
+        return None
 
     def parse_limits(self, text: str) -> Limits:
         """Returns the limits in braces, such as ``{2,}``."""

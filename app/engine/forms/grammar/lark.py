@@ -105,7 +105,9 @@ class LarkParser(GrammarParser):
             return self._read_pattern(token)
         if self.take_sign("["):
             return nodes.Repetition(self.read_group(depth, "]"), 0, 1)
-        return self.read_group(depth, ")") if self.take_sign("(") else None
+        if self.take_sign("("):
+            return self.read_group(depth, ")")
+        return None
 
     def parse_limits(self, text: str) -> Limits:
         """Returns the limits after a tilde, such as ``~2..3``."""

@@ -90,7 +90,9 @@ class LarkWriter:
         """Returns a tag without its trigger, which is already written."""
         opening = tag.begin_text.removeprefix(trigger)
         content = _join_choices(self._terminated(tag.content, end) for end in tag.end_texts)
-        return f"({self._literal(opening)} {content})" if opening else content
+        if opening:
+            return f"({self._literal(opening)} {content})"
+        return content
 
     def _triggered_tags(self, tags: formats.TriggeredTags) -> str:
         choices = []
@@ -108,7 +110,9 @@ class LarkWriter:
         expression = _join_choices(map(self._tag, tags.tags))
         if not tags.stop_after_first:
             expression = f"({expression} ({self._literal(tags.separator)} {expression})*)"
-        return expression if tags.at_least_one else f"{expression}?"
+        if tags.at_least_one:
+            return expression
+        return f"{expression}?"
 
     def _until(self, trigger: str) -> str:
         """Returns free text that ends with `trigger`."""
@@ -117,7 +121,9 @@ class LarkWriter:
         return self._add_rule(f"{ANY_TEXT} {_quote(trigger)}", "[lazy]")
 
     def _literal(self, text: str) -> str:
-        return text if self._is_special(text) else _quote(text)
+        if self._is_special(text):
+            return text
+        return _quote(text)
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -81,7 +81,9 @@ class GrammarParser:
         options = [self._read_series(depth)]
         while self.take_sign("|"):
             options.append(self._read_series(depth))
-        return options[0] if len(options) == 1 else nodes.Alternation(options)
+        if len(options) == 1:
+            return options[0]
+        return nodes.Alternation(options)
 
     def read_group(self, depth: int, closing: str) -> nodes.Node:
         """Reads alternatives and the closing bracket after them."""
@@ -92,11 +94,15 @@ class GrammarParser:
 
     def take_reference(self) -> nodes.Node | None:
         """Reads the name of a rule, unless the next rule starts with it."""
-        define_offset = 2 if self.peek(1).kind == "priority" else 1
-        if self.peek(define_offset).kind == "define":
+        following = self.peek(1)
+        if following.kind == "priority":
+            following = self.peek(2)
+        if following.kind == "define":
             return None
         token = self.take("name")
-        return nodes.DerivationRule(self._prefix + token.text) if token else None
+        if token:
+            return nodes.DerivationRule(self._prefix + token.text)
+        return None
 
     def peek(self, offset: int = 0) -> Token:
         """Returns a token ahead without reading it."""
@@ -136,7 +142,9 @@ class GrammarParser:
                 node = nodes.Repetition(node, *limits)
             items.append(node)
         self.take("alias")
-        return items[0] if len(items) == 1 else nodes.Series(items)
+        if len(items) == 1:
+            return items[0]
+        return nodes.Series(items)
 
     def _take_limits(self) -> Limits | None:
         """Reads repeats; returns None if none are next."""

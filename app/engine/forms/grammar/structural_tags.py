@@ -207,4 +207,6 @@ class _StructuralTag(Struct):
 
 
 def _mark_text(mark: Mark) -> str:
-    return mark if isinstance(mark, str) else mark.token
+    if isinstance(mark, str):
+        return mark
+    return mark.token

@@ -86,4 +86,6 @@ class Size(IntEnum):
 
 def join_path(path: str, name: str) -> str:
     """Returns the path of `name` inside `path`, cut to the length that an error shows."""
-    return f"{path}.{name}"[-MAX_PATH_LENGTH - 1 :] if path else name
+    if path:
+        return f"{path}.{name}"[-MAX_PATH_LENGTH - 1 :]
+    return name

@@ -217,7 +217,9 @@ def _joint_cost(
 
 def _repetition_cost(node: Repetition, item_costs: Sequence[Cost]) -> Cost | None:
     if not item_costs or node.max_count == 0:
-        return None if node.min_count else Cost(0)
+        if node.min_count:
+            return None
+        return Cost(0)
     [item_cost] = item_costs
     max_count = LENGTH_LIMIT if node.max_count is None else node.max_count
     return Cost(
@@ -316,7 +318,9 @@ class _GrammarWriter:
         Items that may be empty are repeated only if needed.
         """
         if cost.max_length == 0 or length == 0:
-            return min(node.min_count, 1) if cost.min_length == 0 else node.min_count
+            if cost.min_length == 0:
+                return min(node.min_count, 1)
+            return node.min_count
         count = 0
         max_count = length
         if cost.min_length:

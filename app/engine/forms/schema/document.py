@@ -108,4 +108,6 @@ class Document:
         return [*conditions, *chain(*lists), *dependent, *self._referenced(schema)]
 
     def _referenced(self, schema: Keywords) -> list[Schema]:
-        return [self.definitions[schema["$ref"]]] if "$ref" in schema else []
+        if "$ref" in schema:
+            return [self.definitions[schema["$ref"]]]
+        return []

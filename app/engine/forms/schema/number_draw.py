@@ -120,7 +120,9 @@ def _common_step(multiples: Sequence[Number], whole: bool) -> Fraction:
 
 
 def _exact(number: Number) -> Fraction:
-    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
+    if isinstance(number, int):
+        return Fraction(number)
+    return Fraction(repr(number))
 
 
 def _window(bounds: Bounds, usual: Range) -> Range:
@@ -133,11 +135,13 @@ def _window(bounds: Bounds, usual: Range) -> Range:
         return Range(low, high)
     width = max(usual.high - usual.low, 1)
     if low is not None:
-        window_high = usual.high if low < usual.high else _add(low, width)
-        return Range(max(low, usual.low), window_high)
+        if low >= usual.high:
+            return Range(max(low, usual.low), _add(low, width))
+        return Range(max(low, usual.low), usual.high)
     if high is not None:
-        window_low = usual.low if high > usual.low else _add(high, -width)
-        return Range(window_low, min(high, usual.high))
+        if high <= usual.low:
+            return Range(_add(high, -width), min(high, usual.high))
+        return Range(usual.low, min(high, usual.high))
     return usual
 
 

@@ -128,7 +128,9 @@ def _unicode_class(escape: re.Match[str], in_class: bool) -> str:
         )
     if in_class:
         return members
-    return f"[^{members}]" if is_negated else f"[{members}]"
+    if is_negated:
+        return f"[^{members}]"
+    return f"[{members}]"
 
 
 def _literal(point: int) -> str:

@@ -62,7 +62,9 @@ class PatternWriter:
         name = str(tokens[0][0])
         operand = tokens[0][1]
         if name == "LITERAL":
-            return "" if operand in SURROGATES else chr(operand)
+            if operand in SURROGATES:
+                return ""
+            return chr(operand)
         if name in CLASS_TOKENS:
             return self._write_characters(tokens, 1)
         if name in REPEAT_TOKENS:
@@ -86,8 +88,10 @@ class PatternWriter:
             case "GROUPREF":
                 return self._groups.get(operand, "")
             case "GROUPREF_EXISTS":
-                chosen = operand[1] if operand[0] in self._groups else operand[2]
-                return "" if chosen is None else self.write(chosen, length)
+                group, present, absent = operand
+                chosen = present if group in self._groups else absent
+                if chosen is not None:
+                    return self.write(chosen, length)
         return ""
 
     def _write_branch(self, options: Sequence[Tokens], length: int) -> str:
@@ -114,7 +118,9 @@ class PatternWriter:
         if key not in self._choices:
             self._choices[key] = class_members(tokens)
         choices = self._choices[key]
-        return "".join(self._rng.choices(choices, k=count)) if choices else ""
+        if choices:
+            return "".join(self._rng.choices(choices, k=count))
+        return ""
 
 
 def split_length(widths: Sequence[tuple[int, int]], length: int, rng: Random) -> Iterator[int]:

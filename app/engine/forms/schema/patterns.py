@@ -121,8 +121,10 @@ class Pattern(str):
         min_width, max_width = self._tokens.getwidth()
         high = min(MAX_TEXT_LENGTH, max_length)
         low = max(min_width, min_length if whole else min(min_length, max_width))
-        attempts = MAX_ATTEMPTS if low <= min(high, max_width) else 0
-        for attempt in range(attempts):
+        error = Unsatisfiable(f"no text was found for the pattern {_shorten(self.source)}")
+        if low > min(high, max_width):
+            raise error
+        for attempt in range(MAX_ATTEMPTS):
             extra = USUAL_EXTRA_LENGTH if attempt < MAX_ATTEMPTS // 4 else MAX_EXTRA_LENGTH
             length = rng.randint(low, min(low + extra, high, max_width))
             writer = PatternWriter(self._choices, rng, budget, asserts=attempt % 4 == 3)
@@ -132,7 +134,7 @@ class Pattern(str):
             for padded in dict.fromkeys((text + padding, padding + text)):
                 if min_length <= len(padded) <= high and self.matches(padded, budget, whole):
                     return padded
-        raise Unsatisfiable(f"no text was found for the pattern {_shorten(self.source)}")
+        raise error
 
 
 def characters(source: str) -> str:
@@ -147,8 +149,12 @@ def characters(source: str) -> str:
     name = str(tokens[0][0])
     operand = tokens[0][1]
     if name == "LITERAL":
-        return "" if operand in SURROGATES else chr(operand)
-    return class_members(tokens) if name in CLASS_TOKENS else ""
+        if operand in SURROGATES:
+            return ""
+        return chr(operand)
+    if name in CLASS_TOKENS:
+        return class_members(tokens)
+    return ""
 
 
 def _without_search_tables(translated: str) -> str:
@@ -158,8 +164,9 @@ def _without_search_tables(translated: str) -> str:
     """
     if len(translated) < MAX_TABLE_PATTERN_LENGTH:
         return translated
-    end_of_comment = "\n" if VERBOSE_FLAG.match(translated) else ""
-    return f"(?:{translated}{end_of_comment}|(?!))"
+    if VERBOSE_FLAG.match(translated):
+        translated += "\n"  # ends a comment
+    return f"(?:{translated}|(?!))"
 
 
 def _shorten(source: str) -> str:

@@ -120,7 +120,9 @@ class TextDraw:
             words.append(self._rng.choice(WORDS))
             length += 1 + len(words[-1])
         text = " ".join(words)[: max(self._min_length, min(length, self._max_length))]
-        return text[:-1] + "s" if text.endswith(" ") else text
+        if text.endswith(" "):
+            return text[:-1] + "s"
+        return text
 
 
 def _texts_for(name: str) -> tuple[str, ...]:
