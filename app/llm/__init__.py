@@ -20,7 +20,7 @@ NAMES: Final = {
     "StructuredOutputsParams": "sampling_params.StructuredOutputsParams",
     "Priority": "sampling_params.Priority",
     "RequestPriority": "sampling_params.Priority",
-    "DeviceManager": "model_runner.DeviceManager",
+    "DeviceManager": "device.DeviceManager",
     "ModelLoadError": "errors.ModelLoadError",
     "GenerationError": "errors.LLMError",
     "InvalidParametersError": "errors.RequestError",

@@ -72,8 +72,9 @@ def assemble(
     path: Path, checkpoint: Checkpoint, device: str, dtype: str | None, options: EngineOptions
 ) -> LLMEngine:
     """Makes the engine of a loaded checkpoint. Raises ModelLoadError like `make_engine`."""
+    from app.llm.device import DeviceManager
     from app.llm.engine import LLMEngine  # and torch
-    from app.llm.model_runner import DeviceManager, ModelRunner
+    from app.llm.model_runner import ModelRunner
 
     # Another count of threads rounds otherwise.
     manager = DeviceManager(device, dtype, options.num_threads, is_fixed=options.batch_invariant)

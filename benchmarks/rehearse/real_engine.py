@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from app.engine.core.batch import Batch
 from app.llm.config import Checkpoint, ModelConfig
+from app.llm.device import DeviceManager
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.errors import LLMError
 from app.llm.llm import make_engine
-from app.llm.model_runner import DeviceManager, ModelRunner
+from app.llm.model_runner import ModelRunner
 from app.llm.sampling_params import SamplingParams
 from benchmarks.rehearse.playing import Token
 from config.profile import EngineLimits

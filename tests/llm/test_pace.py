@@ -18,9 +18,10 @@ from msgspec.structs import replace
 from app.base.cores import cgroup_cores, usable_cores
 from app.engine.core.scheduler import PREFILL_SHARE
 from app.llm.attention import Chunk
+from app.llm.device import DeviceManager
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.loader import load_checkpoint
-from app.llm.model_runner import DeviceManager, ModelRunner, StepLogits
+from app.llm.model_runner import ModelRunner, StepLogits
 from app.llm.step_times import FIRST_TOKENS, StepTimes
 from app.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
 from tests.llm.tiny import GREEDY, VOCABULARY

@@ -16,9 +16,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )  # fmt: skip
 
+from app.llm.device import DeviceManager
 from app.llm.engine import EngineOptions, LLMEngine, Output
 from app.llm.loader import load_checkpoint
-from app.llm.model_runner import DeviceManager, ModelRunner
+from app.llm.model_runner import ModelRunner
 from app.llm.sampling_params import SamplingParams
 
 VOCABULARY = 320
