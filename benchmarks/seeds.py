@@ -120,7 +120,7 @@ def _together(engine: LLMEngine, seeds: Sequence[int], tokens: int, apart: int =
             engine.add_request(seed, _prompt(seed), params)
         for _ in range(apart or 1):
             for output in engine.step():
-                replies[int(str(output.sequence.request_id))] += output.said.ids
+                replies[int(str(output.sequence.request_id))] += output.update.ids
     return replies
 
 

@@ -34,7 +34,8 @@ from config.sections.engine import SpeculativeConfig
 
 if TYPE_CHECKING:
     from app.llm.config import Checkpoint
-    from app.llm.engine import EngineOptions, LLMEngine, Output
+    from app.llm.engine import LLMEngine, Output
+from app.llm.engine_options import EngineOptions
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
@@ -56,7 +57,7 @@ def make_engine(
     `options` have the names of `EngineOptions`.
     """
     wait_shortly(os.environ)
-    from app.llm.engine import EngineOptions  # and torch
+    from app.llm.engine_options import EngineOptions  # and torch
     from app.llm.loader import load_checkpoint
 
     path = find_model(model)
@@ -97,17 +98,17 @@ class Choice:
 
     def add(self, output: Output) -> None:
         self._outputs.append(output)
-        self._text += "".join(output.said.texts)
-        self._ids += output.said.ids
-        self.finish_reason = output.said.finish
+        self._text += "".join(output.update.texts)
+        self._ids += output.update.ids
+        self.finish_reason = output.update.finish
 
     def check(self) -> None:
-        if (error := self._outputs[-1].said.error) is not None:
+        if (error := self._outputs[-1].update.error) is not None:
             raise LLMError(error)
 
     def item(self) -> Result:
         """Returns the newest part, and the text so far."""
-        said = self._outputs[-1].said
+        said = self._outputs[-1].update
         return self._facts() | {
             "index": self.index,
             "token": "".join(said.texts),
@@ -118,7 +119,7 @@ class Choice:
 
     def result(self) -> Result:
         """Returns the whole reply."""
-        (sequence, last), said = self._outputs[-1], [output.said for output in self._outputs]
+        (sequence, last), said = self._outputs[-1], [output.update for output in self._outputs]
         extra: Result = {
             "error": last.error,
             "logprobs": [it for each in said for it in each.logprobs or ()] or None,

@@ -40,7 +40,8 @@ from app.engine.core.wire import (
 from app.engine.kvcache.events import EventBatch, encoder
 from app.engine.kvcache.publisher import EventSender
 from app.llm.config import Checkpoint
-from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.engine import LLMEngine
+from app.llm.engine_options import EngineOptions
 from app.llm.errors import LLMError, ModelLoadError, RequestError
 from app.llm.llm import assemble
 from app.llm.loader import load_checkpoint
@@ -104,7 +105,7 @@ class EngineService:
             num_blocks=engine.options.num_blocks,
             block_size=engine.options.block_size,
         )
-        engine.on_layer = heartbeat.beat
+        engine.pacer.on_layer = heartbeat.beat
         self._encode_events = encoder("map")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[Order]).decode

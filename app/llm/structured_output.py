@@ -82,7 +82,7 @@ class FormMatcher:
 class Forms:
     """Makes matchers for a tokenizer. Raises RequestError without an end-of-text token.
 
-    With `most_cpu_s` each grammar is first compiled in the sandbox, in at most so many seconds of
+    With `cpu_limit_s` each grammar is first compiled in the sandbox, in at most so many seconds of
     CPU time.
     """
 
@@ -91,7 +91,7 @@ class Forms:
         tokenizer: LocalTokenizer,
         vocab_size: int,
         eos_token_ids: frozenset[int],
-        most_cpu_s: float | None = None,
+        cpu_limit_s: float | None = None,
     ) -> None:
         if not eos_token_ids:
             raise RequestError(
@@ -104,7 +104,7 @@ class Forms:
         written = tokenizer.backend.to_str()
         given = written, vocab_size, self._ends[0]
         self._tokens = llguidance.LLTokenizer(*given)
-        self._sandbox = None if most_cpu_s is None else CompileSandbox(*given, most_cpu_s)
+        self._sandbox = None if cpu_limit_s is None else CompileSandbox(*given, cpu_limit_s)
 
     def matcher(self, form: TextForm) -> FormMatcher:
         """Returns the state of one reply.

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from app.llm.device import DeviceManager
-from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.engine import LLMEngine
+from app.llm.engine_options import EngineOptions
 from app.llm.loader import load_checkpoint
 from app.llm.model_runner import ModelRunner
 from app.llm.sampling_params import SamplingParams

@@ -122,7 +122,7 @@ def test_while_a_form_is_compiled_others_are_served(
 def test_it_gives_a_sign_of_life_before_each_layer_and_is_heard_now_and_then(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         beats: list[float] = []
-        turns.engine.on_layer = lambda: beats.append(turns.now_s)
+        turns.engine.pacer.on_layer = lambda: beats.append(turns.now_s)
         worker.generate(1, [1], 3)
         turns.until(lambda: worker.is_over(1), worker)
         assert len(beats) == 3 * turns.engine.runner.config.num_layers

@@ -120,7 +120,7 @@ def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, li
         note(engine.step())
     told = {}
     for name, some in outputs.items():
-        each = [it.said for it in some]
+        each = [it.update for it in some]
         logprobs = [
             (it.token_id, it.rank, round(it.logprob, 3))
             for one in each

@@ -274,7 +274,7 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
         engine.add_request("formed", [6] * 60, formed)
         while engine.has_work:
             for output in engine.step():
-                texts[output.sequence.request_id] += "".join(output.said.texts)
+                texts[output.sequence.request_id] += "".join(output.update.texts)
         told.append(texts)
     assert tight.scheduler.preemptions and not alone.scheduler.preemptions
     assert told[0] == told[1] and re.fullmatch("[a-z ]{60,70}", told[0]["formed"])
