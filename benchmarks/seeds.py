@@ -64,7 +64,7 @@ def _measure(dtype: str, options: argparse.Namespace) -> dict[str, int]:
     seeds = list(range(options.seeds))
 
     def engine(**sizes: int) -> LLMEngine:
-        from app.llm.llm import make_engine
+        from app.llm.library import make_engine
 
         settings = {
             "num_blocks": 512,

@@ -15,7 +15,7 @@ from app.llm.errors import ModelLoadError
 if TYPE_CHECKING:
     import torch
 
-    from app.llm.model_files import GGUFFile
+    from app.llm.gguf_file import GGUFFile
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "LlamaForCausalLM": "llama",

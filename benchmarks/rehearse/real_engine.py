@@ -16,7 +16,7 @@ from app.llm.device import DeviceManager
 from app.llm.engine import LLMEngine
 from app.llm.engine_options import EngineOptions
 from app.llm.errors import LLMError
-from app.llm.llm import make_engine
+from app.llm.library import make_engine
 from app.llm.model_runner import ModelRunner
 from app.llm.sampling_params import SamplingParams
 from benchmarks.rehearse.playing import Token

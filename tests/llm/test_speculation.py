@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from app.engine.kvcache.hashing import Prompt
 from app.llm.engine import LLMEngine, Output
 from app.llm.errors import ModelLoadError
+from app.llm.library import make_engine as make_llm_engine
 from app.llm.llm import LLM
-from app.llm.llm import make_engine as make_llm_engine
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
 from app.llm.sequence import Sequence

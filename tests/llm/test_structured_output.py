@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from app.engine.core.wire import TextForm
 from app.llm.errors import RequestError
-from app.llm.llm import LLM, make_engine
+from app.llm.library import make_engine
+from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
 from tests.llm.process import Worker, engine_process
 
