@@ -12,10 +12,12 @@ from msgspec.structs import replace
 
 from app.engine.core.batch import Batch
 from app.llm.config import Checkpoint, ModelConfig
-from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.device import DeviceManager
+from app.llm.engine import LLMEngine
+from app.llm.engine_options import EngineOptions
 from app.llm.errors import LLMError
-from app.llm.llm import make_engine
-from app.llm.model_runner import DeviceManager, ModelRunner
+from app.llm.library import make_engine
+from app.llm.model_runner import ModelRunner
 from app.llm.sampling_params import SamplingParams
 from config.profile import EngineLimits
 from research.rehearse.playing import Token
@@ -70,9 +72,9 @@ class RealEngine:
         if batch is None:
             raise LLMError("The engine has no room for what waits.")
         for output in outputs:
-            if output.said.error is not None:
-                raise LLMError(output.said.error)
-        tokens = [Token(int(it.sequence.request_id), it.said.finish is not None) for it in outputs]
+            if output.update.error is not None:
+                raise LLMError(output.update.error)
+        tokens = [Token(int(it.sequence.request_id), it.update.finish is not None) for it in outputs]
         return batch, tokens
 
     def reset(self) -> None:

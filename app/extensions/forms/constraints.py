@@ -6,7 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from app.engine.forms.schema import Schemas, untaken
+from app.engine.forms.schema import Schemas
+from app.engine.forms.schema.backends import find_unsupported_keyword
 
 if TYPE_CHECKING:
     from app.engine.forms.schema.derivation import Grammar
@@ -18,19 +19,19 @@ class FormConstraints(Schemas):
 
     def refused_keyword(self, schema: object) -> str | None:
         """Returns the keyword for which vLLM refuses a compiled schema; None without one."""
-        return untaken(schema)
+        return find_unsupported_keyword(schema)
 
     def compile_structural_tag(self, tag: str) -> Grammar:
         """Returns the grammar of a structural tag. Raises SchemaError."""
         self.load()
-        from app.engine.forms.grammar.structural_tags import compile_structural_tag
+        from app.engine.forms.grammar.compiler import compile_structural_tag
 
         return compile_structural_tag(tag, self)
 
     def compile_grammar(self, text: str) -> Grammar:
         """Returns the grammar that `text` describes. Raises SchemaError."""
         self.load()
-        from app.engine.forms.grammar.structural_tags import compile_grammar
+        from app.engine.forms.grammar.compiler import compile_grammar
 
         return compile_grammar(text)
 

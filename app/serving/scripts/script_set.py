@@ -21,7 +21,7 @@ from msgspec import Struct, to_builtins
 from app.base.clock.pause import call_off_hub
 from app.engine.core.constraints import SchemaCompiler, SchemaError
 from app.engine.forms.schema import Schemas
-from app.engine.forms.schema.document import JSON
+from app.engine.forms.schema.keywords import JSON
 from app.serving.api.fault import Fault
 from app.serving.api.reply_rules import ScriptedAnswer
 from app.serving.faults.fault import FaultScript

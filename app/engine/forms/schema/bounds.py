@@ -1,4 +1,4 @@
-"""Shared by reading and drawing: names of keywords, sizes of values, a work budget, errors."""
+"""Schema keywords, sizes of values, work budgets and errors, shared by reading and drawing."""
 
 from app.base.clock.pause import pause_if_possible
 from app.engine.core.constraints import MAX_PATH_LENGTH
@@ -6,7 +6,7 @@ from app.engine.core.constraints import SchemaError as SchemaError
 from app.engine.core.constraints import Size as Size
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-SCHEMAS = frozenset(
+SCHEMA_KEYWORDS = frozenset(
     [
         "additionalItems",
         "additionalProperties",
@@ -16,20 +16,19 @@ SCHEMAS = frozenset(
         "if",
         "items",
         "not",
+        "propertyNames",
+        "then",
     ]
-    + ["propertyNames", "then"]
 )
-LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
-MAPS_OF_SCHEMAS = frozenset(
+"""Keywords whose value is a schema."""
+SCHEMA_LIST_KEYWORDS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+"""Keywords whose value is a list of schemas."""
+SCHEMA_MAP_KEYWORDS = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 )
-STEPS_A_PAUSE = 400
+"""Keywords whose value maps names to schemas."""
+STEPS_PER_PAUSE = 400
 """Steps of work, about 4 ms, between pauses for other greenlets."""
-
-
-def inner_path(path: str, name: str) -> str:
-    """Returns the path of `name` in `path`, cut to the length that an error shows."""
-    return f"{path}.{name}"[-MAX_PATH_LENGTH - 1 :] if path else name
 
 
 class Unsatisfiable(SchemaError):
@@ -37,7 +36,7 @@ class Unsatisfiable(SchemaError):
 
 
 class WorkExhausted(SchemaError):
-    """The work budget is used up: no further draw helps."""
+    """The work budget is used up; further draws cannot help."""
 
 
 class WorkBudget:
@@ -47,7 +46,7 @@ class WorkBudget:
 
     def __init__(self, steps: int) -> None:
         self.left = steps
-        self._pause_at = steps - STEPS_A_PAUSE
+        self._pause_at = steps - STEPS_PER_PAUSE
 
     def spend(self, steps: int = 1) -> None:
         """Subtracts `steps`. Raises WorkExhausted when none are left."""
@@ -55,5 +54,12 @@ class WorkBudget:
         if self.left < self._pause_at:
             if self.left < 0:
                 raise WorkExhausted("the schema takes too much work to satisfy")
-            self._pause_at = self.left - STEPS_A_PAUSE
+            self._pause_at = self.left - STEPS_PER_PAUSE
             pause_if_possible()
+
+
+def join_path(path: str, name: str) -> str:
+    """Returns the path of `name` inside `path`, cut to the length that an error shows."""
+    if path:
+        return f"{path}.{name}"[-MAX_PATH_LENGTH - 1 :]
+    return name
