@@ -304,7 +304,7 @@ class Console(Middleware):
             "blocks": counted if cache is None else cache.capacity,
             "numbered": cache is not None,
             "block_size": settings.kvcache.block_size,
-            "adapter_slots": self._engine.lora.most if isinstance(self._engine, Engine) else 0,
+            "adapter_slots": self._engine.lora.capacity if isinstance(self._engine, Engine) else 0,
             "publishes": self._publishes,
             "index": settings.kvindex.kv_index,
             "scripts": any(route.path == "/admin/script" for route in self._parts.routes()),

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from app.base.clock.clock import Clock, Streams
     from app.base.metrics.instruments import Families
     from app.base.metrics.recorder import Recorder
+    from app.engine.core.client import EngineClient
     from app.engine.core.constraints import Constraints
     from app.engine.core.delays import DelayLog
     from app.engine.core.lifecycle import Operations, WeightUpdates
     from app.engine.core.request import EngineRequest, ScriptedReply
-    from app.engine.core.sequence import EngineClient
-    from app.engine.core.step_loop import CostModel
+    from app.engine.core.step_cost import CostModel
     from app.engine.core.wire import EngineProcessOptions
     from app.engine.kvcache.cache import KVCacheManager
     from app.engine.kvcache.events import EventSource, PublisherSettings
@@ -70,7 +70,7 @@ class Command(NamedTuple):
     """One line for --help."""
 
 
-class EngineParts(NamedTuple):
+class OtherEngine(NamedTuple):
     """An engine instead of the simulated one."""
 
     engine: EngineClient
@@ -263,7 +263,7 @@ class Extension:
         """Returns a function that decides the length of a random reply, in tokens."""
         return None
 
-    def engine(self) -> EngineParts | None:
+    def engine(self) -> OtherEngine | None:
         """Returns an engine instead of the simulated one."""
         return None
 

@@ -22,7 +22,8 @@ from msgspec import Struct, field
 from app.base.clock.pause import Pace, pause_if_possible
 from app.engine.kvcache.events import is_ipv6, of_rank
 from app.engine.kvcache.hashing import fnv1a_32
-from app.engine.kvcache.publisher import END, affinity
+from app.engine.kvcache.replay import END
+from app.engine.kvcache.sockets import affinity
 from app.kvindex.backend import BackendUnavailable, IndexedEngine
 from app.kvindex.decoding import PodBatch, Unreadable, decode
 from app.kvindex.index import Index

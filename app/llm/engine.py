@@ -15,8 +15,10 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.engine.core.batch import Batch, SchedulerLimits
-from app.engine.core.scheduler import Scheduler, WaitingQueue
+from app.engine.core.scheduler import Scheduler
+from app.engine.core.waiting_queue import WaitingQueue
 from app.engine.core.wire import EndReason, EngineCoreOutput, TextForm
+from app.engine.kvcache.cache import EventHashes
 from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import Chunk
 from app.llm.engine_options import EngineOptions, EngineStats
@@ -222,12 +224,14 @@ class LLMEngine:
         hasher = BlockHasher(
             options.prefix_caching_hash_algo, options.block_size, options.hash_seed, self._random
         )
+        event_hashes: EventHashes = None
+        if options.kv_events:
+            event_hashes = "int" if options.int_hashes else "bytes"
         return PagedBlocks(
             options.num_blocks,
             hasher,
             caching=options.enable_prefix_caching,
-            events=options.kv_events,
-            int_hashes=options.int_hashes,
+            event_hashes=event_hashes,
         )
 
     def _make_scheduler(self) -> Scheduler[Sequence]:

@@ -9,6 +9,7 @@ from tokenizers.decoders import DecodeStream
 from app.engine.core.batch import SequenceState
 from app.engine.core.wire import WireLogprob
 from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.cached_sequence import CachedSequence
 from app.engine.kvcache.hashing import Prompt
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
@@ -63,18 +64,19 @@ class Sequence(SequenceState):
 class PagedBlocks(KVCache):
     """The KV cache, which also counts the tokens of a sequence that are stored in its blocks."""
 
-    def begin(self, sequence: SequenceState, found: int, count: int) -> None:
-        """Assigns the `found` blocks, whose tokens are stored already, and `count` new ones."""
-        super().begin(sequence, found, count)
+    def begin(self, sequence: CachedSequence, cached: int, count: int) -> None:
+        """Assigns the `cached` blocks, whose tokens are stored already, and `count` new ones."""
+        super().begin(sequence, cached, count)
         assert isinstance(sequence, Sequence)
-        sequence.stored = found * self.block_size
+        sequence.stored = cached * self.block_size
 
-    def filled(self, sequence: SequenceState, is_stored: bool = False) -> None:
+    def filled(self, sequence: CachedSequence, is_stored: bool = False) -> None:
         """Caches the computed blocks of a prompt.
 
         The last part of a prompt is cached at once, an earlier one when stored, as it may be
         dropped.
         """
+        assert isinstance(sequence, Sequence)
         if is_stored or sequence.computed == sequence.prompt_tokens + sequence.written:
             super().filled(sequence)
 

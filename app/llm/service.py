@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 import zmq
 
-from app.engine.core.remote import TELL_WHERE, Heartbeat
+from app.engine.core.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat
 from app.engine.core.wire import CommandResult, EngineProcessOptions
 from app.llm.errors import LLMError
 from app.llm.threads import wait_shortly
@@ -115,7 +115,7 @@ def serve(options: EngineProcessOptions) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, stop)
-        faulthandler.register(TELL_WHERE, all_threads=True)
+        faulthandler.register(DUMP_STACKS_SIGNAL, all_threads=True)
         logger.info("%s is ready after %.1f s", options.model, time.monotonic() - started)
         service.run()
     return 0

@@ -19,7 +19,7 @@ import zmq
 from msgspec.structs import asdict
 
 from app.engine.core.errors import EngineError
-from app.engine.core.remote import Heartbeat
+from app.engine.core.heartbeat import Heartbeat
 from app.engine.core.wire import (
     MEMORY,
     Abort,

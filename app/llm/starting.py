@@ -7,7 +7,7 @@ from typing import Final
 
 import zmq
 
-from app.engine.core.remote import Heartbeat
+from app.engine.core.heartbeat import Heartbeat
 from app.engine.core.wire import EngineProcessOptions, EngineSizes
 from app.engine.kvcache.publisher import EventSender
 from app.llm.engine_options import EngineOptions

@@ -15,7 +15,7 @@ from app.base.clock.pause import call_off_hub
 from app.core.extensions import Extension, Position, ServerParts
 from app.engine.core.batch import Batch
 from app.engine.core.request import EngineRequest, ScriptedReply
-from app.engine.core.step_loop import CostModel, StepCost
+from app.engine.core.step_cost import CostModel, StepCost
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.lab.load.autoscale import AutoscalerStart, Decide, Look
 from app.serving.api.fault import Fault, RequestFacts

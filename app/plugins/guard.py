@@ -22,7 +22,7 @@ from app.base.metrics.instruments import Families
 from app.engine.core.batch import Batch
 from app.engine.core.errors import EngineError
 from app.engine.core.request import EngineRequest, ScriptedReply
-from app.engine.core.step_loop import CostModel
+from app.engine.core.step_cost import CostModel
 from app.lab.fleet.routing import Incoming, Policy
 from app.serving.api.fault import Fault, RequestFacts
 from app.serving.http.context import RequestContext
@@ -269,7 +269,7 @@ def checked_reply(answer: object) -> ScriptedReply:
     """Returns a text or a `ScriptedReply` as a valid `ScriptedReply`. Raises ValueError."""
     script = ScriptedReply(text=answer) if isinstance(answer, str) else answer
     script = msgspec.convert(msgspec.to_builtins(script), ScriptedReply)
-    check_seconds(script.first_token_s, script.per_token_s, *script.before.values())
+    check_seconds(script.first_token_s, script.per_token_s, *script.token_delays.values())
     for call in script.calls:
         msgspec.json.decode(call.arguments, type=dict[str, object])
     return script

@@ -17,7 +17,7 @@ from app.base.clock.clock import LiveClock, Streams
 from app.base.metrics.instruments import Families
 from app.core.extensions import Position, ServerParts
 from app.engine.core.request import EngineRequest, ScriptedReply
-from app.engine.core.step_loop import CostModel, StepCost
+from app.engine.core.step_cost import CostModel, StepCost
 from app.lab.fleet.routing import Policy, PolicyMaker, Scores
 from app.lab.load.autoscale import BUILT_IN, AutoscalerStart, Decide, Look
 from app.lab.load.policies import POLICIES

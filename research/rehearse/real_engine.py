@@ -74,7 +74,9 @@ class RealEngine:
         for output in outputs:
             if output.update.error is not None:
                 raise LLMError(output.update.error)
-        tokens = [Token(int(it.sequence.request_id), it.update.finish is not None) for it in outputs]
+        tokens = [
+            Token(int(it.sequence.request_id), it.update.finish is not None) for it in outputs
+        ]
         return batch, tokens
 
     def reset(self) -> None:

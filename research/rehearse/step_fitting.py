@@ -19,8 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.engine.core.batch import Batch
-from app.engine.core.step_loop import StepCost
-from app.lab.fidelity.prefix_blocks import OfflineRequest
+from app.engine.core.step_cost import StepCost
+from app.lab.fidelity.pod import OfflineRequest
 from config import ConfigError
 from config.profile import CostConstants
 from research.rehearse.playing import RecordedStep

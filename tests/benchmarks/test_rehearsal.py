@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 
 from app.engine.core.batch import Batch
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_loop import StepCost
-from app.engine.kvcache.block_pool import CountedBlocks
-from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.measured_run import MeasuredRun
-from app.lab.fidelity.pod import scheduler_limits
-from app.lab.fidelity.prefix_blocks import OfflineRequest
+from app.engine.core.step_cost import StepCost
+from app.engine.kvcache.counted_blocks import CountedBlocks
+from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
+from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.lab.load.loads import LoadTrace
 from app.lab.load.synthetic import Between, Recipe
 from config import ConfigError

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.scheduler import Scheduler
-from app.engine.kvcache.block_pool import CountedBlocks
-from app.lab.fidelity.pod import scheduler_limits
-from app.lab.fidelity.prefix_blocks import OfflineRequest
+from app.engine.kvcache.counted_blocks import CountedBlocks
+from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.lab.fidelity.simulation import Simulation, SimulationOutcome, SimulationPlan, simulate
 from app.lab.load.autoscale_flags import read_policy
 from app.lab.load.autoscaler import Autoscaling

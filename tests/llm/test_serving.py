@@ -13,7 +13,7 @@ from threading import Event
 import pytest
 import zmq
 
-from app.engine.core.remote import Heartbeat
+from app.engine.core.heartbeat import Heartbeat
 from app.engine.core.wire import TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import RequestError

@@ -8,15 +8,16 @@ from app.base.metrics.recorder import Recorder
 from app.core.assembly.derived import cache_config
 from app.engine.core.batch import LoRASlots
 from app.engine.core.constraints import Constraints, NoConstraints
-from app.engine.core.engine import Engine
+from app.engine.core.engine import Engine, EngineParts
 from app.engine.core.lifecycle import Lifecycle
 from app.engine.core.request import ScriptedReply
-from app.engine.kvcache.block_pool import Residency
-from app.engine.kvcache.cache import KVCacheManager, store_of
+from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.residency import Residency
+from app.engine.kvcache.stores import store_of
 from app.engine.lora import AdapterMemory
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.model import NullModel, SimulatedModel
+from app.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from app.core.extensions import ServerParts
     from app.engine.core.request import EngineRequest, Model, Reply
-    from app.engine.core.step_loop import CostModel
+    from app.engine.core.step_cost import CostModel
     from app.engine.kvcache.publisher import Publisher
     from config import Settings
     from config.profile import Profile
@@ -93,14 +94,6 @@ def add_cache(parts: ServerParts) -> None:
         return
     parts.publisher = _publisher(parts)
     parts.event_source = parts.publisher
-    residency = None
-    if options.kv_cache_metrics:
-        residency = Residency(
-            parts.recorder,
-            options.kv_cache_metrics_sample,
-            parts.streams("residency"),
-            parts.clock.now,
-        )
     hasher = BlockHasher(
         options.prefix_caching_hash_algo,
         options.block_size,
@@ -111,11 +104,18 @@ def add_cache(parts: ServerParts) -> None:
         options.kv_cache_size,
         hasher,
         parts.recorder,
-        parts.adapters.adapter,
-        None if parts.publisher is None else parts.publisher.put,
-        store_of(options.kv_connector, options.block_size),
-        residency,
+        adapter_of=parts.adapters.adapter,
+        publish=None if parts.publisher is None else parts.publisher.put,
+        store=store_of(options.kv_connector, options.block_size),
     )
+    if options.kv_cache_metrics:
+        residency = Residency(
+            parts.recorder,
+            options.kv_cache_metrics_sample,
+            parts.streams("residency"),
+            parts.clock.now,
+        )
+        parts.cache.pool.observers.append(residency)
 
 
 def _publisher(parts: ServerParts) -> Publisher | None:
@@ -147,17 +147,15 @@ def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
         profile = chosen_profile(settings)
         cost = _step_cost(parts, profile)
     lora_slots = LoRASlots(settings.lora.max_loras, parts.adapters.__contains__, adapter_memory)
-    engine = Engine(
-        settings,
-        _simulated_model(parts),
-        parts.recorder,
-        parts.clock,
-        parts.streams,
-        lora_slots,
-        parts.cache,
-        profile,
-        cost,
+    engine_parts = EngineParts(
+        model=_simulated_model(parts),
+        recorder=parts.recorder,
+        clock=parts.clock,
+        streams=parts.streams,
+        lora=lora_slots,
+        cache=parts.cache,
     )
+    engine = Engine(settings, engine_parts, profile, cost)
     parts.live.subscribe(engine.on_settings)
     parts.engine = engine
     parts.lifecycle = Lifecycle(engine, parts.recorder, parts.cache)
@@ -182,10 +180,9 @@ def _simulated_model(parts: ServerParts) -> Model:
         settings,
         parts.tokenizer,
         Corpus(parts.tokenizer, sample_sentences()),
-        recorded_replies,
-        parts.constraints,
-        parts.streams("text"),
-        parts.streams("calls"),
+        recorded=recorded_replies,
+        schemas=parts.constraints,
+        streams=RandomStreams(text=parts.streams("text"), calls=parts.streams("calls")),
     )
     sources = []
     for extension in parts.extensions:

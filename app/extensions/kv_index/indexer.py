@@ -22,7 +22,7 @@ from config import Settings
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
-    from app.engine.core.remote import RemoteEngine
+    from app.engine.core.remote_engine import RemoteEngine
 
 
 class NoEngine(Middleware):

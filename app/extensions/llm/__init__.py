@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, EngineParts, Extension
+from app.core.extensions import Command, Extension, OtherEngine
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
-    from app.engine.core.remote import RemoteEngine
+    from app.engine.core.remote_engine import RemoteEngine
     from app.engine.core.wire import EngineProcessOptions
     from app.engine.kvcache.events import PublisherSettings
     from app.serving.flask.application import BackgroundService
@@ -56,14 +56,14 @@ class RealEngine(Extension):
 
         return engine_options(settings, kv_events)
 
-    def engine(self) -> EngineParts:
+    def engine(self) -> OtherEngine:
         """Returns the client of the engine process."""
-        from app.engine.core.remote import RemoteLifecycle
+        from app.engine.core.remote_lifecycle import RemoteLifecycle
         from app.extensions.llm.real_engine import real_model, remote_engine  # imports ZMQ
 
         parts = self.parts
         self._engine = remote_engine(parts.settings, parts.tokenizer, parts.recorder, parts.clock)
-        return EngineParts(
+        return OtherEngine(
             engine=self._engine,
             lifecycle=RemoteLifecycle(self._engine),
             real_model=real_model(parts.settings, parts.tokenizer),

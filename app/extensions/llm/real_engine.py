@@ -12,7 +12,7 @@ import msgspec
 
 from app.base.clock.clock import Clock
 from app.base.metrics.recorder import Recorder
-from app.engine.core.remote import RemoteEngine
+from app.engine.core.remote_engine import RemoteEngine
 from app.engine.core.wire import EngineProcessOptions
 from app.engine.kvcache.events import PublisherSettings
 from app.engine.parsing import THINK_BEGIN, THINK_END, readers
@@ -99,7 +99,9 @@ def remote_engine(
     if endpoint is None:
         raise ConfigError(NOT_STARTED)
     reader_of = readers(settings.tools.tool_call_parser)
-    return RemoteEngine(settings, endpoint, recorder, clock, tokenizer.token_texts, reader_of)
+    return RemoteEngine(
+        settings, endpoint, recorder, clock, names=tokenizer.token_texts, reader_of=reader_of
+    )
 
 
 def real_model(settings: Settings, tokenizer: Tokenizer) -> RealModel:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from app.base.metrics.instruments import Families
     from app.core.extensions import ServerParts
     from app.engine.core.request import EngineRequest, ScriptedReply
-    from app.engine.core.step_loop import CostModel
+    from app.engine.core.step_cost import CostModel
     from app.lab.fleet.routing import PolicyMaker
     from app.lab.load.autoscale import AutoscalerStart
     from app.plugins.registry import PluginRegistry

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from app.engine.core.batch import Batch
-from app.engine.core.step_loop import CostModel
+from app.engine.core.step_cost import CostModel
 from app.lab.fidelity.pod import Pod, PodContext
 from app.lab.fidelity.prefix_blocks import OfflineRequest
 from app.lab.fidelity.timeline import Timeline

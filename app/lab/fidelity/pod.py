@@ -11,8 +11,9 @@ import msgspec
 
 from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_loop import CostModel, PrefillTime, StepLoop
-from app.engine.kvcache.block_pool import CountedBlocks
+from app.engine.core.step_cost import CostModel, PrefillTime
+from app.engine.core.step_loop import StepLoop
+from app.engine.kvcache.counted_blocks import CountedBlocks
 from app.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.lab.fidelity.timeline import Timeline
 from config.profile import EngineLimits, Profile

@@ -11,7 +11,7 @@ from itertools import count, groupby
 from operator import itemgetter
 from random import Random
 
-from app.engine.core.step_loop import CostModel, StepCost
+from app.engine.core.step_cost import CostModel, StepCost
 from app.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
 from app.lab.fidelity.pod import Pod, PodContext, Watch
 from app.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys

@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from app.engine.core.batch import Batch
-from app.engine.core.step_loop import StepCost
+from app.engine.core.step_cost import StepCost
 from app.lab.fidelity.prefix_blocks import OfflineRequest
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.fidelity.summary import summarize

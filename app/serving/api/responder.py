@@ -15,9 +15,10 @@ from gevent.event import Event as Bell
 
 from app.base.clock.clock import Watcher
 from app.base.clock.pause import pause_if_possible
+from app.engine.core.client import EngineClient
 from app.engine.core.outputs import EngineOutput, Failed, Started, TakeToken, TokenBacklog, Tokens
 from app.engine.core.request import EngineRequest
-from app.engine.core.sequence import EngineClient, Handle
+from app.engine.core.sequence import Handle
 from app.serving.api.fault import Fault, FaultInjection
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.connection import Connection, StreamTransport, watched
@@ -171,7 +172,7 @@ class ResponseCollector:
         self.unfinished = len(requests)
         """Number of unfinished choices; 0 once one has failed."""
         self.gone = False
-        handle = engine.submit(requests, self.emit)
+        handle = engine.submit(requests, self.emit, awaited=True)
         if self.unfinished:
             self._handle = handle
         elif self._error is not None:

@@ -145,7 +145,7 @@ class Action:
             finish=then.finish_reason,
             first_token_s=_seconds(delays.first_token, "first_token"),
             per_token_s=_seconds(delays.per_token, "per_token"),
-            before={
+            token_delays={
                 number - 1: _seconds(wait, f"before.{number}")
                 for number, wait in delays.before.items()
             },

@@ -11,8 +11,8 @@ from msgspec import Struct
 from app.base import Bounded
 from app.base.clock.clock import Clock
 from app.base.metrics.instruments import CONTENT_TYPE, Exposition
+from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
-from app.engine.core.sequence import EngineClient
 from app.serving.api.responder import ServerLoad
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed, unavailable

@@ -82,7 +82,9 @@ def tool_calls_of(
         ToolFunction(it.function.name, it.function.parameters or NO_PARAMETERS) for it in params
     ]
     most = 1 if named or request.parallel_tool_calls is False else len(tools)
-    return ToolCalls(tools=tuple(tools), least=least, most=most, named=named, lenient=lenient)
+    return ToolCalls(
+        tools=tuple(tools), min_calls=least, max_calls=most, named=named, lenient=lenient
+    )
 
 
 def _check_tools(params: Sequence[ToolParam], schemas: Constraints) -> None:

@@ -310,7 +310,7 @@ def form_of(
             asked.structured_outputs if form is None else StructuredOutputs(json=form.json_schema)
         )
     strict = {tool.function.name for tool in request.tools or () if tool.function.strict}
-    if not calls.least and not strict:
+    if not calls.min_calls and not strict:
         return asked.structured_outputs
     single = calls.named or request.parallel_tool_calls is False
     return StructuredOutputs(structural_tag=_hermes_tag(calls, strict, single))
@@ -332,7 +332,7 @@ def _hermes_tag(calls: ToolCalls, strict: set[str], single: bool) -> str:
         for gap in ("\n", "")
     ]
     form: JsonObject = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
-    if calls.least:
+    if calls.min_calls:
         form = {"type": "tags_with_separator", "tags": tags, "separator": ""}
-    form |= {"at_least_one": calls.least > 0, "stop_after_first": single}
+    form |= {"at_least_one": calls.min_calls > 0, "stop_after_first": single}
     return msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
