@@ -21,12 +21,12 @@ import math  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 
+from app.core import application  # noqa: E402
 from app.serving.gunicorn import logs, ranks  # noqa: E402
 from app.serving.gunicorn.arbiter import say_console, say_model, take_charge  # noqa: E402
 from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
 from app.serving.gunicorn.habits import remarks  # noqa: E402
 from app.text.base import TokenizerError  # noqa: E402
-from app.wiring import factory  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
 
@@ -63,7 +63,13 @@ control_socket_disable = True
 def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
     try:
-        take_charge(server, settings, factory.prepare, factory.create_app, factory.engine_options)
+        take_charge(
+            server,
+            settings,
+            application.prepare,
+            application.create_app,
+            application.engine_options,
+        )
     except (ConfigError, CertificateError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
     for warning in [*warnings, *remarks(server.cfg)]:

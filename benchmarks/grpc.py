@@ -1,6 +1,6 @@
 """What a chunk of a stream costs over gRPC, against a chunk of the same server over HTTP.
 
-Needs requirements-grpc.txt. The client of gRPC is a few lines that count frames: grpcio's takes
+Needs the extra `grpc`. The client of gRPC is a few lines that count frames: grpcio's takes
 several times as much for a message as the server does, and would be what is measured.
 """
 

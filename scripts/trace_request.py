@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from gunicorn.config import Config  # noqa: E402
 
+from app.core.application import create_app  # noqa: E402
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
 from app.kvindex.index import Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
@@ -43,7 +44,6 @@ from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
 from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
 from app.serving.http.context import CONTEXT, context_of  # noqa: E402
-from app.wiring.factory import create_app  # noqa: E402
 from config.loader import load  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'

@@ -3,6 +3,8 @@
 its assembly, its feed of frames, its routes below /admin; imported only when enabled.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,35 +20,28 @@ from gevent.queue import Queue
 from msgspec import Struct
 from msgspec.structs import fields
 
-from app.base.clock.clock import Clock
-from app.base.clock.random_streams import Streams
 from app.console import page
 from app.console.bars import Bar, Origin, event_of
 from app.console.compare import RunFigures, compare
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
-from app.engine.core.delays import DelayLog
 from app.engine.core.engine import Engine
-from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
-from app.engine.core.sequence import EngineClient
-from app.engine.kvcache.cache import KVCacheManager
 from app.extensions.devmode.routes import routes as lifecycle_routes
-from app.serving.api.admin.server import PeerRanks, json_body
-from app.serving.flask.application import Understudy
+from app.serving.api.admin.server import json_body
 from app.serving.http.connection import Connection
-from app.serving.http.context import BodyLimits, RequestContext
+from app.serving.http.context import RequestContext
 from app.serving.http.errors import malformed, not_found, unavailable
 from app.serving.http.response import EVENT_STREAM, Response, StreamingBody, json_response
 from app.serving.http.route import Route, get, post
 from app.serving.middleware.stack import Middleware
 from app.text.base import Tokenizer
 from config import VLLM_VERSION
-from config.settings import ServerSettings, Setting, Settings
+from config.settings import Setting, Settings
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
-    from app.engine.kvcache.publisher import Publisher
+    from app.core.extensions import ServerParts
 
 log = logging.getLogger(__name__)
 OURS = ("/admin", "/console")
@@ -94,9 +89,7 @@ class ClientQueue(StreamingBody):
 
     __slots__ = ("_connection", "_leave", "_queue", "_taken_s", "lost")
 
-    def __init__(
-        self, leave: "Callable[[ClientQueue], None]", connection: Connection | None
-    ) -> None:
+    def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
         super().__init__()
         self._leave, self._connection = leave, connection
         self._queue: Queue[bytes] = Queue(MOST_WAITING)
@@ -220,23 +213,35 @@ class Console(Middleware):
     choice.
     """
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        server: ServerSettings,
-        engine: EngineClient,
-        lifecycle: Operations,
-        clock: Clock,
-        cache: KVCacheManager | None,
-        publisher: "Publisher | None",
-        delays: DelayLog,
-    ) -> None:
-        self._live, self._server, self._engine, self._cache = live, server, engine, cache
-        self._lifecycle = lifecycle
-        self._publishes = publisher is not None
-        self.observer = Observer(engine, lifecycle, clock.now, time.time, delays, cache, publisher)
-        self._settings = live.current
-        live.subscribe(self.on_settings)
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
+        self._live = parts.live
+        self._server = parts.server
+        self._engine = parts.engine
+        self._lifecycle = parts.lifecycle
+        self._cache = parts.cache
+        self._publishes = parts.publisher is not None
+        self._tokenizer = parts.tokenizer
+        self._body = parts.body
+        self._siblings = parts.peers
+        self._ranks = list(parts.server.ranks)
+        self.observer = Observer(
+            parts.engine,
+            parts.lifecycle,
+            parts.clock.now,
+            time.time,
+            parts.delays,
+            parts.cache,
+            parts.publisher,
+        )
+        self._settings = parts.live.current
+        self._feed = Feed(self.observer, self._described)
+        self._generator = Generator(
+            parts.live, parts.server, parts.tokenizer, parts.streams("console load")
+        )
+        self.observer.load = self._generator.summary
+        parts.until_drained += [self._feed.close, self._generator.end]
+        parts.live.subscribe(self.on_settings)
 
     def on_settings(self, settings: Settings) -> None:
         """Marks the settings that have changed."""
@@ -263,24 +268,8 @@ class Console(Middleware):
         if not origin.choices:
             self.observer.bars.refused(context, origin, reason_of(response))
 
-    def add_to(
-        self,
-        app: Understudy,
-        tokenizer: Tokenizer,
-        siblings: PeerRanks,
-        ranks: Sequence[int],
-        body: BodyLimits,
-        streams: Streams,
-    ) -> None:
-        """Adds the page and its routes to `app`."""
-        self._tokenizer, self._siblings, self._ranks, self._body = tokenizer, siblings, ranks, body
-        self._app = app
-        self._feed = Feed(self.observer, self._described)
-        self._generator = Generator(self._live, self._server, tokenizer, streams("console load"))
-        self.observer.load = self._generator.summary
-        app.until_drained += [self._feed.close, self._generator.end]
-        app.caches.append(lambda: {"console requests": self.observer.bars})
-        app.add_routes("console", page.routes())
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the page and its routes."""
         own = [
             get(f"{ROOT}/stream", self._stream),
             get(f"{ROOT}/figures", self._figures),
@@ -296,7 +285,7 @@ class Console(Middleware):
             for route in lifecycle_routes(self._lifecycle, True, self._live.current.dump)
         }
         actions = [post(f"{ROOT}{path}", known[path].handle) for path in ACTIONS]
-        app.add_routes("console_admin", [*own, *actions])
+        return {"console": page.routes(), "console_admin": [*own, *actions]}
 
     def _described(self) -> dict[str, object]:
         settings, steps, cache = self._live.current, self.observer.executor, self._cache
@@ -315,10 +304,10 @@ class Console(Middleware):
             "blocks": counted if cache is None else cache.capacity,
             "numbered": cache is not None,
             "block_size": settings.kvcache.block_size,
-            "adapter_slots": self._engine.lora.most if isinstance(self._engine, Engine) else 0,
+            "adapter_slots": self._engine.lora.capacity if isinstance(self._engine, Engine) else 0,
             "publishes": self._publishes,
             "index": settings.kvindex.kv_index,
-            "scripts": any(route.path == "/admin/script" for route in self._app.routes),
+            "scripts": any(route.path == "/admin/script" for route in self._parts.routes()),
         }
 
     # Routes below /admin; their docstrings are in GET /openapi.json.

@@ -20,8 +20,9 @@ from msgspec import Struct
 from msgspec.json import Encoder
 
 from app.engine.core.batch import Phase, SequenceStatus
+from app.engine.core.client import EngineClient
 from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
-from app.engine.core.sequence import EngineClient, Sequence
+from app.engine.core.sequence import Sequence
 from app.engine.kvcache.block_pool import BlockObserver
 from app.engine.kvcache.cache import KVCache
 from app.serving.http.context import RequestContext, client_name

@@ -24,12 +24,13 @@ from app.console.bars import (
     in_ms,
 )
 from app.engine.core.batch import Phase
+from app.engine.core.client import EngineClient
 from app.engine.core.delays import DelayLog, Step
 from app.engine.core.engine import Engine
 from app.engine.core.explanation import Explanation, explain
 from app.engine.core.lifecycle import Operations
-from app.engine.core.sequence import EngineClient, Sequence
-from app.engine.core.step_loop import StepExecutor
+from app.engine.core.sequence import Sequence
+from app.engine.core.step_executor import StepExecutor
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 

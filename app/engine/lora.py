@@ -1,4 +1,4 @@
-"""LoRA adapters: registry of loaded ones, memory that holds weights, slots of running ones."""
+"""LoRA adapters: registry of loaded ones, memory that holds weights, metrics of both."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
 
 Level = Literal["cpu", "gpu"]
-MOST_AT_RUNTIME = 3_000
-"""Most adapters loaded at runtime, besides the configured ones."""
-LONGEST_NAME = 4_096
-"""Most characters of an adapter's name and path together."""
+MAX_AT_RUNTIME = 3_000
+"""Maximum adapters loaded at runtime, besides the configured ones."""
+MAX_NAME = 4_096
+"""Maximum characters of an adapter's name and path together."""
 
 
 class AdapterError(Exception):
@@ -35,7 +35,7 @@ class AdapterNotFound(AdapterError):
 
 
 def rank_of(path: str) -> int | None:
-    """Reads the rank from the adapter's folder; None without one."""
+    """Reads the rank from the adapter's folder; None if there is no rank."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         rank = msgspec.json.decode((Path(path) / "adapter_config.json").read_bytes())["r"]
         return rank if isinstance(rank, int) else None
@@ -46,14 +46,17 @@ class LoRARegistry:
     """Loaded adapters by name, in order of loading.
 
     Numbers start at 1, and a replacement keeps its number. `max-cpu-loras` does not limit the
-    registry: it bounds copies in memory (`AdapterMemory`). Above `most` adapters the first loaded
-    one is dropped, as from a cache.
+    registry: it bounds copies in memory (`AdapterMemory`). Above `capacity` adapters the first
+    loaded one is dropped, as from a cache.
     """
 
-    def __init__(self, adapters: Iterable[Adapter] = (), at_runtime: int = MOST_AT_RUNTIME) -> None:
+    def __init__(self, adapters: Iterable[Adapter] = (), at_runtime: int = MAX_AT_RUNTIME) -> None:
         self._ids = count(1)
-        self._adapters = {it.name: Adapter(it.name, it.path, next(self._ids)) for it in adapters}
-        self.most = len(self._adapters) + at_runtime
+        self._adapters = {
+            adapter.name: Adapter(adapter.name, adapter.path, next(self._ids))
+            for adapter in adapters
+        }
+        self.capacity = len(self._adapters) + at_runtime
         self.memory: AdapterMemory | None = None
         """Loads and drops copies of the adapters."""
 
@@ -71,30 +74,30 @@ class LoRARegistry:
         return len(self._adapters)
 
     def load(self, name: str, path: str, in_place: bool = False) -> None:
-        """Adds an adapter; with `in_place` it may replace one of that name and keeps its place in
-        the order.
+        """Adds an adapter.
 
-        AdapterError without `in_place` for a loaded name, and for a long name and path.
+        With `in_place` it may replace one of that name, and keeps its place in the order.
+
+        Raises:
+            AdapterError: Name and path are too long, or the name is loaded and not `in_place`.
         """
-        before = self._adapters.get(name)
-        if before is not None and not in_place:
+        previous = self._adapters.get(name)
+        if previous is not None and not in_place:
             raise AdapterError(f"The adapter {name!r} is loaded already.")
-        if len(name) + len(path) > LONGEST_NAME:
-            raise AdapterError(
-                f"Name and path of an adapter have at most {LONGEST_NAME} characters."
-            )
-        self._adapters[name] = Adapter(
-            name, path, before.id if before is not None else next(self._ids)
-        )
+        if len(name) + len(path) > MAX_NAME:
+            raise AdapterError(f"Name and path of an adapter have at most {MAX_NAME} characters.")
+        adapter_id = next(self._ids) if previous is None else previous.id
+        self._adapters[name] = Adapter(name, path, adapter_id)
         if self.memory is not None:
             self.memory.load(name)
-        if len(self._adapters) > self.most:
+        if len(self._adapters) > self.capacity:
             self.unload(next(iter(self._adapters)))
 
     def unload(self, name: str) -> None:
         """Removes an adapter; its running requests continue.
 
-        AdapterNotFound for an unknown name.
+        Raises:
+            AdapterNotFound: The name is unknown.
         """
         if self._adapters.pop(name, None) is None:
             raise AdapterNotFound(f"No adapter {name!r} is loaded.")
@@ -103,6 +106,8 @@ class LoRARegistry:
 
 
 class LoraModule(Struct):
+    """An item of the setting `lora-modules`."""
+
     name: str
     path: str = ""
     base_model_name: str = ""
@@ -111,7 +116,8 @@ class LoraModule(Struct):
 def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
     """Returns the adapters of `lora-modules`.
 
-    ConfigError for a malformed item or another base model.
+    Raises:
+        ConfigError: An item is malformed, or is for another base model.
     """
     modules = [_module(item) for item in lora.lora_modules]
     for module in modules:
@@ -126,7 +132,10 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
 
 
 def _module(item: str) -> LoraModule:
-    """Parses `name=path`; as in vLLM, an item without `=` or with a comma is read as a JSON object."""
+    """Parses `name=path`.
+
+    As in vLLM, an item without `=` or with a comma is read as a JSON object.
+    """
     name, equals, path = item.partition("=")
     module = LoraModule(name.strip(), path.strip())
     if not equals or "," in item or item.lstrip().startswith("{"):
@@ -143,16 +152,19 @@ def _module(item: str) -> LoraModule:
 
 
 class AdapterMemory:
-    """Keeps the latest used adapters: `most_cpu` in CPU memory and `most_gpu` of these on the GPU.
+    """Keeps the latest used adapters: `max_cpu` in CPU memory and `max_gpu` of these on the GPU.
 
     An adapter is loaded when the registry gets it, and again when a request needs it after
     eviction. A running adapter is evicted only when all adapters are running.
     """
 
-    def __init__(self, registry: LoRARegistry, most_gpu: int, most_cpu: int) -> None:
-        self.most_gpu, self.most_cpu = most_gpu, most_cpu
-        self.loads = self.activations = 0
-        """Counts so far: loads from the path to CPU memory, and moves from there to the GPU."""
+    def __init__(self, registry: LoRARegistry, max_gpu: int, max_cpu: int) -> None:
+        self.max_gpu = max_gpu
+        self.max_cpu = max_cpu
+        self.loads = 0
+        """Number of loads from the path to CPU memory."""
+        self.activations = 0
+        """Number of moves from CPU memory to the GPU."""
         self._levels: dict[str, Level] = {}
         """Best level of each adapter in memory, the least recently used one first."""
         self._running: Counter[str] = Counter()
@@ -169,13 +181,16 @@ class AdapterMemory:
         self._use(name)
 
     def drop(self, name: str) -> None:
+        """Removes the adapter from memory."""
         self._levels.pop(name, None)
 
     def enter(self, name: str) -> None:
+        """Counts a request that starts to run with the adapter."""
         self._running[name] += 1
         self._use(name)
 
     def leave(self, name: str) -> None:
+        """Counts the end of a request with the adapter."""
         self._running[name] -= 1
         if not self._running[name]:
             del self._running[name]
@@ -183,26 +198,29 @@ class AdapterMemory:
             self._use(name)
 
     def _use(self, name: str) -> None:
+        """Makes the adapter the latest used one, on the GPU."""
         level = self._levels.pop(name, None)
         if level is None:
             self.loads += 1
-            while len(self._levels) >= self.most_cpu:
+            while len(self._levels) >= self.max_cpu:
                 del self._levels[self._oldest(list(self._levels))]
         if level != "gpu":
             self.activations += 1
-            while (
-                len(on_gpu := [it for it, at in self._levels.items() if at == "gpu"])
-                >= self.most_gpu
-            ):
+            on_gpu = self._on_gpu()
+            while len(on_gpu) >= self.max_gpu:
                 self._levels[self._oldest(on_gpu)] = "cpu"
+                on_gpu = self._on_gpu()
         self._levels[name] = "gpu"
+
+    def _on_gpu(self) -> list[str]:
+        return [name for name, level in self._levels.items() if level == "gpu"]
 
     def _oldest(self, names: list[str]) -> str:
         return next((name for name in names if not self._running[name]), names[0])
 
 
 class LoraResidency:
-    """Families of the adapters in `memory`; `rank` returns the rank of an adapter."""
+    """Metric families of the adapters in `memory`; `rank` returns the rank of an adapter."""
 
     def __init__(
         self,
@@ -211,24 +229,29 @@ class LoraResidency:
         server: Mapping[str, str],
         now: Callable[[], float],
     ) -> None:
-        self._memory, self._rank, self._server = memory, rank, server
+        self._memory = memory
+        self._rank = rank
+        self._server = server
         self._ranks: dict[str, int] = {}
         """Ranks of the adapters in memory; each is looked up once."""
         self._families = EngineFamilies(ADAPTERS, server, now)
-        self._families.counter("max_gpu_lora_adapters").value = memory.most_gpu
+        self._families.counter("max_gpu_lora_adapters").value = memory.max_gpu
 
     def render(self) -> str:
-        memory, counter, histogram = self._memory, self._families.counter, self._families.histogram
+        """Returns the families in the text format of Prometheus."""
+        memory = self._memory
+        counter = self._families.counter
         levels = dict(memory)
         self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}
+        on_gpu = [name for name, level in levels.items() if level == "gpu"]
         counter("num_cpu_loaded_lora_adapters").value = len(levels)
-        counter("num_gpu_loaded_lora_adapters").value = sum(
-            level == "gpu" for level in levels.values()
-        )
+        counter("num_gpu_loaded_lora_adapters").value = len(on_gpu)
         for transition, times in (("load", memory.loads), ("activate", memory.activations)):
-            histogram("lora_adapter_load_seconds", transition=transition).counts[0] = times
-        help = "1 for an adapter in memory."
-        loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, kind="gauge")
+            histogram = self._families.histogram("lora_adapter_load_seconds", transition=transition)
+            histogram.counts[0] = times
+        loaded: Family[Gauge] = Family(
+            "vllm:lora_adapter_loaded", "1 for an adapter in memory.", Gauge, kind="gauge"
+        )
         for name, level in levels.items():
             labels = {
                 "adapter_name": name,

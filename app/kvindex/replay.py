@@ -9,7 +9,8 @@ import zmq
 from gevent.select import POLLIN, poll
 
 from app.engine.kvcache.events import is_ipv6
-from app.engine.kvcache.publisher import END, affinity
+from app.engine.kvcache.replay import END
+from app.engine.kvcache.sockets import affinity
 from app.kvindex.resources import StreamResources
 
 POLL_S = 0.02

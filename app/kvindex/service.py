@@ -15,7 +15,7 @@ from gevent.pool import Group
 from app.base import Bounded
 from app.base.clock.pause import PAUSE_S
 from app.engine.kvcache.events import EventBatch, encoder
-from app.engine.kvcache.publisher import IO_THREADS, end_context
+from app.engine.kvcache.sockets import IO_THREADS, end_context
 from app.engine.lora import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailableError
 from app.kvindex.index import Index

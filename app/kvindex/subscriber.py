@@ -14,7 +14,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.events import is_ipv6, is_name
-from app.engine.kvcache.publisher import address_of, affinity
+from app.engine.kvcache.sockets import address_of, affinity
 from app.kvindex.messages import PublishedMessage
 from app.kvindex.pods import PodEndpoint, TargetSource, resolve_host
 from app.kvindex.pool import Pool

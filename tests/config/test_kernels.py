@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.core.batch import Batch, SequenceState
-from app.engine.core.step_loop import StepCost, between
+from app.engine.core.step_cost import StepCost, interpolate
 from benchmarks.cells import cells, errors
 from config.datasheet import datasheet_profile
-from config.kernels import ASYNCHRONOUS, HOPPER, KERNELS, norm
+from config.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
+from config.kernels import norm
 from config.profile import CostConstants, Profile
 from tests.config.test_datasheet import MIXTRAL, QWEN
 from tests.needs import RECORDING
@@ -160,7 +161,7 @@ POINTS = st.lists(
 
 @given(POINTS, st.integers(1, 2000))
 def test_a_table_is_linear_between_its_points(points: list[tuple[int, float]], count: int) -> None:
-    found = between(points, count)
+    found = interpolate(points, count)
     if count in dict(points):
         assert found == pytest.approx(dict(points)[count], abs=1e-9)
     lower = [value for at, value in points if at <= count] or [points[0][1]]

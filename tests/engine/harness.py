@@ -12,16 +12,16 @@ from app.base.clock.random_streams import Streams
 from app.base.clock.timer_wheel import SLOTS_PER_S
 from app.base.metrics.recorder import Recorder, RecorderOptions
 from app.engine.core.batch import LoRASlots
-from app.engine.core.engine import Engine
+from app.engine.core.engine import Engine, EngineParts
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest, Observer
 from app.engine.core.sequence import Handle
-from app.engine.forms.schema import Schemas
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import Adapter, BlockHasher
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.model import SimulatedModel
+from app.engine.simulated.model import RandomStreams, SimulatedModel
+from app.extensions.forms.constraints import FormConstraints
 from app.text.base import Tokenizer
 from app.text.huggingface import default_tokenizer
 from config.profile import Profile, read_profile
@@ -107,10 +107,9 @@ class Harness:
             settings,
             embedded_tokenizer(),
             embedded_corpus(),
-            {},
-            Schemas(),
-            Random(seed),
-            Random(seed),
+            recorded=None,
+            schemas=FormConstraints(),
+            streams=RandomStreams(text=Random(seed), calls=Random(seed)),
         )
         self.kv_events: list[KVEvent] = []
         self.cache = None
@@ -120,20 +119,19 @@ class Harness:
                 blocks,
                 hasher,
                 self.recorder,
-                lambda name: Adapter(name, "/" + name),
-                self.kv_events.extend,
+                adapter_of=lambda name: Adapter(name, "/" + name),
+                publish=self.kv_events.extend,
             )
         self.lora = LoRASlots(max_loras, lambda adapter: adapter in self.adapters)
-        self.engine = Engine(
-            settings,
-            model,
-            self.recorder,
-            self.clock,
-            Streams(seed, 0),
-            self.lora,
-            self.cache,
-            profile,
+        parts = EngineParts(
+            model=model,
+            recorder=self.recorder,
+            clock=self.clock,
+            streams=Streams(seed, 0),
+            lora=self.lora,
+            cache=self.cache,
         )
+        self.engine = Engine(settings, parts, profile)
         self.wheel = self.engine.wheel
         self.observers: list[Observer] = []
         """Asked about every sequence."""

@@ -6,7 +6,8 @@ from math import inf
 
 from app.engine.core.batch import Batch
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_loop import StepCost, StepLoop
+from app.engine.core.step_cost import StepCost
+from app.engine.core.step_loop import StepLoop
 from app.lab.fidelity.pod import OfflineRequest
 from config.profile import Profile
 

@@ -25,7 +25,9 @@ FIELDS = st.fixed_dictionaries(
         "stop": st.sampled_from([(), ("a",), ("the", "o")]),
         "prompt_logprobs": st.none() | st.integers(0, 2),
         "reasoning": st.booleans(),
-        "tool_calls": st.sampled_from([None, ToolCalls(tools=(ToolFunction("look"),), least=1)]),
+        "tool_calls": st.sampled_from(
+            [None, ToolCalls(tools=(ToolFunction("look"),), min_calls=1)]
+        ),
         "echo_text": st.sampled_from(["", "What goes in comes out."]),
     }
 )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from app.engine.core.heartbeat import Heartbeat, HeartbeatMonitor
 from app.engine.core.outputs import EngineOutput, Failed
-from app.engine.core.remote import Heartbeat, HeartbeatMonitor
 from app.engine.core.request import EngineRequest, Reply, SequenceOutcome
 from tests.engine.harness import Harness, engine_request, stepped
 
@@ -109,7 +109,7 @@ def test_who_rests_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_silence_grows_with_every_look_until_the_next_beat() -> None:
-    silence = HeartbeatMonitor(most_between_s=2.0)
+    silence = HeartbeatMonitor(max_step_s=2.0)
     assert [silence.look(5.0, now_s) for now_s in (6.0, 7.0, 8.5)] == [0.0, 1.0, 2.5]
     assert silence.look(9.0, 9.5) == 0.0
     assert silence.look(9.0, 10.0) == 0.5
@@ -118,6 +118,6 @@ def test_silence_grows_with_every_look_until_the_next_beat() -> None:
 
 
 def test_who_was_stopped_together_with_the_engine_does_not_count_that_time() -> None:
-    silence = HeartbeatMonitor(most_between_s=2.0)
+    silence = HeartbeatMonitor(max_step_s=2.0)
     silence.look(5.0, 5.5)
     assert silence.look(5.0, 4000.0) == 2.0

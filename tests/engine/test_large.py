@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from app.base.clock.clock import LiveClock, VirtualClock
-from app.engine.core.timeline import MOST_AT_ONCE
+from app.engine.core.timed_sequence import MAX_OUTPUT_TOKENS
 from tests.engine.harness import START_S, Harness
 
 LONGEST_S = 0.02
@@ -74,7 +74,7 @@ def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logprobs", "most"), [(None, MOST_AT_ONCE), (0, 512), (20, 46), (5000, 1)]
+    ("logprobs", "most"), [(None, MAX_OUTPUT_TOKENS), (0, 512), (20, 46), (5000, 1)]
 )
 def test_no_output_is_more_than_can_be_rendered_in_one_go(logprobs: int | None, most: int) -> None:
     harness = Harness()

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from app.engine.core.batch import LoRASlots
-from app.engine.core.scheduler import FIRST, SLACK, WaitingQueue
+from app.engine.core.waiting_queue import FRONT_OF_QUEUE, MAX_STALE, WaitingQueue
 from config.settings import LatencySettings
 from tests.engine.harness import Harness
 
@@ -59,7 +59,7 @@ class Line(RuleBasedStateMachine):
         self.queue.sort(self.by_priority)
         line, self.line = self.line, []
         for place, number, ticket in line:
-            self.stands(ticket, number, place == FIRST)
+            self.stands(ticket, number, place == FRONT_OF_QUEUE)
 
     @rule(adapter=st.sampled_from(ADAPTERS), priority=st.integers(0, 2))
     def comes(self, adapter: str | None, priority: int) -> None:
@@ -77,7 +77,7 @@ class Line(RuleBasedStateMachine):
 
     def stands(self, ticket: Ticket, number: int, first: bool = False) -> None:
         self.places[ticket] = number
-        priority = FIRST if first else ticket.priority if self.by_priority else 0
+        priority = FRONT_OF_QUEUE if first else ticket.priority if self.by_priority else 0
         self.line.append((priority, number, ticket))
 
     def next(self) -> Ticket | None:
@@ -86,7 +86,9 @@ class Line(RuleBasedStateMachine):
         ready = [
             it
             for it in self.line
-            if it[2].adapter is None or it[2].adapter in resident or (it[0] == FIRST and room)
+            if it[2].adapter is None
+            or it[2].adapter in resident
+            or (it[0] == FRONT_OF_QUEUE and room)
         ]
         if not ready and room:
             ready = self.line
@@ -118,7 +120,7 @@ class Line(RuleBasedStateMachine):
 
     @rule(adapter=st.sampled_from(ADAPTERS))
     def many_come_and_give_up(self, adapter: str | None) -> None:
-        for _ in range(2 * SLACK):
+        for _ in range(2 * MAX_STALE):
             ticket = Ticket(adapter, 1)
             self.arrivals += 1
             self.queue.add(ticket)
@@ -128,8 +130,8 @@ class Line(RuleBasedStateMachine):
     def the_same_one_is_next(self) -> None:
         assert self.queue.head() is self.next()
         assert self.queue.members == {it[2] for it in self.line}
-        kept = sum(map(len, self.queue._lines.values()))
-        assert len(self.line) <= kept <= 2 * len(self.line) + SLACK
+        kept = sum(map(len, self.queue._queues.values()))
+        assert len(self.line) <= kept <= 2 * len(self.line) + MAX_STALE
 
 
 TestLine = Line.TestCase

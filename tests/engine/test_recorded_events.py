@@ -14,7 +14,7 @@ from app.base.clock.clock import VirtualClock
 from app.base.clock.random_streams import Streams
 from app.base.metrics.recorder import Recorder, RecorderOptions
 from app.engine.core.batch import LoRASlots
-from app.engine.core.engine import Engine
+from app.engine.core.engine import Engine, EngineParts
 from app.engine.core.outputs import Started
 from app.engine.core.request import LENGTH, EngineRequest, Model, Reply
 from app.engine.kvcache.cache import KVCacheManager
@@ -53,13 +53,23 @@ class Play:
         )
         hasher = BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1))
         self.cache = KVCacheManager(
-            BLOCKS, hasher, self.recorder, lambda name: Adapter(name, name), self.batches.append
+            BLOCKS,
+            hasher,
+            self.recorder,
+            adapter_of=lambda name: Adapter(name, name),
+            publish=self.batches.append,
         )
         latency = LatencySettings(time_to_first_token=0.05, inter_token_latency=0.01)
         settings, lora = Settings(latency=latency), LoRASlots(0, lambda name: False)
-        self.engine = Engine(
-            settings, model, self.recorder, self.clock, Streams(1, 0), lora, self.cache, profile
+        parts = EngineParts(
+            model=model,
+            recorder=self.recorder,
+            clock=self.clock,
+            streams=Streams(1, 0),
+            lora=lora,
+            cache=self.cache,
         )
+        self.engine = Engine(settings, parts, profile)
 
     def ask(self, *prompts: list[int], **fields: Any) -> list[tuple[int, int]]:
         """Cached and created tokens of each prompt of a request, when all is over."""

@@ -21,7 +21,8 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core import wire
 from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, QueueFull
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
-from app.engine.core.remote import RemoteEngine, RemoteLifecycle
+from app.engine.core.remote_engine import RemoteEngine
+from app.engine.core.remote_lifecycle import RemoteLifecycle
 from config.settings import SchedulingSettings, Settings
 from tests.engine.harness import START_S, engine_request
 from tests.kvcache.sockets import until
@@ -85,8 +86,8 @@ class Worker:
             self.peer.endpoint,
             self.recorder,
             VirtualClock(START_S),
-            lambda ids: [],
-            lambda it: None,
+            names=lambda ids: [],
+            reader_of=lambda request: None,
         )
         self.outputs: list[tuple[str, EngineOutput]] = []
         self.engine.start()
@@ -329,7 +330,7 @@ def test_what_nobody_takes_or_understands_ends_no_other(
     )
     until(lambda: play.aborted == [bad])
     assert [type(it) for _, it in play.outputs][:1] == [Started] and play.ends("good") == []
-    assert "not understood" in caplog.text and "could not be told" in caplog.text
+    assert "invalid message" in caplog.text and "could not be emitted" in caplog.text
     play.says(good, "b", finish="stop")
     assert play.ends("good") == ["stop"]
 

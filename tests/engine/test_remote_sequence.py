@@ -9,7 +9,7 @@ from app.base.clock.clock import VirtualClock
 from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import EngineFailed, RequestRefused
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Piece, Started, Tokens
-from app.engine.core.remote import RemoteSequence
+from app.engine.core.remote_sequence import RemoteSequence
 from app.engine.core.sequence import Handle
 from app.engine.core.wire import EngineCoreOutput
 from app.engine.parsing import TextReader

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.engine.core.batch import Batch, SchedulerLimits, SequenceState
 from app.engine.core.scheduler import Scheduler
-from app.engine.kvcache.block_pool import CountedBlocks
+from app.engine.kvcache.counted_blocks import CountedBlocks
 
 
 @dataclass(eq=False)

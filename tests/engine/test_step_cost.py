@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.core.batch import Batch, SequenceState
-from app.engine.core.step_loop import StepCost
+from app.engine.core.step_cost import StepCost
 from config.profile import CostConstants
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from app.engine.core.batch import SchedulerLimits
 from app.engine.core.scheduler import Scheduler
-from app.engine.kvcache.block_pool import CountedBlocks
+from app.engine.kvcache.counted_blocks import CountedBlocks
 from app.lab.fidelity.pod import OfflineRequest
 from config.profile import SpeculationRates
 from config.settings import StepSettings

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import Tokens
-from app.engine.core.sequence import PerRequestTiming
+from app.engine.core.timing import PerRequestTiming
 from config.settings import LatencySettings
 from tests.engine.harness import Harness
 

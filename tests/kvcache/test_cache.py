@@ -5,8 +5,8 @@ from random import Random
 import gevent
 
 from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.events import BlockStored
+from app.engine.kvcache.residency import Residency
 from tests.kvcache.caches import (
     ALICE,
     Replying,
@@ -29,12 +29,12 @@ def test_events_carry_salt_adapter_and_hashes() -> None:
     assert (salted.parent_block_hash, salted.extra_keys) == (None, [["s"]])
     assert (adapted.lora_id, adapted.lora_name, adapted.extra_keys) == (7, "Alice", [["Alice"]])
     assert serve(cache, tokens(1, 5), salt="s") == 4
-    whole = small_cache(int_hashes=False)
+    whole = small_cache(event_hashes="bytes")
     serve(whole, tokens(0, 8))
     [event] = whole.take_events()
     assert isinstance(event, BlockStored)
     assert [len(hash_) for hash_ in event.block_hashes if isinstance(hash_, bytes)] == [32, 32]
-    unwanted = small_cache(2, events=False)
+    unwanted = small_cache(2, event_hashes=None)
     assert [
         serve(unwanted, tokens(0, 8)),
         serve(unwanted, tokens(0, 8)),

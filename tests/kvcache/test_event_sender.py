@@ -6,6 +6,7 @@ import math
 import pytest
 
 from app.base.clock.clock import VirtualClock
+from app.engine.kvcache.event_queue import MAX_BATCHES, MESSAGE_BYTES, EventQueue
 from app.engine.kvcache.events import (
     BlockRemoved,
     KVEvent,
@@ -15,7 +16,7 @@ from app.engine.kvcache.events import (
     is_ipv6,
     of_rank,
 )
-from app.engine.kvcache.publisher import MESSAGE_BYTES, MOST_BATCHES, EventQueue, EventSender
+from app.engine.kvcache.publisher import EventSender
 from tests.kvcache.sockets import TOPIC, removed
 
 
@@ -64,7 +65,7 @@ def test_what_has_gathered_goes_together_up_to_a_limit_in_order() -> None:
     queue = EventQueue(100, 2, 1.0)
     queue.put(events(40))
     queue.put(events(10, 40))
-    most = 2 * MOST_BATCHES
+    most = 2 * MAX_BATCHES
     assert [queue.take(0.0), queue.take(0.0)] == [events(most), events(50 - most, most)]
 
 

@@ -9,7 +9,7 @@ import gevent
 import zmq
 
 from app.engine.kvcache.events import KVEvent, encoder
-from app.engine.kvcache.publisher import END
+from app.engine.kvcache.replay import END
 from app.kvindex.backend import Backend
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend

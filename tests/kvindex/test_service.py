@@ -268,7 +268,7 @@ def test_the_index_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCapt
 def test_the_documentation_states_the_fixed_limits() -> None:
     told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
     pool, subscriber = PoolSettings(), SUBSCRIBER
-    assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `RETIRED` says
+    assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `REMOVED` says
     assert (WORKERS, TOKENIZER_TIMEOUT_S) == (5, 10.0)
     queue = f"({pool.max_messages:,} messages or {(pool.max_bytes // pool.shards) >> 20} MiB each)"
     assert queue in told and f"there are {pool.max_engines:,} engines already" in told

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockStored, KVEvent
-from app.engine.kvcache.publisher import END
+from app.engine.kvcache.replay import END
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.messages import PublishedMessage
 from app.kvindex.pods import PodEndpoint, TargetSource

@@ -16,7 +16,7 @@ import anthropic
 import openai
 import pytest
 
-from app.engine.core.remote import LONGEST_SILENCE_S
+from app.engine.core.heartbeat import MAX_SILENCE_S
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.clients import openai_client
@@ -184,7 +184,7 @@ def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None
 def test_an_engine_that_hangs_is_not_healthy_until_it_goes_on(server: RunningServer) -> None:
     engine = engine_of(server)
     os.kill(engine, signal.SIGSTOP)
-    wait_until(lambda: get(server.port, "/health").status == 503, LONGEST_SILENCE_S + 20)
+    wait_until(lambda: get(server.port, "/health").status == 503, MAX_SILENCE_S + 20)
     os.kill(engine, signal.SIGCONT)
     wait_until(lambda: get(server.port, "/health").status == 200)
     assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4

@@ -13,7 +13,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.remote import TELL_WHERE
+from app.engine.core.heartbeat import DUMP_STACKS_SIGNAL
 from app.engine.core.wire import Sampling
 from app.engine.kvcache.events import (
     AllBlocksCleared,
@@ -132,7 +132,7 @@ def test_orders_that_cannot_be_carried_out(worker: Worker) -> None:
 def test_it_writes_where_it_is_and_sigterm_ends_streams_and_the_process(folder: Path) -> None:
     with engine_process(folder) as engine, Worker(engine.options.endpoint) as worker:
         worker.greet()
-        engine.process.send_signal(TELL_WHERE)
+        engine.process.send_signal(DUMP_STACKS_SIGNAL)
         worker.generate(1, [5], 4)
         assert len(worker.whole(1)[0]) == 4
         assert "in turn\n" in engine.log.read_text()

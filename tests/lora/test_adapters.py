@@ -9,7 +9,7 @@ import pytest
 
 from app.engine.core.batch import LoRASlots
 from app.engine.lora import (
-    LONGEST_NAME,
+    MAX_NAME,
     Adapter,
     AdapterError,
     AdapterMemory,
@@ -30,12 +30,12 @@ def test_of_too_many_adapters_the_first_one_goes() -> None:
     registry.load("a", "/other", in_place=True)
     assert names(registry) == ["a", "b", "c"]
     with pytest.raises(AdapterError, match="characters"):
-        registry.load("d", "/" * LONGEST_NAME)
+        registry.load("d", "/" * MAX_NAME)
     assert names(registry) == ["a", "b", "c"]
 
 
-def memory(registry: LoRARegistry, most_gpu: int = 2, most_cpu: int = 3) -> AdapterMemory:
-    return AdapterMemory(registry, most_gpu, most_cpu)
+def memory(registry: LoRARegistry, max_gpu: int = 2, max_cpu: int = 3) -> AdapterMemory:
+    return AdapterMemory(registry, max_gpu, max_cpu)
 
 
 def levels(kept: AdapterMemory) -> dict[str, str]:
@@ -64,7 +64,7 @@ def test_the_latest_used_adapters_are_on_the_gpu() -> None:
 
 def test_what_runs_loses_no_place_and_comes_back_by_a_load_otherwise() -> None:
     registry = LoRARegistry([Adapter(name, "/") for name in "abc"])
-    kept = memory(registry, most_gpu=2, most_cpu=2)
+    kept = memory(registry, max_gpu=2, max_cpu=2)
     slots = LoRASlots(2, registry.__contains__, kept)
     assert levels(kept) == {"b": "gpu", "c": "gpu"}
     assert slots.enter("b") and slots.enter("a")

@@ -19,7 +19,7 @@ from app.base.clock.clock import VirtualClock
 from app.base.metrics.fake import HISTOGRAMS, FakeFamilies, value_at
 from app.base.metrics.instruments import Exposition
 from app.base.metrics.recorder import Recorder
-from app.serving.api.admin.server import fake_metrics_routes
+from app.extensions.fake_metrics.routes import fake_metrics_routes
 from app.serving.http.context import BodyLimits
 from app.serving.middleware.http_metrics import HttpMetrics
 from config import ConfigError

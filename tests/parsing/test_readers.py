@@ -20,8 +20,8 @@ READERS: dict[str, Read] = {
     "forced": partial(listed, forced=True),
     "named": named("f"),
     "thoughts": thoughts,
-    "thoughts and calls": partial(thoughts, then=hermes),
-    "thoughts that may come": partial(thoughts, then=hermes, begun=False),
+    "thoughts and calls": partial(thoughts, read_text=hermes),
+    "thoughts that may come": partial(thoughts, read_text=hermes, begun=False),
 }
 WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"}}'
 
@@ -121,7 +121,7 @@ def test_the_name_is_told_before_the_arguments_are_over() -> None:
     assert told == [call(0, "weather", ""), call(0, "weather", '{"ci')]
 
 
-NAMED = ToolCalls(tools=(ToolFunction("f"),), least=1, named=True)
+NAMED = ToolCalls(tools=(ToolFunction("f"),), min_calls=1, named=True)
 BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
 
 

@@ -274,7 +274,7 @@ def test_after_a_result_no_call_is_forced(choice: Any) -> None:
         settings, schemas = load([], {}).tools, Schemas()
         assert tool_calls_of(asked, settings, schemas) is None, "a simulation answers with words"
         called = tool_calls_of(asked, settings, schemas, computes=True)
-        assert called is not None and (called.least, called.most) == (0, 1)
+        assert called is not None and (called.min_calls, called.max_calls) == (0, 1)
     assert chat(tools=[WEATHER], tool_choice="none", input=later).tool_choice == "none"
 
 

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from app.engine.core import wire
-from app.engine.core.remote import Heartbeat
+from app.engine.core.heartbeat import Heartbeat
 
 TOKEN_CHARS = 4
 TOPIC = "kv@pod@model"

@@ -60,7 +60,7 @@ def raw(events: list[Tokens]) -> str:
 
 def test_calls_that_must_be_made_are_made_with_arguments_that_fit_in_their_markup() -> None:
     for seed in range(10):
-        events = played(ToolCalls(tools=TOOLS, least=2, most=2), server_seed=seed)
+        events = played(ToolCalls(tools=TOOLS, min_calls=2, max_calls=2), server_seed=seed)
         for name, arguments in (calls := called(events)):
             jsonschema.validate(arguments, WEATHER if name == "get_weather" else {})
         texts = [
@@ -74,14 +74,17 @@ def test_calls_that_must_be_made_are_made_with_arguments_that_fit_in_their_marku
 
 def test_the_number_of_calls_follows_the_chance_of_one_more() -> None:
     for least, chance, counts in ((0, 0, {0}), (1, 0, {1}), (0, 100, {3}), (1, 45, {1, 2, 3})):
-        calls, chances = ToolCalls(tools=TOOLS[:1] * 3, least=least, most=3), {EXTRA_CALL: chance}
+        calls, chances = (
+            ToolCalls(tools=TOOLS[:1] * 3, min_calls=least, max_calls=3),
+            {EXTRA_CALL: chance},
+        )
         replies = [played(calls, chances, server_seed=seed) for seed in range(25)]
         assert {len(called(events)) if events[0].part else 0 for events in replies} == counts
 
 
 def test_a_small_limit_cuts_a_call_off_whose_text_may_run_on() -> None:
     for most in range(1, 96, 7):
-        events = played(ToolCalls(tools=TOOLS[:1], least=1), limited=True, max_tokens=most)
+        events = played(ToolCalls(tools=TOOLS[:1], min_calls=1), limited=True, max_tokens=most)
         assert sum(len(event.ids) for event in events) == most
         assert events[-1].finish is not None and events[-1].finish.reason == "length"
         assert {event.part and event.part.raw for event in events} == {raw(events)}
@@ -92,7 +95,7 @@ def test_a_small_limit_cuts_a_call_off_whose_text_may_run_on() -> None:
             assert event.part.name or not any(event.texts)
         shown = "".join(text for event in events for text in event.texts)
         assert shown == raw(events)[len(begun) - len('{"city": "') :]
-    assert called(played(ToolCalls(tools=TOOLS[:1], least=1), limited=True, max_tokens=96))
+    assert called(played(ToolCalls(tools=TOOLS[:1], min_calls=1), limited=True, max_tokens=96))
 
 
 PAY = {
@@ -111,7 +114,7 @@ CLOSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CLOSED)
 @pytest.mark.parametrize("named", [False, True])
 def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named: bool) -> None:
-    calls = ToolCalls(tools=(ToolFunction(name, CLOSED[name]),), least=1, named=named)
+    calls = ToolCalls(tools=(ToolFunction(name, CLOSED[name]),), min_calls=1, named=named)
     for seed in range(5):
         events = played(calls, limited=True, max_tokens=41, server_seed=seed)
         ((called_name, arguments),) = called(events)
@@ -120,7 +123,7 @@ def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named:
         assert sum(len(event.ids) for event in events) <= 41  # one of them ends the text
         assert events[-1].finish is not None and events[-1].finish.reason == "stop"
     schema = {"properties": {"a": {"type": "string", "minLength": 400}}, "required": ["a"]}
-    calls = ToolCalls(tools=(ToolFunction("write", schema),), least=1, named=named)
+    calls = ToolCalls(tools=(ToolFunction("write", schema),), min_calls=1, named=named)
     events = played(calls, limited=True, max_tokens=99)
     assert sum(len(event.ids) for event in events) == 99, (
         "a call that fits no limit is cut off there"
@@ -131,7 +134,7 @@ def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named:
 
 
 def test_the_same_seed_makes_the_same_call() -> None:
-    calls = ToolCalls(tools=TOOLS, least=1, most=2)
+    calls = ToolCalls(tools=TOOLS, min_calls=1, max_calls=2)
     assert raw(played(calls, seed=7)) == raw(played(calls, seed=7, server_seed=9))
     assert len({raw(played(calls, server_seed=seed)) for seed in range(8)}) > 1
 
@@ -186,7 +189,7 @@ def test_a_stop_ends_thoughts_and_the_reply_with_them() -> None:
 
 
 def test_a_model_that_is_not_to_think_may_think_all_that_it_says() -> None:
-    calls = ToolCalls(tools=TOOLS, least=1)
+    calls = ToolCalls(tools=TOOLS, min_calls=1)
     events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
     assert sum(len(event.ids) for event in events) == 200

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import Finish
+from app.engine.core.request import Reply
 from app.engine.core.wire import Sampling
-from app.engine.simulated.endings import Reply, TokenChooser, stopped
+from app.engine.simulated.endings import stopped
+from app.engine.simulated.token_chooser import TokenChooser
 from tests.engine.harness import Harness, embedded_tokenizer, engine_request
 
 

@@ -113,11 +113,16 @@ def test_waits_are_those_of_the_script(timing: str) -> None:
     for script in (
         ScriptedReply(text="So it is, and so it was."),
         ScriptedReply(
-            text="So it is, and so it was.", first_token_s=1.0, per_token_s=0.25, before={3: 2.0}
+            text="So it is, and so it was.",
+            first_token_s=1.0,
+            per_token_s=0.25,
+            token_delays={3: 2.0},
         ),
     ):
         harness = Harness(**(stepped if timing == "steps" else {"inter_token_latency": 0.01}))
-        harness.ask(script=script, max_tokens=100, delays=((2, 0.5),) if script.before else ())
+        harness.ask(
+            script=script, max_tokens=100, delays=((2, 0.5),) if script.token_delays else ()
+        )
         harness.clock.advance(100)
         assert harness.said() == script.text
         moments.append([each.at_s for each in harness.tokens()])

@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import TokenLogprob
-from app.engine.simulated.corpus import (
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.logprobs import BROKEN, Entries
+from app.engine.simulated.random_mode import (
     BUCKETS,
-    Corpus,
     bucket_range,
     limited_length,
     reply_length,
-    sample_sentences,
 )
-from app.engine.simulated.logprobs import BROKEN, Entries
 from app.text.base import Tokenizer, TokenizerError
 from app.text.huggingface import LocalTokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer

@@ -1,6 +1,6 @@
-"""Types that the scheduler works with:
+"""Types that the scheduler works with: sequences, steps, adapter slots, interface of block pools.
 
-sequences, steps, adapter slots, and the pool's interface.
+Start with `SequenceState` and `Batch`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from app.engine.kvcache.cached_sequence import CachedSequence
+
 if TYPE_CHECKING:
-    from app.engine.kvcache.block_pool import Block
-    from app.engine.kvcache.hashing import Prompt
     from app.engine.lora import AdapterMemory
+
+S = TypeVar("S", bound="SequenceState")
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -24,12 +26,14 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     long_prefill_token_threshold: int = 0
-    """Most tokens of one prompt in one step; 0 is no limit."""
+    """Maximum tokens of one prompt in one step; 0 is no limit."""
     enable_chunked_prefill: bool = True
     by_priority: bool = False
 
 
 class Phase(IntEnum):
+    """What a sequence is doing."""
+
     QUEUED = 0
     PREFILL = 1
     TRANSFER = 2
@@ -53,36 +57,31 @@ class SequenceStatus(Struct, frozen=True, gc=False):
     first_s: float | None
 
 
-class SequenceState:
-    """One sequence, as scheduler and KV cache know it."""
+class SequenceState(CachedSequence):
+    """One sequence, as the scheduler knows it."""
 
     adapter: str | None = None
     remote_decode = False
-    """True if the blocks stay taken after the end, until `Scheduler.release`."""
+    """True if the blocks stay assigned after the end, until `Scheduler.release`."""
 
     __slots__ = (
-        *("arrived", "computed", "decodes", "held", "last", "lead", "loaded", "output_tokens"),
-        *("place", "preemptions", "priority", "prompt_tokens", "remote", "running", "written"),
-        *("blocks", "cached_blocks", "cached_tokens", "caches", "created_tokens", "fetched_tokens"),
-        *("handed", "hits", "last_hash", "prompt"),
+        *("arrived", "decodes", "held", "last", "lead", "output_tokens", "place", "priority"),
+        *("running", "written"),
     )
 
     def __init__(
         self, prompt_tokens: int, output_tokens: int, priority: int = 0, remote: bool = False
     ) -> None:
-        """Without output tokens (pooling) a sequence ends with its prefill; `remote` is where that
-        ran.
-        """
-        self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
-        self.priority, self.remote = priority, remote
+        """A sequence without output tokens (pooling) ends with its prefill."""
+        super().__init__(prompt_tokens, remote)
+        self.output_tokens = output_tokens
+        self.priority = priority
         self.arrived = 0
         """Number in order of arrival, from 1; 0 before the sequence is queued."""
-        self.computed = 0
-        """Tokens whose KV is computed or scheduled; for a decode that advances in bulk see `lead`.
-        """
         self.written = 0
-        """Output tokens sampled or in flight. Out of date for a decode that advances in bulk."""
+        """Output tokens sampled or in flight. Outdated for a decode that advances in bulk."""
         self.held = 0
+        """Number of blocks that the sequence holds."""
         self.running = False
         """True while the sequence holds one of the `max-num-seqs` places."""
         self.place = 0
@@ -93,50 +92,15 @@ class SequenceState:
         """True while the last token is in flight."""
         self.lead = 0
         """For a decode: `computed` minus the number of the next step."""
-        self.preemptions = 0
-        self.loaded = 0
-        """Tokens after the found blocks that a connector's store loads at once."""
-        self.prompt: Prompt | None = None
-        """The prompt, where a cache is used; after a preemption with the reply tokens written
-        before.
-        """
-        self.hits: list[Block] = []
-        """Cached blocks found for the prompt, until they are taken."""
-        self.blocks: list[Block] = []
-        self.cached_blocks = 0
-        """Number of blocks, from the first on, that are cached or were found; the last under
-        `last_hash`.
-        """
-        self.last_hash = b""
-        self.caches = False
-        """True while full blocks of the sequence are cached."""
-        self.handed = 0
-        """Reply tokens whose steps are over. The newest is not computed yet and has no place."""
-        self.cached_tokens = 0
-        """Prompt tokens found in the cache at the first admission."""
-        self.fetched_tokens = 0
-        """Prompt tokens fetched from another engine or from a connector's store."""
-        self.created_tokens = 0
-        """Prompt tokens that this sequence added to the cache."""
-
-    def reply_ids(self, start: int, stop: int) -> Sequence[int]:
-        """Returns the ids of reply tokens `start` to `stop` (exclusive)."""
-        raise NotImplementedError
-
-    def block_numbers(self, first: int = 0) -> list[int]:
-        return [block.number for block in self.blocks[first:]]
 
     def preempted(self) -> None:
         """Called after the sequence has lost its blocks and is queued again."""
 
 
-S = TypeVar("S", bound=SequenceState)
-
-
 class Batch(Struct, Generic[S]):
     """One step.
 
-    Tokens leave in the order `decodes`, then `prefilled`; `ends` get their last one.
+    Tokens are sent in the order `decodes`, then `prefilled`; `ends` receive their last one.
     """
 
     tokens: int = 0
@@ -144,12 +108,13 @@ class Batch(Struct, Generic[S]):
     context: int = 0
     """Tokens computed before this step, summed over its decodes and the sequences just fetched."""
     attention: float = 0.0
-    """Sum over prefills: tokens times the mean number of tokens each one attends to."""
+    """Sum over prefills: tokens times the mean number of tokens that a token attends to."""
     prefills: int = 0
     """Sequences that compute a part of their prompt."""
     admitted: list[S] = []
     decodes: Sequence[S] = ()
     prefilled: list[S] = []
+    """Sequences whose prompts are complete after this step."""
     ends: list[S] = []
     drafts: dict[S, tuple[int, int]] = {}
     """Speculative decoding: drafted and accepted tokens per decode."""
@@ -164,18 +129,19 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
 
     @property
     def free(self) -> int:
-        """Blocks that are free now."""
+        """Number of blocks that are free now."""
 
     def find(self, sequence: S, tokens: int) -> int:
-        """Returns how many blocks of the first `tokens` tokens are cached, never the last token's
-        block.
+        """Returns how many blocks of the first `tokens` tokens are cached.
+
+        The block of the last token does not count: that token is always computed.
         """
 
-    def fits(self, sequence: S, tokens: int, found: int) -> bool:
-        """Returns whether all blocks of the sequence fit now, `found` blocks being cached."""
+    def fits(self, sequence: S, tokens: int, cached: int) -> bool:
+        """Returns whether all blocks of the sequence fit now; `cached` is the result of `find`."""
 
-    def begin(self, sequence: S, found: int, count: int) -> None:
-        """Assigns the `found` cached blocks and `count` new ones."""
+    def begin(self, sequence: S, cached: int, count: int) -> None:
+        """Assigns the `cached` blocks that `find` returned, and `count` new ones."""
 
     def grow(self, sequence: S, count: int) -> None:
         """Assigns `count` more blocks."""
@@ -187,36 +153,36 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
         """Frees the blocks; a preempted sequence may find the first `findable` again."""
 
     def forget(self, sequence: S) -> None:
-        """Drops everything kept for a sequence that will not run again."""
+        """Drops all entries of a sequence that will not run again."""
 
 
 class Speculation(Protocol):
     """Proposes tokens of decodes (drafts), which one step checks together."""
 
-    def propose(self, sequence: SequenceState, most: int) -> int:
-        """Returns the number of drafts for the next step of a decode, at most `most`."""
+    def propose(self, sequence: SequenceState, limit: int) -> int:
+        """Returns the number of drafts for the next step of a decode, at most `limit`."""
 
     def accepted(self, drafts: int) -> int:
-        """Returns the number of right drafts before the first wrong one; 0 if only the step shows
-        it.
+        """Returns the number of right drafts before the first wrong one.
+
+        Returns 0 if only the step itself shows that number.
         """
 
 
 class Drafts:
-    """Drawn drafts:
-
-    each of `rates` is the chance that a draft is right after right ones (rule 5).
-    """
+    """Drafts that are right at random; `rates` are the chances after right ones (rule 5)."""
 
     def __init__(self, rates: Sequence[float], rng: Random) -> None:
         self.drafts = len(rates)
         self._rates = rates
         self._rng = rng
 
-    def propose(self, sequence: SequenceState, most: int) -> int:
-        return min(self.drafts, most)
+    def propose(self, sequence: SequenceState, limit: int) -> int:
+        """Returns the number of drafts for the next step of a decode, at most `limit`."""
+        return min(self.drafts, limit)
 
     def accepted(self, drafts: int) -> int:
+        """Draws the number of right drafts before the first wrong one."""
         for number, rate in enumerate(self._rates[:drafts]):
             if self._rng.random() >= rate:
                 return number
@@ -224,16 +190,21 @@ class Drafts:
 
 
 class LoRASlots:
-    """Slots of at most `most` running adapters; the longest idle one yields to another.
+    """Slots of at most `capacity` running adapters; a new one replaces the longest idle one.
 
-    `known` is true for a loaded adapter; any other name runs as the base model. The registry bounds
-    the names.
+    `is_loaded` says whether the registry, which bounds the names, has an adapter. Any other name
+    runs as the base model.
     """
 
     def __init__(
-        self, most: int, known: Callable[[str], bool], memory: AdapterMemory | None = None
+        self,
+        capacity: int,
+        is_loaded: Callable[[str], bool],
+        memory: AdapterMemory | None = None,
     ) -> None:
-        self.most, self._known, self._memory = most, known, memory
+        self.capacity = capacity
+        self._is_loaded = is_loaded
+        self._memory = memory
         self._running: dict[str, int] = {}
         """Running requests of each resident adapter, in order of entry or latest `leave`."""
 
@@ -241,23 +212,26 @@ class LoRASlots:
         return iter(self._running)
 
     def running(self, adapter: str) -> int:
+        """Returns the number of running requests with `adapter`."""
         return self._running.get(adapter, 0)
 
     def is_ready(self, adapter: str | None) -> bool:
-        """True when a request with `adapter` can run without loading an adapter."""
-        return adapter is None or adapter in self._running or not self._known(adapter)
+        """Returns whether a request with `adapter` can run without loading an adapter."""
+        return adapter is None or adapter in self._running or not self._is_loaded(adapter)
 
     def has_room(self) -> bool:
-        return len(self._running) < self.most or 0 in self._running.values()
+        """Returns whether an adapter can be loaded now."""
+        return len(self._running) < self.capacity or 0 in self._running.values()
 
     def enter(self, adapter: str | None) -> bool:
-        """Counts a request that begins to run, and loads its adapter. False when it needs none.
+        """Counts a request that starts to run, and loads its adapter.
 
-        Call `leave` only after True: the adapter may be unloaded in between.
+        Returns False if the request needs no adapter. Call `leave` only after True, since the
+        adapter may be unloaded in between.
         """
-        if adapter is None or adapter not in self._running and not self._known(adapter):
+        if adapter is None or adapter not in self._running and not self._is_loaded(adapter):
             return False
-        if adapter not in self._running and len(self._running) >= self.most:
+        if adapter not in self._running and len(self._running) >= self.capacity:
             del self._running[next(name for name, running in self._running.items() if not running)]
         self._running[adapter] = self.running(adapter) + 1
         if self._memory is not None:
@@ -265,8 +239,9 @@ class LoRASlots:
         return True
 
     def leave(self, adapter: str) -> None:
+        """Counts the end of a request for which `enter` returned True."""
         running = self._running.pop(adapter) - 1
-        if running or self._known(adapter):
+        if running or self._is_loaded(adapter):
             self._running[adapter] = running
         if self._memory is not None:
             self._memory.leave(adapter)

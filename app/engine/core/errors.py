@@ -1,6 +1,6 @@
 """Errors of the engine. `str` of an error is one sentence for the client.
 
-HTTP is unknown here: `app.serving.api.errors` maps each error to a status.
+`app.serving.api.errors` maps each error to an HTTP status.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class EngineError(Exception):
 
 
 class Draining(EngineError):
+    """The server is shutting down."""
+
     text = "The server is shutting down and takes no new requests."
 
 
@@ -39,6 +41,8 @@ class QueueFull(EngineError):
 
 
 class PromptExceedsCache(EngineError):
+    """The prompt has more tokens than the KV cache."""
+
     text = "The prompt of {} tokens exceeds the KV cache of {} tokens."
 
 
@@ -49,6 +53,8 @@ class Aborted(EngineError):
 
 
 class EngineDead(EngineError):
+    """No engine can compute."""
+
     text = "The engine has stopped and is being started again; retry later."
 
 
@@ -65,16 +71,24 @@ class RequestRefused(EngineError):
 
 
 class SchemaUnsatisfiable(EngineError):
+    """No reply can have the requested form; the argument gives the reason."""
+
     text = "No reply can have the form that is asked for: {}."
 
 
 class CallerLeft(EngineError):
+    """The client of an operator's command disconnected before its end."""
+
     text = "The client left before what it had asked for was done."
 
 
 class PauseNotComplete(EngineError):
+    """The KV cache cannot be released while requests run."""
+
     text = "To release the KV cache requires a completed pause first."
 
 
 class MemoryNotResident(EngineError):
+    """The KV cache cannot be released while the server sleeps."""
+
     text = "To release the KV cache requires all memory to be resident."

@@ -1,4 +1,4 @@
-"""Why was it late? The phases of one choice, each with its cause, and one sentence in plain words.
+"""Explains why a choice was late: its phases, each with its cause, and one sentence.
 
 Moments of the log are monotonic seconds; an explanation has milliseconds from the arrival.
 """
@@ -12,18 +12,24 @@ from functools import cached_property
 from heapq import nlargest
 from itertools import groupby, islice
 from math import inf
-from operator import itemgetter
-from typing import Any, TypeVar
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from app.engine.core.delays import Admission, DelayLog, Step, Wait
 from app.engine.core.request import EngineRequest, SequenceOutcome
 
-MOST_PIECES, MOST_SHOWN = 16, 20
-"""Most pieces of a wait, and most steps and chunks that are shown."""
-SHOWN_SHARE, SLOWED_SHARE = 0.1, 0.25
-"""Least share of the whole time of a part of the sentence, and of a phase for what slowed it."""
+MAX_PIECES = 16
+"""Maximum pieces of a wait."""
+MAX_SHOWN = 20
+"""Maximum steps and chunks that are shown."""
+SHOWN_SHARE = 0.1
+"""Minimum share of the whole time of a part of the sentence."""
+SLOWED_SHARE = 0.25
+"""Minimum share of a phase that other prompts took, to be mentioned."""
+NEARLY_ALL = 0.95
+"""Share of a phase that is called all of it."""
 TRANSFER = "the KV cache of its prefill on another engine"
 WAITED = {
     "": "in the queue",
@@ -37,33 +43,25 @@ WAITED = {
 }
 """Words of the sentence for each cause of a wait."""
 SLOW_TOKENS = 256
-"""Least tokens of other prompts that make a step noticeably longer:
+"""Minimum tokens of other prompts that make a step noticeably longer.
 
-as long to compute as weights to read.
+Computing them takes as long as reading the weights.
 """
-SLACK_S, MOST_HOLDERS = 1.0, 2000
-"""Most disorder of logged admissions, in seconds, and most of them that are searched for a long
-prompt.
-"""
+SLACK_S = 1.0
+"""Maximum disorder of logged admissions, in seconds."""
+MAX_HOLDERS = 2000
+"""Maximum admissions that are searched for a long prompt."""
 ENDINGS = {
     "waiting": " (so far)",
     "running": " (so far)",
     "abort": " (aborted)",
     "error": " (failed)",
 }
-"""Words behind the sentence of a choice that has not ended as it should; its last phase lasts to
-the end.
-"""
-
+"""Ending of the sentence for a choice that did not finish; its last phase lasts to the end."""
 
 E = TypeVar("E", bound=tuple[Any, ...])
-
-
-def since(entries: deque[E], moment_s: float, field: int = 0) -> list[E]:
-    """Returns the entries of a log from a moment on, oldest first; `field` is the position of
-    theirs.
-    """
-    return list(islice(entries, bisect_left(entries, moment_s, key=itemgetter(field)), None))
+_longest_wait = attrgetter("took_s", "wait")
+_took_ms = attrgetter("took_ms")
 
 
 class PhaseTime(Struct, omit_defaults=True):
@@ -79,14 +77,17 @@ class PhaseTime(Struct, omit_defaults=True):
     cause: str = ""
     detail: str = ""
     chunks: list[tuple[float, float, int]] = []
-    """Begin and end of each step with a part of the prompt, and the part's tokens."""
+    """Start and end of each step with a part of the prompt, and the part's tokens."""
 
     @property
     def took_ms(self) -> float:
+        """Length of the phase in milliseconds."""
         return self.to_ms - self.from_ms
 
 
 class ShownStep(Struct):
+    """A step in an explanation."""
+
     from_ms: float
     to_ms: float
     decodes: int
@@ -96,7 +97,7 @@ class ShownStep(Struct):
 
 
 class Explanation(Struct):
-    """`status` is the finish reason, or `waiting` or `running`."""
+    """Why a choice took its time; `status` is the finish reason, or `waiting` or `running`."""
 
     choice: int
     status: str
@@ -113,18 +114,31 @@ class Explanation(Struct):
     longest_steps: list[ShownStep]
 
 
+class Piece(NamedTuple):
+    """A part of a wait that has one cause."""
+
+    start_s: float
+    stop_s: float
+    cause: str
+    wait: Wait
+    """Entry of the log in force during the piece."""
+
+    @property
+    def took_s(self) -> float:
+        """Length of the piece in seconds."""
+        return self.stop_s - self.start_s
+
+
 def explain(request: EngineRequest, outcome: SequenceOutcome, log: DelayLog) -> Explanation:
     """Explains a choice by its outcome, final or as of now (`waiting`, `running`)."""
     case = _Case(request, outcome, log)
-    phases, shared = (
-        list(case.phases()),
-        [it for it in case.steps if it.start_s >= case.scheduled_s],
-    )
-    longest = sorted(nlargest(MOST_SHOWN, shared, key=lambda it: it.end_s - it.start_s))
+    phases = list(case.phases())
+    shared_steps = [step for step in case.steps if step.start_s >= case.scheduled_s]
+    longest_steps = sorted(nlargest(MAX_SHOWN, shared_steps, key=_step_length))
     return Explanation(
         choice=request.index,
         status=outcome.reason,
-        sentence=case.sentence(phases),
+        sentence=_Sentence(case, phases).text(),
         total_ms=case.ms(case.end_s),
         phases=phases,
         prompt_tokens=len(request.prompt_ids),
@@ -132,8 +146,8 @@ def explain(request: EngineRequest, outcome: SequenceOutcome, log: DelayLog) -> 
         fetched_tokens=outcome.fetched_tokens,
         tokens=outcome.tokens,
         preemptions=outcome.preemptions,
-        steps=len(shared),
-        longest_steps=[case.shown(it) for it in longest],
+        steps=len(shared_steps),
+        longest_steps=[case.shown(step) for step in longest_steps],
     )
 
 
@@ -141,110 +155,148 @@ class _Case:
     """One choice, and the log from its arrival to its end."""
 
     def __init__(self, request: EngineRequest, outcome: SequenceOutcome, log: DelayLog) -> None:
-        self._request, self._outcome, self._log = request, outcome, log
-        self._key, self._zero_s = id(request), request.arrival_s
+        self.request = request
+        self.outcome = outcome
+        self.key = id(request)
+        self._log = log
+        self._zero_s = request.arrival_s
         self.end_s = end_s = max(outcome.ended_s, outcome.last_token_s or 0.0)
         self._queued_s = queued_s = min(max(request.arrival_s, outcome.queued_s), end_s)
         self.scheduled_s = end_s if outcome.scheduled_s is None else outcome.scheduled_s
-        self.steps = [it for it in since(log.steps, queued_s, 1) if it.start_s < end_s]
+        self.steps = [step for step in since(log.steps, queued_s, 1) if step.start_s < end_s]
         self._chunks = [
-            (it, chunk.tokens) for it in self.steps for chunk in it.chunks if chunk.key == self._key
+            (step, chunk.tokens)
+            for step in self.steps
+            for chunk in step.chunks
+            if chunk.key == self.key
         ]
         self._admissions = [
-            it for it in since(log.admissions, queued_s - SLACK_S) if queued_s <= it.at_s <= end_s
+            admission
+            for admission in since(log.admissions, queued_s - SLACK_S)
+            if queued_s <= admission.at_s <= end_s
         ]
-        self._own = [it for it in since(log.interruptions, queued_s) if it.key == self._key]
+        self._interruptions = [
+            interruption
+            for interruption in since(log.interruptions, queued_s)
+            if interruption.key == self.key
+        ]
 
     def ms(self, moment_s: float) -> float:
+        """Returns the milliseconds from the arrival to a moment."""
         return round((moment_s - self._zero_s) * 1000, 1)
 
-    def shown(self, it: Step) -> ShownStep:
-        prompts = [(chunk.request_id, chunk.tokens) for chunk in it.chunks]
+    def shown(self, step: Step) -> ShownStep:
+        """Returns a step as it is shown."""
         return ShownStep(
-            self.ms(it.start_s), self.ms(it.end_s), it.decodes, it.prefill_tokens, prompts
+            from_ms=self.ms(step.start_s),
+            to_ms=self.ms(step.end_s),
+            decodes=step.decodes,
+            prompt_tokens=step.prefill_tokens,
+            prompts=[(chunk.request_id, chunk.tokens) for chunk in step.chunks],
         )
 
     def _phase(
         self, phase: str, from_s: float, to_s: float, cause: str = "", detail: str = ""
     ) -> PhaseTime:
         chunks = [
-            (self.ms(it.start_s), self.ms(it.end_s), tokens)
-            for it, tokens in self._chunks
-            if from_s <= it.start_s < to_s
+            (self.ms(step.start_s), self.ms(step.end_s), tokens)
+            for step, tokens in self._chunks
+            if from_s <= step.start_s < to_s
         ]
-        return PhaseTime(phase, self.ms(from_s), self.ms(to_s), cause, detail, chunks[:MOST_SHOWN])
+        return PhaseTime(
+            phase=phase,
+            from_ms=self.ms(from_s),
+            to_ms=self.ms(to_s),
+            cause=cause,
+            detail=detail,
+            chunks=chunks[:MAX_SHOWN],
+        )
 
     def phases(self) -> Iterator[PhaseTime]:
-        outcome, at_s = self._outcome, self._queued_s
+        """Yields the phases in order."""
+        outcome = self.outcome
+        at_s = self._queued_s
         if at_s > self._zero_s:
             yield self._phase("line", self._zero_s, at_s)
-        for it in self._own:
-            if it.until_s < inf and it.at_s < self.scheduled_s:
-                yield from self._waits(at_s, it.at_s)
-                at_s = min(it.until_s, self.scheduled_s)
-                yield self._phase("transfer", it.at_s, at_s)
+        for transfer in self._interruptions:
+            if transfer.until_s < inf and transfer.at_s < self.scheduled_s:
+                yield from self._waits(at_s, transfer.at_s)
+                at_s = min(transfer.until_s, self.scheduled_s)
+                yield self._phase("transfer", transfer.at_s, at_s)
         yield from self._waits(at_s, self.scheduled_s)
         if outcome.scheduled_s is None:
             return
         # Without steps a sequence has its slot while its cache is transferred.
-        prefill = "transfer" if self._request.remote_prefill and not self.steps else "prefill"
-        first_s, last_s = outcome.first_token_s, outcome.last_token_s
+        is_transfer = self.request.remote_prefill and not self.steps
+        prefill = "transfer" if is_transfer else "prefill"
+        first_s = outcome.first_token_s
+        last_s = outcome.last_token_s
         if first_s is None or last_s is None:
             yield from self._computed(prefill, self.scheduled_s, self.end_s)
             return
+        if outcome.reason in ENDINGS:
+            last_s = self.end_s
         yield from self._computed(prefill, self.scheduled_s, first_s)
-        yield from self._computed(
-            "decode", first_s, self.end_s if outcome.reason in ENDINGS else last_s
-        )
+        yield from self._computed("decode", first_s, last_s)
 
     def _computed(self, phase: str, from_s: float, to_s: float) -> Iterator[PhaseTime]:
         """Yields prefill or decode, in pieces where a preemption interrupted it."""
-        for it in self._own:
-            if it.until_s == inf and from_s <= it.at_s < to_s:
-                again = (
-                    own.at_s
-                    for own in self._admissions
-                    if own.key == self._key and own.at_s > it.at_s
+        for preemption in self._interruptions:
+            if preemption.until_s == inf and from_s <= preemption.at_s < to_s:
+                yield self._phase(phase, from_s, preemption.at_s)
+                from_s = min(self._readmitted_s(preemption.at_s), to_s)
+                yield self._phase(
+                    "preempted", preemption.at_s, from_s, "blocks", detail=preemption.detail
                 )
-                yield self._phase(phase, from_s, it.at_s)
-                from_s = min(next(again, to_s), to_s)
-                yield self._phase("preempted", it.at_s, from_s, "blocks", it.detail)
         yield self._phase(phase, from_s, to_s)
+
+    def _readmitted_s(self, preempted_s: float) -> float:
+        """Returns when the choice ran again after a preemption; infinity if it did not."""
+        for admission in self._admissions:
+            if admission.key == self.key and admission.at_s > preempted_s:
+                return admission.at_s
+        return inf
 
     # Causes of waits.
 
     def _waits(self, from_s: float, to_s: float) -> Iterator[PhaseTime]:
-        """Yields a time in the queue in pieces of one cause; one piece, if they would be too many."""
+        """Yields a time in the queue in pieces of one cause; in one, if they are too many."""
         pieces = list(self._pieces(from_s, to_s))
-        runs = [list(run) for _, run in groupby(pieces, key=lambda it: it[2])]
-        for run in runs if len(runs) <= MOST_PIECES else [pieces]:
-            took_s: dict[str, float] = {}
-            for start_s, stop_s, of, _ in run:
-                took_s[of] = took_s.get(of, 0.0) + stop_s - start_s
-            cause = max(took_s, key=took_s.__getitem__)
-            wait = max(
-                (stop_s - start_s, wait) for start_s, stop_s, of, wait in run if of == cause
-            )[1]
-            detail = self._detail(cause, wait, run[0][0], run[-1][1])
-            yield self._phase("queue", run[0][0], run[-1][1], cause, detail)
+        runs = [list(run) for _, run in groupby(pieces, key=attrgetter("cause"))]
+        if len(runs) > MAX_PIECES:
+            runs = [pieces]
+        for run in runs:
+            seconds: dict[str, float] = {}
+            for piece in run:
+                seconds[piece.cause] = seconds.get(piece.cause, 0.0) + piece.took_s
+            cause = max(seconds, key=seconds.__getitem__)
+            longest = max([piece for piece in run if piece.cause == cause], key=_longest_wait)
+            start_s = run[0].start_s
+            stop_s = run[-1].stop_s
+            detail = self._detail(cause, longest.wait, start_s, stop_s)
+            yield self._phase("queue", start_s, stop_s, cause, detail=detail)
 
-    def _pieces(self, from_s: float, to_s: float) -> Iterator[tuple[float, float, str, Wait]]:
-        """Yields begin and end of each piece, its cause, and its entry of the log."""
+    def _pieces(self, from_s: float, to_s: float) -> Iterator[Piece]:
         overtakers = self._overtakers
-        over_s = overtakers[0].at_s if overtakers else inf
+        overtaken_s = overtakers[0].at_s if overtakers else inf
         waits = self._log.waits
-        current = next((it for it in reversed(waits) if it.at_s <= from_s), Wait(-inf, ""))
+        current = Wait(-inf, "")
+        for wait in reversed(waits):
+            if wait.at_s <= from_s:
+                current = wait
+                break
         for wait in (*since(waits, from_s), Wait(inf, "")):
             cuts = [max(from_s, current.at_s), min(to_s, wait.at_s)]
-            if cuts[0] < over_s < cuts[1]:
-                cuts.insert(1, over_s)
+            if cuts[0] < overtaken_s < cuts[1]:
+                cuts.insert(1, overtaken_s)
             for start_s, stop_s in zip(cuts, cuts[1:], strict=False):
                 if stop_s > start_s:
-                    yield start_s, stop_s, self._cause(current, start_s >= over_s), current
+                    cause = self._cause(current, start_s >= overtaken_s)
+                    yield Piece(start_s, stop_s, cause, current)
             current = wait
 
     def _cause(self, wait: Wait, is_overtaken: bool) -> str:
-        adapter = self._request.adapter
+        adapter = self.request.adapter
         if adapter is not None and wait.adapters and adapter not in wait.adapters:
             return "adapter"
         if is_overtaken and wait.cause in ("places", "budget", "blocks"):
@@ -253,16 +305,17 @@ class _Case:
 
     def _detail(self, cause: str, wait: Wait, from_s: float, to_s: float) -> str:
         if cause == "adapter":
-            return (
-                f"{len(wait.adapters)} of {len(wait.adapters)} held by {', '.join(wait.adapters)}"
-            )
+            count = len(wait.adapters)
+            return f"{count} of {count} held by {', '.join(wait.adapters)}"
         if cause == "step":
-            return content_of(
-                max(self.steps, key=lambda it: min(it.end_s, to_s) - max(it.start_s, from_s))
-            )
-        detail = wait.detail + (
-            self._longest_prefill(from_s, to_s) if wait.cause == "places" else ""
-        )
+
+            def overlap_s(step: Step) -> float:
+                return min(step.end_s, to_s) - max(step.start_s, from_s)
+
+            return content_of(max(self.steps, key=overlap_s))
+        detail = wait.detail
+        if wait.cause == "places":
+            detail += self._longest_prefill(from_s, to_s)
         if cause == "priority":
             others = counted(len(self._overtakers), "request")
             return f"{others} went first, {WAITED[wait.cause]} too: {detail}"
@@ -270,61 +323,68 @@ class _Case:
 
     @cached_property
     def _overtakers(self) -> Sequence[Admission]:
-        """Returns later requests of higher priority that began first; none, if they were the lesser
-        part.
+        """Later requests of higher priority that started first.
+
+        Empty if they were fewer than half of the requests that started since then.
         """
-        begun = [it for it in self._admissions if it.at_s < self.scheduled_s]
-        priority, queued_s = self._request.priority, self._queued_s
-        over = [it for it in begun if it.priority < priority and it.queued_s > queued_s]
-        return (
-            over if over and 2 * len(over) >= sum(it.at_s >= over[0].at_s for it in begun) else ()
-        )
+        started = [admission for admission in self._admissions if admission.at_s < self.scheduled_s]
+        overtakers = [
+            admission
+            for admission in started
+            if admission.priority < self.request.priority and admission.queued_s > self._queued_s
+        ]
+        if not overtakers:
+            return ()
+        since_then = sum(admission.at_s >= overtakers[0].at_s for admission in started)
+        return overtakers if 2 * len(overtakers) >= since_then else ()
 
     def _longest_prefill(self, from_s: float, to_s: float) -> str:
         """Names the request whose prompt held a slot for half of this time; only without steps."""
         if self.steps:
             return ""
-        holders = [
-            (min(it.first_s, to_s) - max(it.at_s, from_s), it)
-            for it in islice(reversed(self._log.admissions), MOST_HOLDERS)
-            if it.key != self._key and it.at_s < to_s and from_s < it.first_s < inf
-        ]
-        held_s, longest = max(holders, default=(0.0, None))
-        return (
-            f", one by the prompt of {longest.name}"
-            if longest and 2 * held_s >= to_s - from_s
-            else ""
-        )
+        longest: tuple[float, Admission | None] = (0.0, None)
+        for admission in islice(reversed(self._log.admissions), MAX_HOLDERS):
+            starts_before = admission.at_s < to_s and from_s < admission.first_s < inf
+            if admission.key != self.key and starts_before:
+                held_s = min(admission.first_s, to_s) - max(admission.at_s, from_s)
+                if longest[1] is None or (held_s, admission) > longest:
+                    longest = held_s, admission
+        held_s, holder = longest
+        if holder is None or 2 * held_s < to_s - from_s:
+            return ""
+        return f", one by the prompt of {holder.name}"
 
-    # The sentence.
 
-    def sentence(self, phases: Sequence[PhaseTime]) -> str:
+class _Sentence:
+    """The sentence of an explanation."""
+
+    def __init__(self, case: _Case, phases: Sequence[PhaseTime]) -> None:
+        self._case = case
+        self._phases = phases
+
+    def text(self) -> str:
         """Returns each part that took a tenth of the whole time, or else the longest one."""
         runs: dict[tuple[str, str], list[PhaseTime]] = {}
-        for it in phases:
-            runs.setdefault((it.phase, it.cause), []).append(it)
-        parts = [(sum(it.took_ms for it in run), run) for run in runs.values()]
-        least_ms = min(
-            SHOWN_SHARE * self.ms(self.end_s), max((took_ms for took_ms, _ in parts), default=0.0)
-        )
-        told = [
-            self._part(took_ms, run)
+        for phase in self._phases:
+            runs.setdefault((phase.phase, phase.cause), []).append(phase)
+        parts = [(sum(map(_took_ms, run)), run) for run in runs.values()]
+        max_ms = max((took_ms for took_ms, _ in parts), default=0.0)
+        min_ms = min(SHOWN_SHARE * self._case.ms(self._case.end_s), max_ms)
+        clauses = [
+            self._clause(took_ms, run)
             for took_ms, run in parts
-            if took_ms >= least_ms and took_ms > 0
+            if took_ms >= min_ms and took_ms > 0
         ]
-        sentence = "; ".join(told) or "took no time"
-        return sentence[0].upper() + sentence[1:] + ENDINGS.get(self._outcome.reason, "") + "."
+        sentence = "; ".join(clauses) or "took no time"
+        ending = ENDINGS.get(self._case.outcome.reason, "")
+        return f"{sentence[0].upper()}{sentence[1:]}{ending}."
 
-    def _part(self, took_ms: float, run: Sequence[PhaseTime]) -> str:
-        took, longest, outcome = (
-            duration(took_ms),
-            max(run, key=lambda it: it.took_ms),
-            self._outcome,
-        )
+    def _clause(self, took_ms: float, run: Sequence[PhaseTime]) -> str:
+        took = duration(took_ms)
+        longest = max(run, key=_took_ms)
         if longest.phase == "queue":
-            return f"waited {took} {WAITED[longest.cause]}" + (
-                longest.detail and f": {longest.detail}"
-            )
+            clause = f"waited {took} {WAITED[longest.cause]}"
+            return f"{clause}: {longest.detail}" if longest.detail else clause
         if longest.phase == "line":
             return f"spent {took} in the front end"
         if longest.phase == "transfer":
@@ -332,71 +392,97 @@ class _Case:
         if longest.phase == "preempted":
             return f"was preempted for {took}, as KV blocks had run out: {longest.detail}"
         if longest.phase == "decode":
-            return (
-                f"{counted(outcome.tokens, 'token')} took "
-                f"{took}{self._on_purpose(False)}{self._beside(run)}"
-            )
-        cached, chunks = (
-            outcome.cached_tokens + outcome.fetched_tokens,
-            sum(len(it.chunks) for it in run),
-        )
-        prompt = counted(len(self._request.prompt_ids), "token") + (
-            cached and f", {cached:,} of them cached," or ""
-        )
-        parts = f" in {chunks} chunks" * (chunks > 1)
-        return f"prefill of {prompt} took {took}{parts}{self._on_purpose(True)}{self._beside(run)}"
+            tokens = counted(self._case.outcome.tokens, "token")
+            return f"{tokens} took {took}{self._deliberate_delay(False)}{self._slowed_by(run)}"
+        return self._prefill(took, run)
 
-    def _on_purpose(self, is_first: bool) -> str:
-        """Returns how long a fault or a script held back the first token, or the others."""
-        script, tokens = self._request.script, self._outcome.tokens
-        delays = [*self._request.delays, *(script.before.items() if script else ())]
-        wait_s = sum(
-            seconds for token, seconds in delays if token < tokens and (token == 0) == is_first
-        )
+    def _prefill(self, took: str, run: Sequence[PhaseTime]) -> str:
+        outcome = self._case.outcome
+        prompt = counted(len(self._case.request.prompt_ids), "token")
+        cached_tokens = outcome.cached_tokens + outcome.fetched_tokens
+        if cached_tokens:
+            prompt += f", {cached_tokens:,} of them cached,"
+        chunks = sum(len(phase.chunks) for phase in run)
+        parts = f" in {chunks} chunks" if chunks > 1 else ""
+        causes = f"{self._deliberate_delay(True)}{self._slowed_by(run)}"
+        return f"prefill of {prompt} took {took}{parts}{causes}"
+
+    def _deliberate_delay(self, is_first: bool) -> str:
+        """Returns how long a fault or a script held back the first token, or the later ones."""
+        script = self._case.request.script
+        tokens = self._case.outcome.tokens
+        delays = list(self._case.request.delays)
+        delay_s = 0.0
         if script is not None:
-            wait_s += script.first_token_s if is_first else script.per_token_s * max(0, tokens - 1)
-        return (
-            f", {duration(wait_s * 1000)} of it on purpose (a fault or a script)" if wait_s else ""
-        )
-
-    def _beside(self, run: Sequence[PhaseTime]) -> str:
-        """Returns how long prompts of other requests slowed a phase; empty if for a lesser part."""
-        others = [
-            (min(self.ms(it.end_s), phase.to_ms) - max(self.ms(it.start_s), phase.from_ms), it)
-            for phase in run
-            for it in self.steps
-            if it.prefill_tokens >= SLOW_TOKENS
-            and sum(chunk.tokens for chunk in it.chunks if chunk.key != self._key) >= SLOW_TOKENS
-        ]
-        others = [it for it in others if it[0] > 0]
-        took_ms, whole_ms = sum(it[0] for it in others), sum(it.took_ms for it in run)
-        if not others or took_ms < SLOWED_SHARE * whole_ms:
+            delays += script.token_delays.items()
+            delay_s = script.first_token_s if is_first else script.per_token_s * max(0, tokens - 1)
+        for token, seconds in delays:
+            if token < tokens and (token == 0) == is_first:
+                delay_s += seconds
+        if not delay_s:
             return ""
-        share = "all" if took_ms > 0.95 * whole_ms else duration(took_ms)
-        return (
-            f", {share} of it in steps with other prompts: {content_of(max(others)[1], self._key)}"
-        )
+        return f", {duration(delay_s * 1000)} of it on purpose (a fault or a script)"
+
+    def _slowed_by(self, run: Sequence[PhaseTime]) -> str:
+        """Returns how long prompts of other requests slowed a phase; empty if for a minor part."""
+        case = self._case
+        slow_steps: list[tuple[float, Step]] = []
+        for phase in run:
+            for step in case.steps:
+                overlap_ms = min(case.ms(step.end_s), phase.to_ms) - max(
+                    case.ms(step.start_s), phase.from_ms
+                )
+                if overlap_ms > 0 and self._is_slow(step):
+                    slow_steps.append((overlap_ms, step))
+        slowed_ms = sum(overlap_ms for overlap_ms, _ in slow_steps)
+        whole_ms = sum(map(_took_ms, run))
+        if not slow_steps or slowed_ms < SLOWED_SHARE * whole_ms:
+            return ""
+        share = "all" if slowed_ms > NEARLY_ALL * whole_ms else duration(slowed_ms)
+        _, longest = max(slow_steps)
+        return f", {share} of it in steps with other prompts: {content_of(longest, case.key)}"
+
+    def _is_slow(self, step: Step) -> bool:
+        if step.prefill_tokens < SLOW_TOKENS:
+            return False
+        others = [chunk.tokens for chunk in step.chunks if chunk.key != self._case.key]
+        return sum(others) >= SLOW_TOKENS
 
 
-def content_of(step: Step, but: int = 0) -> str:
-    """Returns what a step computed:
+def since(entries: deque[E], moment_s: float, field: int = 0) -> list[E]:
+    """Returns the entries of a log from a moment on, oldest first.
 
-    the largest prompt, but not that of the request with the key `but`.
+    `field` is the position of the entries' moments.
     """
-    largest = max(
-        (it for it in step.chunks if it.key != but), key=lambda it: it.tokens, default=None
-    )
-    if largest is None:
+    start = bisect_left(entries, moment_s, key=itemgetter(field))
+    return list(islice(entries, start, None))
+
+
+def content_of(step: Step, excluded_key: int = 0) -> str:
+    """Returns the largest prompt of a step, other than that of the request `excluded_key`.
+
+    Returns the number of decodes, if there is no such prompt.
+    """
+    chunks = [chunk for chunk in step.chunks if chunk.key != excluded_key]
+    if not chunks:
         return counted(step.decodes, "decode")
+    largest = max(chunks, key=attrgetter("tokens"))
     return f"{counted(largest.tokens, 'token')} of the prompt of {largest.request_id}"
 
 
 def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + "s" * (number != 1)
+    """Returns a number with its noun, such as `1 token` or `2 tokens`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def duration(took_ms: float) -> str:
     """Returns `18.0 s`, `310 ms`, or `0.4 ms`."""
     if took_ms >= 999.5:
         return f"{took_ms / 1000:.1f} s"
-    return f"{took_ms:.0f} ms" if took_ms >= 10 else f"{took_ms:.1f} ms"
+    if took_ms >= 10:
+        return f"{took_ms:.0f} ms"
+    return f"{took_ms:.1f} ms"
+
+
+def _step_length(step: Step) -> float:
+    return step.end_s - step.start_s

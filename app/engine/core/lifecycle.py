@@ -1,4 +1,4 @@
-"""Sleep and wake, pause and resume, drain, updates of weights (vllm-api.md sections 2 and 10)."""
+"""Operator's commands to the simulated engine: sleep, pause, cache, updates of weights."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from app.engine.core.wire import MEMORY, PauseMode, woken_by
 from app.engine.kvcache.cache import KVCacheManager
 
 if TYPE_CHECKING:
-    from app.engine.core.remote import RemoteLifecycle
+    from app.engine.core.remote_lifecycle import RemoteLifecycle
 
 Operations: TypeAlias = "Lifecycle | RemoteLifecycle"
 """An operator's commands to a server, for every kind of engine."""
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 """Interval, in seconds, at which a pause checks that running requests have ended."""
+TENSOR_NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+"""Tensor names in checksums; every model has some of these tensors."""
 
 
 class Lifecycle:
-    """Commands to the simulated engine. Sleep at level 0 only pauses; 1 and 2 pretend to free
-    memory.
+    """Commands to the simulated engine.
 
-    Requests that arrive during sleep at level 1 or 2 are served, since a simulator needs no weights
-    (simulator.md 2.13). During a pause they wait.
+    Sleep at level 0 only pauses; levels 1 and 2 pretend to free memory. Requests that arrive during
+    sleep at level 1 or 2 are served, since a simulator needs no weights. During a pause they wait.
     """
 
     def __init__(
@@ -44,26 +45,31 @@ class Lifecycle:
         No request starts meanwhile, or the calls might wait forever.
         """
         self._asleep: set[str] = set()
-        self._engine, self._recorder, self._cache = engine, recorder, cache
+        self._engine = engine
+        self._recorder = recorder
+        self._cache = cache
 
     @property
     def is_sleeping(self) -> bool:
+        """True while memory is freed."""
         return bool(self._asleep)
 
     @property
     def paused(self) -> bool:
         """True from a pause or sleep until a resume, or until all memory is back."""
-        return self._holds or self._slept
+        return self._is_blocked or self._slept
 
     @property
-    def _holds(self) -> bool:
+    def _is_blocked(self) -> bool:
         return self._is_paused or self._sleepers > 0
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
         """Puts the server to sleep at level 0, 1 or 2; running requests are treated as by `pause`.
 
-        A sleep that awaits requests blocks all new ones. Raises CallerLeft, and stays awake, if
-        `caller_left` is set first.
+        A sleep that awaits requests blocks all new ones.
+
+        Raises:
+            CallerLeft: `caller_left` was set before running requests ended; the server stays awake.
         """
         self._sleepers += 1
         self._engine.executor.pause()
@@ -78,13 +84,14 @@ class Lifecycle:
             self._recorder.slept("sleep", 0.0)
         finally:
             self._sleepers -= 1
-            self._go_on()
+            self._resume_if_unblocked()
 
     def release_cache(self) -> None:
         """Pretends to free the KV cache's memory; `wake_up` restores it and starts requests again.
 
-        Raises PauseNotComplete unless the server is paused and idle, MemoryNotResident while it
-        sleeps.
+        Raises:
+            PauseNotComplete: The server is not paused, or requests run.
+            MemoryNotResident: The server sleeps.
         """
         if not self.paused or self._engine.running:
             raise PauseNotComplete
@@ -95,10 +102,10 @@ class Lifecycle:
         self._recorder.slept("release_kv_cache_memory", 0.0)
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
-        """Restores all memory, or the memory that `tags` name; nothing if one of the tags is not
-        asleep.
+        """Restores all memory, or the memory that `tags` name.
 
-        Returns True, and resumes requests, when all memory is back.
+        Restores nothing if one of the tags is not asleep. Returns True, and resumes requests, when
+        all memory is back.
         """
         self._asleep -= woken_by(tags, self._asleep)
         if self._cache is not None and "kv_cache" not in self._asleep:
@@ -110,11 +117,13 @@ class Lifecycle:
         return not self._asleep
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        """Starts no more requests; running ones are aborted, awaited (`wait`) or continued
-        (`keep`).
+        """Starts no more requests; running ones are aborted, awaited (`wait`) or kept (`keep`).
 
-        Empties the prefix cache afterwards if `clear_cache`. Raises CallerLeft if `caller_left` is
-        set before running requests end; the server stays paused.
+        Empties the prefix cache afterwards if `clear_cache`.
+
+        Raises:
+            CallerLeft: `caller_left` was set before running requests ended; the server stays
+                paused.
         """
         self._is_paused = True
         self._engine.executor.pause()
@@ -123,8 +132,10 @@ class Lifecycle:
             self.reset_prefix_cache(under_requests=True)
 
     def resume(self) -> None:
-        self._is_paused = self._slept = False
-        self._go_on()
+        """Starts requests again."""
+        self._is_paused = False
+        self._slept = False
+        self._resume_if_unblocked()
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
         """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
@@ -139,42 +150,44 @@ class Lifecycle:
     def _settle(self, mode: PauseMode, caller_left: Event) -> None:
         if mode == "abort":
             self._engine.interrupt(counted=True)
-        while mode == "wait" and self._holds and self._engine.running:
-            if caller_left.wait(LOOK_AGAIN_S):
+        while mode == "wait" and self._is_blocked and self._engine.running:
+            if caller_left.wait(POLL_S):
                 raise CallerLeft
 
-    def _go_on(self) -> None:
-        if not self._holds:
+    def _resume_if_unblocked(self) -> None:
+        if not self._is_blocked:
             self._engine.executor.resume()
 
 
-NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
-"""Tensor names in checksums; every model has some of these tensors."""
-
-
 class WeightUpdates:
-    """Simulates updates of `model`'s weights on `devices`; `transfers` is vLLM's
-    `--weight-transfer-config`.
+    """Simulates updates of `model`'s weights on `devices`; requests continue meanwhile.
 
-    Raises CommandFailed only where vLLM refuses: requests go on during an update.
+    `transfers` is true if vLLM's `--weight-transfer-config` is set. A method raises CommandFailed
+    where vLLM rejects the call.
     """
 
     def __init__(self, model: str, devices: int, transfers: bool) -> None:
         self.version = "default"
-        self.devices, self._model, self._transfers = devices, model, transfers
-        self._connected = self._updating = False
+        self.devices = devices
+        self._model = model
+        self._transfers = transfers
+        self._connected = False
+        self._updating = False
         self._content = "loaded"
 
     def connect(self) -> None:
+        """Connects a trainer."""
         self._check_configured()
         self._connected = True
 
     def disconnect(self) -> None:
+        """Disconnects the trainer."""
         if self._updating:
             raise CommandFailed("A trainer cannot leave during a weight update.")
         self._connected = False
 
     def start(self) -> None:
+        """Starts an update."""
         self._check_configured()
         if self._updating:
             raise CommandFailed(
@@ -183,12 +196,12 @@ class WeightUpdates:
         self._updating = True
 
     def start_draft(self) -> None:
-        """Refuses to update a draft model: there is none."""
+        """Always raises CommandFailed: there is no draft model to update."""
         self._check_configured()
         raise CommandFailed("There is no draft model whose weights could be updated.")
 
     def update(self) -> None:
-        """Takes weights; a failing call ends the update."""
+        """Replaces weights; a failing call ends the update."""
         self._check_updating("update_weights")
         if not self._connected:
             self._updating = False
@@ -199,24 +212,27 @@ class WeightUpdates:
         self._content = blake2b(self._content.encode(), digest_size=8).hexdigest()
 
     def finish(self, version: str | None) -> None:
-        """Ends an update; the weights get `version`, if given."""
+        """Ends an update; the weights get `version` unless it is None."""
         self._check_updating("finish_weight_update")
         self._updating = False
-        self.version = self.version if version is None else version
+        if version is not None:
+            self.version = version
 
     def reset(self) -> None:
+        """Sets all weights to zero."""
         self._content = "zero"
 
     def checksums(self) -> dict[str, str]:
-        """Returns a digest for each tensor of each device; an update or a reset changes all
-        digests.
+        """Returns a digest for each tensor of each device.
+
+        An update or a reset changes all digests.
         """
         return {
             f"dp0:pp0:pcp0:tp{device}:{name}": blake2b(
                 f"{self._model} {device} {name} {self._content}".encode(), digest_size=32
             ).hexdigest()
             for device in range(self.devices)
-            for name in NAMES
+            for name in TENSOR_NAMES
         }
 
     def _check_configured(self) -> None:

@@ -13,11 +13,13 @@ from typing import Literal, TypeVar, overload
 from msgspec import Struct
 
 StopCause = Literal["stop", "length", "abort", "cache_threshold", "content_filter"]
+T = TypeVar("T", covariant=True)
 
 
 class TokenLogprob(Struct, gc=False, frozen=True):
-    """A token's natural-log probability, its rank (from 1), and its alternatives with the remaining
-    ranks.
+    """A token's natural-log probability, its rank (from 1), and its alternatives.
+
+    The alternatives have the other ranks, in order.
     """
 
     token_id: int
@@ -29,6 +31,7 @@ class TokenLogprob(Struct, gc=False, frozen=True):
 
     @property
     def ranks(self) -> Iterator[int]:
+        """Ranks of the token and its alternatives, without end."""
         return chain((self.rank,), (rank for rank in count(1) if rank != self.rank))
 
 
@@ -51,9 +54,9 @@ class Part(Struct, gc=False, frozen=True):
     number: int = 0
     name: str = ""
     raw: str = ""
-    """Whole reply with markup, if its last call was cut off:
+    """Whole reply with markup, if its last call was cut off.
 
-    the text of non-streaming responses.
+    Non-streaming responses show it as their text.
     """
     id: str = ""
     """Id of a call for the client; if empty, the response writer generates one."""
@@ -75,8 +78,9 @@ class Started(Struct, gc=False):
 
 
 class Tokens(Struct, gc=False):
-    """Tokens, the last one due at `at_s` (monotonic s); `ids[i]` adds `texts[i]`, which may be
-    empty.
+    """Tokens, the last one due at `at_s` (monotonic seconds).
+
+    `ids[i]` adds `texts[i]`, which may be empty.
     """
 
     index: int
@@ -88,17 +92,22 @@ class Tokens(Struct, gc=False):
     part: Part | None = None
 
     def split(self, count: int) -> tuple[Tokens, Tokens]:
-        """Splits off the first `count` tokens (at least 1, fewer than all); the rest keeps
-        `finish`.
+        """Splits off the first `count` tokens, at least 1 and fewer than all.
+
+        The second output keeps `finish`.
         """
+        return self._slice(slice(count), None), self._slice(slice(count, None), self.finish)
 
-        def part(of: slice, finish: Finish | None) -> Tokens:
-            entries = self.logprobs and self.logprobs[of]
-            return Tokens(
-                self.index, self.texts[of], self.ids[of], self.at_s, entries, finish, self.part
-            )
-
-        return part(slice(count), None), part(slice(count, None), self.finish)
+    def _slice(self, positions: slice, finish: Finish | None) -> Tokens:
+        return Tokens(
+            index=self.index,
+            texts=self.texts[positions],
+            ids=self.ids[positions],
+            at_s=self.at_s,
+            logprobs=self.logprobs and self.logprobs[positions],
+            finish=finish,
+            part=self.part,
+        )
 
 
 Piece = tuple[Part | None, str]
@@ -121,9 +130,7 @@ class TokenBacklog:
     def hold(self, output: Tokens, waiting: list[EngineOutput]) -> None:
         """Adds `output` to the last waiting output of its choice if both are of one part.
 
-        Otherwise appends it to `waiting`.
-
-        No token of a choice overtakes another one of the same choice.
+        Otherwise appends it to `waiting`. The tokens of a choice stay in order.
         """
         tail = self._tails.get(output.index)
         if tail is not None and tail.part == output.part and _append_logprobs(tail, output):
@@ -145,7 +152,7 @@ class TokenBacklog:
         waiting.append(tail)
 
     def forget(self) -> None:
-        """Call before waiting outputs are taken: later tokens then go to new outputs."""
+        """Puts later tokens into new outputs; call before waiting outputs are sent."""
         self._tails.clear()
 
 
@@ -163,6 +170,8 @@ def _append_logprobs(tail: Tokens, output: Tokens) -> bool:
 
 
 class Failed(Struct, gc=False):
+    """The choice has failed, and ends."""
+
     index: int
     error: Exception
 
@@ -175,10 +184,8 @@ Emit = Callable[[EngineOutput], TakeToken | None]
 """Receives an output, in the hub or in any greenlet; must not wait.
 
 The answer to a `Started` may be a `TakeToken`, which receives the choice's plain tokens from then
-on. Thousands of streams then cost no object per token. """
-
-
-T = TypeVar("T", covariant=True)
+on. Thousands of streams then cost no object per token.
+"""
 
 
 class LazySequence(Sequence[T]):
@@ -187,7 +194,8 @@ class LazySequence(Sequence[T]):
     __slots__ = ("_make", "_positions")
 
     def __init__(self, make: Callable[[int], T], positions: range) -> None:
-        self._make, self._positions = make, positions
+        self._make = make
+        self._positions = positions
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -202,10 +210,11 @@ class LazySequence(Sequence[T]):
         return self._make(self._positions[index])
 
     def joined(self, following: Sequence[T]) -> LazySequence[T] | None:
-        """Returns a view of both, if `following` continues this view; else None."""
+        """Returns a view of this and `following`, if that continues this one; else None."""
         if not isinstance(following, LazySequence) or following._make != self._make:
             return None
-        positions, next_positions = self._positions, following._positions
+        positions = self._positions
+        next_positions = following._positions
         if positions.stop != next_positions.start or positions.step != next_positions.step:
             return None
         return LazySequence(self._make, range(positions.start, next_positions.stop, positions.step))

@@ -1,6 +1,7 @@
 """The engine's request for one choice, the whole reply to it, and the outcome for its observers.
 
-The engine does not know its observers (traces, rate limits).
+The engine does not know its observers (traces, rate limits). Start with `EngineRequest` and
+`Reply`.
 """
 
 from __future__ import annotations
@@ -12,26 +13,31 @@ from typing import NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.engine.core.constraints import Grammar
 from app.engine.core.outputs import Finish, Part, StopCause, TokenLogprob
 from app.engine.core.wire import ChoiceRequest, Sampling
-from app.engine.forms.schema.derivation import Grammar
 
-log = logging.getLogger(__name__)
-
+STOP = Finish("stop")
+LENGTH = Finish("length")
 JsonSchema = Mapping[str, object] | bool
+Span = tuple[int, Part | None]
+"""Number of the last token + 1, and the part of tokens up to there."""
+log = logging.getLogger(__name__)
 
 
 class ToolFunction(Struct, frozen=True):
+    """A function that a reply may call; `schema` is that of its arguments."""
+
     name: str
     schema: JsonSchema = True
 
 
 class ToolCalls(Struct, frozen=True, kw_only=True):
-    """Tool calls that a reply may contain: at least `least`, at most `most`, of `tools`."""
+    """Tool calls that a reply may contain: `min_calls` to `max_calls` calls of `tools`."""
 
     tools: tuple[ToolFunction, ...]
-    least: int = 0
-    most: int = 1
+    min_calls: int = 0
+    max_calls: int = 1
     named: bool = False
     """The client named the tool, which is called exactly once even if few tokens are left."""
     lenient: bool = False
@@ -39,9 +45,9 @@ class ToolCalls(Struct, frozen=True, kw_only=True):
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
-    """Constraint on the text:
+    """Constraint on the text.
 
-    JSON of `schema`, a match of `regex`, one of `choices`, a text of `grammar`.
+    It is JSON of `schema`, a match of `regex`, one of `choices`, or a text of `grammar`.
     """
 
     schema: JsonSchema | None = None
@@ -72,7 +78,7 @@ class ScriptedReply(Struct, frozen=True, kw_only=True):
     """Finish reason unless a limit ends the reply."""
     first_token_s: float = 0.0
     per_token_s: float = 0.0
-    before: Mapping[int, float] = {}
+    token_delays: Mapping[int, float] = {}
     """Token number, from 0, to the wait before that token."""
 
 
@@ -80,14 +86,14 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     """One choice of one request, into which every API family translates its requests."""
 
     index: int
-    """Position of this choice in the response: prompt index * n + choice (vllm-api.md 3.2)."""
+    """Position of this choice in the response: prompt index * n + choice."""
     model: str
     echo_text: str
     """Reply text of mode `echo`: the last message, or the prompt."""
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, for datasets keyed by messages; else empty."""
     limited: bool
-    """True when the client gave `max_tokens`; the length model differs (simulator.md 5.4)."""
+    """True when the client gave `max_tokens`; other replies have drawn lengths."""
     greedy: bool = False
     """Temperature 0: the same prompt gets the same reply."""
     logprob_ids: tuple[int, ...] = ()
@@ -107,7 +113,9 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     media: tuple[tuple[str, int, int], ...] = ()
     """(identifier, first token, tokens) of each image, audio or video in the prompt."""
     cache_hit_threshold: float = 0.0
-    """Minimum cached share of the prompt; below, the request ends at once with `cache_threshold`.
+    """Minimum cached share of the prompt.
+
+    With less, the request ends at once with `cache_threshold`.
     """
     remote_prefill: bool = False
     """The prefill ran on another engine: its cache is transferred instead of computed."""
@@ -157,6 +165,7 @@ Called in the request's greenlet.
 
 
 def watches_of(request: EngineRequest) -> list[Watch]:
+    """Returns the watches of a request's observers."""
     watches = (observer(request) for observer in request.observers)
     return [watch for watch in watches if watch is not None]
 
@@ -170,17 +179,11 @@ def notify(watches: Iterable[Watch], outcome: SequenceOutcome) -> None:
             log.exception("an observer of a sequence failed")
 
 
-STOP = Finish("stop")
-LENGTH = Finish("length")
-Span = tuple[int, Part | None]
-
-
 class Reply(Struct, gc=False):
     """A reply: `texts[i]` is the text that token `ids[i]` adds, `finish` the way the reply ends.
 
     Items of `texts` beyond the last id are not tokens but, for example, images. `spans` assigns
-    tokens to parts: each span is its end (number of its last token + 1) and its part. Plain text
-    has no spans.
+    tokens to parts. Plain text has no spans.
     """
 
     texts: Sequence[str]
@@ -189,52 +192,69 @@ class Reply(Struct, gc=False):
     spans: Sequence[Span] = ()
     logprobs: Sequence[TokenLogprob] | None = None
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
-    """One entry per prompt token, if wanted; the first is None."""
+    """One entry per prompt token, if requested; the first is None."""
     delays: Sequence[tuple[int, float]] = ()
 
     def all_spans(self) -> Sequence[Span]:
+        """Returns the spans; for plain text one of the whole reply."""
         return self.spans or [(len(self.texts), None)]
 
     def content(self, tokens: int) -> str:
         """Returns the first `tokens` without thoughts, calls and images."""
-        texts, start = list[str](), 0
+        texts: list[str] = []
+        start = 0
         for end, part in self.all_spans():
             if part is None:
                 texts += self.texts[start : min(end, tokens)]
             start = end
         return "".join(texts)
 
-    def end(self, eos_token_id: int, most: int) -> None:
-        """Appends the end-of-text token to a reply that stops; one with `most` tokens gets LENGTH."""
-        finish, count = self.finish, len(self.ids)
+    def end(self, eos_token_id: int, max_tokens: int) -> None:
+        """Appends the end-of-text token to a reply that stops.
+
+        A reply that has `max_tokens` already finishes with LENGTH instead.
+        """
+        finish = self.finish
+        count = len(self.ids)
         if finish is not STOP and finish != STOP:
             return
-        if count >= most:
+        if count >= max_tokens:
             self.finish = LENGTH
             return
-        self.texts, self.ids = [*self.texts, ""], [*self.ids, eos_token_id]
+        self.texts = [*self.texts, ""]
+        self.ids = [*self.ids, eos_token_id]
         if self.spans:
             self.spans = [*self.spans[:-1], (count + 1, self.spans[-1][1])]
 
-    def cut(self, most: int) -> Reply:
-        """Returns the first `most` tokens; a longer reply finishes with LENGTH."""
-        if len(self.ids) <= most:
+    def cut(self, max_tokens: int) -> Reply:
+        """Returns the first `max_tokens` tokens; a longer reply finishes with LENGTH."""
+        if len(self.ids) <= max_tokens:
             return self
-        spans = [(min(end, most), part) for end, part in self.spans]
-        texts, ids = self.texts[:most], self.ids[:most]
-        return replace(self, texts=texts, ids=ids, finish=LENGTH, spans=distinct(spans))
+        spans = [(min(end, max_tokens), part) for end, part in self.spans]
+        return replace(
+            self,
+            texts=self.texts[:max_tokens],
+            ids=self.ids[:max_tokens],
+            finish=LENGTH,
+            spans=without_empty(spans),
+        )
 
 
-def distinct(spans: Sequence[Span]) -> list[Span]:
+def without_empty(spans: Sequence[Span]) -> list[Span]:
+    """Returns the spans that have tokens."""
     starts = (0, *(end for end, _ in spans))
     return [span for start, span in zip(starts, spans, strict=False) if span[0] > start]
 
 
 def joined(first: Reply, second: Reply) -> Reply:
+    """Returns the reply that consists of two; it ends as the second one."""
     shift = len(first.texts)
     spans = [*first.all_spans(), *((end + shift, part) for end, part in second.all_spans())]
     return Reply(
-        [*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans)
+        texts=[*first.texts, *second.texts],
+        ids=[*first.ids, *second.ids],
+        finish=second.finish,
+        spans=without_empty(spans),
     )
 
 
@@ -242,10 +262,15 @@ class Model(Protocol):
     """Decides replies; the engine decides timing."""
 
     def reply(self, request: EngineRequest) -> Reply:
-        """Returns the whole reply. Calls come in order of arrival. Raises SchemaUnsatisfiable."""
+        """Returns the whole reply. Calls come in order of arrival.
+
+        Raises:
+            SchemaUnsatisfiable: No reply can have the requested form.
+        """
 
     def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
         """Returns one reply for each of `requests`, the beams of one prompt, best first.
 
-        Raises SchemaUnsatisfiable.
+        Raises:
+            SchemaUnsatisfiable: No reply can have the requested form.
         """

@@ -31,14 +31,11 @@ class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     step_time_s: float = 0.2
-    """Seconds that a step with a part of a prompt should take; 0:
-
-    prompts are cut by tokens alone.
-    """
+    """Seconds that a step with a part of a prompt should take; 0 cuts prompts by tokens alone."""
     num_threads: int = 0
     """Threads on a CPU; 0: as many as help, chosen step by step."""
     max_queue_size: int = 1000
-    """Most waiting choices, of all workers together."""
+    """Maximum waiting choices, of all workers together."""
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: Algorithm = "sha256"
     hash_seed: str | None = None
@@ -48,9 +45,9 @@ class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int | None = None
     speculative_config: SpeculativeConfig | None = None
     batch_invariant: bool = False
-    """True to compute rows in fixed tiles:
+    """True to compute rows in fixed tiles.
 
-    a reply does not depend on other requests, to the last bit.
+    A reply then does not depend on other requests, to the last bit.
     """
 
 
@@ -115,7 +112,7 @@ class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     prompt_ids: Sequence[int]
     max_tokens: int
-    """Most reply tokens, already limited to the context's remaining room."""
+    """Maximum reply tokens, already limited to the context's remaining room."""
     arrival_s: float
     """In monotonic seconds."""
     min_tokens: int = 0
@@ -137,6 +134,8 @@ class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class EngineCoreRequest(
     ChoiceRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"
 ):
+    """Starts a choice."""
+
     key: int
     sampling: Sampling = Sampling()
 
@@ -159,11 +158,12 @@ class EngineCommand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """For pause and sleep. `abort` ends running and waiting choices of all workers.
 
     `wait` delays the answer until nothing runs. `keep` lets running choices continue; asleep, they
-    continue after wake_up and are computed anew. """
+    continue after wake_up and are computed anew.
+    """
     clear: bool = False
-    """For pause and reset_prefix_cache:
+    """For pause and reset_prefix_cache: empties the cache even under requests.
 
-    empties the cache even under requests, which are computed anew.
+    The requests are computed anew.
     """
 
 
@@ -215,9 +215,9 @@ class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
     error: str | None = None
     """With `finish` "error": one sentence for the client."""
     is_refused: bool = False
-    """With `error`:
+    """With `error`: the request itself is invalid.
 
-    the request itself is invalid (a prompt that never fits, an invalid grammar).
+    Examples are a prompt that never fits, and an invalid grammar.
     """
 
 
@@ -240,6 +240,8 @@ class EngineLoad(Struct, kw_only=True, omit_defaults=True, tag="load"):
 
 
 class PublishedEvents(Struct, frozen=True, tag="blocks"):
+    """KV events that the engine has published."""
+
     topic: str
     sequence: int
     batch: bytes
@@ -261,9 +263,11 @@ Notice: TypeAlias = Ready | EngineCoreOutput | EngineLoad | PublishedEvents | Co
 
 
 def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:
-    """Returns the memory that `wake_up` restores:
+    """Returns the memory that `wake_up` restores.
 
-    all that `tags` name, or nothing if one is not asleep.
+    That is all memory that `tags` name, or nothing if one of them is not asleep.
     """
-    named = set(asleep) if tags is None else set(tags) - {"scheduling"}
-    return named if named <= set(asleep) else set()
+    woken = set(asleep)
+    if tags is not None:
+        woken = set(tags) - {"scheduling"}
+    return woken if woken <= set(asleep) else set()

@@ -1,4 +1,1 @@
-"""KV cache of an engine:
-
-block hashes, the block pool, published events; nothing here knows HTTP.
-"""
+"""KV cache of an engine: block hashes, the block pool, published events."""

@@ -1,23 +1,14 @@
-"""Blocks of a KV cache:
-
-free blocks, blocks found by hash, and blocks in use; how long blocks stay.
-"""
+"""Blocks of a KV cache: free blocks, blocks found by hash, and blocks in use."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import pairwise
-from random import Random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from app.base.metrics.recorder import Recorder
-
 NULL_BLOCKS = 1
-"""Number of placeholder blocks:
+"""Number of placeholder blocks.
 
 vLLM reserves the first block, which holds nothing and is never free.
 """
@@ -26,18 +17,22 @@ BLOCK_BYTES = 400
 
 
 class BlockObserver:
-    """Follows blocks by their numbers.
+    """Follows blocks by number. A released block is `findable` if its content stays cached."""
 
-    A block is `allocated` to be filled, `accessed` by another sequence that finds its content, and
-    `released` by a sequence (`findable` if its content stays cached). `evicted` drops its content,
-    if any; `cleared` that of all blocks.
-    """
+    def allocated(self, block: int) -> None:
+        """Called when a sequence gets a block to fill."""
 
-    def allocated(self, block: int) -> None: ...
-    def accessed(self, block: int) -> None: ...
-    def released(self, block: int, findable: bool) -> None: ...
-    def evicted(self, block: int) -> None: ...
-    def cleared(self) -> None: ...
+    def accessed(self, block: int) -> None:
+        """Called when a sequence finds the content of a block."""
+
+    def released(self, block: int, findable: bool) -> None:
+        """Called when a sequence releases a block."""
+
+    def evicted(self, block: int) -> None:
+        """Called when a block loses its content, if it has any."""
+
+    def cleared(self) -> None:
+        """Called when all blocks lose their content."""
 
 
 class Block(Struct, gc=False, eq=False):
@@ -76,6 +71,7 @@ class BlockPool:
         """Unused cached blocks, the least recent first."""
         self._cached: dict[bytes, Block] = {}
         self._copies: dict[bytes, dict[Block, None]] = {}
+        """Blocks with the same hash, where there are several."""
 
     @property
     def size_bytes(self) -> int:
@@ -84,6 +80,7 @@ class BlockPool:
 
     @property
     def limit_bytes(self) -> int:
+        """Memory of all blocks of the pool, in bytes."""
         return self.capacity * BLOCK_BYTES
 
     @property
@@ -97,15 +94,16 @@ class BlockPool:
 
     def longest_prefix(self, hashes: Iterable[bytes]) -> list[Block]:
         """Returns the cached blocks of `hashes`, up to the first hash that is not cached."""
-        found = []
+        blocks = []
         for block_hash in hashes:
             block = self._cached.get(block_hash)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def use(self, blocks: Iterable[Block]) -> None:
+        """Assigns cached blocks to one more sequence."""
         for block in blocks:
             if block.references == 0:
                 del self._unused[block]
@@ -117,12 +115,15 @@ class BlockPool:
     def take(self, count: int) -> list[Block]:
         """Returns `count` empty blocks, evicting cached ones.
 
-        Raises IndexError when too few are free.
+        Raises:
+            IndexError: Too few blocks are free.
         """
         if count > self.free:
             raise IndexError(f"{self.free} blocks are free, {count} are wanted")
         self.free -= count
-        blocks, evicted, empty = [], [], self._empty
+        blocks = []
+        evicted = []
+        empty = self._empty
         for _ in range(count):
             if empty:
                 block = empty.popleft()
@@ -159,9 +160,9 @@ class BlockPool:
             self._copies.setdefault(block_hash, {first: None})[block] = None
 
     def release(self, blocks: Sequence[Block]) -> None:
-        """Releases a sequence's blocks, the last one first:
+        """Releases a sequence's blocks, the last one first.
 
-        later blocks are useless without earlier ones.
+        Later blocks are useless without earlier ones, and are reused first.
         """
         empty = []
         for block in reversed(blocks):
@@ -181,121 +182,8 @@ class BlockPool:
         for block in (*self._unused, *used):
             block.hash = None
         self._empty.extend(self._unused)
-        for held in (self._unused, self._cached, self._copies):
-            held.clear()
+        self._unused.clear()
+        self._cached.clear()
+        self._copies.clear()
         for observer in self.observers:
             observer.cleared()
-
-
-USES = 4
-"""Number of recent uses remembered per block, for the gaps between uses."""
-MOST_BLOCKS = 60_000
-"""Most blocks that are followed, at about 1.1 KB each."""
-
-
-class Residency(BlockObserver):
-    """Follows a share `sample` of the blocks, at most `most`, as vLLM does with kv-cache-metrics."""
-
-    def __init__(
-        self,
-        metrics: Recorder,
-        sample: float,
-        rng: Random,
-        now: Callable[[], float],
-        most: int = MOST_BLOCKS,
-    ) -> None:
-        self._metrics, self._sample, self._rng, self._now, self._most = (
-            metrics,
-            sample,
-            rng,
-            now,
-            most,
-        )
-        self._lives: dict[int, tuple[float, deque[float]]] = {}
-
-    def allocated(self, block: int) -> None:
-        if self._rng.random() < self._sample and len(self._lives) < self._most:
-            self._lives[block] = self._now(), deque(maxlen=USES)
-
-    def accessed(self, block: int) -> None:
-        if life := self._lives.get(block):
-            life[1].append(self._now())
-
-    def evicted(self, block: int) -> None:
-        if (life := self._lives.pop(block, None)) is not None:
-            (born, uses), now = life, self._now()
-            gaps_s = [later - earlier for earlier, later in pairwise(uses)]
-            self._metrics.block_evicted(now - born, now - (uses[-1] if uses else born), gaps_s)
-
-    def cleared(self) -> None:
-        self._lives.clear()
-
-
-class FreeSpan(Struct, gc=False):
-    """Adjacent free blocks in the queue, taken from the tail:
-
-    the rest is always a sequence's beginning.
-    """
-
-    blocks: int
-
-
-class CountedBlocks:
-    """The scheduler's `Blocks`, which only counts its `num_blocks` blocks, including vLLM's null
-    block.
-
-    With `caching` a sequence released by preemption finds the rest of its whole blocks again.
-    """
-
-    def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
-        self.capacity = num_blocks - 1
-        self.block_size = block_size
-        self.free = self.capacity
-        self._caching = caching
-        self._queue: deque[FreeSpan] = deque([FreeSpan(self.capacity)])
-        """All free blocks, in order of reuse."""
-        self._left: dict[Hashable, FreeSpan] = {}
-        """Free blocks of preempted sequences, still in the queue."""
-
-    def find(self, sequence: Hashable, tokens: int) -> int:
-        span = self._left.get(sequence)
-        return 0 if span is None else min(span.blocks, (tokens - 1) // self.block_size)
-
-    def fits(self, sequence: Hashable, tokens: int, found: int) -> bool:
-        return -(-tokens // self.block_size) <= self.free
-
-    def begin(self, sequence: Hashable, found: int, count: int) -> None:
-        span = self._left.pop(sequence, None)
-        if span is not None:
-            span.blocks -= found
-            self.free -= found
-        self.grow(sequence, count)
-
-    def grow(self, sequence: Hashable, count: int) -> None:
-        self.free -= count
-        queue = self._queue
-        while count:
-            first = queue[0]
-            taken = min(first.blocks, count)
-            first.blocks -= taken
-            count -= taken
-            if not first.blocks:
-                queue.popleft()
-
-    def filled(self, sequence: Hashable) -> None: ...
-
-    def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
-        self.free += held
-        kept = findable if self._caching else 0
-        queue = self._queue
-        if others := held - kept:
-            if queue and not self._left:  # no sequence will look for blocks: one span is enough
-                queue[-1].blocks += others
-            else:
-                queue.append(FreeSpan(others))
-        if kept:
-            self._left[sequence] = span = FreeSpan(kept)
-            queue.append(span)
-
-    def forget(self, sequence: Hashable) -> None:
-        self._left.pop(sequence, None)

@@ -1,14 +1,14 @@
 """KV cache events in vLLM's vocabulary, and their wire layouts in all vLLM versions.
 
-The structs are msgpack maps, as in vLLM 0.24 and later; `encoder` also writes older layouts
-(kv-cache specification, section 2.4). A publisher sends them to a ZMQ address of each rank.
+The structs are msgpack maps, as in vLLM 0.24 and later; `encoder` also writes older layouts. A
+publisher sends them to a ZMQ address of each rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from msgspec import Raw, Struct, field
 from msgspec.msgpack import Encoder
@@ -24,6 +24,37 @@ PublishedKeys: TypeAlias = list[list[object] | None]
 
 Unread: TypeAlias = object
 """Value of a field that no code reads, of any shape: its form differs between versions of vLLM."""
+
+LayoutName: TypeAlias = Literal[
+    "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
+]
+"""`map` is vLLM 0.24 and later; a number is the first vLLM version with a layout of arrays."""
+
+DEFAULT_LAYOUT: LayoutName = "map"
+LEGACY: LayoutName = "llm-d-inference-sim"
+"""Layout of llm-d's simulator: a missing parent is 0, and extra keys are always nil."""
+ARRAYS: dict[LayoutName, tuple[int, int, bool]] = {
+    "0.9.0": (6, 2, False),
+    "0.9.2": (6, 2, True),
+    "0.10.2": (7, 3, True),
+    "0.14": (8, 3, True),
+    "0.17": (9, 3, True),
+    "0.19": (9, 3, True),
+    "0.20": (10, 4, True),
+    "0.22": (12, 4, True),
+    LEGACY: (9, 3, True),
+}
+"""Lengths of stored and removed events with their names, and whether a batch carries its rank."""
+NO_PARENT = Raw(b"\xcf" + bytes(8))
+"""0 as a full 64-bit number: llm-d's decoder rejects shorter ones."""
+
+
+def _gpu() -> str | None:
+    return "GPU"
+
+
+def _none() -> None:
+    return None
 
 
 class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
@@ -41,8 +72,8 @@ class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omi
     lora_id: int | None
     # vLLM always sends these two fields. Defaults from a factory are always encoded; constant ones
     # would be omitted.
-    medium: str | None = field(default_factory=lambda: "GPU")
-    lora_name: str | None = field(default_factory=lambda: None)
+    medium: str | None = field(default_factory=_gpu)
+    lora_name: str | None = field(default_factory=_none)
     extra_keys: PublishedKeys | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -55,13 +86,13 @@ class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omi
 
 
 class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
-    """Event:
+    """Event: this medium no longer holds these blocks.
 
-    this medium no longer holds these blocks; later blocks of the same prompt may remain.
+    Later blocks of the same prompt may remain.
     """
 
     block_hashes: list[BlockHash]
-    medium: str | None = field(default_factory=lambda: "GPU")
+    medium: str | None = field(default_factory=_gpu)
     group_idx: int | None = None
     locality: Unread = None
     ownership: Unread = None
@@ -80,7 +111,7 @@ KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(Struct, gc=False, frozen=True, array_like=True):
-    """Events in order, published together at `ts` (seconds since 1970) by one data parallel rank."""
+    """Events in order, published together at `ts` (Unix seconds) by one data parallel rank."""
 
     ts: float
     events: list[KVEvent]
@@ -88,37 +119,18 @@ class EventBatch(Struct, gc=False, frozen=True, array_like=True):
 
 
 def event_bytes(event: KVEvent) -> int:
+    """Returns the estimated memory of an event, in bytes."""
     if isinstance(event, BlockStored):
         return 400 + 40 * len(event.token_ids) + 90 * len(event.block_hashes)
     return 200 + 80 * len(event.block_hashes)
 
 
-LayoutName: TypeAlias = Literal[
-    "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
-]
-"""`map` is vLLM 0.24 and later; a number is the first vLLM version with a layout of arrays."""
-
-DEFAULT_LAYOUT: LayoutName = "map"
-LEGACY: LayoutName = "llm-d-inference-sim"
-"""Of llm-d's simulator: parent 0 for none, and extra keys always nil."""
-ARRAYS: dict[LayoutName, tuple[int, int, bool]] = {
-    "0.9.0": (6, 2, False),
-    "0.9.2": (6, 2, True),
-    "0.10.2": (7, 3, True),
-    "0.14": (8, 3, True),
-    "0.17": (9, 3, True),
-    "0.19": (9, 3, True),
-    "0.20": (10, 4, True),
-    "0.22": (12, 4, True),
-    LEGACY: (9, 3, True),
-}
-"""Lengths of stored and removed events with their names, and whether a batch carries its rank."""
-NO_PARENT = Raw(b"\xcf" + bytes(8))
-"""0 as a full 64-bit number: llm-d's decoder accepts no shorter ones."""
-
-
 def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Callable[[EventBatch], bytes]:
-    """Returns the encoder of batches for `layout`. Raises ValueError for an unknown layout."""
+    """Returns the encoder of batches for `layout`.
+
+    Raises:
+        ValueError: The layout is unknown.
+    """
     encode = Encoder().encode
     if layout == "map":
         return encode
@@ -133,7 +145,8 @@ def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Callable[[EventBatch], bytes
         if isinstance(event, BlockRemoved):
             return values[:removed]
         if layout == LEGACY:
-            values[2], values[8] = event.parent_block_hash or NO_PARENT, None
+            values[2] = event.parent_block_hash or NO_PARENT
+            values[8] = None
         elif layout == "0.17" and event.extra_keys is not None:  # images without their offsets
             values[8] = [
                 keys and [key[0] if isinstance(key, list) else key for key in keys]
@@ -149,9 +162,10 @@ def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Callable[[EventBatch], bytes
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """Returns a rank's address:
+    """Returns the address of a rank: port + `rank`, or `_dp<rank>` after an inproc name.
 
-    port + `rank`, or `_dp<rank>` after an inproc name. Raises ValueError.
+    Raises:
+        ValueError: The rank cannot have an address of its own.
     """
     port = port_of(endpoint)
     if port is not None:
@@ -164,11 +178,12 @@ def of_rank(endpoint: str, rank: int) -> str:
 
 
 def is_bound(endpoint: str) -> bool:
-    """Returns True if the publisher binds the address; False if it connects to a subscriber there."""
+    """Returns whether the publisher binds the address; else it connects to a subscriber there."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
 def is_ipv6(endpoint: str) -> bool:
+    """Returns whether the address is, or may be, an IPv6 address."""
     return "[" in endpoint or "::" in endpoint
 
 
@@ -184,10 +199,18 @@ def is_name(endpoint: str) -> bool:
     return False
 
 
-class PublisherSettings(Struct, frozen=True, kw_only=True):
-    """Publisher settings. `endpoint` is the PUB socket's, None for listeners only.
+class EventSource(Protocol):
+    """Passes on the KV events of this server."""
 
-    `replay_endpoint` None means no replays. Both endpoints belong to rank 0. `flush_s` 0 publishes
+    def listen(self, listener: Callable[[str, int, Any], None]) -> None:
+        """Calls `listener` with topic, sequence number and batch of all later events."""
+
+
+class PublisherSettings(Struct, frozen=True, kw_only=True):
+    """Settings of a publisher.
+
+    `endpoint` is that of the PUB socket; None means listeners only. Without `replay_endpoint` there
+    are no replays. Both endpoints belong to rank 0. `flush_s` 0 publishes
     every step at once, as vLLM does. Up to `hwm` messages wait for a slow subscriber; vLLM's
     100,000 could take gigabytes.
     """

@@ -5,7 +5,7 @@ keys are the adapter, the client's salt, and images: tagged in hashes, as in vLL
 bare in events.
 
 A block's hash covers all tokens before the block. Hashes equal vLLM's for the same algorithm, block
-size, PYTHONHASHSEED and version of extra keys (kv-cache specification, section 7.2).
+size, PYTHONHASHSEED and version of extra keys.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
+from operator import attrgetter
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -31,12 +32,17 @@ Extra: TypeAlias = tuple[Hashable, ...] | None
 """Extra keys of a block, hashed with its tokens; None if there are none."""
 
 Part: TypeAlias = tuple[bytes, ...]
+"""Hashes of adjacent blocks."""
+
+Key: TypeAlias = tuple[Hashable, object]
+"""An extra key: the hashed form, and the form in events."""
 
 DEFAULT_SEED = "vllm-none-hash"
 """Seed of the first parent hash in vLLM 0.29 and later, if PYTHONHASHSEED is not set."""
 SEED_BYTES = 32
+"""Length of a drawn seed."""
 PART_BLOCKS = 64
-"""Most blocks hashed without a pause, about 0.1 ms, and remembered together."""
+"""Maximum blocks hashed without a pause, about 0.1 ms, and remembered together."""
 MEMO_BYTES = 5 << 20
 """Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
 HASH_BYTES = 88
@@ -46,14 +52,14 @@ FNV_BYTES = 1 << 15
 
 
 def fnv1a_32(data: bytes) -> int:
-    """32-bit FNV-1a, with pauses:
+    """Returns the 32-bit FNV-1a of `data`, as llm-d uses it for media and queues; with pauses.
 
-    of media and of queues, as llm-d. No package for FNV is maintained.
+    There is no maintained package for FNV.
     """
     value = 0x811C9DC5
-    for at, byte in enumerate(data, 1):
+    for position, byte in enumerate(data, 1):
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-        if at % FNV_BYTES == 0:
+        if position % FNV_BYTES == 0:
             pause_if_possible()
     return value
 
@@ -67,7 +73,6 @@ class BlockHasher:
     """Computes the hashes of prompts' full blocks, as a vLLM with these settings does.
 
     Remembers hashes up to `memo_bytes`. `seed` is a PYTHONHASHSEED; xxHash draws a missing one.
-    Raises ValueError for an unknown algorithm.
     """
 
     def __init__(
@@ -78,15 +83,21 @@ class BlockHasher:
         rng: Random,
         memo_bytes: int = MEMO_BYTES,
     ) -> None:
+        """Prepares the algorithm.
+
+        Raises:
+            ValueError: The algorithm is unknown, or the block size is not positive.
+        """
         if block_size < 1:
             raise ValueError("a block has at least one token")
         self.block_size = block_size
-        self._digest, self._serialize = _digest(algorithm), _serializer(algorithm)
+        self._digest = _digest(algorithm)
+        self._serialize = _serializer(algorithm)
         self.memo: Memo[object, Part] = Memo(memo_bytes)
         if seed is None:
-            seed = (
-                rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
-            )
+            seed = DEFAULT_SEED
+            if algorithm.startswith("xxhash"):
+                seed = rng.randbytes(SEED_BYTES).hex()
         self.none_hash = self._digest(self._serialize(seed))
         """Hash before the first block of a prompt."""
 
@@ -96,11 +107,13 @@ class BlockHasher:
         extras: Sequence[Extra] | None = None,
         parent: bytes | None = None,
     ) -> list[bytes]:
-        """Returns the hash of every full block of `token_ids`; `parent` is the hash before the
-        first.
+        """Returns the hash of every full block of `token_ids`.
 
-        `extras` has one entry per full block, or is None if no block has any. Raises ValueError for
-        a negative id.
+        `parent` is the hash before the first block. `extras` has one entry per full block, or is
+        None if no block has any.
+
+        Raises:
+            ValueError: A token id is negative.
         """
         return [block_hash for part in self.parts(token_ids, extras, parent) for block_hash in part]
 
@@ -141,12 +154,10 @@ class BlockHasher:
         return part
 
     def _hash(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> Part:
-        digest, serialize, size, hashes = (
-            self._digest,
-            self._serialize,
-            self.block_size,
-            list[bytes](),
-        )
+        digest = self._digest
+        serialize = self._serialize
+        size = self.block_size
+        hashes: list[bytes] = []
         for start in range(0, len(ids), size):
             extra = extras[start // size] if extras else None
             parent = digest(serialize((parent, tuple(ids[start : start + size]), extra)))
@@ -166,14 +177,14 @@ def _serializer(algorithm: Algorithm) -> Callable[[object], bytes]:
 def _digest(algorithm: Algorithm) -> Callable[[bytes], bytes]:
     match algorithm:
         case "sha256" | "sha256_cbor":
-            return lambda data: sha256(data).digest()
+            return _sha256_digest
         case "xxhash" | "xxhash_cbor":
             return xxhash.xxh3_128_digest
     raise ValueError(f"unknown block hash algorithm {algorithm}")
 
 
-Key: TypeAlias = tuple[Hashable, object]
-"""An extra key: the hashed form, and the form in events."""
+def _sha256_digest(data: bytes) -> bytes:
+    return sha256(data).digest()
 
 
 class Adapter(Struct, gc=False, frozen=True):
@@ -192,6 +203,7 @@ class Placeholder(Struct, gc=False, frozen=True):
     length: int
 
     def blocks(self, block_size: int) -> range:
+        """Returns the numbers of the blocks that have some of the tokens."""
         return range(self.offset // block_size, -(-(self.offset + self.length) // block_size))
 
 
@@ -205,32 +217,36 @@ class ExtraKeys:
         salt: str | None = None,
         placeholders: Sequence[Placeholder] = (),
     ) -> None:
-        every: list[Key] = []
+        shared: list[Key] = []
         if adapter is not None:
-            every.append((("lora", adapter.name, adapter.path), adapter.name))
-        own: dict[int, list[Key]] = {}
-        for item in sorted(placeholders, key=lambda item: item.offset):
-            for block in item.blocks(block_size):
-                offset = item.offset - block * block_size
-                keys: Key = ("mm", item.identifier, offset), [item.identifier, offset]
-                own.setdefault(block, []).append(keys)
+            shared.append((("lora", adapter.name, adapter.path), adapter.name))
+        by_block: dict[int, list[Key]] = {}
+        for placeholder in sorted(placeholders, key=attrgetter("offset")):
+            identifier = placeholder.identifier
+            for block in placeholder.blocks(block_size):
+                offset = placeholder.offset - block * block_size
+                key: Key = ("mm", identifier, offset), [identifier, offset]
+                by_block.setdefault(block, []).append(key)
         if salt:
-            own.setdefault(0, []).append((("cache_salt", salt), salt))
-        self._every = _split(every)
-        self._own = {block: _split(every + inner) for block, inner in own.items()}
+            by_block.setdefault(0, []).append((("cache_salt", salt), salt))
+        self._shared = _split(shared)
+        """Keys of the blocks that are not in `_by_block`."""
+        self._by_block = {block: _split(shared + keys) for block, keys in by_block.items()}
 
     def hashed(self, first: int, last: int) -> list[Extra] | None:
-        """Returns the hashed extra keys of blocks `first` to `last` (exclusive); None if all have
-        none.
+        """Returns the hashed extra keys of blocks `first` to `last` (exclusive).
+
+        Returns None if no block has any.
         """
-        if not self._own and self._every[0] is None:
+        if not self._by_block and self._shared[0] is None:
             return None
-        return [self._own.get(block, self._every)[0] for block in range(first, last)]
+        return [self._by_block.get(block, self._shared)[0] for block in range(first, last)]
 
     def published(self, first: int, last: int) -> list[list[object] | None]:
-        if not self._own:
-            return [self._every[1]] * (last - first)
-        return [self._own.get(block, self._every)[1] for block in range(first, last)]
+        """Returns the extra keys of blocks `first` to `last` (exclusive), as in events."""
+        if not self._by_block:
+            return [self._shared[1]] * (last - first)
+        return [self._by_block.get(block, self._shared)[1] for block in range(first, last)]
 
 
 def _split(keys: list[Key]) -> tuple[Extra, list[object] | None]:
@@ -239,13 +255,10 @@ def _split(keys: list[Key]) -> tuple[Extra, list[object] | None]:
     return tuple(hashed for hashed, _ in keys), [published for _, published in keys]
 
 
-NO_KEYS = ExtraKeys(1)
-"""For prompts without adapter, salt and media, whatever the block size."""
-
-
 class Prompt(Struct, gc=False, frozen=True):
-    """A prompt; without `hashes` none of its blocks are cached or found, without `reads` none are
-    found.
+    """A prompt.
+
+    Without `hashes` its blocks are neither cached nor found; without `reads` they are not found.
     """
 
     token_ids: Sequence[int]

@@ -8,9 +8,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRY_BYTES = 200
-"""Memory of an entry besides key and value, in bytes:
+"""Memory of an entry besides key and value, in bytes.
 
-a place in a dictionary, a pair, and the size.
+It consists of a place in a dictionary, a pair, and the size.
 """
 
 
@@ -19,7 +19,7 @@ class Memo(Generic[K, V]):
 
     Two generations have half the size each. A used entry moves to the young generation. A full
     young generation becomes the old one, and the former old one is dropped. Entries larger than
-    half the limit are not kept.
+    half the limit are not stored.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -27,16 +27,19 @@ class Memo(Generic[K, V]):
         self._half = limit_bytes // 2
         self._young: dict[K, tuple[V, int]] = {}
         self._old: dict[K, tuple[V, int]] = {}
-        self._young_bytes = self._old_bytes = 0
+        self._young_bytes = 0
+        self._old_bytes = 0
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
     @property
     def size_bytes(self) -> int:
+        """Memory of all entries."""
         return self._young_bytes + self._old_bytes
 
     def get(self, key: K) -> V | None:
+        """Returns the value of a key; None if there is none."""
         entry = self._young.get(key)
         if entry is None:
             entry = self._old.pop(key, None)
@@ -44,18 +47,20 @@ class Memo(Generic[K, V]):
                 return None
             value, size = entry
             self._old_bytes -= size
-            self._keep(key, value, size)
+            self._store(key, value, size)
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> None:
         """Adds a value under a new key; `size_bytes` is the size of both."""
-        self._keep(key, value, size_bytes + ENTRY_BYTES)
+        self._store(key, value, size_bytes + ENTRY_BYTES)
 
-    def _keep(self, key: K, value: V, size: int) -> None:
+    def _store(self, key: K, value: V, size: int) -> None:
         if size > self._half:
             return
         if self._young_bytes + size > self._half:
-            self._old, self._old_bytes = self._young, self._young_bytes
-            self._young, self._young_bytes = {}, 0
+            self._old = self._young
+            self._old_bytes = self._young_bytes
+            self._young = {}
+            self._young_bytes = 0
         self._young[key] = value, size
         self._young_bytes += size

@@ -38,11 +38,11 @@ class BeamVariants:
         """
         replies: list[Reply] = []
         texts = {"".join(self._best.texts)}
-        pause = Pace(time.monotonic)
+        pause_if_due = Pace(time.monotonic)
         for position, rank, token_id in self._changes():
             if len(replies) >= variants:
                 break
-            pause()
+            pause_if_due()
             reply = self._variant(position, rank, token_id)
             text = "".join(reply.texts)
             if text not in texts:
@@ -80,7 +80,7 @@ class BeamVariants:
 
 
 class BeamEntries:
-    """Log probabilities of a variant: those of the best beam, but for one `position`."""
+    """Log probabilities of a variant, which differ from the best beam's at one `position`."""
 
     __slots__ = ("_best", "_ids", "_position", "_rank", "_tokenizer")
 
@@ -100,6 +100,7 @@ class BeamEntries:
         self._rank = rank
 
     def entry(self, position: int) -> TokenLogprob:
+        """Returns the log probabilities of the token at `position`."""
         best = self._best[position]
         if position != self._position:
             return best

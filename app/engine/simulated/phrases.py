@@ -10,7 +10,9 @@ from app.text.base import Tokenizer
 SEAM = "Well."
 """Neighbour with which every sentence must join cleanly."""
 FIRST_USE_STEPS = 10
-"""Work of encoding a sentence on first use, in steps of `Slices`; a long reply needs all sentences.
+"""Work of encoding a sentence on first use, in steps of `Slices`.
+
+A long reply needs all sentences.
 """
 
 
@@ -20,11 +22,14 @@ class Phrase:
     __slots__ = ("_clean", "_lead", "_tokenizer", "ids", "texts")
 
     def __init__(self, ids: list[int], texts: list[str], lead: str, tokenizer: Tokenizer) -> None:
-        self.ids, self.texts, self._lead, self._tokenizer = ids, texts, lead, tokenizer
+        self.ids = ids
+        self.texts = texts
+        self._lead = lead
+        self._tokenizer = tokenizer
         self._clean: dict[int, bool] = {len(ids): True}
 
     def ends_cleanly(self, count: int) -> bool:
-        """True when the first `count` tokens, decoded and encoded again, are the same tokens."""
+        """Returns whether the first `count` tokens stay the same when their text is encoded."""
         clean = self._clean.get(count)
         if clean is None:
             head = self._tokenizer.encode(self._lead + "".join(self.texts[:count]))
@@ -34,16 +39,16 @@ class Phrase:
 
 
 class Phrases(dict[int, Phrase | None]):
-    """Sentences that join cleanly, made on first use:
-
-    at a reply's beginning, or behind a `space`.
-    """
+    """Sentences that join cleanly, at a reply's beginning or after a `space`; made on first use."""
 
     def __init__(self, tokenizer: Tokenizer, sentences: Sequence[str], space: str) -> None:
-        self._tokenizer, self._sentences, self._space = tokenizer, sentences, space
+        self._tokenizer = tokenizer
+        self._sentences = sentences
+        self._space = space
         seam, follower = tokenizer.encode_many([SEAM, SEAM + " " + SEAM])
         self._tail = follower[len(seam) :]
-        self._before, self._lead = (seam, SEAM) if space else ([], "")
+        self._lead = SEAM if space else ""
+        self._lead_ids = seam if space else []
         self.size = len(sentences)
         self._slices = Slices()
         if tokenizer.vocab_size is None:
@@ -55,21 +60,28 @@ class Phrases(dict[int, Phrase | None]):
         return self[number]
 
     def all(self) -> Iterator[Phrase]:
+        """Yields all phrases that join cleanly."""
         return self.first(self.size)
 
     def first(self, count: int) -> Iterator[Phrase]:
         """Yields the phrases of the first `count` sentences that join cleanly."""
-        return (phrase for number in range(count) if (phrase := self[number]) is not None)
+        for number in range(count):
+            phrase = self[number]
+            if phrase is not None:
+                yield phrase
 
     def _make(self, numbers: Iterable[int]) -> None:
-        encode, before = self._tokenizer.encode_many, self._lead + self._space
+        encode = self._tokenizer.encode_many
+        prefix = self._lead + self._space
+        lead_tokens = len(self._lead_ids)
         sentences = [self._sentences[number] for number in numbers]
-        alone = encode([before + sentence for sentence in sentences])
-        joined = encode([before + sentence + " " + SEAM for sentence in sentences])
+        alone = encode([prefix + sentence for sentence in sentences])
+        joined = encode([prefix + sentence + " " + SEAM for sentence in sentences])
         for number, sentence, ids, longer in zip(numbers, sentences, alone, joined, strict=True):
             self[number] = None
-            own = ids[len(self._before) :]
-            if own and ids[: len(self._before)] == self._before and longer == ids + self._tail:
-                texts = self._tokenizer.pieces(ids)[len(self._before) :]
+            sentence_ids = ids[lead_tokens:]
+            joins = ids[:lead_tokens] == self._lead_ids and longer == ids + self._tail
+            if sentence_ids and joins:
+                texts = self._tokenizer.pieces(ids)[lead_tokens:]
                 if "".join(texts) == self._space + sentence:
-                    self[number] = Phrase(own, texts, self._lead, self._tokenizer)
+                    self[number] = Phrase(sentence_ids, texts, self._lead, self._tokenizer)

@@ -150,16 +150,12 @@ class PlainGeneration:
         pipeline = self._pipeline
         special = (
             settings.reply.mode == "echo"
-            or settings.replay.replay != ""
             or pipeline.limits.reasons
             or pipeline.chat_rules.template_kwargs
             or settings.model.omni
             or settings.model.mm_encoder_only
-            or pipeline.keeps_turns
-            or pipeline.scripts is not None
-            or pipeline.asks_plugins
             or pipeline.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
-            or not pipeline.faults.is_quiet
+            or not pipeline.keeps_fast_path(settings)
         )
         self._bodies.clear()
         self._names = frozenset() if special else frozenset((None, "", *pipeline.models.names))

@@ -8,18 +8,19 @@ greenlet wakes and yields each chunk. Both ways write the same bytes at the same
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import gevent
 from gevent.event import Event as Bell
 
 from app.base.clock.clock import Watcher
 from app.base.clock.pause import pause_if_possible
+from app.engine.core.client import EngineClient
 from app.engine.core.outputs import EngineOutput, Failed, Started, TakeToken, TokenBacklog, Tokens
 from app.engine.core.request import EngineRequest
-from app.engine.core.sequence import EngineClient, Handle
+from app.engine.core.sequence import Handle
+from app.serving.api.fault import Fault, FaultInjection
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import Fault, damage
 from app.serving.http.connection import Connection, StreamTransport, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
@@ -62,6 +63,7 @@ class Responder:
     headers: Mapping[str, str]
     keep_alive_s: float
     """Seconds between comments in idle streams of chats and completions; see `EventStream`."""
+    faults: FaultInjection | None = field(default=None, kw_only=True)
 
     def respond(
         self,
@@ -83,7 +85,9 @@ class Responder:
             response = json_response(
                 body or b"", CLIENT_GONE if body is None else 200, self.headers
             )
-        return response if fault is None else damage(response, fault, context)
+        if fault is None or self.faults is None:
+            return response
+        return self.faults.damage(response, fault, context)
 
     def respond_soon(
         self,
@@ -168,7 +172,7 @@ class ResponseCollector:
         self.unfinished = len(requests)
         """Number of unfinished choices; 0 once one has failed."""
         self.gone = False
-        handle = engine.submit(requests, self.emit)
+        handle = engine.submit(requests, self.emit, awaited=True)
         if self.unfinished:
             self._handle = handle
         elif self._error is not None:

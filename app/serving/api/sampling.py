@@ -47,7 +47,7 @@ def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> Text
 
     required calls are a list, a named tool's are its arguments.
     """
-    if calls is not None and calls.least:
+    if calls is not None and calls.min_calls:
         schema = calls.tools[0].schema
         if not calls.named:
             kinds = []
@@ -55,8 +55,13 @@ def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> Text
                 call = {"name": {"type": "string", "enum": [tool.name]}, "parameters": tool.schema}
                 closed = {"required": [*call], "additionalProperties": False}
                 kinds.append({"type": "object", "properties": call, **closed})
-            most = {"maxItems": 1} if calls.most == 1 else {}
-            schema = {"type": "array", "minItems": calls.least, "items": {"anyOf": kinds}, **most}
+            most = {"maxItems": 1} if calls.max_calls == 1 else {}
+            schema = {
+                "type": "array",
+                "minItems": calls.min_calls,
+                "items": {"anyOf": kinds},
+                **most,
+            }
         return TextForm(json_schema=msgspec.json.encode(schema).decode())
     if wanted is None:
         return None

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from app.base.clock.pause import Pace, Slices
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt
+from app.serving.api.reply_rules import ScriptedAnswer
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.injector import FaultInjector, facts_of
 from app.serving.http.context import RequestContext
@@ -18,7 +19,6 @@ from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest, c
 from app.serving.protocol.chat import Message as WireMessage
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.validation import GenerationRequest
-from app.serving.scripts.action import ScriptedAnswer
 from app.serving.scripts.matching import (
     KNOWN,
     MATCH_PER_INPUT_S,

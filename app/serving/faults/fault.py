@@ -8,15 +8,15 @@ is sent before a break, over TLS and HTTP/1.0, too.
 import errno
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import translate
 from random import Random
 from typing import NoReturn
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from app.base.clock.token_bucket import TokenBucket
+from app.serving.api.fault import Fault, RequestFacts
 from app.serving.http.connection import BrokenOffError, Connection
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, too_many
@@ -77,20 +77,6 @@ BEYOND = 404
 """Excess of a too long prompt in its error message, in tokens."""
 
 
-class Fault(Struct, frozen=True, kw_only=True):
-    """The fault of one request; defaults change nothing."""
-
-    name: str = ""
-    """Name in the audit; empty when the fault only adds `headers`."""
-    error: ApiError | None = None
-    """Sent instead of an answer."""
-    headers: Mapping[str, str] = {}
-    """Added to the answer."""
-    delays: tuple[tuple[int, float], ...] = ()
-    """Pairs of token number and the wait before it in seconds, as in an engine request."""
-    damage: Damage | None = None
-
-
 def error_type(status: int) -> str:
     """Returns the error type of an injected status (simulator.md 3.1)."""
     return _TYPES.get(status) or ("InternalServerError" if status >= 500 else "APIConnectionError")
@@ -111,16 +97,6 @@ PATHS = {
     "generate": "/inference/v1/generate",
     "grpc": "/vllm.grpc.engine.VllmEngine/Generate",
 }
-
-
-class RequestFacts(Struct, frozen=True):
-    """The parts of a request that rules compare. `tokens` is an estimate of its use."""
-
-    path: str
-    model: str | None
-    header: Callable[[str], str | None]
-    client: Callable[[], str]
-    tokens: float = 0.0
 
 
 class FaultScript:

@@ -14,7 +14,8 @@ from cachetools import LRUCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.serving.faults.fault import Fault, FaultScript, RequestFacts, error_type, failure
+from app.serving.api.fault import Fault, RequestFacts
+from app.serving.faults.fault import FaultScript, damage, error_type, failure
 from app.serving.http.context import RequestContext, client_name
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
@@ -55,6 +56,10 @@ class FaultInjector:
         self.limit_bytes = MOST_HEADER_RULES * RULE_BYTES
         self._header_rules: LRUCache[tuple[str, str], FaultScript] = LRUCache(MOST_HEADER_RULES)
         """Rules of X-Fault headers, by client and text."""
+
+    def use_sources(self, sources: Sequence[FaultSource]) -> None:
+        """Asks `sources` about each request, before rules and chance."""
+        self._sources = tuple(sources)
 
     @property
     def is_quiet(self) -> bool:
@@ -148,6 +153,10 @@ class FaultInjector:
         if fault.error is not None:
             fault.error.headers = {**fault.headers, **fault.error.headers}
             raise fault.error
+
+    def damage(self, response: Response, fault: Fault | None, context: RequestContext) -> Response:
+        """Returns `response` with the headers and the damage of a fault."""
+        return damage(response, fault, context)
 
 
 def facts_of(context: RequestContext, model: str | None) -> RequestFacts:

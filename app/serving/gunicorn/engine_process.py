@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from app.engine.core.remote import TELL_WHERE, Heartbeat, HeartbeatMonitor
+from app.engine.core.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat, HeartbeatMonitor
 from app.engine.core.wire import CommandResult, EngineProcessOptions, Hello, Notice, Ready
 from app.serving.gunicorn.ranks import ENDPOINT, SETTINGS
 from config import ConfigError, Settings
@@ -120,7 +120,7 @@ class EngineProcess:
             self._is_asked_where = True
             told = "The engine (pid %d) has not gone on for %.1f s: it is killed"
             self._log.error(told, self._pid, silent_s)
-            self._signal(TELL_WHERE)
+            self._signal(DUMP_STACKS_SIGNAL)
 
     def _start(self) -> None:
         self._heartbeat.stop()

@@ -4,13 +4,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from app.engine.core.request import ScriptedCall, ScriptedReply
-from app.serving.protocol.common import UsageOverrides
+from app.serving.api.reply_rules import ScriptedAnswer
 from app.serving.scripts.matching import WORDS, MatchedRequest
-from app.serving.scripts.rules import Classes, Delays, RuleCall, ScriptError, ScriptFailure, Then
+from app.serving.scripts.rules import Delays, RuleCall, ScriptError, ScriptFailure, Then
 from app.serving.scripts.template import MAX_CHARACTERS, Template, TemplateCompiler, Values, size_of
 from config.kinds import parse_duration
 
@@ -25,16 +25,6 @@ MOST_ID = 256
 Accepts = Callable[[object, object], bool]
 """A function of a JSON Schema and a value: True if the schema accepts the value."""
 Filler = Callable[[Values], object]
-
-
-class ScriptedAnswer(Struct, frozen=True, kw_only=True):
-    reply: ScriptedReply
-    usage: UsageOverrides | None = None
-    embedding: tuple[float, ...] | str | None = None
-    """A vector, or a text to be embedded."""
-    score: float | None = None
-    classes: Classes | None = None
-    """Probabilities, in order or by name."""
 
 
 class JsonTemplate:
@@ -155,7 +145,7 @@ class Action:
             finish=then.finish_reason,
             first_token_s=_seconds(delays.first_token, "first_token"),
             per_token_s=_seconds(delays.per_token, "per_token"),
-            before={
+            token_delays={
                 number - 1: _seconds(wait, f"before.{number}")
                 for number, wait in delays.before.items()
             },

@@ -16,7 +16,7 @@ from typing import get_args
 import msgspec
 
 from app.engine.forms.schema import Schemas
-from app.serving.faults.fault import RequestFacts
+from app.serving.api.fault import RequestFacts
 from app.serving.scripts.matching import (
     BudgetSpent,
     Groups,

@@ -13,7 +13,7 @@ import regex
 from msgspec import Struct
 
 from app.base.clock.pause import call_off_hub
-from app.serving.faults.fault import RequestFacts
+from app.serving.api.fault import RequestFacts
 from app.serving.scripts import rules
 
 SEARCH_S = 0.005

@@ -19,11 +19,14 @@ from gevent.lock import BoundedSemaphore
 from msgspec import Struct, to_builtins
 
 from app.base.clock.pause import call_off_hub
-from app.engine.forms.schema import SchemaError, Schemas
-from app.engine.forms.schema.document import JSON
-from app.serving.faults.fault import Fault, FaultScript
+from app.engine.core.constraints import SchemaCompiler, SchemaError
+from app.engine.forms.schema import Schemas
+from app.engine.forms.schema.keywords import JSON
+from app.serving.api.fault import Fault
+from app.serving.api.reply_rules import ScriptedAnswer
+from app.serving.faults.fault import FaultScript
 from app.serving.http.context import SCOPE
-from app.serving.scripts.action import Accepts, Action, ScriptedAnswer
+from app.serving.scripts.action import Accepts, Action
 from app.serving.scripts.matching import (
     KNOWN,
     MAX_SCRIPT_REGEX_NODES,
@@ -506,7 +509,7 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def open_scripts(
-    settings: ScriptSettings, schemas: Schemas, rng: Random, now: Callable[[], float]
+    settings: ScriptSettings, schemas: SchemaCompiler, rng: Random, now: Callable[[], float]
 ) -> ScriptSet:
     """Opens the scripts of the settings. ConfigError for an invalid script."""
     try:
@@ -524,7 +527,7 @@ def check_scripts(settings: ScriptSettings) -> None:
             raise ConfigError(f"setting script: {error}") from None
 
 
-def accepting(schemas: Schemas) -> Accepts:
+def accepting(schemas: SchemaCompiler) -> Accepts:
     """Returns a check of a value against a schema; the check raises ScriptError for an invalid
     schema.
     """

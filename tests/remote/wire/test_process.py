@@ -189,7 +189,7 @@ def test_a_reload_keeps_the_engine_and_refuses_another_one(peer: Peer, tmp_path:
 def test_without_torch_the_server_says_what_to_install(peer: Peer) -> None:
     env = {"SIM_ENGINE": "llm", "SIM_MODEL": str(peer.folder)}
     hidden = {"PYTHONPATH": str(peer.folder / "nowhere")}
-    told = r"pip install -r requirements-engine\.txt"
+    told = r"pip install -e '\.\[engine\]'"
     with pytest.raises(RuntimeError, match=told), running_gunicorn(env=env | hidden):
         pass
 

@@ -10,7 +10,7 @@ from tests.tokenization.test_loading import cached_repository
 
 
 def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts/train_tokenizer.py"), "--output", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "research/train_tokenizer.py"), "--output", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
     shipped = ROOT / "app/text/data"
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

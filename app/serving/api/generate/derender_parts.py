@@ -25,7 +25,7 @@ def reader_of(
     prompt = pipeline.tokenizer.decode(prompt_ids or (), False)
     if prompt.rfind(THINK_END) > prompt.rfind(THINK_BEGIN):
         return read
-    return partial(thoughts, then=read)
+    return partial(thoughts, read_text=read)
 
 
 def shown_ids(

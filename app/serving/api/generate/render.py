@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import fields
 
+from app.engine.core.constraints import Constraints
 from app.engine.core.request import ToolCalls
-from app.engine.forms.schema import Schemas
 from app.engine.parsing import THINK_BEGIN, THINK_END
 from app.serving.api.anthropic import message_chats
 from app.serving.api.chat.media import BuiltPrompt
@@ -293,7 +293,7 @@ def sampling_params(
 
 
 def form_of(
-    asked: ValidatedRequest[GenerationRequest], settings: ToolSettings, schemas: Schemas
+    asked: ValidatedRequest[GenerationRequest], settings: ToolSettings, schemas: Constraints
 ) -> StructuredOutputs | None:
     """Returns the constraint on the reply; required tool calls have their own.
 
@@ -310,7 +310,7 @@ def form_of(
             asked.structured_outputs if form is None else StructuredOutputs(json=form.json_schema)
         )
     strict = {tool.function.name for tool in request.tools or () if tool.function.strict}
-    if not calls.least and not strict:
+    if not calls.min_calls and not strict:
         return asked.structured_outputs
     single = calls.named or request.parallel_tool_calls is False
     return StructuredOutputs(structural_tag=_hermes_tag(calls, strict, single))
@@ -332,7 +332,7 @@ def _hermes_tag(calls: ToolCalls, strict: set[str], single: bool) -> str:
         for gap in ("\n", "")
     ]
     form: JsonObject = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
-    if calls.least:
+    if calls.min_calls:
         form = {"type": "tags_with_separator", "tags": tags, "separator": ""}
-    form |= {"at_least_one": calls.least > 0, "stop_after_first": single}
+    form |= {"at_least_one": calls.min_calls > 0, "stop_after_first": single}
     return msgspec.json.encode({"type": "structural_tag", "format": form}).decode()

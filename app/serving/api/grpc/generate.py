@@ -20,12 +20,13 @@ from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt, Features
 from app.serving.api.completions import completion_prompt
 from app.serving.api.errors import as_stream_error
+from app.serving.api.fault import Fault
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import ALL
 from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import DamagedStream, Fault
+from app.serving.faults.fault import DamagedStream
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_implemented
 from app.serving.http.response import Response
