@@ -37,8 +37,9 @@ from app.kvindex.index import Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
 from app.kvindex.pool import Pool, PoolSettings, PublishedMessage  # noqa: E402
 from app.serving.flask.application import Understudy  # noqa: E402
-from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
+from app.serving.gunicorn.fast_connection import FastConnection  # noqa: E402
+from app.serving.gunicorn.hub_connection import FastPath  # noqa: E402
 from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
 from app.serving.http.context import CONTEXT, context_of  # noqa: E402
 from app.wiring.factory import create_app  # noqa: E402

@@ -33,7 +33,7 @@ from app.engine.kvcache.cache import KVCacheManager
 from app.extensions.devmode.routes import routes as lifecycle_routes
 from app.serving.api.admin.server import PeerRanks, json_body
 from app.serving.flask.application import Understudy
-from app.serving.http.connection import Connection
+from app.serving.http.client_connection import ClientConnection
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import malformed, not_found, unavailable
 from app.serving.http.response import EVENT_STREAM, Response, StreamingBody, json_response
@@ -94,7 +94,7 @@ class ClientQueue(StreamingBody):
     __slots__ = ("_connection", "_leave", "_queue", "_taken_s", "lost")
 
     def __init__(
-        self, leave: "Callable[[ClientQueue], None]", connection: Connection | None
+        self, leave: "Callable[[ClientQueue], None]", connection: ClientConnection | None
     ) -> None:
         super().__init__()
         self._leave, self._connection = leave, connection
@@ -160,7 +160,7 @@ class Feed:
     def __len__(self) -> int:
         return len(self._boxes)
 
-    def open(self, connection: Connection | None = None) -> ClientQueue:
+    def open(self, connection: ClientConnection | None = None) -> ClientQueue:
         """Returns the queue of one more browser.
 
         Raises ApiError with status 503 above `MOST_CONSOLES`.

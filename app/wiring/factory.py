@@ -94,7 +94,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
     1.
     """
     try:
-        settings = settings or ranks.handed_over(os.environ) or load((), os.environ)
+        settings = settings or ranks.exported_settings(os.environ) or load((), os.environ)
         check_extras(settings)
         prepare_datasets(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
@@ -189,7 +189,7 @@ class Assembly:
     def __init__(self, settings: Settings, tokenizer: Tokenizer, rank: int) -> None:
         self.live, self.clock, self.schemas = LiveSettings(settings), LiveClock(), Schemas()
         self.settings, self.tokenizer, self.rank = settings, tokenizer, rank
-        self.server = ranks.served_by(settings.server, rank)
+        self.server = ranks.settings_of_rank(settings.server, rank)
         """Server settings of this rank, with its own port."""
         self.streams = Streams(settings.reply.seed, rank)
         self.adapters, lora = adapters_of(settings.lora, settings.model), settings.lora
@@ -234,7 +234,7 @@ class Assembly:
         )
         self.extensions = self._extensions()
         self.peers = admin.PeerRanks(
-            rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank]
+            rank, [(k, url) for k, url in ranks.rank_urls(settings) if k != rank]
         )
         self._add_services()
         self._add_model_routes()

@@ -20,7 +20,7 @@ from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient, Handle
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.fault import Fault, damage
-from app.serving.http.connection import Connection, StreamTransport, watched
+from app.serving.http.client_connection import ClientConnection, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import (
@@ -31,6 +31,7 @@ from app.serving.http.response import (
     StreamingBody,
     json_response,
 )
+from app.serving.http.stream_transport import StreamTransport
 from app.serving.protocol.common import encode
 
 SLICE_TOKENS = 256
@@ -121,7 +122,7 @@ class Responder:
         self,
         requests: Sequence[EngineRequest],
         writer: ResponseWriter,
-        connection: Connection | None,
+        connection: ClientConnection | None,
         may_join: bool = True,
     ) -> Response:
         """`may_join`: a stream that is already complete may leave in one piece."""
@@ -141,7 +142,7 @@ class Responder:
         self,
         requests: Sequence[EngineRequest],
         writer: ResponseWriter,
-        connection: Connection | None,
+        connection: ClientConnection | None,
     ) -> bytes | None:
         """Sleeps until all choices are over, and returns the answer; None when the client has left."""
         collector = ResponseCollector(self.engine, requests, writer)
@@ -209,7 +210,7 @@ class ResponseCollector:
         assert self._handle is not None
         self._handle.future.add_done_callback(over)
 
-    def wait(self, connection: Connection | None) -> None:
+    def wait(self, connection: ClientConnection | None) -> None:
         bell = Bell()
         self.on_done(lambda future: bell.set())
         try:
@@ -235,7 +236,7 @@ class EventStream(StreamingBody):
         self,
         writer: ResponseWriter,
         choices: int,
-        connection: Connection | None = None,
+        connection: ClientConnection | None = None,
         entries_per_token: int = 1,
         keep_alive_s: float = 0.0,
     ) -> None:

@@ -38,7 +38,7 @@ from werkzeug.wsgi import get_input_stream
 
 from app.base.clock.pause import SWITCH_S, share_loop
 from app.serving.gunicorn import ranks
-from app.serving.http.connection import BrokenOffError, Connection, reset_when_closed
+from app.serving.http.client_connection import BrokenOffError, ClientConnection, reset_when_closed
 from app.serving.http.context import CONTEXT, context_of
 
 P = ParamSpec("P")
@@ -80,7 +80,7 @@ class OtherServer:
         context = environ[CONTEXT] = context_of(environ)
         sock, end = shown_by(environ)
         if sock is not None and context.connection is None and context.scheme == "http":
-            kind = ShownConnection if WAITRESS in environ else Connection
+            kind = ShownConnection if WAITRESS in environ else ClientConnection
             context.connection = kind(sock, UWSGI in environ or context.http_version == "HTTP/1.0")
         call: Callable[..., Any] = operator.call
         body: Iterable[bytes]
@@ -138,7 +138,7 @@ def shown_by(environ: WSGIEnvironment) -> tuple[socket.socket | None, BaseExcept
     ) if MOD_WSGI in environ else None
 
 
-class ShownConnection(Connection):
+class ShownConnection(ClientConnection):
     """A client's socket under waitress, used only to watch for the client's end."""
 
     def shut(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from gevent.pywsgi import WSGIHandler, WSGIServer
 from msgspec import Struct
 
-from app.serving.http.connection import Connection, watched
+from app.serving.http.client_connection import ClientConnection, watched
 from app.serving.http.context import context_of
 from config import ConfigError
 
@@ -259,7 +259,7 @@ class ClientHandler(WSGIHandler):  # type: ignore[misc]
         environ: WSGIEnvironment = super().get_environ()
         # A token must not wait for the acknowledgement of the previous one.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        environ[CLIENT], environ[TARGET] = Connection(self.socket), self.path
+        environ[CLIENT], environ[TARGET] = ClientConnection(self.socket), self.path
         return environ
 
 
@@ -271,7 +271,7 @@ def server_of(application: WSGIApplication, host: str = "127.0.0.1", port: int =
 
 
 @contextmanager
-def watching(client: Connection | None, left: Callable[[], None]) -> Iterator[None]:
+def watching(client: ClientConnection | None, left: Callable[[], None]) -> Iterator[None]:
     """Calls `left` in a greenlet when the client closes its side, also while no data can be sent to
     it.
     """

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from app.base.clock.pause import pause
 from app.serving.http.chunks import BodyTooLarge, BoundedChunks
-from app.serving.http.connection import Connection
+from app.serving.http.client_connection import ClientConnection
 from app.serving.http.errors import ApiError, malformed, too_large
 from config.settings import ServerSettings
 
@@ -67,7 +67,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """The part of a body that has arrived, where it is not read to its end."""
     source: "SupportsRead[bytes] | None" = None
     """Returns as many bytes as asked, fewer only at the body's end. OSError: the body broke off."""
-    connection: Connection | None = None
+    connection: ClientConnection | None = None
     http_version: str = "HTTP/1.1"
     scheme: str = "http"
     host: str = ""
@@ -279,7 +279,9 @@ def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> Re
         client=environ.get("REMOTE_ADDR") or "",
         arrival_s=time.monotonic() if arrival_s is None else arrival_s,
         source=environ["wsgi.input"],
-        connection=Connection(sock, version == "HTTP/1.0") if hasattr(sock, "_sock") else None,
+        connection=ClientConnection(sock, version == "HTTP/1.0")
+        if hasattr(sock, "_sock")
+        else None,
         http_version=version,
         scheme=scheme,
         host=environ.get("HTTP_HOST", ""),

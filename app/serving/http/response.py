@@ -12,8 +12,8 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import msgspec
 from werkzeug.http import HTTP_STATUS_CODES
 
-from app.serving.http.connection import StreamTransport
 from app.serving.http.errors import ApiError
+from app.serving.http.stream_transport import StreamTransport
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"

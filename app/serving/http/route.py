@@ -235,16 +235,16 @@ class RpcMethod(MatchedRoute):
     """A handler for calls of `path` (``/PACKAGE.SERVICE/METHOD``).
 
     `handle` reads the message from the context's body, may wait, and raises errors that
-    `app.serving.api.errors` handles. With `each`, `handle` is called once per message.
+    `app.serving.api.errors` handles. With `answers_each`, `handle` is called once per message.
     """
 
     handle: Callable[[RequestContext], RpcResponse]
-    each: bool = False
+    answers_each: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RpcService:
-    """Methods by path; messages above `most_message_bytes` are refused."""
+    """Methods by path; messages above `max_message_bytes` are refused."""
 
     methods: Mapping[str, RpcMethod]
-    most_message_bytes: int
+    max_message_bytes: int

@@ -41,7 +41,7 @@ class MiddlewareStack:
         self._begin: tuple[Begin, ...] = ()
         self._begin_general: tuple[Begin, ...] = ()
         self._end: tuple[Ending, ...] = ()
-        self.most_plain_bytes = MOST_PLAIN_BYTES
+        self.max_plain_bytes = MOST_PLAIN_BYTES
         self.refresh()
 
     @property
@@ -60,7 +60,7 @@ class MiddlewareStack:
         self._end = tuple(
             one.end for one in reversed(active) if type(one).end is not Middleware.end
         )
-        self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
+        self.max_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
 
     def begin(self, context: RequestContext, is_general: bool = False) -> Response | None:
         """Returns the first response, if any.

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from app.serving.faults.fault import break_off
 from app.serving.http import client as http
-from app.serving.http.connection import Connection
+from app.serving.http.client_connection import ClientConnection
 from app.serving.http.errors import ApiError, not_found, timed_out
 from app.serving.http.response import StreamingBody, error_event
 from app.serving.middleware.masking import mask_headers, mask_query
@@ -68,7 +68,7 @@ class RelayedExchange(StreamingBody):
         method: str,
         target: str,
         headers: Mapping[str, str],
-        client: Connection | None,
+        client: ClientConnection | None,
         ended: Callable[["RelayedExchange"], None] = lambda exchange: None,
     ) -> None:
         """`ended` is called with the whole answer, before the client has its end."""

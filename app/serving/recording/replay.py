@@ -11,7 +11,7 @@ from app.base.clock.pause import Slices, call_long
 from app.serving.faults.fault import Fault, break_off, damage
 from app.serving.faults.injector import FaultInjector
 from app.serving.http.client import KEYS, NOT_FORWARDED
-from app.serving.http.connection import Connection
+from app.serving.http.client_connection import ClientConnection
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request, internal, not_found
 from app.serving.http.response import (
@@ -253,7 +253,7 @@ class RecordedBody(StreamingBody):
         wheel: TimerWheel,
         now: Callable[[], float],
         asked_s: float,
-        connection: Connection | None,
+        connection: ClientConnection | None,
     ) -> None:
         super().__init__()
         self._answer, self._wheel, self._now = answer, wheel, now

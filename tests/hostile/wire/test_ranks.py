@@ -164,7 +164,7 @@ class Reloaded:
         self.server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: len(refusals(self.server)) > told)
         [line] = refusals(self.server)[told:]
-        assert "reload refused" in line and named in line
+        assert "reload rejected" in line and named in line
         assert set(workers_of(self.server)) == workers
         assert self.server.process.poll() is None
 
@@ -201,7 +201,7 @@ def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> N
     reloaded.reloads_to("other")
     [line] = [line for line in server.log().splitlines() if "workers=" in line]
     assert (
-        "workers=4: 2 workers serve, one for each rank: each worker is a server of its own" in line
+        "workers=4: 2 workers serve, one for each rank: each worker is a separate server" in line
     )
 
 
