@@ -389,7 +389,7 @@ class Assembly:
         )
         pipeline = RequestPipeline(
             settings=settings,
-            body=BodyLimits.of(self.server),
+            body=BodyLimits.from_settings(self.server),
             models=models.ServedModels(
                 model.served_names,
                 model.model,
@@ -422,7 +422,7 @@ class Assembly:
         clock = LiveClock()  # a clock has one alarm; the engine uses the other one
         recording, upstream = open_recording(self.settings)
         at, wheel, now, journal = self.settings.replay, TimerWheel(clock), clock.now, self.journal
-        body, has_keys = BodyLimits.of(self.server), lambda: bool(self.live.current.access.api_key)
+        body, has_keys = BodyLimits.from_settings(self.server), lambda: bool(self.live.current.access.api_key)
         more = at.replay_miss, upstream, has_keys
         return Replay(recording, body, self.faults, wheel, now, journal, *more)
 

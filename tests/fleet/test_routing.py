@@ -166,7 +166,7 @@ def answers(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iter
 
 def played(address: str) -> tuple[list[Measured], list[str]]:
     errors = list[str]()
-    target = Target.of(f"http://{address}")
+    target = Target.from_url(f"http://{address}")
     client = RecordingClient(target, {}, None, time.perf_counter, lambda sent: None, errors.append)
     return client.run([Wanted(0.0, completion("m", "prompt", 4))]), errors
 

@@ -44,7 +44,7 @@ class Recorder:
         most_held = given.pop("most_held_bytes", 1 << 20)
         self._path = path
         self._file = RecordingFile(path, address, most_held_bytes=most_held, warn=self.told.append)
-        targets = given.pop("targets", {"": Target.of(f"http://{address}")})
+        targets = given.pop("targets", {"": Target.from_url(f"http://{address}")})
         self._proxy = RecordingProxy(Upstream(targets, self._file, **given))
 
     @contextmanager

@@ -38,7 +38,7 @@ def replaying(
     file = written(path / "recording", exchanges)
     recording = Recording(file, given.get("replay_miss") == "nearest")
     faults = FaultInjector(Random(1), clock.now)
-    body, miss = BodyLimits.of(ServerSettings()), given.get("replay_miss", "simulate")
+    body, miss = BodyLimits.from_settings(ServerSettings()), given.get("replay_miss", "simulate")
     replay = Replay(
         recording,
         body,

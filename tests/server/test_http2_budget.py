@@ -30,7 +30,7 @@ from app.serving.gunicorn.http2.budget import (
 )
 from app.serving.gunicorn.http2.http2_connection import PREFACE, Http2Connection
 from app.serving.gunicorn.http2.protocol import ConnectionFailedError
-from app.serving.http.route import RpcService
+from app.serving.http.rpc import RpcService
 
 pytestmark = pytest.mark.grpc
 

@@ -34,7 +34,8 @@ from app.lab.fleet.routing import PolicyMaker, Proxy, policies_of
 from app.lab.load import report
 from app.lab.load.loads import arrivals
 from app.lab.load.policies import POLICIES
-from app.serving.http.client import Target, server_of
+from app.serving.http.client import Target
+from app.serving.http.relay import server_of
 from app.text.base import Tokenizer, TokenizerError
 from config import Settings
 from config.declaration import COMMAND, check_installed, install, missing
@@ -269,7 +270,7 @@ def demonstrate(
             report.progress_of(sys.stderr, name, len(workload.prompts), "requests") as progress,
             proxied(fleet, make, Random(f"{options.seed}/{name}")) as (address, proxy),
         ):
-            target, begun_s = Target.of(f"http://{address}"), now()
+            target, begun_s = Target.from_url(f"http://{address}"), now()
             client = RecordingClient(target, {}, options.concurrency, now, progress, errors.append)
             answered = client.run(requests)
             took_s = now() - begun_s

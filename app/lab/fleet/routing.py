@@ -23,7 +23,7 @@ from app.lab.load.policies import (
     IndexerError,
     make_policy,
 )
-from app.serving.http import client as relays
+from app.serving.http import relay as relays
 from app.serving.http.client import COMPLETIONS, ROUTED_TO, HttpConnection, exchange
 from config import UsageError
 

@@ -34,7 +34,8 @@ from app.serving.flask.asgi import AsgiRefusal
 from app.serving.flask.other_server import OtherServer
 from app.serving.http.context import CONTEXT, RequestContext, context_of, current_request
 from app.serving.http.response import Response, StreamingBody, json_response
-from app.serving.http.route import Handler, Route, RpcService
+from app.serving.http.route import Handler, Route
+from app.serving.http.rpc import RpcService
 from app.serving.middleware.stack import MiddlewareStack
 
 if TYPE_CHECKING:

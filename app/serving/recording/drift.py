@@ -12,7 +12,8 @@ from itertools import zip_longest
 
 import msgspec
 
-from app.serving.http.client import NOT_FORWARDED, READ_TIMEOUT_S, Target
+from app.serving.http.client import Target
+from app.serving.http.relay import NOT_FORWARDED, READ_TIMEOUT_S
 from app.serving.middleware.masking import MASK
 from app.serving.recording import exchange as recordings
 from app.serving.recording.lines import recorded
@@ -45,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     add("--api-key", metavar="KEY", help="of the server; recorded keys are masked")
     add("--model", metavar="NAME", help="to ask for, instead of the recorded one")
     given = flags.parse_args(argv)
-    target = Target.of(given.target)
+    target = Target.from_url(given.target)
     agree = count = 0
     for number, exchange in recorded(given.file):
         request, answer = exchange.request, exchange.answer

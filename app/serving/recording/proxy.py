@@ -17,7 +17,7 @@ import gevent
 from gevent.event import Event
 
 from app.base.clock.pause import share_loop
-from app.serving.http import client as http
+from app.serving.http import client, relay
 from app.serving.http.errors import ApiError
 from app.serving.recording import exchange as recordings
 from app.serving.recording.forwarding import check_path, origin_form
@@ -46,14 +46,14 @@ class RecordingProxy:
 
         ConnectionResetError if the server breaks its answer off.
         """
-        target = origin_form(environ[http.TARGET])
+        target = origin_form(environ[relay.TARGET])
         try:
             check_path(target)
         except ApiError as error:
-            yield from http.refuse(start_response, f"{error.status} {error.type}", error.message)
+            yield from relay.refuse(start_response, f"{error.status} {error.type}", error.message)
             return
-        asked, headers, model = environ["wsgi.input"], http.request_headers(environ), None
-        length, client = environ.get("CONTENT_LENGTH"), environ[http.CLIENT]
+        asked, headers, model = environ["wsgi.input"], relay.request_headers(environ), None
+        length, client = environ.get("CONTENT_LENGTH"), environ[relay.CLIENT]
         exchange = RelayedExchange(
             self._upstream, environ["REQUEST_METHOD"], target, headers, client
         )
@@ -73,7 +73,7 @@ class RecordingProxy:
             try:
                 exchange.ask(model, body)
             except ApiError as error:
-                yield from http.refuse(
+                yield from relay.refuse(
                     start_response, f"{error.status} {error.type}", error.message
                 )
                 return
@@ -107,13 +107,13 @@ def run(argv: Sequence[str]) -> int:
     larger = "exchanges with larger bodies pass, and are not kept [8]"
     add("--max-body-mb", type=whole_number(1, most), default=most, metavar="N", help=larger)
     given = flags.parse_args(argv)
-    targets = http.Target.by_model(given.target)
+    targets = client.Target.by_model(given.target)
     urls = ", ".join(target.url for target in targets.values())
     file = RecordingFile(
         given.out, urls, warn=lambda text: print(text, file=sys.stderr, flush=True)
     )
     proxy = RecordingProxy(Upstream(targets, file, most_bytes=given.max_body_mb * MIB))
-    server = http.server_of(proxy, given.host, given.port)
+    server = relay.server_of(proxy, given.host, given.port)
     try:
         server.start()
     except OSError as error:

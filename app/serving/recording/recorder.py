@@ -15,7 +15,7 @@ from gevent.event import Event
 from msgspec import Struct
 
 from app.serving.faults.fault import break_off
-from app.serving.http import client as http
+from app.serving.http import client, relay
 from app.serving.http.client_connection import ClientConnection
 from app.serving.http.errors import ApiError, not_found, timed_out
 from app.serving.http.response import StreamingBody, error_event
@@ -39,12 +39,12 @@ class Upstream(Struct, frozen=True):
     models.
     """
 
-    targets: Mapping[str, http.Target]
+    targets: Mapping[str, client.Target]
     file: RecordingFile
-    timeout_s: float = http.READ_TIMEOUT_S
+    timeout_s: float = relay.READ_TIMEOUT_S
     most_bytes: int = recordings.MOST_BODY_BYTES
 
-    def target_of(self, model: str | None) -> http.Target:
+    def target_of(self, model: str | None) -> client.Target:
         """Returns the target for a model. ApiError 404 without one."""
         target = self.targets.get(model or "") or self.targets.get("")
         if target is None:
@@ -112,7 +112,7 @@ class RelayedExchange(StreamingBody):
             if not self.status:
                 self.close()
 
-    def _ask(self, target: http.Target, body: bytes | Iterable[bytes] | None) -> HTTPResponse:
+    def _ask(self, target: client.Target, body: bytes | Iterable[bytes] | None) -> HTTPResponse:
         # http.client asks for no content coding where the client's header is not passed on.
         headers = {
             k: v for k, v in target.with_key(self._asked_headers).items() if k != "accept-encoding"
@@ -130,10 +130,10 @@ class RelayedExchange(StreamingBody):
         ):  # an early answer may close the connection
             connection.request(self.method, target.prefix + self.target, body, headers)
         self._asked_s = self._file.now()
-        self._ends.enter_context(http.watching(self._client, left))
+        self._ends.enter_context(relay.watching(self._client, left))
         response = connection.getresponse()
         self._head_s, self.status, self.reason = self._file.now(), response.status, response.reason
-        left_out = http.HOP_BY_HOP
+        left_out = relay.HOP_BY_HOP
         if response.length is None or response.status in (
             204,
             304,
@@ -146,7 +146,7 @@ class RelayedExchange(StreamingBody):
     def __iter__(self) -> Iterator[bytes]:
         yield b""  # status line and headers leave now
         try:
-            for piece in http.pieces_of(self._response, self._upstream.timeout_s):
+            for piece in relay.pieces_of(self._response, self._upstream.timeout_s):
                 self.take("answer", piece)
                 self.bytes_sent += len(piece)
                 yield piece

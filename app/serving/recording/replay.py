@@ -10,10 +10,11 @@ from app.base.clock.clock import TimerWheel
 from app.base.clock.pause import Slices, call_long
 from app.serving.faults.fault import Fault, break_off, damage
 from app.serving.faults.injector import FaultInjector
-from app.serving.http.client import KEYS, NOT_FORWARDED
+from app.serving.http.client import KEYS
 from app.serving.http.client_connection import ClientConnection
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request, internal, not_found
+from app.serving.http.relay import NOT_FORWARDED
 from app.serving.http.response import (
     CLIENT_GONE,
     UNBUFFERED,

@@ -42,7 +42,7 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling import EMBEDDINGS, PoolingRunner, served_routes
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_found, not_implemented
-from app.serving.http.route import (
+from app.serving.http.rpc import (
     MessageFeed,
     RpcCode,
     RpcMethod,

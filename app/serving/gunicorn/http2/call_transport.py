@@ -28,7 +28,7 @@ from app.serving.gunicorn.http2.protocol import (
     ServerProtocol,
 )
 from app.serving.gunicorn.hub_connection import Address, FastPath, HubConnection
-from app.serving.http.route import RpcService
+from app.serving.http.rpc import RpcService
 
 P = ParamSpec("P")
 BUFFERED_MESSAGES = 4

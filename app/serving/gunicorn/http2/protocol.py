@@ -14,7 +14,7 @@ from hpack import Decoder
 from hpack.exceptions import HPACKDecodingError
 from hpack.struct import Header, HeaderTuple
 
-from app.serving.http.route import PREFIX_BYTES
+from app.serving.http.rpc import PREFIX_BYTES
 
 Headers = list[tuple[bytes, bytes]]
 FRAME_HEAD = Struct(">BHBBL")

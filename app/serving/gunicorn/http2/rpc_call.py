@@ -23,7 +23,7 @@ from app.serving.http.client_connection import BrokenOffError
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError, internal, not_implemented
 from app.serving.http.response import CLIENT_GONE, Response
-from app.serving.http.route import (
+from app.serving.http.rpc import (
     PREFIX_BYTES,
     MessageFeed,
     RpcCode,
