@@ -80,7 +80,7 @@ class Route(MatchedRoute):
 
 
 class Probe:
-    """Answers a GET request by `handle`, which never waits, without a greenlet and without Flask."""
+    """Answers a GET request by `handle`, which never waits, without a greenlet or Flask."""
 
     special_headers = frozenset(("content-length", "content-type"))
     """Headers of requests with a body: a probe reads none."""
