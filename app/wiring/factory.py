@@ -53,9 +53,13 @@ from app.serving.http.context import BodyLimits
 from app.serving.http.errors import bad_request
 from app.serving.http.response import json_response
 from app.serving.http.route import Route, get
-from app.serving.middleware import access, http_metrics
+from app.serving.middleware import http_metrics
+from app.serving.middleware.api_keys import ApiKeys
+from app.serving.middleware.cors import Cors
+from app.serving.middleware.foreign_pages import ForeignPages
 from app.serving.middleware.http_log import HttpLog
 from app.serving.middleware.journal import Journal
+from app.serving.middleware.load_reports import LoadReports
 from app.serving.middleware.rate_limits import RateLimits
 from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.serving.protocol.validation import ModelLimits
@@ -216,7 +220,7 @@ class Assembly:
         self.identity = Identity(settings, host, self.streams("ids"))
         self.pipeline = self._pipeline()
         api, kept = settings.api, 1000 if settings.api.console or settings.scripts.script else 0
-        self.keys = access.ApiKeys()
+        self.keys = ApiKeys()
         entries = kept if api.journal is None else api.journal
         self.journal = Journal(entries, bears_key=self.keys.bears_key)
         self.replay, self.console = self._replay(), self._console()
@@ -422,7 +426,10 @@ class Assembly:
         clock = LiveClock()  # a clock has one alarm; the engine uses the other one
         recording, upstream = open_recording(self.settings)
         at, wheel, now, journal = self.settings.replay, TimerWheel(clock), clock.now, self.journal
-        body, has_keys = BodyLimits.from_settings(self.server), lambda: bool(self.live.current.access.api_key)
+        body, has_keys = (
+            BodyLimits.from_settings(self.server),
+            lambda: bool(self.live.current.access.api_key),
+        )
         more = at.replay_miss, upstream, has_keys
         return Replay(recording, body, self.faults, wheel, now, journal, *more)
 
@@ -466,12 +473,12 @@ class Assembly:
             sender, make_tracer = tracing_to(settings.tracing)
             assert self.delays is not None
             stack.append(Traces(make_tracer, self.clock, self.delays, caches={"spans": sender}))
-        stack += [access.Cors(settings.access), self.keys, self.limits]
+        stack += [Cors(settings.access), self.keys, self.limits]
         stack += [] if self.plugins is None else self.plugins.middleware()
         own_names = (self.server.host, self.server.pod_name)
-        foreign_pages = access.ForeignPages(settings.access, own_names)
+        foreign_pages = ForeignPages(settings.access, own_names)
         self.live.subscribe(foreign_pages.on_settings)
-        stack += [foreign_pages, http_metrics.LoadReports(self.recorder.figures)]
+        stack += [foreign_pages, LoadReports(self.recorder.figures)]
         more = self.audit, self.replay, self.console
         middleware = MiddlewareStack([*stack, *(each for each in more if each is not None)])
         self.live.subscribe(middleware.on_settings)

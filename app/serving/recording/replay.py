@@ -172,7 +172,7 @@ class Replay(Middleware):
             size = sum(len(chunk.data) for chunk in answer.chunks if isinstance(chunk.data, str))
             reply = call_long(size, recordings.reply_of, answer)
             if reply.finish:
-                self._journal.note(context, model, reply.text, reply.usage)
+                self._journal.complete(context, model, reply.text, reply.usage)
 
     def _read_on(self, form: recordings.RequestForm, upstream: Upstream) -> float:
         """Waits for an equal request that is under way, reads new lines, and returns the seconds."""
