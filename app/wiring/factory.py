@@ -176,8 +176,13 @@ def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, U
             urls = ", ".join(target.url for target in targets.values())
             file = RecordingFile(Path(replay.replay), urls, adds=True)
             upstream = Upstream(targets, file, replay.target_timeout)
-        alike = replay.replay_miss == "nearest"
-        return Recording(replay.replay, alike, grows=upstream is not None, warns=warns), upstream
+        recording = Recording(
+            replay.replay,
+            finds_similar=replay.replay_miss == "nearest",
+            grows=upstream is not None,
+            warns=warns,
+        )
+        return recording, upstream
     except RecordingError as error:
         raise ConfigError(f"setting replay: {error}") from None
 
@@ -421,17 +426,19 @@ class Assembly:
     def _replay(self) -> Replay | None:
         if not self.settings.replay.replay:
             return None
-        from app.serving.recording.replay import Replay
+        from app.serving.recording.replay import Replay, ReplayServices
 
         clock = LiveClock()  # a clock has one alarm; the engine uses the other one
         recording, upstream = open_recording(self.settings)
-        at, wheel, now, journal = self.settings.replay, TimerWheel(clock), clock.now, self.journal
-        body, has_keys = (
-            BodyLimits.from_settings(self.server),
-            lambda: bool(self.live.current.access.api_key),
+        services = ReplayServices(
+            body_limits=BodyLimits.from_settings(self.server),
+            faults=self.faults,
+            wheel=TimerWheel(clock),
+            now=clock.now,
+            journal=self.journal,
+            has_keys=lambda: bool(self.live.current.access.api_key),
         )
-        more = at.replay_miss, upstream, has_keys
-        return Replay(recording, body, self.faults, wheel, now, journal, *more)
+        return Replay(recording, services, self.settings.replay.replay_miss, upstream)
 
     def _console(self) -> Console | None:
         if not self.settings.api.console:
