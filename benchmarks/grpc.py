@@ -21,7 +21,7 @@ from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, HeadersFrame
 
 from app.serving.api.grpc.generate import SERVICE, engine
-from app.serving.http.route import framed
+from app.serving.http.rpc import framed
 from benchmarks import cores
 from benchmarks.connections import HOST
 from benchmarks.options import counts, parser

@@ -29,7 +29,7 @@ from app.engine.core.engine import Engine
 from app.engine.core.request import EngineRequest
 from app.extensions.devmode.routes import routes as lifecycle_routes
 from app.serving.api.admin.server import json_body
-from app.serving.http.connection import Connection
+from app.serving.http.client_connection import ClientConnection
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import malformed, not_found, unavailable
 from app.serving.http.response import EVENT_STREAM, Response, StreamingBody, json_response
@@ -89,7 +89,9 @@ class ClientQueue(StreamingBody):
 
     __slots__ = ("_connection", "_leave", "_queue", "_taken_s", "lost")
 
-    def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
+    def __init__(
+        self, leave: Callable[[ClientQueue], None], connection: ClientConnection | None
+    ) -> None:
         super().__init__()
         self._leave, self._connection = leave, connection
         self._queue: Queue[bytes] = Queue(MOST_WAITING)
@@ -154,7 +156,7 @@ class Feed:
     def __len__(self) -> int:
         return len(self._boxes)
 
-    def open(self, connection: Connection | None = None) -> ClientQueue:
+    def open(self, connection: ClientConnection | None = None) -> ClientQueue:
         """Returns the queue of one more browser.
 
         Raises ApiError with status 503 above `MOST_CONSOLES`.

@@ -114,5 +114,5 @@ def test_several_processes_are_warned_of_once(caplog: pytest.LogCaptureFixture) 
             given = {"wsgi.multiprocess": several, "wsgi.multithread": several}
             environ = EnvironBuilder("/", environ_overrides=given).get_environ()
             app(environ, lambda status, headers: called.append(threading.get_ident()))
-    assert caplog.text.count("each is a server of its own") == 1
+    assert caplog.text.count("each is a separate server") == 1
     assert set(called) == {threading.get_ident()}

@@ -29,7 +29,7 @@ Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 def routes(index: KvIndex, settings: Settings) -> list[Route]:
     at, model, rules = settings.kvindex, settings.model.model, ChatRules.of(settings.api)
     body, aliases = (
-        BodyLimits.of(settings.server),
+        BodyLimits.from_settings(settings.server),
         dict.fromkeys(settings.model.served_names, model),
     )
 

@@ -21,7 +21,7 @@ from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import Handle
 from app.serving.api.fault import Fault, FaultInjection
 from app.serving.api.writer import ResponseWriter
-from app.serving.http.connection import Connection, StreamTransport, watched
+from app.serving.http.client_connection import ClientConnection, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import (
@@ -32,6 +32,7 @@ from app.serving.http.response import (
     StreamingBody,
     json_response,
 )
+from app.serving.http.stream_transport import StreamTransport
 from app.serving.protocol.common import encode
 
 SLICE_TOKENS = 256
@@ -125,7 +126,7 @@ class Responder:
         self,
         requests: Sequence[EngineRequest],
         writer: ResponseWriter,
-        connection: Connection | None,
+        connection: ClientConnection | None,
         may_join: bool = True,
     ) -> Response:
         """`may_join`: a stream that is already complete may leave in one piece."""
@@ -145,7 +146,7 @@ class Responder:
         self,
         requests: Sequence[EngineRequest],
         writer: ResponseWriter,
-        connection: Connection | None,
+        connection: ClientConnection | None,
     ) -> bytes | None:
         """Sleeps until all choices are over, and returns the answer; None when the client has left."""
         collector = ResponseCollector(self.engine, requests, writer)
@@ -213,7 +214,7 @@ class ResponseCollector:
         assert self._handle is not None
         self._handle.future.add_done_callback(over)
 
-    def wait(self, connection: Connection | None) -> None:
+    def wait(self, connection: ClientConnection | None) -> None:
         bell = Bell()
         self.on_done(lambda future: bell.set())
         try:
@@ -239,7 +240,7 @@ class EventStream(StreamingBody):
         self,
         writer: ResponseWriter,
         choices: int,
-        connection: Connection | None = None,
+        connection: ClientConnection | None = None,
         entries_per_token: int = 1,
         keep_alive_s: float = 0.0,
     ) -> None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from app.base.clock.token_bucket import TokenBucket
 from app.serving.api.fault import Fault, RequestFacts
-from app.serving.http.connection import BrokenOffError, Connection
+from app.serving.http.client_connection import BrokenOffError, ClientConnection
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, too_many
 from app.serving.http.response import Response, StreamingBody
@@ -241,7 +241,7 @@ class DamagedStream(StreamingBody):
     """
 
     def __init__(
-        self, stream: StreamingBody, damage: Damage, connection: Connection | None
+        self, stream: StreamingBody, damage: Damage, connection: ClientConnection | None
     ) -> None:
         super().__init__()
         self._stream = stream
@@ -320,7 +320,7 @@ def ends_after(damage: Damage, number: int) -> bool:
 
 
 def _damage_whole(
-    response: Response, body: bytes, damage: Damage, connection: Connection | None
+    response: Response, body: bytes, damage: Damage, connection: ClientConnection | None
 ) -> None:
     """Damages an unstreamed body. Only a disconnect contradicts Content-Length."""
     if isinstance(damage, DisconnectRule):
@@ -333,14 +333,14 @@ def _damage_whole(
         response.replace_body(b"")
 
 
-def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:
+def _breaking(first: bytes, connection: ClientConnection | None) -> Iterator[bytes]:
     """Yields a part of an answer, then breaks off; without a part the client gets no status line."""
     if first:
         yield first
     break_off(connection)
 
 
-def break_off(connection: Connection | None) -> NoReturn:
+def break_off(connection: ClientConnection | None) -> NoReturn:
     """Ends the connection at once, without TLS close_notify; gunicorn takes this for a client that
     left.
     """

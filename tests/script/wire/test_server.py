@@ -39,7 +39,7 @@ def test_a_changed_file_is_served_and_a_broken_one_is_not(tmp_path: Path) -> Non
         )
         server.process.send_signal(signal.SIGHUP)
         wait_until(
-            lambda: "reload refused, everything stays as it is: setting script" in server.log()
+            lambda: "reload rejected; keeping the old configuration: setting script" in server.log()
         )
         assert said(server) == "new"
         path.write_text("rules: [{then: {text: newest}}, {then: {text: never}, name: unused}]")

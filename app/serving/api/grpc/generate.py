@@ -30,7 +30,7 @@ from app.serving.faults.fault import DamagedStream
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_implemented
 from app.serving.http.response import Response
-from app.serving.http.route import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
+from app.serving.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.completions import CompletionRequest

@@ -24,7 +24,7 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responder import Responder
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.serving.api.writer import ResponseWriter
-from app.serving.http.connection import Connection, watched
+from app.serving.http.client_connection import ClientConnection, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import EVENT_STREAM, Response, json_response
@@ -126,7 +126,7 @@ class KeptResponse:
         self.changed.set()
         self.changed = Bell()
 
-    def follow(self, start: int, connection: Connection | None) -> Iterator[bytes]:
+    def follow(self, start: int, connection: ClientConnection | None) -> Iterator[bytes]:
         """Yields the events from number `start` on as they come, until the end or until the client
         leaves.
         """
