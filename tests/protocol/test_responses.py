@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from app.engine.forms.schema import Schemas
 from app.serving.api.chat.parts import tool_calls_of
 from app.serving.protocol.chat import Message
-from app.serving.protocol.coercion import Misfit
+from app.serving.protocol.coercion import ConversionError
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.response_tools import (
@@ -322,7 +322,7 @@ def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
         try:
             expected = TOOLS.validate_python(tool).model_dump(mode="json", by_alias=True)
         except ValueError:
-            with pytest.raises(Misfit) as caught:
+            with pytest.raises(ConversionError) as caught:
                 convert_tools([tool])
             assert tool is not given and caught.value.path[:2] == (0, "FunctionTool")
             continue

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from app.serving.http.errors import malformed
 from app.serving.protocol import options
 from app.serving.protocol.chat import ChatCompletionRequest, Message
-from app.serving.protocol.coercion import JsonObject, Misfit
+from app.serving.protocol.coercion import ConversionError, JsonObject
 from app.serving.protocol.decoding import Request
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -83,7 +83,7 @@ class ToolChoiceParam(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type == "tool" and not self.name:
-            raise Misfit("the name of a tool")
+            raise ConversionError("the name of a tool")
 
 
 class OutputFormat(Struct, kw_only=True):

@@ -15,10 +15,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.serving.http.errors import bad_request, malformed
 from app.serving.protocol import common, rules
-from app.serving.protocol.coercion import JsonObject, Misfit, param_of
+from app.serving.protocol.coercion import ConversionError, JsonObject, format_param
 from app.serving.protocol.decoding import RawRequest
 from app.serving.protocol.options import Effort, GenerationFields, Tool, ToolChoice
-from app.serving.protocol.rules import part
+from app.serving.protocol.rules import get_field
 
 Message = JsonObject
 
@@ -29,12 +29,12 @@ _PLAIN_KEYS = frozenset(("role", "content"))
 
 def convert_messages(value: object) -> list[Message]:
     if not isinstance(value, list):
-        raise Misfit("a list of messages")
+        raise ConversionError("a list of messages")
     for index, message in enumerate(value):
         try:
             _check_message(message)
-        except Misfit as misfit:
-            raise misfit.under(index) from None
+        except ConversionError as error:
+            raise error.prefixed(index) from None
     return value
 
 
@@ -63,23 +63,23 @@ def check_tool_calls(message: Message) -> None:
         if is_custom and _has(call.get("custom"), "input", "name"):
             continue
         if path := _wrong_function_call(call):
-            where = param_of((index, *path))
+            where = format_param((index, *path))
             raise malformed(f"{where}: a tool call of a message is incomplete", where)
 
 
 def _check_message(message: object) -> None:
     if not isinstance(message, dict):
-        raise Misfit("a message object", _FIRST_KIND)
+        raise ConversionError("a message object", _FIRST_KIND)
     is_plain = (
         message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
     )
     if is_plain or _is_known_kind(message) or _is_custom_kind(message):
         return
     if not _is_content(message.get("content")):
-        raise Misfit("a text or a list of parts", _FIRST_KIND, "content")
+        raise ConversionError("a text or a list of parts", _FIRST_KIND, "content")
     if message.get("role") != "developer":
-        raise Misfit("the name of a role", _FIRST_KIND, "role")
-    raise Misfit("a string", _FIRST_KIND, "name")
+        raise ConversionError("the name of a role", _FIRST_KIND, "role")
+    raise ConversionError("a string", _FIRST_KIND, "name")
 
 
 def _is_content(content: object) -> bool:
@@ -201,11 +201,11 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     mm_processor_kwargs: JsonObject | None = None
     return_prompt_text: bool | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
         "messages": convert_messages,
         "tool_choice": ToolChoice,
     }
-    absent: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
+    rule_defaults: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
 
     def __post_init__(self) -> None:
         if self.tool_choice is UNSET:
@@ -222,7 +222,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
         rules.check_chat_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
-        rules.check_last(self)
+        rules.check_shared_fields(self)
         normalize_messages(self.messages)
 
     def check_converted(self) -> None:
@@ -233,13 +233,13 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 def convert_conversations(value: object) -> Conversations:
     if not isinstance(value, list) or not value:
-        raise Misfit("a list of conversations")
+        raise ConversionError("a list of conversations")
     for index, conversation in enumerate(value):
         try:
             if not convert_messages(conversation):
-                raise Misfit("a message at least")
-        except Misfit as misfit:
-            raise misfit.under(index) from None
+                raise ConversionError("a message at least")
+        except ConversionError as error:
+            raise error.prefixed(index) from None
     return value
 
 
@@ -289,13 +289,13 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     early_stopping: bool = False
     guided_decoding_backend: str | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
 
     def check_rules(self: "BatchChatRequest | RawRequest") -> None:
         if self.use_beam_search:
             raise bad_request("A batch does not go with beam search.", "use_beam_search")
         rules.check_chat_logprobs(self)
-        if part(self.kv_transfer_params, "prompt_token_ids") is not None:
+        if get_field(self.kv_transfer_params, "prompt_token_ids") is not None:
             param = "kv_transfer_params.prompt_token_ids"
             raise bad_request("One prompt of token ids cannot serve several conversations.", param)
         if self.n not in (None, 1):
@@ -305,7 +305,7 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
         for conversation in self.messages if isinstance(self.messages, list) else ():
             normalize_messages(conversation)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        rules.check_last(self)
+        rules.check_shared_fields(self)
 
     def check_converted(self) -> None:
         self.tools, self.stream = None, False

@@ -22,7 +22,7 @@ Prompts = str | list[str] | TokenIds | list[TokenIds]
 
 
 def convert_prompt(value: object) -> object:
-    """Converts prompts of one kind. Raises `Misfit`, also for mixed kinds."""
+    """Converts prompts of one kind. Raises `ConversionError`, also for mixed kinds."""
     if isinstance(value, list) and set(map(type, value)) == {str}:
         return value
     return convert_value(list[Natural] | list[list[Natural]] | str | list[str] | None, value)
@@ -40,7 +40,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt_embeds: str | list[str] | None = None
     add_special_tokens: bool = True
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"prompt": convert_prompt}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"prompt": convert_prompt}
 
     def __post_init__(self) -> None:
         if self.max_tokens is None:
@@ -77,7 +77,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
             raise bad_request("logprob_token_ids need logprobs", "logprob_token_ids")
         rules.check_logprobs(self, "logprobs")
         rules.check_structured_outputs(self.structured_outputs, "structured_outputs")
-        rules.check_last(self)
+        rules.check_shared_fields(self)
 
 
 class CompletionChoice(Struct):

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from app.serving.http.errors import malformed
 from app.serving.protocol import chat, common, completions, options
 from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.coercion import JsonObject, non_negative
+from app.serving.protocol.coercion import JsonObject, Path, convert_natural_numbers
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import RawRequest, Request
 
@@ -41,7 +41,7 @@ class RenderedChoice(Struct, kw_only=True):
     token_ids: list[options.Natural] | None = None
     logprobs: Logprobs | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"token_ids": non_negative}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"token_ids": convert_natural_numbers}
 
 
 class CountedTokens(Struct, kw_only=True):
@@ -114,7 +114,7 @@ class DerenderRequest(Request, kw_only=True):
     model: str | None = None
 
     @classmethod
-    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    def error_path(cls, values: JsonObject, path: Path) -> Path:
         return (cls.__name__, *path)
 
 
@@ -148,7 +148,7 @@ class DerenderCompletionRequest(DerenderRequest, kw_only=True):
         check_is_whole(self.stream, "body.stream")
 
     @classmethod
-    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    def error_path(cls, values: JsonObject, path: Path) -> Path:
         return path
 
     def check_converted(self) -> None:
@@ -168,7 +168,7 @@ class DerenderStreamRequest(DerenderRequest, kw_only=True):
     prompt_tokens: int | None = None
     prompt_token_ids: list[options.Natural] | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"prompt_token_ids": non_negative}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"prompt_token_ids": convert_natural_numbers}
 
     def check_converted(self) -> None:
         if self.stream_state is not None:

@@ -13,7 +13,12 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.serving.http.errors import bad_request, malformed
 from app.serving.protocol import common, options, rules
-from app.serving.protocol.coercion import JsonObject, Misfit, convert, non_negative
+from app.serving.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    convert,
+    convert_natural_numbers,
+)
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import RawRequest, Request
 
@@ -69,14 +74,14 @@ def convert_sampling_params(value: object) -> SamplingParams:
     """Converts `value`; vLLM tries two forms, and reports any misfit at the field itself."""
     try:
         return convert(SamplingParams, value)
-    except Misfit as misfit:
-        raise Misfit(misfit.expected) from None
+    except ConversionError as error:
+        raise ConversionError(error.expected) from None
 
 
 def convert_token_ids(value: object) -> object:
-    ids = non_negative(value)
+    ids = convert_natural_numbers(value)
     if not ids:
-        raise Misfit("a list that is not empty")
+        raise ConversionError("a list that is not empty")
     return ids
 
 
@@ -137,7 +142,7 @@ class GenerateRequest(Request, kw_only=True):
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
         "token_ids": convert_token_ids,
         "sampling_params": convert_sampling_params,
     }

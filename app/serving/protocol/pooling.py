@@ -13,7 +13,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from app.serving.http.errors import bad_request
 from app.serving.protocol import rules
 from app.serving.protocol.chat import Message, convert_messages
-from app.serving.protocol.coercion import JsonObject, Misfit, as_it_is, convert_value
+from app.serving.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    Path,
+    convert_value,
+    unconverted,
+)
 from app.serving.protocol.decoding import RawRequest, Request
 from app.serving.protocol.options import CacheSalt, Int64, Natural
 
@@ -75,13 +81,13 @@ class ClassificationRequest(PoolingFields, kw_only=True):
     """Removed from vLLM; its presence is an error."""
     task: object = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"input": as_it_is, "messages": as_it_is}
-    absent: ClassVar[Mapping[str, object]] = {"normalize": UNSET}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"input": unconverted, "messages": unconverted}
+    rule_defaults: ClassVar[Mapping[str, object]] = {"normalize": UNSET}
     batched: ClassVar[bool] = False
     """Allows several conversations, also as `input`."""
 
     @classmethod
-    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    def error_path(cls, values: JsonObject, path: Path) -> Path:
         return path if "input" in values or path[0] in BEFORE_INPUT else ("input",)
 
     def __post_init__(self) -> None:
@@ -151,24 +157,24 @@ class PoolingRequest(EncodedRequest, kw_only=True):
     def __post_init__(self) -> None:
         try:
             super().__post_init__()
-        except Misfit:
+        except ConversionError:
             if self.data is UNSET:
                 raise
             self.input, self.messages, self.task = UNSET, UNSET, "plugin"
 
 
 def _prompts(value: object) -> Prompts:
-    """Converts each of the four forms of `value` to a list. Raises `Misfit`."""
+    """Converts each of the four forms of `value` to a list. Raises `ConversionError`."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise Misfit("a text, texts, token ids or lists of them", "input")
+        raise ConversionError("a text, texts, token ids or lists of them", "input")
     prompts: Prompts | TokenIds = value
     if set(map(type, value)) != {str}:
         try:
             prompts = convert_value(list[int] | list[list[int]], value)
-        except Misfit as misfit:
-            raise misfit.under("input") from None
+        except ConversionError as error:
+            raise error.prefixed("input") from None
     return cast(Prompts, [prompts] if prompts and isinstance(prompts[0], int) else prompts)
 
 
@@ -181,7 +187,7 @@ def _conversations(value: object, batched: bool) -> list[Conversation] | None:
     many = batched and bool(value) and all(isinstance(each, list) and each for each in value)
     try:
         return [convert_messages(chat) for chat in (value if many else [value])]
-    except Misfit:
+    except ConversionError:
         return None
 
 
@@ -194,7 +200,7 @@ class ContentPart(Struct):
 
     def __post_init__(self) -> None:
         if getattr(self, self.type) is None:
-            raise Misfit(f"{self.type} beside its type")
+            raise ConversionError(f"{self.type} beside its type")
 
 
 class MixedInput(Struct):
@@ -232,31 +238,33 @@ class ScoreRequest(ScoringRequest, kw_only=True):
     text_1: ScoreInputs | UnsetType = UNSET
     text_2: ScoreInputs | UnsetType = UNSET
 
-    lax: ClassVar[Mapping[str, Hashable]] = {name: as_it_is for pair in _PAIRS for name in pair}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+        name: unconverted for pair in _PAIRS for name in pair
+    }
 
     def __post_init__(self) -> None:
         for names in _PAIRS:
-            with suppress(Misfit):
+            with suppress(ConversionError):
                 self.queries, self.documents = (_inputs(getattr(self, name)) for name in names)
                 return
         _inputs(self.queries, "queries")
-        raise Misfit(TEXTS, "documents")
+        raise ConversionError(TEXTS, "documents")
 
 
 TEXTS = "a text or a list of texts"
 
 
 def _inputs(value: object, *path: str) -> ScoreInputs:
-    """Converts one side of a score. Raises `Misfit` at `path`."""
+    """Converts one side of a score. Raises `ConversionError` at `path`."""
     try:
         return cast(ScoreInputs, convert_value(ScoreInputs, value))
-    except Misfit:
-        raise Misfit(TEXTS, *path) from None
+    except ConversionError:
+        raise ConversionError(TEXTS, *path) from None
 
 
 def _one_input(value: object) -> object:
     if isinstance(value, list):
-        raise Misfit("a text")
+        raise ConversionError("a text")
     return _inputs(value)
 
 
@@ -267,7 +275,7 @@ class RerankRequest(ScoringRequest, kw_only=True):
     documents: ScoreInputs
     top_n: Natural = 0
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
 
 
 class CohereEmbedRequest(Request, kw_only=True):
@@ -288,7 +296,9 @@ class CohereEmbedRequest(Request, kw_only=True):
     def __post_init__(self) -> None:
         given = [each for each in (self.texts, self.images, self.inputs) if each is not None]
         if len(given) != 1 or not given[0]:
-            raise Misfit("exactly one of texts, images and inputs, and it must not be empty")
+            raise ConversionError(
+                "exactly one of texts, images and inputs, and it must not be empty"
+            )
 
     @property
     def has_images(self) -> bool:

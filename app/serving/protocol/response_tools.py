@@ -16,7 +16,7 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 
 from app.serving.http.errors import bad_request
-from app.serving.protocol.coercion import JsonObject, Misfit, convert
+from app.serving.protocol.coercion import ConversionError, JsonObject, convert
 from app.serving.protocol.options import FunctionDefinition
 
 LATER = "allowed_callers:callers is_async:flag defer_loading:flag description"
@@ -131,9 +131,9 @@ ToolParam = JsonObject
 
 
 def convert_tools(value: object) -> list[ToolParam]:
-    """Returns the tools in the form that the answer repeats. Raises `Misfit`."""
+    """Returns the tools in the form that the answer repeats. Raises `ConversionError`."""
     if not isinstance(value, list):
-        raise Misfit("a list of tools")
+        raise ConversionError("a list of tools")
     return [_convert_tool(index, tool) for index, tool in enumerate(value)]
 
 
@@ -143,29 +143,29 @@ def _convert_tool(index: int, tool: object) -> ToolParam:
         return tool
     try:
         return _converted(TOOLS, tool)
-    except Misfit:
+    except ConversionError:
         pass
     try:
         convert(FUNCTION, tool)
-    except Misfit as misfit:
-        raise misfit.under("FunctionTool").under(index) from None
+    except ConversionError as error:
+        raise error.prefixed("FunctionTool").prefixed(index) from None
     raise AssertionError("a function that fits is one")
 
 
 def convert_tool_choice(value: object) -> str | JsonObject:
-    """Returns the choice in the form that the answer repeats. Raises `Misfit` without a path."""
+    """Returns the choice in the form that the answer repeats. Raises `ConversionError` without a path."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return value
     try:
         return _converted(CHOICES, value)
-    except Misfit:
-        raise Misfit("none, auto, required, or an object that names a tool") from None
+    except ConversionError:
+        raise ConversionError("none, auto, required, or an object that names a tool") from None
 
 
 def _converted(kinds: Mapping[str, type[Struct]], value: object) -> JsonObject:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in kinds:
-        raise Misfit("a type that is known")
+        raise ConversionError("a type that is known")
     repeated = _repeated(convert(kinds[kind], value), value)
     assert isinstance(repeated, dict)
     return repeated

@@ -14,7 +14,13 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from app.serving.http.errors import bad_request
 from app.serving.protocol import options, response_tools, rules
 from app.serving.protocol.chat import ChatCompletionRequest, Message
-from app.serving.protocol.coercion import JsonObject, Misfit, convert, convert_value, param_of
+from app.serving.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    convert,
+    convert_value,
+    format_param,
+)
 from app.serving.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics
 from app.serving.protocol.decoding import RawRequest
 from app.serving.protocol.options import Effort, SamplingFields
@@ -45,7 +51,7 @@ class ContentPart(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type not in ("input_image", "input_file") and self.said is None:
-            raise Misfit("a text", "refusal" if self.type == "refusal" else "text")
+            raise ConversionError("a text", "refusal" if self.type == "refusal" else "text")
 
     @property
     def said(self) -> str | None:
@@ -57,7 +63,7 @@ Content = str | list[ContentPart]
 
 
 def convert_content(value: object) -> object:
-    """Converts a text or parts; null is allowed. Raises `Misfit` at the wrong part."""
+    """Converts a text or parts; null is allowed. Raises `ConversionError` at the wrong part."""
     is_text = value is None or isinstance(value, str)
     return value if is_text else convert_value(list[ContentPart], value)
 
@@ -89,12 +95,17 @@ class InputItem(Struct, kw_only=True):
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"content": convert_content, "output": convert_content}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+        "content": convert_content,
+        "output": convert_content,
+    }
 
     def __post_init__(self) -> None:
         for key in NEEDED[self.kind]:
             if getattr(self, key) is None:
-                raise Misfit("a value, it is missing", "input" if key == "payload" else key)
+                raise ConversionError(
+                    "a value, it is missing", "input" if key == "payload" else key
+                )
         parts = self.content if isinstance(self.content, list) else []
         types: tuple[str, ...] = ("reasoning_text",) if self.kind == "reasoning" else SAID_TO
         if self.type == "message" and self.role == "assistant":  # a message of an earlier response
@@ -110,7 +121,7 @@ class InputItem(Struct, kw_only=True):
             (self.summary or [], ("summary_text",)),
         ):
             if any(part.type not in allowed for part in group):
-                raise Misfit(f"parts of type {' or '.join(allowed)}")
+                raise ConversionError(f"parts of type {' or '.join(allowed)}")
 
     @property
     def kind(self) -> str:
@@ -145,13 +156,13 @@ UNSUPPORTED = frozenset(
 def convert_input(value: object) -> str | list[InputItem]:
     """Converts the input.
 
-    Raises `Misfit`, whose path is the whole input, as in vLLM, and `ApiError` for unsupported valid
+    Raises `ConversionError`, whose path is the whole input, as in vLLM, and `ApiError` for unsupported valid
     items.
     """
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise Misfit("a text or a list of items")
+        raise ConversionError("a text or a list of items")
     items: list[InputItem] = []
     unsupported = ""
     for index, item in enumerate(value):
@@ -163,9 +174,11 @@ def convert_input(value: object) -> str | list[InputItem]:
             continue
         try:
             items.append(convert_value(InputItem, item))
-        except Misfit as misfit:
-            where = param_of(("input", index, *misfit.path))
-            raise Misfit(f"a text or a list of items, and at {where} {misfit.expected}") from None
+        except ConversionError as error:
+            where = format_param(("input", index, *error.path))
+            raise ConversionError(
+                f"a text or a list of items, and at {where} {error.expected}"
+            ) from None
     if unsupported:
         raise bad_request(f"Unsupported input item type: {unsupported}", "input")
     return items
@@ -207,7 +220,7 @@ class TextFormat(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type == "json_schema" and (self.name is None or self.json_schema is None):
-            raise Misfit("a name and a schema")
+            raise ConversionError("a name and a schema")
 
     def told(self) -> JsonObject:
         told: JsonObject = msgspec.to_builtins(self)
@@ -215,26 +228,28 @@ class TextFormat(Struct, kw_only=True):
 
 
 def convert_format(value: object) -> TextFormat | None:
-    """Converts a text format. Raises `Misfit` as for the first form that vLLM tries, a text."""
+    """Converts a text format. Raises `ConversionError` as for the first form that vLLM tries, a text."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
     try:
         return convert(TextFormat, {"type": kind} if kind in ("text", "json_object") else value)
-    except Misfit:
+    except ConversionError:
         path = (
             ("ResponseFormatText", "type") if isinstance(value, dict) else ("ResponseFormatText",)
         )
-        raise Misfit("text, json_object, or json_schema with a name and a schema", *path) from None
+        raise ConversionError(
+            "text, json_object, or json_schema with a name and a schema", *path
+        ) from None
 
 
 def convert_history(value: object) -> list[JsonObject] | None:
     try:
         history: list[JsonObject] | None = convert_value(list[JsonObject] | None, value)
         return history
-    except Misfit as misfit:
-        kind = ("Message",) if misfit.path else ()  # the kind that vLLM tries first
-        raise Misfit(misfit.expected, *misfit.path, *kind) from None
+    except ConversionError as error:
+        kind = ("Message",) if error.path else ()  # the kind that vLLM tries first
+        raise ConversionError(error.expected, *error.path, *kind) from None
 
 
 class TextConfig(Struct, kw_only=True):
@@ -243,7 +258,7 @@ class TextConfig(Struct, kw_only=True):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"format": convert_format}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"format": convert_format}
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -282,13 +297,13 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     previous_input_messages: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
         "input": convert_input,
         "previous_input_messages": convert_history,
         "tool_choice": response_tools.convert_tool_choice,
         "tools": response_tools.convert_tools,
     }
-    absent: ClassVar[Mapping[str, object]] = {"store": True, "tool_choice": "auto"}
+    rule_defaults: ClassVar[Mapping[str, object]] = {"store": True, "tool_choice": "auto"}
 
     def __post_init__(self) -> None:
         choice = self.tool_choice

@@ -330,7 +330,7 @@ class RpcWriter(ResponseWriter):
         if said is None:
             chunk = engine.GenerateStreamChunk(
                 token_ids=[token_id],
-                prompt_tokens=self.usage.told(len(self._prompt_ids), 0)[0],
+                prompt_tokens=self.usage.override(len(self._prompt_ids), 0)[0],
                 completion_tokens=1,
                 cached_tokens=self.told_cached,
                 output_logprobs=self._of_reply(engine.OutputLogProbs(), entries)
@@ -357,7 +357,7 @@ class RpcWriter(ResponseWriter):
 
     def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Proto) -> bytes:
         """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
-        prompt_tokens, tokens = self.usage.told(len(self._prompt_ids), len(ids))
+        prompt_tokens, tokens = self.usage.override(len(self._prompt_ids), len(ids))
         said = engine.GenerateComplete(
             output_ids=ids,
             finish_reason=finish.reason,

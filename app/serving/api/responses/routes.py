@@ -357,7 +357,7 @@ def response_prompt(
 def _shape(
     pipeline: RequestPipeline, asked: wire.ResponsesRequest, ids: Sequence[int], head: ResponseMeta
 ) -> ResponsesOptions:
-    most_tokens = pipeline.limits.room_behind(len(ids), asked.max_output_tokens)
+    most_tokens = pipeline.limits.max_reply_tokens(len(ids), asked.max_output_tokens)
     hides = pipeline.limits.parses and not asked.include_reasoning
     return ResponsesOptions(
         response=new_response(asked, head, most_tokens),

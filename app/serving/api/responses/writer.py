@@ -259,7 +259,7 @@ class ResponsesWriter(BlockWriter):
         choice, options = self.choices[0], self._options
         reason = choice.finish.reason
         status = STATUS.get(reason, "completed")
-        prompt_tokens, tokens = self.usage.told(len(options.prompt_ids), choice.tokens)
+        prompt_tokens, tokens = self.usage.override(len(options.prompt_ids), choice.tokens)
         read, created, thoughts = self.told_cached, self.told_created, choice.reasoning_tokens
         usage: JsonObject = {
             "input_tokens": prompt_tokens,
