@@ -103,7 +103,9 @@ class ModelLimits:
 
     def logprobs(self, requested: int | None) -> int:
         """Returns log probabilities per token: the vocabulary's size for -1 (all), 0 for None."""
-        return self.vocab_size if requested == -1 else requested or 0
+        if requested == -1:
+            return self.vocab_size
+        return requested or 0
 
     def check_logprobs(self, param: str, requested: int | None) -> None:
         """Raises `ApiError` for more log probabilities per token than the server allows."""
@@ -136,10 +138,12 @@ class ModelLimits:
 
 def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
     """Raises `ApiError` for JSON that nests deeper than `levels` objects and lists."""
-    if isinstance(schema, dict | list):
+    if isinstance(schema, dict):
+        schema = list(schema.values())
+    if isinstance(schema, list):
         if levels == 0:
             raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
-        for item in schema.values() if isinstance(schema, dict) else schema:
+        for item in schema:
             check_depth(item, levels - 1)
 
 
@@ -350,7 +354,9 @@ class ValidatedRequest(Generic[R]):
     @property
     def entries_per_token(self) -> int:
         """Log probabilities in the answer per generated token, alternatives included."""
-        return 0 if self.logprobs is None else 1 + self._limits.logprobs(self.logprobs)
+        if self.logprobs is None:
+            return 0
+        return 1 + self._limits.logprobs(self.logprobs)
 
 
 def _choice_count_error(count: int) -> ApiError:
@@ -387,7 +393,7 @@ def combine_constraints(request: GenerationRequest) -> StructuredOutputs | None:
     if form.type == "json_object":
         fields["json_object"] = True
     elif form.type == "json_schema":
-        fields["json"] = form.json_schema.json_schema if form.json_schema else None
+        fields["json"] = form.json_schema and form.json_schema.json_schema
     else:
         tag: JsonObject = {"format": form.format}
         if form.format is None:
@@ -425,5 +431,7 @@ def check_extra_arguments(request: GenerationRequest) -> None:
         value = pending.pop()
         if isinstance(value, int) and not INT64_MIN <= value < UINT64_END:
             raise bad_request("integers of extra arguments must fit 64 bits", "extra_args")
-        if isinstance(value, dict | list):
-            pending.extend(value.values() if isinstance(value, dict) else value)
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
