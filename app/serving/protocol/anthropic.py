@@ -84,7 +84,10 @@ class MessageParam(Struct, kw_only=True):
 
 
 class ToolChoiceParam(Struct, kw_only=True):
-    """How the model uses tools: as it decides (auto), at least once (any), `name` (tool), or never."""
+    """How the model uses tools.
+
+    It decides (auto), calls at least one (any), calls the tool `name` (tool), or calls none.
+    """
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -190,7 +193,7 @@ def chat_request(
 
     `merges_system` returns true if the chat template requires all system turns first.
     `disabled_effort` returns the template's effort without thinking. Each is called only when
-    needed, because the answer costs a rendering of the template.
+    needed.
 
     Raises:
         ApiError: Status 400 when tools or salt break the rules of a chat.
@@ -291,12 +294,9 @@ def _turn_without_results(role: str, blocks: Sequence[AnthropicBlock]) -> Messag
     thoughts: list[str] = []
     calls: list[JsonObject] = []
     for block in blocks:
-        if block.type == "text" and block.text:
-            parts.append({"type": "text", "text": block.text})
-        elif block.type == "image" and block.source:
-            parts.append(_image(block.source))
-        elif block.type == "tool_result" and role == "assistant":
-            parts.append({"type": "text", "text": f"Tool result: {block.content or ''}"})
+        part = _part(role, block)
+        if part is not None:
+            parts.append(part)
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use":
@@ -312,6 +312,16 @@ def _turn_without_results(role: str, blocks: Sequence[AnthropicBlock]) -> Messag
     elif parts:
         message["content"] = parts
     return message
+
+
+def _part(role: str, block: AnthropicBlock) -> JsonObject | None:
+    if block.type == "text" and block.text:
+        return {"type": "text", "text": block.text}
+    if block.type == "image" and block.source:
+        return _image(block.source)
+    if block.type == "tool_result" and role == "assistant":
+        return {"type": "text", "text": f"Tool result: {block.content or ''}"}
+    return None
 
 
 def _image(source: JsonObject) -> JsonObject:
