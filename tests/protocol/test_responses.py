@@ -14,6 +14,7 @@ from app.serving.protocol.chat import Message
 from app.serving.protocol.coercion import ConversionError
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.options import NamedToolChoice
+from app.serving.protocol.response_chat import ResponsesChat, chat_request, echo_text
 from app.serving.protocol.response_tools import (
     CUSTOM_PARAMETERS,
     CalledTool,
@@ -21,7 +22,7 @@ from app.serving.protocol.response_tools import (
     convert_tool_choice,
     convert_tools,
 )
-from app.serving.protocol.responses import ResponsesChat, ResponsesRequest, chat_request, echo_text
+from app.serving.protocol.responses import ResponsesRequest
 from config.loader import load
 from tests.protocol.refused import refused
 

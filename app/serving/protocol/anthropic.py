@@ -238,7 +238,9 @@ def _tool_choice(choice: ToolChoiceParam | None) -> options.ToolChoice:
         return "auto"
     if choice.type == "tool":
         return options.NamedToolChoice(function=options.NamedFunction(name=choice.name or ""))
-    return "required" if choice.type == "any" else "none"
+    if choice.type == "any":
+        return "required"
+    return "none"
 
 
 def _messages(
@@ -337,9 +339,10 @@ def _tool_results(block: AnthropicBlock) -> Iterator[Message]:
     texts: list[str] = []
     images: list[JsonObject] = []
     references: list[JsonObject] = []
-    if isinstance(block.content, str):
-        texts.append(block.content)
-    for item in block.content if isinstance(block.content, list) else ():
+    items = block.content or []
+    if isinstance(items, str):
+        items = [{"type": "text", "text": items}]
+    for item in items:
         source = item.get("source")
         name = item.get("tool_name") or item.get("name")
         if item.get("type") == "text":

@@ -74,7 +74,9 @@ class RawRequest:
 
     def __getattr__(self, name: str) -> Any:
         values = self._values
-        return values[name] if name in values else self._rule_defaults.get(name)
+        if name in values:
+            return values[name]
+        return self._rule_defaults.get(name)
 
 
 class UnparsableBodyError(ApiError):

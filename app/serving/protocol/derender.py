@@ -180,8 +180,8 @@ class DerenderCompletionRequest(DerenderRequest, kw_only=True):
     def check_converted(self) -> None:
         """Applies vLLM's rules that come after the schema."""
         for name in ("prompt_tokens", "prompt_token_ids"):
-            given = getattr(self, name)
-            if given is not None and len(given) != len(self.generate_responses):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.generate_responses):
                 raise malformed(f"body: {name} must be as many as generate_responses", "body")
         if self.completion_request is not None:
             self.completion_request.check_rules()

@@ -16,6 +16,7 @@ from app.serving.http.errors import bad_request
 from app.serving.protocol.coercion import ConversionError, JsonObject, convert
 from app.serving.protocol.options import FunctionDefinition
 from app.serving.protocol.response_tool_types import FunctionTool, choice_structs, tool_structs
+from app.serving.protocol.rules import get_field
 
 ToolParam = JsonObject
 TOOL_STRUCTS = tool_structs()
@@ -61,9 +62,10 @@ def convert_tools(value: object) -> list[ToolParam]:
 
 
 def _convert_tool(index: int, tool: object) -> ToolParam:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(tool, dict) and isinstance(kind, str) and kind in UNCONVERTED_TYPES:
-        return tool
+    if isinstance(tool, dict):
+        kind = tool.get("type")
+        if isinstance(kind, str) and kind in UNCONVERTED_TYPES:
+            return tool
     try:
         return _convert_by_type(TOOL_STRUCTS, tool)
     except ConversionError:
@@ -90,7 +92,7 @@ def convert_tool_choice(value: object) -> str | JsonObject:
 
 
 def _convert_by_type(structs: Mapping[str, type[Struct]], value: object) -> JsonObject:
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = get_field(value, "type")
     if not isinstance(kind, str) or kind not in structs:
         raise ConversionError("a type that is known")
     repeated = _repeat(convert(structs[kind], value), value)
@@ -117,7 +119,7 @@ def custom_input(arguments: str) -> str:
         fields = msgspec.json.decode(arguments)
     except msgspec.DecodeError:
         return arguments
-    text = fields.get(CUSTOM_INPUT) if isinstance(fields, dict) else None
+    text = get_field(fields, CUSTOM_INPUT)
     return text if isinstance(text, str) else arguments
 
 

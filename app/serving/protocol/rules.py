@@ -17,13 +17,15 @@ FORBIDDEN_IN_CACHE_SALT = frozenset("@/\\\0")
 
 def get_field(value: object, name: str) -> object:
     """Returns field `name` of a struct or a raw object, or None if there is no such field."""
-    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    if isinstance(value, dict):
+        return value.get(name)
+    return getattr(value, name, None)
 
 
 def check_shared_fields(request: Any) -> None:
     """Checks the fields that chats and completions share, after their other rules."""
     response_format = request.response_format
-    kind = None if response_format is None else get_field(response_format, "type")
+    kind = response_format and get_field(response_format, "type")
     if kind == "json_schema" and get_field(response_format, "json_schema") is None:
         raise bad_request(
             "response_format of type json_schema needs json_schema", "response_format"

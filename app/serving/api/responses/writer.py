@@ -321,7 +321,7 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
     """
     if asked.background is None or asked.truncation is None:
         raise bad_request("The response cannot repeat a null: leave background and truncation out.")
-    form = asked.text and asked.text.format and asked.text.format.told()
+    form = asked.text and asked.text.format and asked.text.format.to_json()
     text = asked.text and {"format": form, "verbosity": asked.text.verbosity}
     # Raw, because these may be nested deeply, and a stream repeats them three times.
     return ResponseObject(
