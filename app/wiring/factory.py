@@ -46,7 +46,8 @@ from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.plain import plain_chats, plain_completions
 from app.serving.api.responder import Responder, ServerLoad
 from app.serving.api.responses import routes as responses
-from app.serving.faults.injector import FaultAudit, FaultInjector
+from app.serving.faults.audit import FaultAudit
+from app.serving.faults.injector import FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.http.context import BodyLimits

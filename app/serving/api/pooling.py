@@ -27,7 +27,8 @@ from app.serving.api.chat.prompt import own_template
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline, priority_of
 from app.serving.api.writer import ChoiceState, WholeWriter
-from app.serving.faults.fault import Fault, damage
+from app.serving.faults.damage import damage
+from app.serving.faults.fault import Fault
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response

@@ -19,7 +19,8 @@ from app.engine.core.outputs import EngineOutput, Failed, Started, TakeToken, To
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient, Handle
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import Fault, damage
+from app.serving.faults.damage import damage
+from app.serving.faults.fault import Fault
 from app.serving.http.connection import Connection, StreamTransport, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError

@@ -14,7 +14,7 @@ import gevent
 from gevent.event import Event
 from msgspec import Struct
 
-from app.serving.faults.fault import break_off
+from app.serving.faults.damage import break_off
 from app.serving.http import client as http
 from app.serving.http.connection import Connection
 from app.serving.http.errors import ApiError, not_found, timed_out

@@ -8,7 +8,8 @@ from gevent.event import Event as Bell
 
 from app.base.clock.clock import TimerWheel
 from app.base.clock.pause import Slices, call_long
-from app.serving.faults.fault import Fault, break_off, damage
+from app.serving.faults.damage import break_off, damage
+from app.serving.faults.fault import Fault
 from app.serving.faults.injector import FaultInjector
 from app.serving.http.client import KEYS, NOT_FORWARDED
 from app.serving.http.connection import Connection

@@ -59,43 +59,45 @@ class Action:
     """The compiled `then` of a rule, without its fault."""
 
     def __init__(
-        self, then: Then, groups: Iterable[str], compiler: TemplateCompiler | None = None
+        self, outcome: Then, groups: Iterable[str], compiler: TemplateCompiler | None = None
     ) -> None:
         """`groups` names the groups captured by the rule's regexes.
 
         Raises:
             ScriptError: A template or a value is invalid.
         """
-        self._then = then
+        self._outcome = outcome
         self._groups = frozenset(groups)
         self._compiler = compiler or TemplateCompiler()
         self._template_count = 0
-        self._text = self._compile_optional(then.text, "text")
-        self._reasoning = self._compile_optional(then.reasoning, "reasoning")
+        self._text = self._compile_optional(outcome.text, "text")
+        self._reasoning = self._compile_optional(outcome.reasoning, "reasoning")
         self._json: JsonTemplate | None = None
-        if then.json is not UNSET:
-            self._json = JsonTemplate(then.json, "json", self._compile)
+        if outcome.json is not UNSET:
+            self._json = JsonTemplate(outcome.json, "json", self._compile)
             if len(self._json.constant_text or "") > MAX_CHARACTERS:
                 raise ScriptError(f"then.json: has more than {MAX_CHARACTERS} characters")
         self._calls: list[CallTemplate] = []
-        for number, call in enumerate(then.tool_calls):
+        for number, call in enumerate(outcome.tool_calls):
             key = f"tool_calls.{number}"
             arguments = JsonTemplate(call.arguments, f"{key}.arguments", self._compile)
             call_id = self._compile_optional(call.id, f"{key}.id")
             self._calls.append(CallTemplate(call, arguments, call_id))
-        self._embedding = self._compile_optional(then.embedding, "embedding")
-        self._score = self._compile_optional(then.score, "score")
+        self._embedding = self._compile_optional(outcome.embedding, "embedding")
+        self._score = self._compile_optional(outcome.score, "score")
         self.result_kind = self._result_kind()
         """Kind of result (see `MatchedRequest`); empty if the rule only passes or fails."""
-        _check_numbers(then)
-        self._reply = _reply_without_content(then, passes=self.result_kind != GENERATED)
+        _check_numbers(outcome)
+        self._reply = _reply_without_content(outcome, passes=self.result_kind != GENERATED)
 
     def _result_kind(self) -> str:
         for key in NUMBER_KEYS:
-            if getattr(self._then, key) is not None:
+            if getattr(self._outcome, key) is not None:
                 return key
         generates = self._text or self._json or self._calls or self._reasoning
-        return GENERATED if generates else ""
+        if generates:
+            return GENERATED
+        return ""
 
     def answer(self, request: MatchedRequest, values: Values, accepts: Accepts) -> ScriptedAnswer:
         """Builds the answer.
@@ -111,15 +113,15 @@ class Action:
         calls = [self._call(template, request, values, accepts) for template in self._calls]
         score = self._score_value(values)
         reasoning = _render(self._reasoning, values)
-        embedding = self._then.embedding
+        embedding = self._outcome.embedding
         if self._embedding is not None:
             embedding = self._embedding.text(values)
         return ScriptedAnswer(
             reply=replace(self._reply, text=text, reasoning=reasoning, calls=tuple(calls)),
-            usage=self._then.usage,
+            usage=self._outcome.usage,
             embedding=embedding,
             score=score,
-            classes=self._then.classes,
+            classes=self._outcome.classes,
         )
 
     def _call(
@@ -133,7 +135,7 @@ class Action:
         return ScriptedCall(name, arguments_text, call_id)
 
     def _score_value(self, values: Values) -> float | None:
-        score: object = self._then.score
+        score: object = self._outcome.score
         if self._score is not None:
             score = self._score.value(values)
             if isinstance(score, bool) or not is_finite_number(score):
@@ -183,22 +185,22 @@ def is_finite_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _check_numbers(then: Then) -> None:
-    embedding = then.embedding
+def _check_numbers(outcome: Then) -> None:
+    embedding = outcome.embedding
     if isinstance(embedding, tuple) and len(embedding) > MAX_EMBEDDING_NUMBERS:
         raise ScriptError(f"then.embedding: at most {MAX_EMBEDDING_NUMBERS} numbers")
     for key in NUMBER_KEYS:
         try:
-            json.dumps(getattr(then, key), allow_nan=False)
+            json.dumps(getattr(outcome, key), allow_nan=False)
         except ValueError:
             raise ScriptError(f"then.{key}: numbers must be finite") from None
 
 
-def _reply_without_content(then: Then, passes: bool) -> ScriptedReply:
-    delays = then.delays or Delays()
+def _reply_without_content(outcome: Then, passes: bool) -> ScriptedReply:
+    delays = outcome.delays or Delays()
     return ScriptedReply(
         passes=passes,
-        finish=then.finish_reason,
+        finish=outcome.finish_reason,
         first_token_s=_seconds(delays.first_token, "first_token"),
         per_token_s=_seconds(delays.per_token, "per_token"),
         before={

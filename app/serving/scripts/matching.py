@@ -67,8 +67,9 @@ class Conditions:
         if isinstance(result, ToolResultIs):
             self._result = (result, self._compile(result))
         self._headers: dict[str, TextCondition] = {}
-        for name, value in when.headers.items():
-            text = TextIs(exact=value) if isinstance(value, str) else value
+        for name, text in when.headers.items():
+            if isinstance(text, str):
+                text = TextIs(exact=text)
             self._headers[name] = self._compile(text or TextIs())
 
     def first_mismatch(self, request: MatchedRequest, groups: Groups) -> str:
@@ -187,16 +188,20 @@ class TextCondition:
 
     def _normalize(self, text: str) -> str:
         """Returns a text of the rule in the form in which texts of requests are compared."""
-        return text[:MAX_COMPARED_CHARACTERS].casefold() if self._ignores_case else text
+        if not self._ignores_case:
+            return text
+        return text[:MAX_COMPARED_CHARACTERS].casefold()
 
 
 def _compared_messages(message_is: MessageIs, request: MatchedRequest) -> Iterable[Message]:
     messages = request.messages
     if message_is.role is not None:
         messages = request.by_role.get(message_is.role, ())
-    if message_is.which == "any":
-        return messages
-    return islice(reversed(messages) if message_is.which == "last" else messages, 1)
+    if message_is.which == "last":
+        return islice(reversed(messages), 1)
+    if message_is.which == "first":
+        return islice(messages, 1)
+    return messages
 
 
 def is_in(number: int, numbers: Numbers) -> bool:
@@ -217,4 +222,6 @@ def _group_text(match: regex.Match[str], group: int | str) -> str:
 
 def as_tuple(texts: Texts) -> tuple[str, ...]:
     """Returns the texts of a key that takes a text or a list of texts."""
-    return (texts,) if isinstance(texts, str) else texts
+    if isinstance(texts, str):
+        return (texts,)
+    return texts

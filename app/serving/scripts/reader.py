@@ -99,33 +99,39 @@ def convert_script(document: Mapping[str, object], path: str) -> Script:
 def rule_location(path: str, number: int, name: str = "") -> str:
     """Returns the words that name a rule in errors, logs and reports."""
     location = f"script {path}: rule {number}"
-    return f"{location} ({name})" if name else location
+    if not name:
+        return location
+    return f"{location} ({name})"
 
 
-def _flaw_of(then: str | Then) -> str:
+def _flaw_of(outcome: str | Then) -> str:
     """Returns an error that msgspec's types cannot express; empty for a valid action."""
-    if not isinstance(then, Then):
-        return "" if then == PASS else f"must be {PASS!r} or a mapping, got {then[:40]!r}"
+    if not isinstance(outcome, Then):
+        if outcome == PASS:
+            return ""
+        return f"must be {PASS!r} or a mapping, got {outcome[:40]!r}"
     keys = [
-        key for key in (*CONTENT_KEYS, *NUMBER_KEYS) if getattr(then, key) not in (None, UNSET, ())
+        key
+        for key in (*CONTENT_KEYS, *NUMBER_KEYS)
+        if getattr(outcome, key) not in (None, UNSET, ())
     ]
-    if then == Then():
+    if outcome == Then():
         return f"is empty; it needs {', '.join((*CONTENT_KEYS, *NUMBER_KEYS))}, fault or {PASS}"
-    if then.passes:
-        return _flaw_of_pass(then, keys)
+    if outcome.passes:
+        return _flaw_of_pass(outcome, keys)
     if {"text", "json"} <= set(keys):
         return "text and json exclude each other"
     if len(keys) > 1 and keys[-1] in NUMBER_KEYS:
         return f"{keys[0]} and {keys[-1]} exclude each other: no request gets both"
-    if not keys and not then.fault:
+    if not keys and not outcome.fault:
         return f"has no reply; add a text, or {PASS}: true"
     return ""
 
 
-def _flaw_of_pass(then: Then, keys: Sequence[str]) -> str:
-    if not keys and then.finish_reason is None:
+def _flaw_of_pass(outcome: Then, keys: Sequence[str]) -> str:
+    if not keys and outcome.finish_reason is None:
         return ""
-    key = keys[0] if keys else "finish_reason"
+    key = next(iter(keys), "finish_reason")
     return f"{PASS} leaves the reply to the reply mode, so {key} has no effect"
 
 
@@ -150,5 +156,7 @@ def _explain(message: str, document: Mapping[str, object], path: str) -> str:
 def _rule_name(document: Mapping[str, object], index: int) -> str:
     rules = document.get("rules")
     rule = rules[index] if isinstance(rules, list) else None
-    name = rule.get("name") if isinstance(rule, dict) else None
-    return name[:64] if isinstance(name, str) else ""
+    if not isinstance(rule, dict) or not isinstance(rule.get("name"), str):
+        return ""
+    name: str = rule["name"]
+    return name[:64]

@@ -14,7 +14,7 @@ from app.serving.scripts.matched_request import MatchedRequest
 from app.serving.scripts.matching import Conditions, Groups, is_in
 from app.serving.scripts.reader import read_script, rule_location
 from app.serving.scripts.regexes import RegexCompiler
-from app.serving.scripts.rules import Nth, Rule, ScriptError, Then
+from app.serving.scripts.rules import Nth, Rule, Script, ScriptError, Then
 from app.serving.scripts.template import TemplateCompiler
 from config.fault_rules import read_fault_rule
 
@@ -66,25 +66,27 @@ class RuleState:
         self.number = number
         self.rule = rule
         self.uid = uid
-        then = rule.then if isinstance(rule.then, Then) else Then(passes=True)
+        outcome = rule.then if isinstance(rule.then, Then) else Then(passes=True)
         compiler = compiler or ScriptCompiler()
         template_nodes = compiler.templates.nodes
         regex_nodes = compiler.regexes.nodes
         try:
             self.conditions = Conditions(rule.when, compiler.regexes)
-            self.action = Action(then, self.conditions.groups, compiler.templates)
-            self._fault_rule = None if then.fault is None else read_fault_rule(then.fault)
+            self.action = Action(outcome, self.conditions.groups, compiler.templates)
+            self._fault_rule = None if outcome.fault is None else read_fault_rule(outcome.fault)
         except ScriptError as error:
             raise ScriptError(f"{self.location}: {error}") from None
         except ValueError as error:
             raise ScriptError(f"{self.location}: then.fault: {error}") from None
         self.template_nodes = compiler.templates.nodes - template_nodes
         self.regex_nodes = compiler.regexes.nodes - regex_nodes
-        self.required_tools = [call.name for call in then.tool_calls if not call.unchecked]
-        self.only_fails = not (self.action.result_kind or then.passes)
+        self.required_tools = [call.name for call in outcome.tool_calls if not call.unchecked]
+        self.only_fails = not (self.action.result_kind or outcome.passes)
         """True if the rule has a fault and no answer."""
         nth = rule.when.nth
-        self._nth = nth if nth is None or isinstance(nth, Nth) else Nth(count=nth)
+        if nth is not None and not isinstance(nth, Nth):
+            nth = Nth(count=nth)
+        self._nth = nth
         self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
@@ -135,13 +137,16 @@ class RuleState:
         if self._nth is not None:
             if self._nth.per != "server":
                 is_per_chat = self._nth.per == "conversation"
-                counter = (self.uid, request.conversation if is_per_chat else request.client)
+                scope = request.conversation if is_per_chat else request.client
+                counter = (self.uid, scope)
                 groups.count = counters.get(counter, 0) + 1
                 counters[counter] = groups.count
             if not is_in(groups.count, self._nth.count):
                 return None
         chance = self.rule.when.chance
-        return groups if chance >= 1 or rng.random() < chance else None
+        if chance < 1 and rng.random() >= chance:
+            return None
+        return groups
 
 
 class ScriptFile(Struct, eq=False):
@@ -188,8 +193,15 @@ class ScriptFile(Struct, eq=False):
             state.number = number
         self.rules = rules
         self.error = None
-        self.rng = rng if script.seed is None else Random(f"script {script.seed}")
+        self.rng = random_source(script, rng)
         return [state for state in rules if not script.tools.keys() >= set(state.required_tools)]
+
+
+def random_source(script: Script, default: Random) -> Random:
+    """Returns the source of a script's random draws: of its own seed, or the default."""
+    if script.seed is None:
+        return default
+    return Random(f"script {script.seed}")
 
 
 def stamp_of(path: str) -> Stamp | None:

@@ -38,6 +38,7 @@ from app.serving.scripts.script_file import (
     RuleState,
     ScriptCompiler,
     ScriptFile,
+    random_source,
     stamp_of,
 )
 from app.serving.scripts.template_environment import RandomFunctions
@@ -235,7 +236,7 @@ class ScriptSet:
         added: list[AddedRule] = []
         try:
             script = convert_script(document, RUN_TIME)
-            rng = self._rng if script.seed is None else Random(f"script {script.seed}")
+            rng = random_source(script, self._rng)
             compiler = ScriptCompiler()
             pairs = zip(script.rules, rows if isinstance(rows, list) else (), strict=True)
             for number, (rule, row) in enumerate(pairs, 1):
@@ -411,7 +412,11 @@ class SchemaCheck:
 def _list_rules(rules: Sequence[RuleState]) -> str:
     labels: list[str] = []
     for state in rules[:MAX_LISTED_RULES]:
-        name = f" ({state.rule.name})" if state.rule.name else ""
-        labels.append(f"rule {state.number}{name}")
-    suffix = " and others" if len(rules) > MAX_LISTED_RULES else ""
-    return ", ".join(labels) + suffix
+        label = f"rule {state.number}"
+        if state.rule.name:
+            label += f" ({state.rule.name})"
+        labels.append(label)
+    listed = ", ".join(labels)
+    if len(rules) > MAX_LISTED_RULES:
+        listed += " and others"
+    return listed

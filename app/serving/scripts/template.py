@@ -231,7 +231,9 @@ def _check_group(node: nodes.Getattr | nodes.Getitem, groups: frozenset[str] | N
         return
     group = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
     if group is not None and str(group) not in groups:
-        hint = f"there are {', '.join(sorted(groups))}" if groups else "the rule has no regex"
+        hint = "the rule has no regex"
+        if groups:
+            hint = f"there are {', '.join(sorted(groups))}"
         raise TemplateError(f"there is no group {str(group)!r} in match; {hint}")
 
 

@@ -17,7 +17,7 @@ from app.engine.core.lifecycle import Operations
 from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.events import PublisherSettings, of_rank
 from app.serving.api.responder import ServerLoad
-from app.serving.faults.injector import FaultAudit
+from app.serving.faults.audit import FaultAudit
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed, unavailable
 from app.serving.http.response import Response, json_response

@@ -25,7 +25,8 @@ from app.serving.api.logprobs import ALL
 from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import DamagedStream, Fault
+from app.serving.faults.damage import DamagedStream
+from app.serving.faults.fault import Fault
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_implemented
 from app.serving.http.response import Response
