@@ -431,19 +431,17 @@ class Assembly:
         if not self.settings.api.console:
             return None
         from app.console.application import Console  # other servers do not need it
+        from app.console.observer import ObservedEngine
 
         assert self.delays is not None
-        engine, lifecycle, cache = self.engine, self.lifecycle, self.cache
-        return Console(
-            self.live,
-            self.server,
-            engine,
-            lifecycle,
-            self.clock,
-            cache,
-            self.publisher,
-            self.delays,
+        observed = ObservedEngine(
+            engine=self.engine,
+            lifecycle=self.lifecycle,
+            delays=self.delays,
+            cache=self.cache,
+            publisher=self.publisher,
         )
+        return Console(self.live, self.server, observed, self.clock)
 
     def _delays(self) -> DelayLog | None:
         """Attaches a log of delays to the engine, where the console or traces will tell them."""

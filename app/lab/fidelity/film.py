@@ -10,7 +10,7 @@ from math import inf
 
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.base.metrics.recorder import LatencyTally
-from app.console.bars import FIGURES, Frame, Picture
+from app.console.frames import FIGURES, Frame, Picture
 from app.console.page import report_of
 from app.engine.core.batch import Batch, Phase
 from app.lab.fidelity.pod import OfflineRequest, Pod
