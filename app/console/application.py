@@ -137,11 +137,15 @@ class Console(Middleware):
         engine = self._observed.engine
         cache = self._observed.cache
         steps = self.observer.executor
+        profile = ""
+        budget = 0
         blocks = 0
+        if steps is not None:
+            profile = settings.steps.profile
+            budget = steps.limits.max_num_batched_tokens
+            blocks = settings.kvcache.kv_cache_size - 1
         if cache is not None:
             blocks = cache.capacity
-        elif steps is not None:
-            blocks = settings.kvcache.kv_cache_size - 1
         rank = self._siblings.own
         first_port = self._server.port
         if len(self._ranks) > 1:
@@ -153,8 +157,8 @@ class Console(Middleware):
             "ranks": {str(rank): first_port + index for index, rank in enumerate(self._ranks)},
             "places": settings.scheduling.max_num_seqs,
             "shared_steps": steps is not None,
-            "profile": settings.steps.profile if steps else "",
-            "budget": steps.limits.max_num_batched_tokens if steps else 0,
+            "profile": profile,
+            "budget": budget,
             "blocks": blocks,
             "numbered": cache is not None,
             "block_size": settings.kvcache.block_size,

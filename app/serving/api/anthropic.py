@@ -281,7 +281,9 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     ]
 
 
-def message_chats(pipeline: RequestPipeline) -> Callable[[wire.AnthropicRequest], ChatCompletionRequest]:
+def message_chats(
+    pipeline: RequestPipeline,
+) -> Callable[[wire.AnthropicRequest], ChatCompletionRequest]:
     tokenizer = pipeline.tokenizer
     effort = pipeline.settings.reply.anthropic_disabled_thinking_effort
     merges_system = cache(partial(_merges_system, tokenizer))

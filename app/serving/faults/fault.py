@@ -107,7 +107,9 @@ class FaultScript:
         self, rules: Sequence[FaultRule], now_s: float, previous: "FaultScript | None" = None
     ) -> None:
         """Rules that are also in `previous` keep their counters."""
-        reusable = list(previous._rules) if previous else []
+        reusable: list[RuleState] = []
+        if previous is not None:
+            reusable += previous._rules
         self._rules: list[RuleState] = []
         for rule in rules:
             for state in reusable:

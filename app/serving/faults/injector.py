@@ -80,7 +80,9 @@ class FaultInjector:
 
     def _read_rules(self, previous: FaultScript | None) -> None:
         rules = parse_fault_rules(self._rules)
-        self._script = FaultScript(rules, self._now(), previous) if rules else None
+        self._script = None
+        if rules:
+            self._script = FaultScript(rules, self._now(), previous)
 
     def fault_for(self, request: RequestFacts) -> Fault | None:
         """Returns the fault of a request, or None. An invalid header is a fault of status 400."""

@@ -51,13 +51,13 @@ class FunctionTool(Struct, kw_only=True):
     output_schema: JsonObject | None = None
 
 
-class CustomToolFormat(Struct, kw_only=True):
+class CustomToolFormat(Struct):
     """The format of a custom tool's input: free text."""
 
     type: Literal["text"]
 
 
-class CustomTool(Struct, kw_only=True):
+class CustomTool(Struct):
     """A tool that takes text instead of JSON."""
 
     name: str
@@ -69,7 +69,7 @@ class CustomTool(Struct, kw_only=True):
     format: CustomToolFormat | None = None
 
 
-class NamespaceFunction(Struct, kw_only=True):
+class NamespaceFunction(Struct):
     """A function of a namespace."""
 
     name: str
@@ -83,7 +83,7 @@ class NamespaceFunction(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class NamespaceTool(Struct, kw_only=True):
+class NamespaceTool(Struct):
     """A group of tools, whose name precedes those of its functions."""
 
     description: str
@@ -92,13 +92,13 @@ class NamespaceTool(Struct, kw_only=True):
     type: Literal["namespace"]
 
 
-class WebSearchFilters(Struct, kw_only=True):
+class WebSearchFilters(Struct):
     """Restricts a web search to some domains."""
 
     allowed_domains: list[str] | None = None
 
 
-class UserLocation(Struct, kw_only=True):
+class UserLocation(Struct):
     """The approximate place of the user of a web search."""
 
     city: str | None = None
@@ -108,7 +108,7 @@ class UserLocation(Struct, kw_only=True):
     type: Literal["approximate"] | None = None
 
 
-class WebSearchTool(Struct, kw_only=True):
+class WebSearchTool(Struct):
     """A web search, which is never called here."""
 
     type: WebSearchType
@@ -118,21 +118,21 @@ class WebSearchTool(Struct, kw_only=True):
     user_location: UserLocation | None = None
 
 
-class McpToolFilter(Struct, kw_only=True):
+class McpToolFilter(Struct):
     """Selects tools of an MCP server."""
 
     read_only: bool | None = None
     tool_names: list[str] | None = None
 
 
-class McpApproval(Struct, kw_only=True):
+class McpApproval(Struct):
     """The tools of an MCP server that always need an approval, and those that never do."""
 
     always: McpToolFilter | None = None
     never: McpToolFilter | None = None
 
 
-class Mcp(Struct, kw_only=True):
+class Mcp(Struct):
     """An MCP server, which is never called here."""
 
     server_label: str
@@ -149,7 +149,7 @@ class Mcp(Struct, kw_only=True):
     tunnel_id: str | None = None
 
 
-class DomainSecret(Struct, kw_only=True):
+class DomainSecret(Struct):
     """A secret that a container sends to one domain."""
 
     domain: str
@@ -157,13 +157,13 @@ class DomainSecret(Struct, kw_only=True):
     value: str
 
 
-class NetworkDisabled(Struct, kw_only=True):
+class NetworkDisabled(Struct):
     """A container without network."""
 
     type: Literal["disabled"]
 
 
-class NetworkAllowlist(Struct, kw_only=True):
+class NetworkAllowlist(Struct):
     """A container that reaches only the listed domains."""
 
     allowed_domains: list[str]
@@ -171,7 +171,7 @@ class NetworkAllowlist(Struct, kw_only=True):
     domain_secrets: list[DomainSecret] | None = None
 
 
-class AutoContainer(Struct, kw_only=True):
+class AutoContainer(Struct):
     """The container of a code interpreter."""
 
     type: Literal["auto"]
@@ -180,7 +180,7 @@ class AutoContainer(Struct, kw_only=True):
     network_policy: NetworkDisabled | NetworkAllowlist | None = None
 
 
-class CodeInterpreter(Struct, kw_only=True):
+class CodeInterpreter(Struct):
     """A code interpreter, which is never called here."""
 
     container: str | AutoContainer
@@ -188,7 +188,7 @@ class CodeInterpreter(Struct, kw_only=True):
     allowed_callers: Callers | None = None
 
 
-class AllowedTools(Struct, kw_only=True):
+class AllowedTools(Struct):
     """A choice among several tools."""
 
     mode: Literal["auto", "required"]
@@ -196,14 +196,14 @@ class AllowedTools(Struct, kw_only=True):
     type: Literal["allowed_tools"]
 
 
-class ChosenFunction(Struct, kw_only=True):
+class ChosenFunction(Struct):
     """The choice of one function."""
 
     name: str
     type: Literal["function"]
 
 
-class ChosenMcp(Struct, kw_only=True):
+class ChosenMcp(Struct):
     """The choice of an MCP server, or of one of its tools."""
 
     server_label: str
@@ -211,14 +211,14 @@ class ChosenMcp(Struct, kw_only=True):
     name: str | None = None
 
 
-class ChosenCustom(Struct, kw_only=True):
+class ChosenCustom(Struct):
     """The choice of one custom tool."""
 
     name: str
     type: Literal["custom"]
 
 
-class ChosenType(Struct, kw_only=True):
+class ChosenType(Struct):
     """The choice of a tool by its type alone."""
 
     type: ChosenTypeName

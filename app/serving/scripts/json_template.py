@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from app.serving.scripts.rules import RuleFailureError, ScriptError
 from app.serving.scripts.template import Template
@@ -11,7 +10,6 @@ from app.serving.scripts.template_limits import MAX_CHARACTERS, Values, size_of
 
 MAX_FILLED_VALUES = 20_000
 """Most values of a JSON value with templates, which is built for each request."""
-Filler = Callable[[Values], object]
 
 
 class JsonTemplate:
@@ -29,11 +27,11 @@ class JsonTemplate:
         self._compile_text = compile_text
         self._value_count = 0
         self._has_templates = False
-        self._fill = self._filler(value, key)
+        self._compiled = self._compile(value, key)
         self.constant_text: str | None = None
         """The JSON of a value without templates."""
         if not self._has_templates:
-            self._constant = self._fill({})
+            self._constant = _fill(self._compiled, {})
             self.constant_text = json.dumps(self._constant, ensure_ascii=False)
         elif size_of(value) > MAX_CHARACTERS:
             raise ScriptError(
@@ -52,59 +50,37 @@ class JsonTemplate:
         """
         if self.constant_text is not None:
             return self._constant, self.constant_text
-        value = self._fill(values)
+        value = _fill(self._compiled, values)
         if size_of(value) > MAX_CHARACTERS:
             raise RuleFailureError(f"{self._key} has more than {MAX_CHARACTERS} characters")
         return value, json.dumps(value, ensure_ascii=False)
 
-    def _filler(self, value: object, key: str) -> Filler:
-        """Returns a function that fills `value`, and counts its values."""
+    def _compile(self, value: object, key: str) -> object:
+        """Returns `value` with compiled templates instead of texts, and counts its values."""
         self._value_count += 1
         if isinstance(value, str):
             template = self._compile_text(value, key)
             if not template.is_constant:
                 self._has_templates = True
-            return template.value
+            return template
         if isinstance(value, dict):
-            return ObjectFiller(
-                {str(name): self._filler(member, f"{key}.{name}") for name, member in value.items()}
-            )
+            return {
+                str(name): self._compile(member, f"{key}.{name}") for name, member in value.items()
+            }
         if isinstance(value, list | tuple):
-            return ListFiller([self._filler(item, key) for item in value])
+            return [self._compile(item, key) for item in value]
         is_finite = isinstance(value, float) and math.isfinite(value)
         if not is_finite and not isinstance(value, bool | int | None):
             raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
-        return ConstantFiller(value)
+        return value
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectFiller:
-    """Fills a JSON object."""
-
-    members: Mapping[str, Filler]
-
-    def __call__(self, values: Values) -> object:
-        """Returns a new object."""
-        return {name: fill(values) for name, fill in self.members.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class ListFiller:
-    """Fills a list."""
-
-    items: Sequence[Filler]
-
-    def __call__(self, values: Values) -> object:
-        """Returns a new list."""
-        return [fill(values) for fill in self.items]
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantFiller:
-    """Returns a number, a truth value or null."""
-
-    value: object
-
-    def __call__(self, values: Values) -> object:
-        """Returns the value."""
-        return self.value
+def _fill(compiled: object, values: Values) -> object:
+    """Returns a new JSON value with the values of all templates."""
+    if isinstance(compiled, Template):
+        return compiled.value(values)
+    if isinstance(compiled, dict):
+        return {name: _fill(member, values) for name, member in compiled.items()}
+    if isinstance(compiled, list):
+        return [_fill(item, values) for item in compiled]
+    return compiled

@@ -326,9 +326,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
     ]
 
 
-def _follow_on(
-    asked: wire.ResponsesRequest, chat: ResponsesChat, store: ResponseStore
-) -> None:
+def _follow_on(asked: wire.ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
     """Puts the conversation so far before the input.
 
     ApiError for an unknown response, or without a store.
