@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from werkzeug.test import EnvironBuilder
 
-from app.serving.faults.fault import break_off
+from app.serving.faults.damage import break_off
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response
 from app.serving.http.route import get

@@ -134,7 +134,7 @@ class PlainGeneration:
         self._prompt_ids = known.ids
         self._model = pipeline.models.names[0]
         self._context_tokens = pipeline.limits.max_model_len
-        self._longest_reply = pipeline.limits.room_behind(0)
+        self._longest_reply = pipeline.limits.max_reply_tokens(0)
         self._most_prompt_tokens = PART_BLOCKS * pipeline.settings.kvcache.block_size
         """Longest prompt that the engine takes without a pause."""
         self._names: frozenset[str | None] = frozenset()
@@ -199,7 +199,7 @@ class PlainGeneration:
         ids = self._prompt_ids(key)
         if not ids or len(ids) > self._most_prompt_tokens:
             return None
-        room = min(context_tokens - len(ids), self._longest_reply)  # `room_behind`, inlined
+        room = min(context_tokens - len(ids), self._longest_reply)  # `max_reply_tokens`, inlined
         most = room if limit is None else min(limit, room)
         if most < 1 or request.min_tokens > most:
             return None

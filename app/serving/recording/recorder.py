@@ -15,7 +15,7 @@ import gevent
 from gevent.event import Event
 from msgspec import Struct
 
-from app.serving.faults.fault import break_off
+from app.serving.faults.damage import break_off
 from app.serving.http.client import HttpConnection, Target
 from app.serving.http.client_connection import ClientConnection
 from app.serving.http.errors import ApiError, not_found, timed_out

@@ -11,7 +11,7 @@ from gevent.event import Event
 from app.base.clock.pause import Slices, call_long
 from app.base.clock.timer_wheel import TimerWheel
 from app.serving.api.fault import Fault
-from app.serving.faults.fault import break_off, damage
+from app.serving.faults.damage import break_off, damage
 from app.serving.faults.injector import FaultInjector
 from app.serving.http.client import KEYS
 from app.serving.http.client_connection import ClientConnection

@@ -12,7 +12,7 @@ from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.options import NamedToolChoice, StructuredOutputs
 from app.serving.protocol.options import Tool as ToolParam
-from app.serving.protocol.responses import ResponsesChat
+from app.serving.protocol.response_chat import ResponsesChat
 from app.serving.protocol.tokenize import TokenizeChatRequest
 from app.serving.protocol.validation import GenerationRequest, check_depth
 from config.settings import ToolSettings

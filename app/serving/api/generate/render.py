@@ -27,8 +27,8 @@ from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import EXAMPLE_CHAT
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.options import StreamOptions, StructuredOutputs
+from app.serving.protocol.response_chat import chat_request as chat_of_response
 from app.serving.protocol.responses import ResponsesRequest
-from app.serving.protocol.responses import chat_request as chat_of_response
 from app.serving.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
 from config.settings import ToolSettings
 
