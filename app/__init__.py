@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 def create_app(settings: Settings | None = None) -> Understudy:
     """Builds the application for `settings`, by default for the environment's; see
-    `app.wiring.factory`.
+    `app.core.application`.
     """
-    from app.wiring import factory
+    from app.core import application
 
-    return factory.create_app(settings)
+    return application.create_app(settings)

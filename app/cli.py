@@ -1,21 +1,20 @@
-"""Command line: `python -m app [flags]` checks the settings, then becomes gunicorn with the same
-settings.
+"""Command line: `python -m app [flags]` checks the settings, then becomes gunicorn with them.
 
-COMMANDS has the other commands. Exit status: 0; 1 for an invalid setting or file, or a failing
-server; 2 for a command line that cannot be parsed.
+The other commands come from the core and its extensions (`all_commands`). Exit status: 0; 1 for an
+invalid setting or file, or a failing server; 2 for a command line that cannot be parsed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
+from app.core.built_in import present_extensions
+from app.core.extensions import Command
 from config import VERSION, VLLM_VERSION, ConfigError, Settings, UsageError
 from config.command_line import parse, usage
-from config.declaration import COMMAND, suggestion
+from config.declaration import suggestion
 from config.loader import check_extras, resolve
 from config.settings import table_of
 from config.sources import Flags, as_environment
@@ -36,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         argv = [*argv[1:2], "--help"]
     elif argv[:1] == ["version"]:
         argv = ["--version"]
-    command = COMMANDS.get(argv[0]) if argv else None
+    command = command_of(argv) if argv else None
     try:
         try:
             return command.run(argv[1:]) if command else _start(argv, _read, _help)
@@ -82,7 +81,7 @@ def _start(
     for warning in flags.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if flags.headless:
-        return int(_late("app.wiring.headless")())
+        return _headless()
     os.chdir(ROOT)
     os.environ.update(variables)
     sys.stdout.flush()
@@ -103,100 +102,69 @@ def _serve(argv: Sequence[str]) -> int:
     )
 
 
-def _late(module: str, *given: object, name: str = "run") -> Callable[..., Any]:
-    """Returns a function of a module that its first call imports; `given` are its last arguments."""
-    return lambda *first: getattr(import_module(module), name)(*first, *given)
-
-
-def _record(argv: Sequence[str]) -> int:
-    module = "app.serving.recording.proxy" if "--proxy" in argv else "app.lab.fidelity.record"
-    return int(_late(module)(argv))
-
-
-def _plugins(argv: Sequence[str]) -> int:
-    if not {"--help", "-h"} & {*argv}:
-        return int(_late("app.plugins.registry")(argv))
-    print(
-        f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n"
-    )  # works without pluggy, too
-    print(
-        "Tell which plugins a server with these settings has, and what they can do (docs/plugins.md)."
-    )
-    return 0
-
-
-def _script(argv: Sequence[str]) -> int:
-    if argv[:1] == ["from-recording"]:
-        return int(_late("app.serving.recording.to_script")(argv[1:]))
-    messages_of = _late("app.serving.api.script", name="messages_of")
-    return int(_late("app.serving.scripts.command", messages_of)(argv))
-
-
-def _plugged(name: str, without: object) -> Callable[..., Any]:
-    """Returns a function of the plugins' registry (imports pluggy); its result `without` plugins is
-    given.
-    """
-    found = _late("app.plugins.registry", name=name)
-    return lambda settings, *given: found(settings, *given) if settings.PLUGINS else without
-
-
 def _completion(argv: Sequence[str]) -> int:
+    from app.core.completion import run
+
     flags = [f"--{row.name}" for row in table_of(Settings).rows]
-    commands = {name: it.run for name, it in COMMANDS.items()}
-    return int(_late("app.wiring.completion", commands, flags)(argv))
+    runners = {name: command.run for name, command in listed_commands().items()}
+    return run(argv, runners, flags)
 
 
-class Command(NamedTuple):
-    run: Callable[[Sequence[str]], int]
-    about: str
+def _headless() -> int:
+    from app.core.headless import run
+
+    return run()
 
 
-TOKENIZER_OF = _late("app.wiring.factory", name="tokenizer_of")
-COSTS, AUTOSCALERS = _plugged("plugged_costs", None), _plugged("plugged_autoscalers", {})
-SIMULATE, DATASET = "app.lab.fidelity.simulate", "app.engine.dataset.command"
-COMMANDS: Mapping[str, Command] = {
-    "serve": Command(_serve, "start a server with vLLM's own command line"),
-    "init": Command(
-        _late("app.wiring.init"), "write a compose file, a script, tests and a CI job to begin with"
-    ),
-    "simulate": Command(
-        _late(SIMULATE, COSTS, AUTOSCALERS), "say what an engine, or a fleet, would do with a load"
-    ),
-    "plan": Command(
-        _late("app.lab.plan.command", COSTS),
-        "find the cheapest fleet that meets an SLO under a load",
-    ),
-    "fleet": Command(
-        _late("app.lab.fleet.command", TOKENIZER_OF, _plugged("plugged_policies", {})),
-        "start several servers, and show what routing does",
-    ),
-    "script": Command(_script, "check and try scripted replies, or make a script of a recording"),
-    "record": Command(_record, "measure a real server, or keep its exchanges (--proxy)"),
-    "drift": Command(
-        _late("app.serving.recording.drift"), "compare a recording with a live server"
-    ),
-    "calibrate": Command(
-        _late("app.lab.fidelity.calibrate"), "fit a profile to what was recorded of a real server"
-    ),
-    "dataset": Command(_late(DATASET, TOKENIZER_OF), "make a dataset of recorded conversations"),
-    "generate": Command(
-        _late("app.llm.command"), "let a real model write a reply, or chat with it"
-    ),
-    "plugins": Command(_plugins, "tell which plugins there are, their hooks and settings"),
-    "completion": Command(_completion, "print what makes bash, zsh or fish complete these words"),
-}
-"""Commands by the first argument; arguments that begin with a flag start a server."""
+def _init(argv: Sequence[str]) -> int:
+    from app.core.init import run
+
+    return run(argv)
+
+
+def all_commands() -> dict[str, Command]:
+    """Returns the commands by name: those of the core, then those of the extensions.
+
+    A name of two words, such as "record --proxy", is another way of the command of its first word,
+    for command lines that have the second one.
+    """
+    commands = {
+        "serve": Command(_serve, "start a server with vLLM's own command line"),
+        "init": Command(_init, "write a compose file, a script, tests and a CI job to begin with"),
+    }
+    for extension in present_extensions():
+        commands |= extension.commands()
+    about = "print what makes bash, zsh or fish complete these words"
+    commands["completion"] = Command(_completion, about)
+    return commands
+
+
+def listed_commands() -> dict[str, Command]:
+    """Returns the commands of one word, which the help lists."""
+    return {name: command for name, command in all_commands().items() if " " not in name}
+
+
+def command_of(argv: Sequence[str]) -> Command | None:
+    """Returns the command of a command line; None for one that starts a server."""
+    commands = all_commands()
+    for name, command in commands.items():
+        first_word, _, second_word = name.partition(" ")
+        is_flag = second_word.startswith("-")
+        candidates = argv[1:] if is_flag else argv[1:2]
+        if second_word and argv[0] == first_word and second_word in candidates:
+            return command
+    return commands.get(argv[0])
 
 
 def _read(argv: Sequence[str]) -> Flags:
     word = argv[0] if argv else "-"
     if word.startswith("-"):
         return parse(argv, os.environ)
-    others = suggestion(word, names=[*COMMANDS, "help", "version"]) or ": see --help"
+    others = suggestion(word, names=[*listed_commands(), "help", "version"]) or ": see --help"
     raise UsageError(f"unknown command {word!r}{others}")
 
 
 def _help(flags: Flags) -> str:
     head = "Commands (each has a --help; without one a server starts, with the settings below):"
-    commands = (f"  {name:<12}{command.about}" for name, command in COMMANDS.items())
+    commands = (f"  {name:<12}{command.about}" for name, command in listed_commands().items())
     return "\n".join([head, *commands, "", usage(table_of(flags.kind or Settings))])

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from app.cli import COMMANDS, main, without_empty_start
+from app.cli import listed_commands, main, without_empty_start
 
 SERVE = "serve"
 MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
@@ -33,9 +33,9 @@ def words_of(argv: Sequence[str]) -> list[str] | None:
         and words[2] in MODULES
     ):
         words = words[3:]
-    elif not words or (words[0] not in COMMANDS and shutil.which(words[0])):
+    elif not words or (words[0] not in listed_commands() and shutil.which(words[0])):
         return None
-    return words if words[:1] and words[0] in COMMANDS else [SERVE, *words]
+    return words if words[:1] and words[0] in listed_commands() else [SERVE, *words]
 
 
 def run(argv: Sequence[str]) -> int:

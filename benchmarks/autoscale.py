@@ -24,10 +24,15 @@ import gevent
 import msgspec
 
 from app.lab.fidelity.simulation import SimulationPlan, simulate
-from app.lab.fleet.fleet import HOST, MODULE, Processes, ServerProcess
-from app.lab.load.autoscale import Autoscaler, Autoscaling, Life, Sample, read_policy
-from app.lab.load.loads import RAMP, Between, LoadTrace, Recipe, draw_load
+from app.lab.fleet.fleet import MODULE
+from app.lab.fleet.processes import HOST, Processes, ServerProcess
+from app.lab.load.autoscale import Sample
+from app.lab.load.autoscale_flags import read_policy
+from app.lab.load.autoscaler import Autoscaler, Autoscaling
+from app.lab.load.loads import LoadTrace
+from app.lab.load.pod_lives import Life
 from app.lab.load.policies import LEAST_REQUESTS, PrefixAware
+from app.lab.load.synthetic import RAMP, Between, Recipe, draw_load
 from app.serving.http.client import COMPLETIONS, exchange
 from benchmarks.report import number, share, show, show_machine
 from config.profile import DEFAULT_PROFILE, read_profile
@@ -54,7 +59,14 @@ class LiveFleet:
         self.answered = 0
         self._policy = PrefixAware[None, int](lambda request: {}, Random(f"{plan.seed}/live"))
         scaling, begin_s = plan.autoscaling, load.arrival_s[0]
-        self.scaler = Autoscaler(scaling, plan.pods, begin_s, plan.seed, self._start, self._sample)
+        self.scaler = Autoscaler(
+            scaling,
+            pods=plan.pods,
+            begin_s=begin_s,
+            seed=plan.seed,
+            start_pod=self._start,
+            sample=self._sample,
+        )
 
     def run(self, end_s: float) -> None:
         """Sends the load, and follows the autoscaler until `end_s` seconds after the start."""
@@ -67,7 +79,7 @@ class LiveFleet:
         ]
         while (at_s := self.scaler.next_s) < end_s:
             gevent.sleep(max(0.0, begun_s + at_s - time.monotonic()))
-            self.scaler.go_on()
+            self.scaler.handle_event()
             self._stop_drained()
         gevent.joinall(requests)
 

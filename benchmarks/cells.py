@@ -60,10 +60,15 @@ def errors(folder: Path, a_place: int, cell: Cell) -> Errors:
         "max_num_batched_tokens": 8192,
         "enable_prefix_caching": False,
     }
-    made_of = config, cell["device"], devices, cell["model"], cell["vllm"]
-    plan = SimulationPlan(
-        profile=datasheet_profile(*made_of, limits), in_flight=places, turnaround_s=TURNAROUND_S
+    profile = datasheet_profile(
+        config,
+        cell["device"],
+        devices,
+        origin=cell["model"],
+        vllm_version=cell["vllm"],
+        limits=limits,
     )
+    plan = SimulationPlan(profile=profile, in_flight=places, turnaround_s=TURNAROUND_S)
     trace = load(cell, a_place)
     run = Simulation(trace, plan, lambda done: None).run()
     spans = list(zip(run.send_s, run.first_s, run.last_s, trace.output_tokens, strict=True))

@@ -18,8 +18,10 @@ from random import Random
 
 import gevent
 
+from app.engine.dataset.catalogue import ids_hash
 from app.engine.dataset.command import Record, write_sqlite
-from app.engine.dataset.dataset import Dataset, RecordedTokens, ids_hash
+from app.engine.dataset.dataset import Dataset
+from app.engine.dataset.tokens import RecordedTokens
 from app.text.huggingface import default_tokenizer
 from benchmarks.arrivals import quantile
 from benchmarks.options import parser

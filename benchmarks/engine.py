@@ -205,7 +205,7 @@ def model_of_transformers(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
     if path.is_dir():
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    from app.llm.loader import read_gguf
+    from app.llm.gguf_weights import read_gguf
 
     checkpoint = read_gguf(path)
     config = checkpoint.config

@@ -15,11 +15,13 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
-from app.lab.fidelity.record import Measured, RecordingClient, prompts, read_target
-from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
+from app.lab.fidelity.benchmark_files import read_recordings
+from app.lab.fidelity.measured_run import MeasuredRun
+from app.lab.fidelity.record import plan_requests, read_target
+from app.lab.fidelity.recording_client import RecordedRequest, RecordingClient
+from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, ignore_progress, simulate
 from app.lab.load.loads import LoadTrace
-from app.lab.load.report import NAMES, quantile, twelve
+from app.lab.load.statistics import FIGURE_NAMES, latency_figures, quantile
 from benchmarks import cores, servers
 from benchmarks.connections import HOST
 from benchmarks.processes import used_by
@@ -60,7 +62,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _live(port: int, recording: MeasuredRun, options: argparse.Namespace) -> list[Measured]:
+def _live(port: int, recording: MeasuredRun, options: argparse.Namespace) -> list[RecordedRequest]:
     """What the server did with the beginning of the load."""
     count = sum(arrival_s < options.seconds + AFTER_S for arrival_s in recording.arrival_s)
     load = LoadTrace(
@@ -70,16 +72,18 @@ def _live(port: int, recording: MeasuredRun, options: argparse.Namespace) -> lis
         array("i", recording.output_tokens[:count]),
     )
     target = read_target(f"http://{HOST}:{port}")
-    client = RecordingClient(target, {}, options.in_flight, time.perf_counter, lambda sent: None)
+    client = RecordingClient(
+        target, {}, in_flight=options.in_flight, now=time.perf_counter, on_send=ignore_progress
+    )
     gc.collect()
     gc.disable()  # a collection would make moments late
     try:
-        return client.run(prompts(load, MODEL, TOKEN_IDS, seed=1))
+        return client.run(plan_requests(load, MODEL, TOKEN_IDS, seed=1))
     finally:
         gc.enable()
 
 
-def _simulated(lived: Sequence[Measured], profile: Profile) -> SimulationOutcome:
+def _simulated(lived: Sequence[RecordedRequest], profile: Profile) -> SimulationOutcome:
     """Returns what the simulation makes of requests (at least one) that arrive when those were
     sent.
     """
@@ -93,17 +97,17 @@ def _simulated(lived: Sequence[Measured], profile: Profile) -> SimulationOutcome
 
 
 def _show(
-    recording: MeasuredRun, lived: Sequence[Measured], profile: Profile, seconds: float
+    recording: MeasuredRun, lived: Sequence[RecordedRequest], profile: Profile, seconds: float
 ) -> None:
     count = sum(arrival_s < seconds for arrival_s in recording.arrival_s)
-    recorded = twelve(
+    recorded = latency_figures(
         recording.send_s[:count],
         recording.first_s[:count],
         recording.last_s[:count],
         recording.output_tokens[:count],
     )
     ours = lived[:count]
-    live = twelve(
+    live = latency_figures(
         [it.send_s for it in ours],
         [it.first_s for it in ours],
         [it.last_s for it in ours],
@@ -112,7 +116,7 @@ def _show(
     errors = [100 * (mine / its - 1) for mine, its in zip(live, recorded, strict=True)]
     rows = [
         (name, number(1e3 * its, 1), number(1e3 * mine, 1), f"{error:+.1f} %")
-        for name, its, mine, error in zip(NAMES, recorded, live, errors, strict=True)
+        for name, its, mine, error in zip(FIGURE_NAMES, recorded, live, errors, strict=True)
     ]
     show(
         f"{recording.name}, the first {seconds:g} s",
@@ -124,7 +128,7 @@ def _show(
     _show_simulated(lived, profile, seconds)
 
 
-def _show_simulated(lived: Sequence[Measured], profile: Profile, seconds: float) -> None:
+def _show_simulated(lived: Sequence[RecordedRequest], profile: Profile, seconds: float) -> None:
     ours = sorted(lived, key=lambda it: it.send_s)
     outcome = _simulated(ours, profile)
     apart = sorted(

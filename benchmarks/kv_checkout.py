@@ -70,8 +70,8 @@ def key_calls(
 
 
 def _measure(measure: str, tokens: int, blocks: int, pods: int) -> float:
-    from app.kvindex.backend import IndexedEngine
     from app.kvindex.decoding import PodBatch
+    from app.kvindex.holders import IndexedEngine
     from app.kvindex.index import Index
     from app.kvindex.memory import MemoryBackend
     from benchmarks.kv_ingest import blocks_per_s, into_index

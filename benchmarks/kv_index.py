@@ -24,8 +24,8 @@ from typing import Any
 from cachetools import LRUCache
 
 from app.engine.kvcache.events import BlockStored
-from app.kvindex.backend import IndexedEngine
 from app.kvindex.decoding import PodBatch
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from benchmarks.kv_checkout import MEASURES, SHAPES, key_calls, measured, per_s
@@ -121,7 +121,7 @@ def _show_scores(options: argparse.Namespace) -> None:
     asked = {
         NAIVE: lambda: naive.score(prompt),
         OURS: lambda: index.score(MODEL, prompt),
-        KEYS: lambda: index.score(MODEL, keys=keys),
+        KEYS: lambda: index.score_keys(MODEL, keys),
     }
     rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
     title = (

@@ -16,7 +16,8 @@ from app.engine.kvcache.events import BlockStored, EventBatch
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.pool import Pool, PoolSettings
+from app.kvindex.pool import Pool
+from app.kvindex.resources import PoolSettings
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from benchmarks.kv_naive import MODEL, Fleet, Naive
 
@@ -67,7 +68,7 @@ def publish(messages: int, events: int, blocks: int, pods: int) -> None:
 def into_index(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages: int) -> float:
     """As `Receive`, with our index."""
     index = Index(MemoryBackend())
-    pool = Pool(index, PoolSettings(most_messages=1 << 30, most_bytes=1 << 40))
+    pool = Pool(index, PoolSettings(max_messages=1 << 30, max_bytes=1 << 40))
     settings = SubscriberSettings(bind=None, hwm=0)
     targets = TargetSource([PodEndpoint(endpoint)])
     subscriber = Subscriber(pool, settings, [targets])
@@ -83,7 +84,7 @@ def into_index(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages:
 def _work(pool: Pool) -> bool:
     busy = len(pool) > 0
     for shard in pool.shards:
-        pool.work(shard)
+        pool.process(shard)
     return busy
 
 

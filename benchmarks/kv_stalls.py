@@ -35,10 +35,10 @@ from app.engine.kvcache.events import (
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.metrics import IndexMetrics
-from app.kvindex.pool import MOST_PODS
+from app.kvindex.resources import MAX_PODS
 from app.kvindex.service import KvIndex
 from app.kvindex.subscriber import SubscriberSettings
-from app.kvindex.tokenizers import Tokenization
+from app.kvindex.tokenization import Tokenization
 from app.text.huggingface import default_tokenizer
 from benchmarks.options import parser
 from benchmarks.processes import collect_as_a_worker
@@ -233,10 +233,10 @@ def many_pods(pods: Fleet) -> Callable[[], None]:
                 gevent.sleep(0.001)
         pods.until_applied()
         scores = pods.index.index.score(MODEL, tokens)
-        expect(len(scores), MOST_PODS)
-        kept = range(PODS - MOST_PODS, PODS)
+        expect(len(scores), MAX_PODS)
+        kept = range(PODS - MAX_PODS, PODS)
         expect(all(int(score.pod.removeprefix("pod")) in kept for score in scores), True)
-        evicted = f"kvcache_events_pods_evicted_total {PODS + 1 - MOST_PODS:.1f}"
+        evicted = f"kvcache_events_pods_evicted_total {PODS + 1 - MAX_PODS:.1f}"
         expect(evicted in pods.index.metrics_text(), True)
 
     return work

@@ -64,7 +64,7 @@ def _measure(dtype: str, options: argparse.Namespace) -> dict[str, int]:
     seeds = list(range(options.seeds))
 
     def engine(**sizes: int) -> LLMEngine:
-        from app.llm.llm import make_engine
+        from app.llm.library import make_engine
 
         settings = {
             "num_blocks": 512,
@@ -120,7 +120,7 @@ def _together(engine: LLMEngine, seeds: Sequence[int], tokens: int, apart: int =
             engine.add_request(seed, _prompt(seed), params)
         for _ in range(apart or 1):
             for output in engine.step():
-                replies[int(str(output.sequence.request_id))] += output.said.ids
+                replies[int(str(output.sequence.request_id))] += output.update.ids
     return replies
 
 

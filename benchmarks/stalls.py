@@ -336,7 +336,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("stalls", __doc__, health.ROUNDS)
     flags.add_argument("--only", default="", help="attacks whose name has this in it")
     flags.add_argument(
-        "--grpc", action="store_true", help="crowds of HTTP/2, too; needs requirements-grpc.txt"
+        "--grpc", action="store_true", help="crowds of HTTP/2, too; needs the extra grpc"
     )
     return flags.parse_args(argv)
 

@@ -16,7 +16,16 @@ from config.declaration import COMMAND, DURATION, JSON, OBJECTS, UsageError, sho
 from config.kinds import LIST, SWITCH
 from config.plugins import settings_kind
 from config.settings import Setting, Settings, Table, table_of
-from config.sources import IGNORED, IGNORED_SWITCHES, Flags, Given, Sources, ignored
+from config.sources import (
+    IGNORED,
+    IGNORED_SWITCHES,
+    REMOVED,
+    Flags,
+    Given,
+    Sources,
+    ignored,
+    removed,
+)
 
 ABOUT = f"""\
 usage: {COMMAND} [--config FILE] [--setting value ...]
@@ -148,7 +157,11 @@ def _full_form(form: str, forms: Iterable[str], shortened: bool) -> str:
 
 
 def unknown_flag(form: str, forms: Iterable[str]) -> UsageError:
-    names = [name for name in (each.lstrip("-") for each in forms) if name not in IGNORED]
+    names = [
+        name
+        for name in (each.lstrip("-") for each in forms)
+        if name not in IGNORED | REMOVED.keys()
+    ]
     return UsageError(f"unknown flag {form}{suggestion(form.lstrip('-'), names, '--')}")
 
 
@@ -186,11 +199,14 @@ def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
 
 
 def flags_of(given: Given, kind: type[Settings] | None) -> Flags:
-    """Sorts the results of `read_words`."""
+    """Sorts the results of `read_words`. Raises ConfigError for the flag of a removed setting."""
     flags = Flags(kind=kind, help="help" in given, version="version" in given)
     for name, value in given.items():
         if name.startswith("--"):
-            flags.warnings.append(ignored(name.removeprefix("--no-").lstrip("-"), f"flag {name}"))
+            setting = name.removeprefix("--no-").lstrip("-")
+            if setting in REMOVED:
+                raise removed(setting, f"flag {name}")
+            flags.warnings.append(ignored(f"flag {name}"))
         elif name == "config":
             flags.config = str(value)
         elif name == "v":
@@ -201,8 +217,8 @@ def flags_of(given: Given, kind: type[Settings] | None) -> Flags:
 
 
 def setting_flags(table: Table) -> Iterator[Flag]:
-    """Yields the flags of all settings, and the flags that are accepted and ignored."""
-    for name in IGNORED:
+    """Yields the flags of all settings, and the flags that are ignored or rejected."""
+    for name in (*IGNORED, *REMOVED):
         for form in (f"--{name}", f"--no-{name}"):
             read = SWITCH.read if name in IGNORED_SWITCHES else str
             yield Flag(name=form, forms=(form,), takes="maybe", read=read)

@@ -59,10 +59,10 @@ class UsageError(ConfigError):
 
 
 Extra = Literal["calibrate", "dask", "engine", "fleet", "grpc", "plan", "tracing"]
-"""Optional part: an extra of pyproject.toml, and a requirements file."""
+"""Optional part: an extra of pyproject.toml."""
 
 IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
-"""True in a clone: a wheel or an image has no requirements files."""
+"""True in a clone: a wheel or an image has no requirements file."""
 COMMAND = "python -m app" if IS_CLONE else "understudy"
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "calibrate": ("cma", "numpy"),
@@ -77,8 +77,10 @@ PACKAGES: Mapping[Extra, tuple[str, ...]] = {
 
 
 def install(extra: Extra) -> str:
-    what = f"-r requirements-{extra}.txt" if IS_CLONE else f"'vllm-understudy[{extra}]'"
-    return f"pip install {what}"
+    """Returns the command that installs an optional part."""
+    if IS_CLONE:
+        return f"pip install -e '.[{extra}]'"
+    return f"pip install 'vllm-understudy[{extra}]'"
 
 
 def missing(extra: Extra) -> list[str]:

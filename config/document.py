@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from config.settings import SECTIONS, TABLE, Setting
-from config.sources import IGNORED, RETIRED
+from config.sources import IGNORED, REMOVED
 from config.vllm.option import Option
 from config.vllm.serve import (
     DEFAULTS,
@@ -35,9 +35,9 @@ def settings_page() -> str:
         + _table(columns, (_setting(row) for row in TABLE if row.group == group))
         for group, section in SECTIONS.items()
     }
-    tables["ignored"] = _names(IGNORED - RETIRED.keys())
-    retired = ((f"`{name}`", why) for name, why in RETIRED.items())
-    tables["retired"] = _table(("setting", "what holds instead"), retired)
+    tables["ignored"] = _names(IGNORED)
+    successors = ((f"`{name}`", successor) for name, successor in REMOVED.items())
+    tables["removed"] = _table(("removed setting", "successor"), successors)
     return _filled(SETTINGS, tables)
 
 

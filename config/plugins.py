@@ -21,11 +21,11 @@ import msgspec
 from config.declaration import ConfigError, Section
 from config.kinds import SWITCH
 from config.settings import BY_NAME, Plugin, PluginSettings, Settings, rows, table_of
-from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, Sources
+from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, REMOVED, Sources
 from config.validation import read
 
-API = 1
-"""Version of the hooks. A plugin declares its version in `API`."""
+API = 2
+"""Version of the contract. A plugin declares its version in `API`."""
 GROUP = "understudy"
 SECTION = f"[{GROUP}]".encode()
 MODULE_PREFIX = "understudy_plugin_"
@@ -38,8 +38,9 @@ def settings_kind(sources: Sources) -> type[Settings]:
     """Returns the settings with the sections of all plugins. ConfigError for an unusable one."""
     values: dict[str, Any] = {}
     for row in (BY_NAME["plugin"], BY_NAME["installed-plugins"]):
-        if (found := sources.of(row)) is not None:
-            values[row.attribute] = read(row, *found)
+        source = sources.of(row)
+        if source is not None:
+            values[row.attribute] = read(row, *source)
     return kind_with(PluginSettings(**values))
 
 
@@ -62,15 +63,20 @@ def kind_with(named: PluginSettings) -> type[Settings]:
             except Exception as error:
                 raise _refused(plugin, f"its Settings: {_told(error)}") from None
             sections.append((plugin.group, plugin.settings, section))
-    own = {"PLUGINS": tuple(plugins)}
-    made = msgspec.defstruct("Settings", sections, bases=(Settings,), namespace=own, kw_only=True)
-    kind = cast(type[Settings], made)
+    namespace = {"PLUGINS": tuple(plugins)}
+    kind = cast(
+        type[Settings],
+        msgspec.defstruct(
+            "Settings", sections, bases=(Settings,), namespace=namespace, kw_only=True
+        ),
+    )
     by_group = {plugin.group: plugin for plugin in plugins}
-    seen = RESERVED | IGNORED | {f"no-{name}" for name in IGNORED_SWITCHES}
+    seen = RESERVED | IGNORED | REMOVED.keys() | {f"no-{name}" for name in IGNORED_SWITCHES}
     for row in table_of(kind).rows:
         names = {*row.names, *row.env, *(f"no-{name}" for name in row.names if row.kind is SWITCH)}
-        if row.group in by_group and (twice := sorted(names & seen)):
-            raise _refused(by_group[row.group], f"setting {twice[-1]} is there already")
+        duplicates = sorted(names & seen)
+        if row.group in by_group and duplicates:
+            raise _refused(by_group[row.group], f"setting {duplicates[-1]} exists already")
         seen |= names
     return kind
 
@@ -82,7 +88,8 @@ def to_plain(settings: Settings) -> dict[str, Any]:
 
 def from_plain(values: Mapping[str, Any]) -> Settings:
     """Restores the settings of `to_plain`. Raises ConfigError as `kind_with`."""
-    plain, kind = values["settings"], Settings
+    plain = values["settings"]
+    kind = Settings
     if values["plugins"]:  # finding plugins is slow
         kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings))
     return msgspec.convert(plain, kind)
@@ -90,29 +97,31 @@ def from_plain(values: Mapping[str, Any]) -> Settings:
 
 def _imported(named: PluginSettings) -> Iterator[Plugin]:
     """Yields all plugins, installed ones first; a module named twice is one plugin."""
-    found: list[Plugin] = []
+    plugins: list[Plugin] = []
     if named.installed_plugins and any(map(_has_plugins, sys.path)):
         from importlib.metadata import entry_points  # its import takes a tenth of a start
 
         for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-            origin, version = f"entry point {entry.name}", ""
+            origin = f"entry point {entry.name}"
+            version = ""
             if entry.dist is not None:
-                origin, version = f"package {entry.dist.name}", entry.dist.version
-            found.append(_plugin(entry.load, entry.name, origin, version))
+                origin = f"package {entry.dist.name}"
+                version = entry.dist.version
+            plugins.append(_plugin(entry.load, entry.name, origin, version))
     for item in named.plugin:
         if item.endswith(".py"):
             name = os.path.basename(item).removesuffix(".py")
-            found.append(_plugin(partial(_file, item), name, item))
+            plugins.append(_plugin(partial(_file, item), name, item))
         else:
-            found.append(_plugin(partial(import_module, item), item.rpartition(".")[2], item))
+            plugins.append(_plugin(partial(import_module, item), item.rpartition(".")[2], item))
     by_name: dict[str, Plugin] = {}
-    for plugin in found:
-        known = by_name.setdefault(plugin.name, plugin)
-        if known is plugin:
+    for plugin in plugins:
+        first = by_name.setdefault(plugin.name, plugin)
+        if first is plugin:
             yield plugin
-        elif known.hooks is not plugin.hooks:
+        elif first.extension is not plugin.extension:
             raise ConfigError(
-                f"plugin {plugin.name}: two have this name, {known.origin} and {plugin.origin}"
+                f"plugin {plugin.name}: two have this name, {first.origin} and {plugin.origin}"
             )
 
 
@@ -140,7 +149,7 @@ def _file(path: str) -> ModuleType:
 def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") -> Plugin:
     """Loads a plugin and reads its name, version and settings. ConfigError for invalid values."""
     try:
-        hooks = load()
+        module = load()
     except (Exception, SystemExit) as error:
         import traceback
 
@@ -150,19 +159,33 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
         raise ConfigError(
             f"plugin {name} ({origin}): cannot be imported: {_told(error)}{place}"
         ) from None
-    name = str(getattr(hooks, "NAME", name.replace("_", "-").lower()))
+    _check_api(module, f"plugin {name} ({origin})")
+    extension = getattr(module, "EXTENSION", None)
+    if extension is None:
+        raise ConfigError(
+            f"plugin {name} ({origin}): has no EXTENSION, a subclass of app.plugins.Plugin"
+        )
+    name = str(getattr(extension, "name", ""))
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes"
         )
-    settings, api = getattr(hooks, "Settings", None), getattr(hooks, "API", None)
-    plugin = Plugin(name, str(getattr(hooks, "VERSION", version)), origin, hooks, settings)
-    if api != API:
-        says = "does not say its API" if api is None else f"is written for API {api!r}"
-        raise _refused(plugin, f"{says}; this server has API {API} (API = {API})")
+    settings = getattr(extension, "Settings", None)
+    plugin = Plugin(name, str(getattr(module, "VERSION", version)), origin, extension, settings)
     if settings is not None and not (isinstance(settings, type) and issubclass(settings, Section)):
         raise _refused(plugin, "its Settings must be a config.declaration.Section")
     return plugin
+
+
+def _check_api(module: object, place: str) -> None:
+    """Raises ConfigError unless `module` is written for this version of the contract."""
+    api = getattr(module, "API", None)
+    if api == API:
+        return
+    reason = f"is written for API {api!r}"
+    if api is None:
+        reason = "does not name its API"
+    raise ConfigError(f"{place}: {reason}; this server has API {API}, see docs/plugins.md")
 
 
 def _refused(plugin: Plugin, reason: str) -> ConfigError:

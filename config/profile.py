@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from config.declaration import ConfigError
 
 DEFAULT_PROFILE = "qwen3-14b-h100"
-SETTINGS = {"num-gpu-blocks": "kv-cache-size", "enable-prefix-caching": "enable-kvcache"}
+SETTING_NAMES = {"num-gpu-blocks": "kv-cache-size", "enable-prefix-caching": "enable-kvcache"}
 """Limits of an engine whose settings have other names."""
 SHIPPED = Path(__file__).parent / "profiles"
 
@@ -66,12 +66,12 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     """For each pair of rows: large steps cost more per row, as rows leave a CPU's caches."""
     products: Points = ()
     """Cost of all that depends on the tokens of a step alone, in place of `weights` to `spill`;
-    ascending.
+    in ascending order.
     """
     products_scale: Annotated[float, Meta(gt=0, le=100)] = 1.0
     """Factor of `products`."""
     outputs: Points = ()
-    """Cost of the output layer, by sequences of the step; ascending."""
+    """Cost of the output layer, by sequences of the step; in ascending order."""
     decodes: Seconds = 0.0
     """Added to a step with decodes."""
     per_decode: Seconds = 0.0
@@ -79,7 +79,7 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     prefills: Seconds = 0.0
     """Added to a step with prefill."""
     window: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
-    """Sliding window of attention in tokens, in `window-share` of the layers; 0 without."""
+    """Sliding window of attention in tokens, in `window-share` of the layers; 0 without a window."""
     window_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     per_context: Seconds = 0.0
     """For each token in the context of a decode."""
@@ -147,12 +147,18 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
         """Returns setting name -> value for the limits of the engine."""
         limits = msgspec.to_builtins(self.engine)
         return {
-            SETTINGS.get(name, name): value for name, value in limits.items() if value is not None
+            SETTING_NAMES.get(name, name): value
+            for name, value in limits.items()
+            if value is not None
         }
 
 
 def read_profile(name_or_path: str) -> Profile:
-    """Reads a shipped profile by name, or a file. ConfigError has the path and the reason."""
+    """Reads a shipped profile by name, or a file.
+
+    Raises:
+        ConfigError: The profile is missing or wrong; the message has the path and the reason.
+    """
     from config.yaml_file import parse_yaml
 
     shipped = SHIPPED / f"{name_or_path}.yaml"
@@ -167,4 +173,5 @@ def read_profile(name_or_path: str) -> Profile:
 
 
 def shipped_profiles() -> list[str]:
+    """Returns the names of the shipped profiles."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))

@@ -26,41 +26,37 @@ IGNORED_SWITCHES = frozenset(
     ("enforce-eager", "add-dir-header", "alsologtostderr", "logtostderr", "one-output")
     + ("skip-headers", "skip-log-headers")
 )
-RETIRED = {
-    "kv-cache-full": "a request waits for free blocks",
-    "kv-index-fetch-tokenizers": "name hub in kv-index-tokenizers",
-    "kv-index-memory-mb": "kv-index-size is in MiB where kv-index-backend is cost-aware",
-    "kv-index-pod-grace": "a pod's blocks are forgotten after 30 s without a connection",
-    "kv-index-tokenizer-dir": "name the folder in kv-index-tokenizers",
-    "otlp-service-name": "OTEL_SERVICE_NAME names the service",
-    "read-timeout": "client-timeout holds for requests and answers",
-    "reasoning-tokens": "thoughts have 24 tokens in the mean",
-    "replay-match": "replay-miss nearest gives the answer to the most similar request",
-    "write-timeout": "client-timeout holds for requests and answers",
-    "kv-index-redis-prefix": "keys begin with understudy; name another database in kv-index-redis-url",
-    "kv-index-refresh-interval": "files and names of kv-index-pods are looked at every 2 s",
-    "kv-index-unknown-tier-weight": "a tier that kv-index-tier-weights does not name counts 0.5",
-    "kv-index-redis-timeout": "Redis has 1 s to answer",
-    "kv-index-shards": "there are four queues, and answers do not depend on that",
-    "kv-index-tokenizer-timeout": "a prompt has 10 s to be tokenized, with loading the tokenizer",
-    "kv-index-tokenizer-workers": "five prompts are tokenized at the same time",
-    "evict-unloaded-adapters-first": "the blocks that are not used for longest make room first",
-    "kv-events-replay-layout": "replays have the topic's frame, as since vLLM 0.26",
-    "kv-index-hash": "keys are llm-d's latest, XXH64",
-    "kv-index-max-message-mb": "messages of more than 1 MiB are not read",
-    "kv-index-repeats": "a block that is announced again is one more copy",
-    "replay-speed": "answers come as fast as recorded",
-    "self-signed-names": "the certificate has the names of allowed-hosts",
-    "strict-tool-schemas": "every keyword of JSON Schema is taken; vLLM's strict tools say strict themselves",
-    "tool-call-room": "below 96 tokens a call that is only allowed is not begun",
-    "worker-connections": "16,384 connections are served, or as many as open files allow",
+REMOVED = {
+    "evict-unloaded-adapters-first": "no successor, least recently used blocks are evicted first",
+    "kv-cache-full": "no successor, a request waits for free blocks",
+    "kv-events-replay-layout": "no successor, replays have vLLM's topic frame",
+    "kv-index-fetch-tokenizers": "use kv-index-tokenizers with the entry hub",
+    "kv-index-hash": "no successor, keys are XXH64",
+    "kv-index-max-message-mb": "no successor, the limit is 1 MiB",
+    "kv-index-memory-mb": "use kv-index-size, which is in MiB if kv-index-backend is cost-aware",
+    "kv-index-pod-grace": "no successor, a pod is forgotten 30 s after its last connection",
+    "kv-index-redis-prefix": "use kv-index-redis-url with the number of another database",
+    "kv-index-redis-timeout": "no successor, the timeout is 1 s",
+    "kv-index-refresh-interval": "no successor, kv-index-pods is read every 2 s",
+    "kv-index-repeats": "no successor, a block that is announced again is one more copy",
+    "kv-index-shards": "no successor, there are four queues",
+    "kv-index-tokenizer-dir": "use kv-index-tokenizers with the folder",
+    "kv-index-tokenizer-timeout": "no successor, the timeout is 10 s",
+    "kv-index-tokenizer-workers": "no successor, five prompts are tokenized at the same time",
+    "kv-index-unknown-tier-weight": "use kv-index-tier-weights; other tiers count 0.5",
+    "otlp-service-name": "use the environment variable OTEL_SERVICE_NAME",
+    "read-timeout": "use client-timeout",
+    "reasoning-tokens": "no successor, the mean is 24 tokens",
+    "replay-match": "use replay-miss: nearest",
+    "replay-speed": "no successor, answers are sent at the recorded pace",
+    "self-signed-names": "use allowed-hosts",
+    "strict-tool-schemas": "no successor, a tool that is strict says so in its definition",
+    "tool-call-room": "no successor, the limit is 96 tokens",
+    "worker-connections": "no successor, the limit is 16,384 connections, or the open files",
+    "write-timeout": "use client-timeout",
 }
-"""Removed setting of version 0.1 -> present behavior.
-
-Accepted, with a warning, until version 0.3.
-"""
+"""Removed setting -> its successor. A server that is started with such a setting exits."""
 IGNORED = IGNORED_SWITCHES.union(
-    RETIRED,
     (
         "mm-processor-kwargs",
         "ec-transfer-config",
@@ -70,7 +66,7 @@ IGNORED = IGNORED_SWITCHES.union(
     ),
     ("log-backtrace-at", "log-dir", "log-file", "log-file-max-size"),
 )
-"""Retired settings, and flags of vLLM, simulators and klog, that are accepted and ignored."""
+"""Flags of vLLM, simulators and klog that are accepted and ignored."""
 
 
 Given = dict[str, str | list[str]]
@@ -101,7 +97,7 @@ class Sources:
     """Command line, environment and YAML file of one start."""
 
     def __init__(self, flags: Flags, environ: Mapping[str, str], warn: Warn) -> None:
-        """Raises ConfigError for a file that is no mapping, or has a setting twice."""
+        """Raises ConfigError for a file that is no mapping, or has a setting twice or a removed one."""
         self.flags, self.environ = flags, environ
         path = (flags.config if flags.config is not None else _text(environ, CONFIG)) or None
         self.path, self.file, self.document = path, f"YAML file {path}", dict[str, object]()
@@ -114,8 +110,10 @@ class Sources:
             raise ConfigError(f"{self.file}: must be a mapping of setting names to values")
         for key, value in document.items():
             name = str(key).replace("_", "-")
+            if name in REMOVED:
+                raise removed(name, f"{self.file}: {key}")
             if name in IGNORED:
-                warn(ignored(name, f"{self.file}: {key}"))
+                warn(ignored(f"{self.file}: {key}"))
             elif name in self.document:
                 raise ConfigError(f"{self.file}: {name} is given twice")
             else:
@@ -152,24 +150,30 @@ class Sources:
         return found[0]
 
     def strays(self, table: Table) -> Iterator[str]:
-        """Yields warnings for variables of retired settings, and for unknown variables with our
-        prefix.
+        """Yields a warning for unknown variables with our prefix.
+
+        Raises:
+            ConfigError: A variable is of a removed setting.
         """
-        retired = {variable(name): name for name in RETIRED}
-        for name in retired:
-            if self.environ.get(name):
-                yield ignored(retired[name], f"environment variable {name}")
-        known = {name for row in table.rows for name in row.env} | {CONFIG} | retired.keys()
+        for name in REMOVED:
+            if self.environ.get(variable(name)):
+                raise removed(name, f"environment variable {variable(name)}")
+        known = {name for row in table.rows for name in row.env} | {CONFIG}
+        known.update(map(variable, REMOVED))  # empty variables count as not set
         if unknown := sorted(
             name for name in self.environ if name.startswith(PREFIX) and name not in known
         ):
             yield f"not a setting, ignored: environment variable {', '.join(unknown)}"
 
 
-def ignored(name: str, written: str) -> str:
-    """Returns the warning about a name in `IGNORED`; `written` is the flag, variable or key."""
-    reason = f": {RETIRED[name]}" if name in RETIRED else ""
-    return f"{written} is accepted and ignored{reason}"
+def ignored(written: str) -> str:
+    """Returns the warning about a name in `IGNORED`; `written` is the flag or key."""
+    return f"{written} is accepted and ignored"
+
+
+def removed(name: str, written: str) -> ConfigError:
+    """Returns the error for a name in `REMOVED`; `written` is the flag, variable or key."""
+    return ConfigError(f"{written} was removed: {REMOVED[name]}")
 
 
 def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from app.base.clock.clock import Streams
-from app.cli import COMMANDS
+from app.base.clock.random_streams import Streams
+from app.cli import listed_commands
+from app.core.application import create_app
 from app.serving.flask.application import METRICS, Understudy
-from app.wiring.factory import create_app
 from config.loader import load
 from config.settings import BY_NAME
 
@@ -62,7 +62,11 @@ FAMILY = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
 def surface() -> dict[str, object]:
     """Returns the surface of this checkout, made of JSON types only."""
     configurations = {name: configuration_surface(flags) for name, flags in CONFIGURATIONS.items()}
-    return {"settings": settings(), "commands": sorted(COMMANDS), "configurations": configurations}
+    return {
+        "settings": settings(),
+        "commands": sorted(listed_commands()),
+        "configurations": configurations,
+    }
 
 
 def settings() -> dict[str, str]:

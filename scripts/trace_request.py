@@ -32,16 +32,19 @@ sys.path.insert(0, str(ROOT))
 
 from gunicorn.config import Config  # noqa: E402
 
+from app.core.application import create_app  # noqa: E402
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
 from app.kvindex.index import Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
-from app.kvindex.pool import Pool, PoolSettings, PublishedMessage  # noqa: E402
+from app.kvindex.messages import PublishedMessage  # noqa: E402
+from app.kvindex.pool import Pool  # noqa: E402
+from app.kvindex.resources import PoolSettings  # noqa: E402
 from app.serving.flask.application import Understudy  # noqa: E402
-from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
+from app.serving.gunicorn.fast_connection import FastConnection  # noqa: E402
+from app.serving.gunicorn.hub_connection import FastPath  # noqa: E402
 from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
 from app.serving.http.context import CONTEXT, context_of  # noqa: E402
-from app.wiring.factory import create_app  # noqa: E402
 from config.loader import load  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'
@@ -169,11 +172,11 @@ def index_ways() -> dict[str, list[Call]]:
 
     for number in range(WARM_UP):
         publish(number)
-        pool.work(pool.shards[0])
+        pool.process(pool.shards[0])
     publish(WARM_UP)
     index.score("m", tokens)
     return {
-        "one KV event": traced(lambda: pool.work(pool.shards[0])),
+        "one KV event": traced(lambda: pool.process(pool.shards[0])),
         "one score": traced(lambda: index.score("m", tokens)),
     }
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from app.core.application import create_app
 from app.serving.flask.application import Understudy
 from app.serving.http.context import RequestContext
 from app.serving.http.route import Route
 from app.serving.middleware.stack import Middleware, MiddlewareStack
-from app.wiring.factory import create_app
 from config.loader import load
 from config.validation import LiveSettings
 

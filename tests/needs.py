@@ -1,4 +1,4 @@
-"""What some tests need besides Python and requirements-dev.txt.
+"""What some tests need besides Python and the dependency group `dev`.
 
 Each thing is a marker: `pytest -m redis`. Without it the tests that need it are skipped, or the run
 is refused with `--demand GROUP`. Each group of things is a marker, too: `pytest -m tools`.
@@ -60,7 +60,7 @@ class Need:
     """A thing that the tests marked with `marker` need. `remedy` says how to get it.
 
     `group`: `tools` are run by `make test-tools`, `servers` by `make test-servers`, `models` by
-    `make test-engine`, `recordings` by `make test-shared`; `packages` are in requirements-dev.txt;
+    `make test-engine`, `recordings` by `make test-shared`; `packages` are in the group `dev`;
     nothing in CI has what is in `others`.
     """
 
@@ -105,7 +105,7 @@ NEEDS = (
     Need(
         "grpc",
         "the packages of gRPC",
-        "pip install -r requirements-grpc.txt",
+        "pip install -e '.[grpc]'",
         not missing("grpc"),
         "packages",
     ),

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from app.core.assembly.derived import publishing
 from app.engine.kvcache.events import AllBlocksCleared, BlockStored
 from app.engine.kvcache.publisher import EventSender
-from app.kvindex.service import index_of
+from app.kvindex.service import build_index
 from app.text.huggingface import default_tokenizer
-from app.wiring.derived import publishing
 from config.loader import load
 from config.settings import BY_NAME
 from tests.running_server import ROOT
@@ -62,13 +62,13 @@ def test_no_two_services_publish_a_port_and_the_table_of_the_documents_has_them_
 
 
 def test_prometheus_scrapes_every_server_and_has_rules() -> None:
-    config = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text())
+    config = yaml.safe_load((ROOT / "deploy" / "monitoring" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     targets = {
         target.partition(":")[0] for group in job["static_configs"] for target in group["targets"]
     }
     assert targets == set(OURS)
-    (group,) = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())["groups"]
+    (group,) = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())["groups"]
     assert all(rule["expr"] and rule["annotations"]["summary"] for rule in group["rules"])
 
 
@@ -78,7 +78,7 @@ def test_the_indexer_tells_its_three_pods_apart() -> None:
         load((), SERVICES[name]["environment"]) for name in ("cached-1", "cached-2", "cached-3")
     ]
     model, at = pods[0].model.model, load((), SERVICES["indexer"]["environment"])
-    index = index_of(
+    index = build_index(
         replace(at, kvindex=replace(at.kvindex, kv_index_bind="tcp://127.0.0.1:*")),
         default_tokenizer(),
     )

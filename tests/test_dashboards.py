@@ -9,7 +9,7 @@ import yaml
 
 from tests.running_server import ROOT
 
-MONITORING = ROOT / "monitoring"
+MONITORING = ROOT / "deploy" / "monitoring"
 GRAFANA = MONITORING / "grafana"
 DASHBOARDS = {
     file.stem: json.loads(file.read_text()) for file in (GRAFANA / "dashboards").glob("*.json")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.lab.load.autoscale import HorizontalPodAutoscaler, read_policy
+from app.lab.load.autoscale_flags import read_policy
+from app.lab.load.hpa import HorizontalPodAutoscaler
 from config import VERSION
 from config.loader import load
 from config.settings import BY_NAME
@@ -116,7 +117,7 @@ def test_the_autoscaler_is_the_policy_that_the_comment_simulates() -> None:
     assert isinstance(policy, HorizontalPodAutoscaler)
     [spec] = [each["spec"] for each in OBJECTS if each["kind"] == "HorizontalPodAutoscaler"]
     assert spec["scaleTargetRef"]["name"] in DEPLOYMENTS
-    assert (spec["minReplicas"], spec["maxReplicas"]) == (policy.least, policy.most)
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (policy.min_pods, policy.max_pods)
     [pods] = [metric["pods"] for metric in spec["metrics"]]
     assert pods["metric"]["name"] == f"vllm_num_requests_{policy.metric}"
     assert float(pods["target"]["averageValue"]) == policy.target

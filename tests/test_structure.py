@@ -64,18 +64,17 @@ SYSTEMS = {
     "kvindex": ("engine", *UNDER),
     "serving": ("kvindex", "engine", *UNDER),
     "core": ("serving", "engine", *UNDER),
-    "extensions": ("core", "serving", "engine", *UNDER),
-    "console": ("extensions", "serving", "engine", *UNDER),
-    "lab": ("console", "serving", "engine", *UNDER),
-    "plugins": ("lab", "serving", "engine", *UNDER),
-    "wiring": (
-        *("core", "extensions", "plugins", "console"),
+    "extensions": (
+        *("core", "console", "lab", "plugins"),
         *("serving", "kvindex", "llm", "engine", *UNDER),
     ),
-    "cli": ("wiring", "plugins", "lab", "serving", *UNDER),
+    "console": ("core", "extensions", "serving", "engine", *UNDER),
+    "lab": ("console", "serving", "engine", *UNDER),
+    "plugins": ("core", "lab", "serving", "engine", *UNDER),
+    "cli": ("core", "serving", *UNDER),
     "entrypoint": ("cli",),
     "__main__": ("cli",),
-    "app": ("wiring", "serving", "config"),
+    "app": ("core", "serving", "config"),
 }
 """The drawing of docs/architecture.md: what each system may import."""
 

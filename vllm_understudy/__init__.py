@@ -1,4 +1,4 @@
-"""Understudy in tests of clients: a stand-in for vLLM, for the length of a `with` block or a test.
+"""Understudy in tests of clients: a stand-in for vLLM, for a `with` block or a test.
 
 with vllm_understudy.running_server(max_num_seqs=2) as server:
     server.fault("error", status=503, times=1)

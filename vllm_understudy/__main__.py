@@ -1,7 +1,4 @@
-"""The command `understudy`, or `python -m vllm_understudy`:
-
-runs `python -m app` of this installation.
-"""
+"""The command `understudy`, or `python -m vllm_understudy`: runs this installation's server."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from vllm_understudy.tree import command, environment
 
 def main() -> NoReturn:
     """Replaces this process with `python -m app` and the same arguments."""
-    words = command(*sys.argv[1:])
-    os.execve(words[0], words, environment())
+    arguments = command(*sys.argv[1:])
+    os.execve(arguments[0], arguments, environment())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Controls a running server from a test:
-
-its settings, its faults, and the verdict on its clients.
-"""
+"""Controls a running server from a test: its settings, faults and replies, and its verdict."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
@@ -24,15 +22,12 @@ TIMEOUT_S = 10.0
 
 
 class ControlError(Exception):
-    """The server refused a test's request, or does not answer; the message has the reason."""
+    """The server rejected a test's request, or does not answer; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Reactions of clients to errors and faults:
-
-    the report of `GET /admin/verdict` (docs/faults.md).
-    """
+    """Reactions of clients to errors and faults, as in `GET /admin/verdict` (docs/faults.md)."""
 
     clean: bool
     clients: dict[str, dict[str, Json]]
@@ -41,22 +36,18 @@ class Verdict:
     @property
     def findings(self) -> list[str]:
         """Mistakes of clients, one line for each client and kind of mistake."""
-        told = []
-        for client, counted in self.clients.items():
-            found = counted.get("findings")
-            for finding in found if isinstance(found, list) else ():
-                if isinstance(finding, dict):
-                    told.append(
-                        f"{client}: {finding['kind']} ({finding['count']}): {finding['what']}"
-                    )
-        return told
+        return [
+            f"{client}: {finding['kind']} ({finding['count']}): {finding['what']}"
+            for client, counters in self.clients.items()
+            for finding in _rows(counters, "findings")
+        ]
 
-    def count(self, of: str) -> int:
-        """Sums a counter over all clients:
+    def count(self, counter: str) -> int:
+        """Sums a counter over all clients.
 
-        `requests`, a status (`503`), or a fault by name or action.
+        `counter` is `requests`, a status (`503`), or the name or action of a fault.
         """
-        return sum(_counted(counted, of) for counted in self.clients.values())
+        return sum(_count(counters, counter) for counters in self.clients.values())
 
     def __str__(self) -> str:
         return "\n".join(self.findings) or "clean"
@@ -66,16 +57,18 @@ class Reply:
     """A rule for replies that a test has set. A `with` block removes it at its end."""
 
     def __init__(self, server: Server, rule_id: int) -> None:
-        self._server, self._id = server, rule_id
+        self._server = server
+        self._id = rule_id
 
     @property
     def answered(self) -> int:
         """Number of requests that the rule has answered, on all ranks."""
         ranks = self._server.ask("GET", f"{SCRIPT_RULES}?ranks=all").values()
         rules = [rule for rank in ranks for rule in _rows(rank, "rules") if rule["id"] == self._id]
-        return sum(_counted(rule, "answered") for rule in rules)
+        return sum(_count(rule, "answered") for rule in rules)
 
     def remove(self) -> None:
+        """Removes the rule from the server."""
         self._server.ask("DELETE", f"{SCRIPT_RULES}?ranks=all&id={self._id}")
 
     def __enter__(self) -> Reply:
@@ -95,14 +88,16 @@ class Server:
         self.log_file = log_file
         self._admin_key = admin_key
         self._tls = tls
-        self._before: dict[str, Json] = {}
-        """Changed settings with their first values, for `reset`."""
+        self._original_settings: dict[str, Json] = {}
+        """Original values of changed settings, for `reset`."""
         self._has_scripts: bool | None = None
         self._has_replies = False
 
     @property
     def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+        """Address of the server."""
+        scheme = "https" if self._tls else "http"
+        return f"{scheme}://127.0.0.1:{self.port}"
 
     @property
     def base_url(self) -> str:
@@ -111,7 +106,9 @@ class Server:
 
     def log(self) -> str:
         """Reads the server's stdout and stderr so far; empty once the log file is removed."""
-        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        if not self.log_file.exists():
+            return ""
+        return self.log_file.read_text(errors="replace")
 
     @property
     def settings(self) -> dict[str, Json]:
@@ -121,36 +118,40 @@ class Server:
     def configure(self, **live: Json) -> None:
         """Changes live settings, `_` for `-` in names.
 
-        ControlError for other settings and wrong values.
+        Raises:
+            ControlError: a setting is not live, or a value is invalid.
         """
         changed = {name.replace("_", "-"): value for name, value in live.items()}
-        now = self.settings
+        settings = self.settings
         self.ask("POST", "/admin/config?ranks=all", changed)
-        self._before = {name: now[name] for name in changed if name in now} | self._before
+        for name in changed:
+            if name in settings:
+                self._original_settings.setdefault(name, settings[name])
 
     @property
     def faults(self) -> list[Rule]:
         """Fault rules in force, in the order of their evaluation."""
-        rules = self.settings[FAULT_RULES]
-        return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
+        return list(_rows(self.settings, FAULT_RULES))
 
     def fault(self, action: str, **fields: Json) -> None:
         """Appends a fault rule (docs/faults.md): `fault("error", status=429, times=2)`."""
-        added: dict[str, Json] = {"action": action, **fields}
-        self.configure(fault_rules=[*map(dict, self.faults), added])
+        rule: dict[str, Json] = {"action": action, **fields}
+        self.configure(fault_rules=[*map(dict, self.faults), rule])
 
     def clear_faults(self) -> None:
-        """Removes all fault rules; faults that have begun run to their end."""
+        """Removes all fault rules; active faults run to their end."""
         self.configure(fault_rules=[])
 
     def verdict(self, over: bool = True) -> Verdict:
         """Fetches the verdict. With `over=False`, retries of cut streams may still come."""
         report = self.ask("GET", f"/admin/verdict?over={str(over).lower()}")
         clients = report["clients"]
-        told = clients.items() if isinstance(clients, dict) else ()
-        return Verdict(
-            report["clean"] is True, {name: of for name, of in told if isinstance(of, dict)}
-        )
+        if not isinstance(clients, dict):
+            clients = {}
+        counters_by_client = {
+            client: counters for client, counters in clients.items() if isinstance(counters, dict)
+        }
+        return Verdict(report["clean"] is True, counters_by_client)
 
     def reply(
         self,
@@ -160,31 +161,30 @@ class Server:
         name: str = "",
         scope: str | None = None,
     ) -> Reply:
-        """Sets a rule of a script (docs/scripts.md), tried behind earlier ones and before those of
-        files.
+        """Adds a rule of a script (docs/scripts.md), after earlier ones and before those of files.
 
-        With a `scope` it is for requests with this header X-Understudy-Scope. ControlError for a
-        wrong rule.
+        With a `scope`, it applies to requests with this header X-Understudy-Scope.
+
+        Raises:
+            ControlError: the rule is invalid.
         """
-        rule: dict[str, Json] = {"name": name, "when": dict(when or {})}
-        rule["then"] = then if isinstance(then, str) else dict(then)
-        query = urlencode({"ranks": "all"} | ({} if scope is None else {"scope": scope}))
+        if not isinstance(then, str):
+            then = dict(then)
+        rule: dict[str, Json] = {"name": name, "when": dict(when or {}), "then": then}
+        query = _query({"ranks": "all", "scope": scope})
         self._has_replies = True
         ranks = self.ask("POST", f"{SCRIPT_RULES}?{query}", rule)
-        [added] = _rows(next(iter(ranks.values())), "rules")
-        return Reply(self, _counted(added, "id"))
+        [new_rule] = _rows(next(iter(ranks.values())), "rules")
+        return Reply(self, _count(new_rule, "id"))
 
     def requests(
         self, route: str | None = None, contains: str | None = None, scope: str | None = None
     ) -> list[JournalEntry]:
-        """Fetches the requests of this path, with this text in the body, of this scope; the oldest
-        first.
-        """
-        given = {"ranks": "all", "route": route, "contains": contains, "scope": scope}
-        query = urlencode({name: value for name, value in given.items() if value is not None})
+        """Fetches the requests of a path, with a text in the body, of a scope; the oldest first."""
+        query = _query({"ranks": "all", "route": route, "contains": contains, "scope": scope})
         ranks = self.ask("GET", f"/admin/journal?{query}").values()
         rows = [JournalEntry(**row) for rank in ranks for row in _rows(rank, "entries")]
-        return sorted(rows, key=lambda entry: entry.at)
+        return sorted(rows, key=attrgetter("at"))
 
     def assert_called(
         self,
@@ -194,23 +194,26 @@ class Server:
         contains: str | None = None,
         scope: str | None = None,
     ) -> list[JournalEntry]:
-        """Returns the requests that fit; AssertionError unless they are `times`, or at least one."""
+        """Returns the requests that fit.
+
+        Raises:
+            AssertionError: there are not `times` requests, or none.
+        """
         __tracebackhide__ = True
-        fitting = self.requests(route, contains, scope)
-        if len(fitting) == times or (times is None and fitting):
-            return fitting
-        given = {"route": route, "contains": contains, "scope": scope}
-        wanted = {name: value for name, value in given.items() if value is not None}
-        raise AssertionError(report(times, wanted, fitting, self.requests()))
+        matching = self.requests(route, contains, scope)
+        if len(matching) == times or (times is None and matching):
+            return matching
+        filters = _without_none({"route": route, "contains": contains, "scope": scope})
+        raise AssertionError(report(times, filters, matching, self.requests()))
 
     def reset(self) -> None:
-        """Restores live settings and fault rules, and forgets clients, requests and set replies.
+        """Restores live settings and fault rules, and removes clients, requests and replies.
 
-        Counters of fault rules and of script rules start anew.
+        Counters of fault rules and of script rules are set to zero.
         """
-        if self._before:
-            self.ask("POST", "/admin/config?ranks=all", self._before)
-            self._before = {}
+        if self._original_settings:
+            self.ask("POST", "/admin/config?ranks=all", self._original_settings)
+            self._original_settings = {}
         self.ask("DELETE", "/admin/verdict")
         self.ask("DELETE", "/admin/journal?ranks=all")
         if self._has_replies:
@@ -226,27 +229,34 @@ class Server:
     ) -> dict[str, Json]:
         """Sends a request with the admin key; returns the JSON object of the response, or {}.
 
-        Raises ControlError for a status of 400 or more, and when the server does not answer.
+        Raises:
+            ControlError: the status is 400 or more, or the server does not answer.
         """
-        data = None if body is None else json.dumps(body)
-        headers = {"Content-Type": "application/json"} | (
-            {"X-Admin-Key": self._admin_key} if self._admin_key else {}
-        )
+        data = None
+        if body is not None:
+            data = json.dumps(body)
+        headers = {"Content-Type": "application/json"}
+        if self._admin_key:
+            headers["X-Admin-Key"] = self._admin_key
         connection = self._connection()
         try:
             connection.request(method, path, data, headers)
-            answer = connection.getresponse()
-            text = answer.read().decode()
+            response = connection.getresponse()
+            text = response.read().decode()
         except (OSError, HTTPException) as error:
             raise ControlError(
                 f"{method} {path}: {error!r}; the server's log:\n{self.log()}"
             ) from error
         finally:
             connection.close()
-        if answer.status >= 400:
-            raise ControlError(f"{method} {path} answered {answer.status}: {text}")
-        read = json.loads(text) if text.strip() else {}
-        return read if isinstance(read, dict) else {}
+        if response.status >= 400:
+            raise ControlError(f"{method} {path} answered {response.status}: {text}")
+        if not text.strip():
+            return {}
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            return {}
+        return content
 
     def is_healthy(self) -> bool:
         """Returns True when GET /health answers 200."""
@@ -266,14 +276,30 @@ class Server:
         return HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_S, context=unverified)
 
 
-def _rows(answer: Json, of: str) -> list[dict[str, Any]]:
-    found = answer.get(of) if isinstance(answer, dict) else None
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+def _without_none(fields: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _counted(client: Mapping[str, Json], of: str) -> int:
-    found = client.get(of)
-    for table in (client.get("errors"), client.get("faults")):
-        if found is None and isinstance(table, dict):
-            found = table.get(of)
-    return found if isinstance(found, int) else 0
+def _query(fields: Mapping[str, str | None]) -> str:
+    return urlencode(_without_none(fields))
+
+
+def _rows(answer: Json, name: str) -> list[dict[str, Any]]:
+    """Returns the objects in the list `name` of an answer."""
+    if not isinstance(answer, dict):
+        return []
+    rows = answer.get(name)
+    if not isinstance(rows, list):
+        return []
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _count(counters: Mapping[str, Json], name: str) -> int:
+    """Returns a counter, which may be among the errors or the faults."""
+    count = counters.get(name)
+    for table in (counters.get("errors"), counters.get("faults")):
+        if count is None and isinstance(table, dict):
+            count = table.get(name)
+    if not isinstance(count, int):
+        return 0
+    return count

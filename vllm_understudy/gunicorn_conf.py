@@ -1,6 +1,6 @@
-"""`gunicorn -c python:vllm_understudy.gunicorn_conf vllm_understudy.wsgi:app`:
+"""Gunicorn's settings for an installed Understudy.
 
-our gunicorn.conf.py.
+`gunicorn -c python:vllm_understudy.gunicorn_conf vllm_understudy.wsgi:app`
 """
 
 import runpy

@@ -1,14 +1,16 @@
-"""Requests that a server has received, and a readable report where a test expected other ones."""
+"""Requests that a server has received, and a report for a test that expected other requests."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_LINES, MOST_CHARACTERS = 30, 160
-"""Most entries of a report, and characters of a text in it."""
+MAX_LINES = 30
+"""Maximum number of entries of a report."""
+MAX_TEXT_LENGTH = 160
+"""Maximum length of a text in a report, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class JournalEntry:
     route: str
     model: str | None
     status: int | None
-    """None until the answer begins."""
+    """None until the response begins."""
     rule: str | None
     scope: str | None
     request: Any
@@ -30,50 +32,64 @@ class JournalEntry:
     usage: Mapping[str, int] | None
 
     def __str__(self) -> str:
-        answer = "" if self.text is None else f" -> {_brief(self.text)}"
-        return f"{self.at[11:23]} {self.route} {self.status} {_brief(_last(self.request))}{answer}"
+        text = f"{self.at[11:23]} {self.route} {self.status} {_brief(_key_text(self.request))}"
+        if self.text is not None:
+            text += f" -> {_brief(self.text)}"
+        return text
 
 
 Entries = Sequence[JournalEntry]
 
 
-def report(times: int | None, wanted: Mapping[str, str], fitting: Entries, every: Entries) -> str:
-    """Returns the message for other than `times` requests; a line per entry has why it does not
-    fit.
+def report(
+    times: int | None, filters: Mapping[str, str], matching: Entries, entries: Entries
+) -> str:
+    """Returns the message for other than `times` requests.
+
+    A line per entry says why it does not fit.
     """
-    asked = "".join(f", {name} {value!r}" for name, value in wanted.items())
-    count = "at least one request" if times is None else f"{times} request{'s' * (times != 1)}"
-    lines = [*_lines(wanted, fitting, every)]
-    more = [f"  ... and {len(lines) - MOST_LINES} earlier ones"] * (len(lines) > MOST_LINES)
-    head = f"expected {count}{asked}; of {len(every)} in the journal {len(fitting)} fit"
-    return "\n".join([f"{head}{':' * bool(lines)}", *more, *lines[-MOST_LINES:]])
+    expected = "at least one request"
+    if times is not None:
+        expected = f"{times} request{'s' * (times != 1)}"
+    for name, value in filters.items():
+        expected += f", {name} {value!r}"
+    text = f"expected {expected}; of {len(entries)} in the journal {len(matching)} fit"
+    lines = [_line(filters, matching, entry) for entry in entries]
+    if lines:
+        text += ":"
+    if len(lines) > MAX_LINES:
+        text += f"\n  ... and {len(lines) - MAX_LINES} earlier ones"
+    return "\n".join([text, *lines[-MAX_LINES:]])
 
 
-def _lines(wanted: Mapping[str, str], fitting: Entries, every: Entries) -> Iterator[str]:
-    for entry in every:
-        if entry in fitting:
-            yield f"  fits: {entry}"
-            continue
-        flaws = [
-            f"{name} is {getattr(entry, name)!r}"
-            for name in ("route", "scope")
-            if name in wanted and getattr(entry, name) != wanted[name]
-        ]
-        yield f"  {entry}\n      {' and '.join(flaws) or 'its body does not contain the text'}"
+def _line(filters: Mapping[str, str], matching: Entries, entry: JournalEntry) -> str:
+    if entry in matching:
+        return f"  fits: {entry}"
+    mismatches = [
+        f"{name} is {getattr(entry, name)!r}"
+        for name in ("route", "scope")
+        if name in filters and getattr(entry, name) != filters[name]
+    ]
+    return f"  {entry}\n      {' and '.join(mismatches) or 'its body does not contain the text'}"
 
 
-def _last(request: Any) -> str:
+def _key_text(request: Any) -> str:
     """Returns the text by which a reader knows a request: its last message, prompt or input."""
     if not isinstance(request, dict):
         return json.dumps(request, ensure_ascii=False)
     messages = request.get("messages") or request.get("input")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    content = last.get("content", last) if isinstance(last, dict) else last
-    for value in (content, request.get("prompt"), messages, request):
-        if value:
-            break
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    content = None
+    if isinstance(messages, list) and messages:
+        content = messages[-1]
+        if isinstance(content, dict):
+            content = content.get("content", content)
+    value = content or request.get("prompt") or messages or request
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _brief(text: str) -> str:
-    return repr(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}...")
+    if len(text) > MAX_TEXT_LENGTH:
+        text = f"{text[:MAX_TEXT_LENGTH]}..."
+    return repr(text)

@@ -17,8 +17,9 @@ MARKER = "understudy"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Registers the marker."""
     config.addinivalue_line(
-        "markers", f"{MARKER}(**settings): a server of its own, with these settings"
+        "markers", f"{MARKER}(**settings): a separate server with these settings"
     )
 
 
@@ -40,7 +41,8 @@ def understudy(
     request: pytest.FixtureRequest, understudy_settings: dict[str, Json]
 ) -> Iterator[Server]:
     """A server without faults and without known clients."""
-    if marker := request.node.get_closest_marker(MARKER):
+    marker = request.node.get_closest_marker(MARKER)
+    if marker:
         with running_server(*marker.args, **{**understudy_settings, **marker.kwargs}) as server:
             yield server
         return

@@ -20,7 +20,7 @@ from vllm_understudy.control import Json, Server
 SEED = 7
 """Default seed: replies repeat from one test run to the next."""
 JOURNAL = 1000
-"""Default number of requests that a server keeps for a test's questions."""
+"""Default number of requests that a server keeps for `Server.requests`."""
 PORTS = range(16_000, 32_000)
 """Ports below the kernel's ephemeral range, so that outgoing connections take none of these."""
 HOST = "127.0.0.1"
@@ -29,25 +29,29 @@ STOP_LIMIT_S = 5.0
 
 
 @contextmanager
-def running_server(*words: str, **settings: Json) -> Iterator[Server]:
+def running_server(*arguments: str, **settings: Json) -> Iterator[Server]:
     """Runs a server for the length of the block.
 
     `settings` have the names of docs/configuration.md, `_` for `-`: `max_num_seqs=8`,
-    `fault_rules=[...]`. `words` come first on the command line: `"serve", "Qwen/Qwen3-8B"` plays
-    `vllm serve`. The server ignores SIM_... variables. RuntimeError, with the log, when the server
-    does not start.
+    `fault_rules=[...]`. `arguments` come first on the command line: `"serve", "Qwen/Qwen3-8B"`
+    works as `vllm serve`. The server ignores SIM_... variables.
+
+    Raises:
+        RuntimeError: the server does not start; the message has its log.
     """
     ranks = settings.get("data_parallel_size")
-    port = free_port(ranks if isinstance(ranks, int) else 1)
-    usual: dict[str, Json] = {"host": HOST, "port": port, "seed": SEED, "journal": JOURNAL}
-    command = tree.command(*words, *flags({**usual, **settings}))
-    key = settings.get("admin_key")
+    port = free_port(ranks) if isinstance(ranks, int) else free_port()
+    defaults: dict[str, Json] = {"host": HOST, "port": port, "seed": SEED, "journal": JOURNAL}
+    command = tree.command(*arguments, *flags({**defaults, **settings}))
+    admin_key = None
+    if settings.get("admin_key"):
+        admin_key = str(settings["admin_key"])
     tls = bool(settings.get("self_signed_certs") or settings.get("ssl_certfile"))
     with tempfile.NamedTemporaryFile(prefix="understudy-", suffix=".log") as log:
-        server = Server(port, Path(log.name), str(key) if key else None, tls)
+        server = Server(port, Path(log.name), admin_key, tls)
         process = subprocess.Popen(
             command,
-            env=_variables(),
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -57,19 +61,19 @@ def running_server(*words: str, **settings: Json) -> Iterator[Server]:
             _wait_until_healthy(server, process)
             yield server
         finally:
-            _end(process)
+            _stop(process)
 
 
 def flags(settings: dict[str, Json]) -> list[str]:
-    """Returns the command-line words for `settings`; None leaves a setting at its default."""
-    words: list[str] = []
+    """Returns the command line for `settings`; None leaves a setting at its default."""
+    arguments: list[str] = []
     for name, value in settings.items():
         if value is not None:
-            words += [f"--{name.replace('_', '-')}", *_texts(value)]
-    return words
+            arguments += [f"--{name.replace('_', '-')}", *_flag_values(value)]
+    return arguments
 
 
-def _texts(value: Json) -> list[str]:
+def _flag_values(value: Json) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -78,7 +82,7 @@ def _texts(value: Json) -> list[str]:
 
 
 def free_port(ports: int = 1) -> int:
-    """Returns the first of `ports` neighbouring TCP ports that are free now."""
+    """Returns the first of `ports` neighboring TCP ports that are free now."""
     while True:
         first = secrets.choice(PORTS)
         with ExitStack() as probes, suppress(OSError):
@@ -87,10 +91,9 @@ def free_port(ports: int = 1) -> int:
             return first
 
 
-def _variables() -> dict[str, str]:
-    return tree.environment(
-        {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
-    )
+def _environment() -> dict[str, str]:
+    variables = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
+    return tree.environment(variables)
 
 
 def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> None:
@@ -107,8 +110,8 @@ def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> Non
         time.sleep(0.02)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Sends SIGTERM, and SIGKILL after STOP_LIMIT_S: streams without a reader delay the end."""
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Sends SIGTERM, and SIGKILL after `STOP_LIMIT_S`: streams without a reader delay the end."""
     process.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):

@@ -15,16 +15,18 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 TREE = PACKAGE if (PACKAGE / "app").is_dir() else PACKAGE.parent
+"""The folder of the server's files."""
 
 
-def command(*words: str) -> list[str]:
-    """Returns the words of `python -m app ...`, to be run with `environment()`."""
-    return [sys.executable, "-m", "app", *words]
+def command(*arguments: str) -> list[str]:
+    """Returns the command `python -m app ...`, to be run with `environment()`."""
+    return [sys.executable, "-m", "app", *arguments]
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns `variables` with the server's folder first on the import path, never the working
-    folder.
+    """Returns `variables` with the server's folder first on the import path.
+
+    The working folder is never on the path.
     """
-    path = filter(None, (str(TREE), variables.get("PYTHONPATH")))
-    return {**variables, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+    folders = filter(None, (str(TREE), variables.get("PYTHONPATH")))
+    return {**variables, "PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}

@@ -1,4 +1,4 @@
-"""Clocks, metrics and spans of all systems; the interface of containers with a limit of memory."""
+"""Clocks, metrics and spans of all systems; the interface of containers with a memory limit."""
 
 from typing import Protocol
 
@@ -7,7 +7,9 @@ class Bounded(Protocol):
     """A container that grows with traffic: its size and its limit, in estimated bytes."""
 
     @property
-    def size_bytes(self) -> int: ...
+    def size_bytes(self) -> int:
+        """Estimated memory in use."""
 
     @property
-    def limit_bytes(self) -> int: ...
+    def limit_bytes(self) -> int:
+        """Estimated memory when full."""

@@ -8,13 +8,13 @@ from pathlib import Path
 
 def usable_cores() -> int:
     """Returns the cores that affinity and cgroups leave to this process."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     return max(1, int(min(cores, cgroup_cores())))
 
 
-def waited_s() -> float:
+def core_wait_s() -> float:
     """Returns the time that threads of this process waited for a core; 0 where it is unknown."""
     with suppress(OSError):
         files = Path("/proc/self/task").glob("*/schedstat")
@@ -23,24 +23,29 @@ def waited_s() -> float:
 
 
 def cgroup_cores(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+    root: Path = Path("/sys/fs/cgroup"), process_file: Path = Path("/proc/self/cgroup")
 ) -> float:
-    """Returns the quota of this process's cgroups, versions 1 and 2, in cores; inf without one."""
+    """Returns the quota of this process's cgroups in cores, or inf.
+
+    Reads versions 1 and 2: `process_file` lists the process's cgroups below `root`.
+    """
     quotas = [inf]
     with suppress(OSError):
-        for line in own.read_text().splitlines():
+        for line in process_file.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):
                 continue
             top = root / controllers
             folder = top / path.lstrip("/")
-            quotas += [_quota(it) for it in (folder, *folder.parents) if it.is_relative_to(top)]
+            for ancestor in (folder, *folder.parents):
+                if ancestor.is_relative_to(top):
+                    quotas.append(_quota(ancestor))
     return min(quotas)
 
 
 def _quota(folder: Path) -> float:
     with suppress(OSError, ValueError):
-        quota, period = map(int, (folder / "cpu.max").read_text().split())  # or max and a period
+        quota, period = map(int, (folder / "cpu.max").read_text().split())  # "max" has no number
         return quota / period
     with suppress(OSError, ValueError):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")

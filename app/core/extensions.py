@@ -1,66 +1,178 @@
-"""The contract between the core and its extensions, and the list of built-in extensions.
+"""The contract between the core and its extensions.
 
 An extension is a package of `app.extensions` whose `EXTENSION` is a subclass of `Extension`. The
 package imports little: it is imported by every server, to ask whether the settings enable it. What
 an enabled extension needs beyond that is imported by its methods. All hooks are called once, while
-the application is built, so no request passes through this module.
+the application is built, so no request passes through this module. `app.core.built_in` lists the
+built-in extensions.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from random import Random
+
     from app.base import Bounded
+    from app.base.clock.clock import Clock
+    from app.base.clock.random_streams import Streams
     from app.base.metrics.instruments import Families
+    from app.base.metrics.recorder import Recorder
+    from app.engine.core.client import EngineClient
+    from app.engine.core.constraints import Constraints
+    from app.engine.core.delays import DelayLog
     from app.engine.core.lifecycle import Operations, WeightUpdates
+    from app.engine.core.request import EngineRequest, ScriptedReply
+    from app.engine.core.step_cost import CostModel
+    from app.engine.core.wire import EngineProcessOptions
+    from app.engine.kvcache.cache import KVCacheManager
+    from app.engine.kvcache.events import EventSource, PublisherSettings
+    from app.engine.kvcache.publisher import Publisher
+    from app.engine.lora import LoRARegistry
+    from app.engine.simulated.model import RecordedReplies
+    from app.serving.api.admin.server import PeerRanks
+    from app.serving.api.fault import Fault, FaultInjection, RequestFacts
     from app.serving.api.pipeline import RequestPipeline
-    from app.serving.flask.application import BackgroundService
+    from app.serving.api.reply_rules import ReplyRules
+    from app.serving.api.sampling import RealModel
+    from app.serving.flask.application import BackgroundService, Understudy
+    from app.serving.http.context import BodyLimits
     from app.serving.http.route import Route
+    from app.serving.http.rpc import RpcService
+    from app.serving.middleware.api_keys import ApiKeys
+    from app.serving.middleware.stack import Middleware
+    from app.text.base import Tokenizer
     from config import Settings
+    from config.profile import Profile
     from config.settings import ServerSettings
     from config.validation import LiveSettings
 
-PACKAGE = "app.extensions"
-BUILT_IN = (
-    "devmode",
-    "label_reads",
-    "openapi",
-)
-"""Names of the built-in extensions. Their routes are added in this order.
-
-`openapi` is the last one: it describes the routes of all others.
-"""
-log = logging.getLogger(__name__)
+ExtensionT = TypeVar("ExtensionT", bound="Extension")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Position(Enum):
+    """Places of middleware among that of the core, from the outermost to the innermost."""
+
+    OUTSIDE = "outside of the request ids and of authentication"
+    AUTHENTICATED = "around requests that keys and rate limits admit"
+    INNERMOST = "next to the routes"
+
+
+class Command(NamedTuple):
+    """A subcommand of `python -m app`."""
+
+    run: Callable[[Sequence[str]], int]
+    """Takes the arguments behind the command's name, and returns the exit status."""
+    about: str
+    """One line for --help."""
+
+
+class OtherEngine(NamedTuple):
+    """An engine instead of the simulated one."""
+
+    engine: EngineClient
+    lifecycle: Operations
+    real_model: RealModel
+    event_source: EventSource
+    """Publishes the events of the engine's own KV cache."""
+
+
+@dataclass(kw_only=True)
 class ServerParts:
-    """The parts of one rank's server that extensions may use."""
+    """The parts of one rank's server.
+
+    The first four exist in every process, the next ones before any extension is made. The others
+    are set while the server is built, in this order; the hooks of an extension may use those that
+    their descriptions name.
+    """
 
     settings: Settings
     """The settings at the start."""
     live: LiveSettings
     """The settings in force, with a subscription to their changes."""
-    server: ServerSettings
+    clock: Clock
+    streams: Streams
+    """Returns the random stream of a name, which depends on the seed and the rank."""
+
+    server: ServerSettings = field(init=False)
     """The server settings of this rank, with the rank's port."""
-    pipeline: RequestPipeline
-    """Validates requests for generation, and hands them to the engine."""
-    lifecycle: Operations
+    rank: int = field(init=False)
+    tokenizer: Tokenizer = field(init=False)
+    body: BodyLimits = field(init=False)
+    """Reads the bodies of requests, within the limit of the settings."""
+    recorder: Recorder = field(init=False)
+    """The metrics of the engine."""
+    adapters: LoRARegistry = field(init=False)
+    kv_events: PublisherSettings = field(init=False)
+    """How this rank publishes KV events."""
+    keys: ApiKeys = field(init=False)
+    """The API keys in force."""
+    extensions: list[Extension] = field(init=False)
+    """The enabled extensions, in the order of `BUILT_IN`."""
+    constraints: Constraints = field(init=False)
+    """Texts and values that satisfy the schemas, patterns and grammars of requests."""
+    cache: KVCacheManager | None = field(init=False, default=None)
+    """The simulated KV cache; None for an encoder and for a real engine."""
+    publisher: Publisher | None = field(init=False, default=None)
+    """Publishes the events of the cache; None where no client can receive them."""
+    event_source: EventSource | None = field(init=False, default=None)
+    """The publisher, or a real engine's own events."""
+    engine: EngineClient = field(init=False)
+    lifecycle: Operations = field(init=False)
     """Sleep, pause and cache resets of the engine."""
-    weights: WeightUpdates
+    real_model: RealModel | None = field(init=False, default=None)
+    """Facts about the model of a real engine; None for a simulated one."""
+    pipeline: RequestPipeline = field(init=False)
+    """Validates requests for generation, and hands them to the engine."""
+    weights: WeightUpdates = field(init=False)
     """The version of the weights, and the updates by a trainer."""
-    routes: Callable[[], Iterable[Route]]
+    peers: PeerRanks = field(init=False)
+    """The other ranks of this server."""
+    is_ready: Callable[[], bool] = field(init=False)
+    """True while requests are welcome: after the start, and before the server is drained."""
+    routes: Callable[[], Iterator[Route]] = field(init=False)
     """Returns the routes of the application; complete when the application is built."""
+    until_drained: list[Callable[[], None]] = field(init=False, default_factory=list)
+    """Called at SIGTERM to end work that has no end."""
+
+    @cached_property
+    def delays(self) -> DelayLog:
+        """The log of delays of sequences. The first use attaches it to the simulated engine."""
+        from app.engine.core.delays import DelayLog  # few servers explain latencies
+
+        return DelayLog().attach(self.engine)
+
+    @property
+    def logs_delays(self) -> bool:
+        """True if an extension uses `delays`."""
+        return "delays" in vars(self)
+
+    def find(self, kind: type[ExtensionT]) -> ExtensionT | None:
+        """Returns the enabled extension of class `kind`; None if it is off."""
+        for extension in self.extensions:
+            if isinstance(extension, kind):
+                return extension
+        return None
+
+    def get(self, kind: type[ExtensionT]) -> ExtensionT:
+        """Returns the enabled extension of class `kind`. LookupError if it is off."""
+        extension = self.find(kind)
+        if extension is None:
+            raise LookupError(f"extension {kind.name} is off")
+        return extension
 
 
 class Extension:
-    """One optional feature. Each method has a default, so that a small extension overrides one.
+    """One optional feature. Each member has a default, so that a small extension overrides one.
+
+    The class methods are called before a server exists. An instance is made once for each server;
+    the core then asks for its ports, in the order below, and at last for its additions to the
+    application. `self.parts` holds what the server has so far.
 
     Example of an extension with one route::
 
@@ -74,47 +186,134 @@ class Extension:
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
     """Names of the extensions that this one imports."""
+    reads_messages = False
+    """True if engine requests must carry the texts of their messages."""
+    reads_kv_events = False
+    """True if this extension listens to the publisher of KV events."""
 
     def __init__(self, parts: ServerParts) -> None:
         self.parts = parts
+
+    # Before a server exists.
 
     @classmethod
     def is_enabled(cls, settings: Settings) -> bool:
         """Returns whether a server with `settings` has this extension."""
         return True
 
+    @classmethod
+    def prepare(cls, settings: Settings) -> None:
+        """Downloads and checks files, once, before workers start.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+
+    @classmethod
+    def commands(cls) -> Mapping[str, Command]:
+        """Returns subcommands of `python -m app`, by name."""
+        return {}
+
+    @classmethod
+    def tokenizer(cls, settings: Settings) -> Tokenizer | None:
+        """Returns the tokenizer of a server for which `settings` name none; None for the default.
+
+        Raises:
+            ConfigError: the tokenizer cannot be loaded.
+        """
+        return None
+
+    @classmethod
+    def engine_process(
+        cls, settings: Settings, kv_events: PublisherSettings
+    ) -> EngineProcessOptions | None:
+        """Returns the options of an engine process that the arbiter starts; None without one.
+
+        Raises:
+            ConfigError: the engine cannot run here.
+        """
+        return None
+
+    @classmethod
+    def application(cls, settings: Settings, tokenizer: Tokenizer) -> Understudy | None:
+        """Returns the application of a server with another role; None for a server of a model."""
+        return None
+
+    # Ports. They may use the parts that exist from the beginning, and the results of earlier ports.
+
+    def constraints(self) -> Constraints | None:
+        """Returns what makes replies satisfy schemas, patterns and grammars."""
+        return None
+
+    def step_cost(self, profile: Profile) -> CostModel | None:
+        """Returns the cost of an engine step, in seconds, for `timing: steps`."""
+        return None
+
+    def recorded_replies(self) -> RecordedReplies | None:
+        """Returns recorded replies, which the simulated model prefers to its own."""
+        return None
+
+    def reply(self) -> Callable[[EngineRequest, Random], str | ScriptedReply | None] | None:
+        """Returns a function that decides whole replies.
+
+        It gets the request and its random numbers. It returns a text, a text with thoughts, calls
+        and pace, or None, which leaves the reply to the next extension, and at last to the model.
+        """
+        return None
+
+    def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
+        """Returns a function that decides the length of a random reply, in tokens."""
+        return None
+
+    def engine(self) -> OtherEngine | None:
+        """Returns an engine instead of the simulated one."""
+        return None
+
+    def fault(self) -> Callable[[RequestFacts], Fault | None] | None:
+        """Returns a function that decides whether a request fails."""
+        return None
+
+    def fault_injection(self) -> FaultInjection | None:
+        """Returns what makes requests fail, before they are admitted or in their answers."""
+        return None
+
+    def reply_rules(self) -> ReplyRules | None:
+        """Returns rules that decide the replies to requests; None while there are none."""
+        return None
+
+    # What is added to the application. All parts exist.
+
+    def keeps_fast_path(self, settings: Settings) -> bool:
+        """Returns whether plain requests may take the fast path while `settings` are in force.
+
+        Called at the start and after each change of the settings.
+        """
+        return True
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns middleware around requests, the outermost first."""
+        return {}
+
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of each Flask blueprint, by the blueprint's name."""
         return {}
 
+    def rpc(self) -> RpcService | None:
+        """Returns gRPC methods."""
+        return None
+
     def services(self) -> Sequence[BackgroundService]:
         """Returns background tasks, which start and close with the worker."""
         return ()
+
+    def engine_metrics(self, families: Families) -> Families:
+        """Returns what renders the metric families of the engine: `families` or a replacement."""
+        return families
 
     def metrics(self) -> Sequence[Families]:
         """Returns functions that render metric families in Prometheus' text format."""
         return ()
 
     def caches(self) -> Mapping[str, Bounded]:
-        """Returns bounded containers for GET /admin/memory, by name."""
+        """Returns bounded containers for GET /admin/memory, by name. Called at each request."""
         return {}
-
-
-def enabled_extensions(settings: Settings) -> list[type[Extension]]:
-    """Returns the built-in extensions that are present and enabled, in the order of `BUILT_IN`.
-
-    A package whose folder was deleted is left out. So is, with a warning, an extension that
-    requires it.
-    """
-    present = {name for name in BUILT_IN if find_spec(f"{PACKAGE}.{name}") is not None}
-    enabled = []
-    for name in BUILT_IN:
-        if name not in present:
-            continue
-        extension: type[Extension] = import_module(f"{PACKAGE}.{name}").EXTENSION
-        missing = [required for required in extension.requires if required not in present]
-        if missing:
-            log.warning("extension %s is off: it requires %s", name, ", ".join(missing))
-        elif extension.is_enabled(settings):
-            enabled.append(extension)
-    return enabled

@@ -12,8 +12,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from app.base.metrics.families import ADAPTERS, EngineFamilies
+from app.base.metrics.families import EngineFamilies
 from app.base.metrics.instruments import Family, Gauge
+from app.base.metrics.table import ADAPTERS
 from app.engine.kvcache.hashing import Adapter
 from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
@@ -249,7 +250,7 @@ class LoraResidency:
             histogram = self._families.histogram("lora_adapter_load_seconds", transition=transition)
             histogram.counts[0] = times
         loaded: Family[Gauge] = Family(
-            "vllm:lora_adapter_loaded", "1 for an adapter in memory.", Gauge, "gauge"
+            "vllm:lora_adapter_loaded", "1 for an adapter in memory.", Gauge, kind="gauge"
         )
         for name, level in levels.items():
             labels = {

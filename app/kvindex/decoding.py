@@ -1,5 +1,4 @@
-"""Decodes batches of events: maps and arrays of all versions of vLLM and SGLang, integers of any
-width.
+"""Decodes batches of events: maps and arrays of all versions of vLLM and SGLang.
 
 A batch of well-formed events is decoded in one step. Any other batch is decoded event by event, so
 that only unusable events are lost. Limits on bytes and events of a batch bound the work of one
@@ -24,89 +23,39 @@ from app.engine.kvcache.events import (
     EventBatch,
     KVEvent,
 )
+from app.kvindex.event_layouts import (
+    ArrayBatch,
+    ArrayCleared,
+    ArrayEvent,
+    ArrayRemoved,
+    ArrayStored,
+    RawBatch,
+)
 from app.kvindex.metrics import EventLoss, MessageLoss
 
 Data: TypeAlias = bytes | memoryview
 
-MOST_EVENTS, EVENTS_A_TURN = 1 << 16, 256
-"""Most events of a batch, and events decoded one by one, in about 1 ms, before other greenlets run.
-"""
+MAX_EVENTS = 1 << 16
+"""Maximum number of events of a batch."""
+EVENTS_PER_PAUSE = 256
+"""Number of events decoded one by one, in about 1 ms, before other greenlets run."""
 COUNT_BYTES = {0xDC: 2, 0xDD: 4}
 """First byte of a long msgpack array -> bytes of its length."""
-BROKEN = DecodeError, RecursionError, UnicodeDecodeError
+INVALID_DATA = DecodeError, RecursionError, UnicodeDecodeError
 """Errors of msgspec for invalid msgpack, too deep nesting, and text that is not UTF-8."""
-
 MALFORMED: EventLoss = "malformed_event"
-PACKED = b"\xc4", b"\xc5", b"\xc6"
+BINARY_TYPES = b"\xc4", b"\xc5", b"\xc6"
 """First bytes of binary data in msgpack."""
-
-
-class Unreadable(Exception):
-    """Raised for a payload that is no batch."""
-
-    reason: ClassVar[MessageLoss] = "unreadable"
-    """Reason in the count of lost messages."""
-
-
-class TooLarge(Unreadable):
-    """Raised for a batch with more than `MOST_EVENTS` events, or too many bytes."""
-
-    reason = "too_large"
-
-
-class PodBatch(Struct, frozen=True):
-    """A batch of a data parallel `rank`, of `ts` (since 1970); `losses` has reasons for lost
-    events.
-    """
-
-    ts: float
-    rank: int
-    events: Sequence[KVEvent]
-    losses: Sequence[str] = ()
-
-
-class ArrayStored(BlockStored, gc=False, frozen=True, array_like=True, tag="BlockStored"):
-    """`BlockStored` as an array; trailing items may be missing.
-
-    The first simulator has no `token_ids`.
-    """
-
-    token_ids: list[int] | None  # type: ignore[assignment]
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-
-
-class ArrayRemoved(BlockRemoved, gc=False, frozen=True, array_like=True, tag="BlockRemoved"):
-    """`BlockRemoved` as an array."""
-
-    medium: str | None = None
-
-
-class ArrayCleared(
-    AllBlocksCleared, gc=False, frozen=True, array_like=True, tag="AllBlocksCleared"
-):
-    """`AllBlocksCleared` as an array."""
-
-
-ArrayEvent: TypeAlias = ArrayStored | ArrayRemoved | ArrayCleared
-
-
-class ArrayBatch(Struct, gc=False, array_like=True):
-    """A batch of arrays, with or without a rank."""
-
-    ts: float
-    events: list[ArrayEvent]
-    data_parallel_rank: int | None = None
-
-
-class RawBatch(Struct, gc=False, array_like=True):
-    """A batch with undecoded fields."""
-
-    ts: Raw
-    events: Raw
-    data_parallel_rank: Raw = Raw(b"\xc0")
-
+LONG_ARRAY_TYPES = b"\xdc", b"\xdd"
+"""First bytes of arrays of more than 15 items in msgpack."""
+FIELDS: Mapping[object, Sequence[str]] = {
+    "BlockStored": ArrayStored.__struct_fields__,
+    "BlockRemoved": ArrayRemoved.__struct_fields__,
+    "AllBlocksCleared": (),
+}
+"""Name of an event -> fields, in the order of array items."""
+ERROR_PLACE = re.compile(r"`\$(?:\.(\w+)|\[(\d+)\])|required field `(\w+)`|length \d+, got (\d+)")
+"""Matches the place in msgspec's error: a field, an item, a missing field, or too few items."""
 
 _MAP_BATCH = Decoder(EventBatch)
 _ARRAY_BATCH = Decoder(ArrayBatch)
@@ -115,17 +64,30 @@ _RAW_EVENTS = Decoder(list[Raw])
 _MAP_EVENT: Decoder[KVEvent] = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 _ARRAY_EVENT: Decoder[ArrayEvent] = Decoder(ArrayStored | ArrayRemoved | ArrayCleared)
 
-FIELDS: Mapping[object, Sequence[str]] = {
-    "BlockStored": ArrayStored.__struct_fields__,
-    "BlockRemoved": ArrayRemoved.__struct_fields__,
-    "AllBlocksCleared": (),
-}
-"""Name of an event -> fields, in the order of array items."""
-PLACE = re.compile(r"`\$(?:\.(\w+)|\[(\d+)\])|required field `(\w+)`|length \d+, got (\d+)")
-"""Matches the place in msgspec's error:
 
-a field, the number of an item, a missing field, too few items.
-"""
+class UnreadableBatchError(Exception):
+    """Raised for a payload that is not a batch."""
+
+    reason: ClassVar[MessageLoss] = "unreadable"
+    """Reason in the count of lost messages."""
+
+
+class BatchTooLargeError(UnreadableBatchError):
+    """Raised for a batch with more than `MAX_EVENTS` events, or too many bytes."""
+
+    reason = "too_large"
+
+
+class PodBatch(Struct, frozen=True):
+    """A batch of a data parallel `rank`.
+
+    `ts` is the time of publication, in seconds since 1970. `losses` has reasons for lost events.
+    """
+
+    ts: float
+    rank: int
+    events: Sequence[KVEvent]
+    losses: Sequence[str] = ()
 
 
 def field_losses() -> list[str]:
@@ -134,77 +96,83 @@ def field_losses() -> list[str]:
 
 
 def decode(payload: Data | None) -> PodBatch:
-    """Decodes a batch; without a valid time it has the time 0.
+    """Decodes a batch. A batch without a valid time has the time 0.
 
-    Raises Unreadable, and TooLarge for None.
+    Raises:
+        UnreadableBatchError: the payload is not a batch.
+        BatchTooLargeError: the batch has too many events, or `payload` is None.
     """
     if payload is None:
-        raise TooLarge("a batch has too many bytes")
-    whole: EventBatch | ArrayBatch
+        raise BatchTooLargeError("a batch has too many bytes")
+    batch: EventBatch | ArrayBatch
     try:
-        whole = _MAP_BATCH.decode(payload)
-    except BROKEN:
+        batch = _MAP_BATCH.decode(payload)
+    except INVALID_DATA:
         try:
-            whole = _ARRAY_BATCH.decode(payload)
-        except BROKEN:
-            return _taken_apart(payload)
-    if not math.isfinite(whole.ts):
-        return _taken_apart(payload)
-    return PodBatch(whole.ts, whole.data_parallel_rank or 0, whole.events)
+            batch = _ARRAY_BATCH.decode(payload)
+        except INVALID_DATA:
+            return _decode_one_by_one(payload)
+    if not math.isfinite(batch.ts):
+        return _decode_one_by_one(payload)
+    return PodBatch(batch.ts, batch.data_parallel_rank or 0, batch.events)
 
 
-def _taken_apart(payload: Data) -> PodBatch:
+def _decode_one_by_one(payload: Data) -> PodBatch:
     try:
         raw = _RAW_BATCH.decode(payload)
         rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
         head = bytes(memoryview(raw.events)[:5])
-        if int.from_bytes(head[1 : 1 + COUNT_BYTES.get(head[0], 0)], "big") > MOST_EVENTS:
-            raise TooLarge("a batch has too many events")
-        values = _RAW_EVENTS.decode(raw.events)
-    except BROKEN as error:
-        raise Unreadable(str(error)) from None
-    ts, losses = math.nan, list[str]()
-    with suppress(*BROKEN):
+        if int.from_bytes(head[1 : 1 + COUNT_BYTES.get(head[0], 0)], "big") > MAX_EVENTS:
+            raise BatchTooLargeError("a batch has too many events")
+        raw_events = _RAW_EVENTS.decode(raw.events)
+    except INVALID_DATA as error:
+        raise UnreadableBatchError(str(error)) from None
+    losses: list[str] = []
+    ts = math.nan
+    with suppress(*INVALID_DATA):
         ts = msgspec.msgpack.decode(raw.ts, type=float)
     if not math.isfinite(ts):
         ts = 0.0
         losses.append("bad_ts")
     events: list[KVEvent] = []
-    for number, value in enumerate(values, 1):
-        found = _event(value)
-        if isinstance(found, str):
-            losses.append(found)
+    for number, raw_event in enumerate(raw_events, 1):
+        event = _decode_event(raw_event)
+        if isinstance(event, str):
+            losses.append(event)
         else:
-            events.append(found)
-        if number % EVENTS_A_TURN == 0:
+            events.append(event)
+        if number % EVENTS_PER_PAUSE == 0:
             pause_if_possible()
     return PodBatch(ts, rank, events, losses)
 
 
-def _event(raw: Data | Raw) -> KVEvent | str:
-    kind = bytes(memoryview(raw)[:1])
-    is_array = 0x90 <= kind[0] < 0xA0 or kind in (b"\xdc", b"\xdd") if kind else False
+def _decode_event(raw: Data | Raw) -> KVEvent | str:
+    """Returns an event, or the reason for its loss."""
+    first_byte = bytes(memoryview(raw)[:1])
     try:
-        if kind in PACKED:  # by itself, as llm-d's storage publishers do
+        if first_byte in BINARY_TYPES:  # llm-d's storage publishers pack an event by itself
             packed: bytes = msgspec.msgpack.decode(raw)
-            return _event(packed) if packed[:1] not in PACKED else MALFORMED
-        return _ARRAY_EVENT.decode(raw) if is_array else _MAP_EVENT.decode(raw)
+            return MALFORMED if packed[:1] in BINARY_TYPES else _decode_event(packed)
+        if b"\x90" <= first_byte <= b"\x9f" or first_byte in LONG_ARRAY_TYPES:
+            return _ARRAY_EVENT.decode(raw)
+        return _MAP_EVENT.decode(raw)
     except ValidationError as error:
-        return _reason(msgspec.msgpack.decode(raw), str(error))
-    except BROKEN:
+        return _loss_reason(msgspec.msgpack.decode(raw), str(error))
+    except INVALID_DATA:
         return MALFORMED
 
 
-def _reason(value: object, error: str) -> str:
+def _loss_reason(event: object, error: str) -> str:
     name = None
-    if isinstance(value, dict):
-        name = value.get("type")
-    elif isinstance(value, list) and value:
-        name = value[0]
+    if isinstance(event, dict):
+        name = event.get("type")
+    elif isinstance(event, list) and event:
+        name = event[0]
     if not isinstance(name, str):
         return MALFORMED
-    fields, found = FIELDS.get(name), PLACE.search(error)
-    if fields is None or found is None:
+    fields = FIELDS.get(name)
+    place = ERROR_PLACE.search(error)
+    if fields is None or place is None:
         return "unknown_event"
-    field, item, missing, items = found.groups()
-    return f"bad_{field or missing or fields[int(item or items) - 1]}"
+    field, item, missing_field, item_count = place.groups()
+    return f"bad_{field or missing_field or fields[int(item or item_count) - 1]}"

@@ -1,19 +1,14 @@
 """Scores holders for a prompt: the longest run of blocks from the start, counted by tier."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
-from app.kvindex.backend import (
-    CPU,
-    GPU,
-    Copies,
-    EngineGroup,
-    Holders,
-    IndexedEngine,
-    anywhere,
-    bits,
-)
+from app.kvindex.backend import Lookup
+from app.kvindex.copies import Copies, set_bits, union
+from app.kvindex.holders import EngineGroup, Holders, IndexedEngine
+from app.kvindex.operations import CPU, GPU
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """Tier -> weight of a block (llm-d's defaults)."""
@@ -38,133 +33,164 @@ class PodScore(Struct, gc=False, frozen=True):
 
 
 class Prefix(Struct, gc=False):
-    """Prefix of a holder:
+    """Prefix of a prompt that a holder has.
 
-    `matched` blocks without a gap; `lower` counts blocks outside the best tier.
+    `matched` counts blocks without a gap, `lower_tiers` those outside the best tier, by tier.
     """
 
     matched: int
-    lower: dict[int, int]
+    lower_tiers: dict[int, int]
+
+
+class PrefixScore(Struct, gc=False, frozen=True):
+    """Score of a prefix; see `PodScore`."""
+
+    score: float
+    match_ratio: float
+    tiers: dict[str, int]
 
 
 def score_prefixes(
-    found: Sequence[Copies],
-    blocks: int,
-    candidates: int,
-    holders: Holders,
-    tiers: Sequence[str],
-    weights: Mapping[str, float],
+    lookup: Lookup, *, blocks: int, candidates: int, weights: Mapping[str, float]
 ) -> list[PodScore]:
     """Scores the engines that have the first block, best first.
 
-    `found` has the masks of the prompt's first blocks; `blocks` is the prompt's number of full
-    blocks; `candidates` are the holders to score. With several scored groups, an engine's shortest
-    prefix counts.
+    `blocks` is the prompt's number of full blocks; `candidates` is the mask of the holders to
+    score. With several scored groups, an engine's shortest prefix counts.
     """
-    values, seats = [weights.get(tier, DEFAULT_WEIGHT) for tier in tiers], holders.seats()
-    order = sorted(range(len(tiers)), key=lambda at: -values[at])
-    prefixes, best = longest_prefixes(found, candidates, order), order[0]
-    worths: dict[int, tuple[float, float, dict[str, int]]] = {}
+    copies, holders, tiers = lookup
+    tier_weights = [weights.get(tier, DEFAULT_WEIGHT) for tier in tiers]
+    snapshot = holders.snapshot()
+    tier_order = sorted(range(len(tiers)), key=tier_weights.__getitem__, reverse=True)
+    best_tier = tier_order[0]
+    prefixes = longest_prefixes(copies, candidates, tier_order)
+    prefix_scores: dict[int, PrefixScore] = {}
     scores = []
-    for source, prefix in _engines(prefixes, seats, holders):
-        matched, worth = prefix.matched, worths.get(id(prefix))
-        if worth is None:  # engines with equal prefixes share one object
-            counts = {best: matched}
-            if prefix.lower:
-                counts = {best: matched - sum(prefix.lower.values()), **prefix.lower}
-            worth = worths[id(prefix)] = (
-                sum([values[tier] * count for tier, count in counts.items()]),
-                matched / blocks,
-                {tiers[tier]: count for tier, count in counts.items() if count},
+    for source, prefix in _engine_prefixes(prefixes, snapshot, holders):
+        matched = prefix.matched
+        prefix_score = prefix_scores.get(id(prefix))
+        if prefix_score is None:  # engines with equal prefixes share one object
+            counts = {best_tier: matched}
+            if prefix.lower_tiers:
+                lower_count = sum(prefix.lower_tiers.values())
+                counts = {best_tier: matched - lower_count, **prefix.lower_tiers}
+            prefix_score = prefix_scores[id(prefix)] = PrefixScore(
+                score=sum([tier_weights[tier] * count for tier, count in counts.items()]),
+                match_ratio=matched / blocks,
+                tiers={tiers[tier]: count for tier, count in counts.items() if count},
             )
-        score, ratio, by_tier = worth
-        scores.append(PodScore(source.pod, score, matched, ratio, by_tier, source.rank))
-    scores.sort(key=lambda score: -score.score)
+        scores.append(
+            PodScore(
+                pod=source.pod,
+                score=prefix_score.score,
+                matched=matched,
+                match_ratio=prefix_score.match_ratio,
+                tiers=prefix_score.tiers,
+                rank=source.rank,
+            )
+        )
+    scores.sort(key=attrgetter("score"), reverse=True)
     return scores
 
 
-def _engines(
-    prefixes: Mapping[int, Prefix], seats: Sequence[EngineGroup | None], holders: Holders
-) -> list[tuple[IndexedEngine, Prefix]]:
-    if holders.one_group_each:
-        return [
-            (holder.source, prefix)
-            for number, prefix in prefixes.items()
-            if (holder := seats[number]) is not None
-        ]
-    engines: dict[IndexedEngine, Prefix] = {}
-    groups: dict[IndexedEngine, int] = {}
-    for number, prefix in prefixes.items():
-        holder = seats[number]
-        if holder is None:
-            continue
-        source = holder.source
-        groups[source] = groups.get(source, 0) + 1
-        least = engines.get(source)
-        if least is None or prefix.matched < least.matched:
-            engines[source] = prefix
-    # A hit needs every group, so an engine without the first block in one group scores nothing.
-    scored = {
-        source: sum(
-            1 for number in holders.groups(source).values() if (at := seats[number]) and at.scored
-        )
-        for source in engines
-    }
-    return [
-        (source, prefix) for source, prefix in engines.items() if groups[source] == scored[source]
-    ]
-
-
 def longest_prefixes(
-    found: Sequence[Copies], candidates: int, order: Sequence[int]
+    prompt_copies: Sequence[Copies], candidates: int, tier_order: Sequence[int]
 ) -> dict[int, Prefix]:
-    """Returns number of a group -> prefix, for the candidates that have the first block.
+    """Returns holder number -> prefix, for the candidates that have the first block.
 
-    `order` lists the tiers, best first. Neighbouring blocks mostly share one tuple, so the cost is
-    per run of equal blocks, and per holder once at the end of its prefix.
+    `prompt_copies` has the copies of the prompt's first blocks. `tier_order` lists the tiers, best
+    first. Neighboring blocks usually share one tuple, so the cost is per run of equal blocks, and
+    per holder once at the end of its prefix.
     """
-    active, ended = candidates, []
-    lower: dict[int, dict[int, int]] = {}
-    before: Copies | None = None
-    below: list[tuple[int, int]] = []
-    begun = 0
-    for at, copies in enumerate(found):
-        if copies is before:
+    active = candidates
+    ended: list[tuple[int, int]] = []  # masks of holders, and the length of their prefixes
+    lower_tiers: dict[int, dict[int, int]] = {}
+    previous: Copies | None = None
+    lower_masks: list[tuple[int, int]] = []
+    run_start = 0
+    for position, copies in enumerate(prompt_copies):
+        if copies is previous:
             continue
-        _count(lower, below, at - begun)
-        begun, before = at, copies
-        present = anywhere(copies)
-        still = active & present
-        if still != active:
-            ended.append((active ^ still, at))
-            active = still
+        _count_lower(lower_tiers, lower_masks, position - run_start)
+        run_start = position
+        previous = copies
+        remaining = active & union(copies)
+        if remaining != active:
+            ended.append((active ^ remaining, position))
+            active = remaining
             if not active:
                 break
-        below = _below(copies, active, order) if len(copies) > 1 or order[0] else []
+        lower_masks = []
+        if len(copies) > 1 or tier_order[0]:
+            lower_masks = _lower_masks(copies, active, tier_order)
     else:
-        _count(lower, below, len(found) - begun)
-    ended.append((active, len(found)))
+        _count_lower(lower_tiers, lower_masks, len(prompt_copies) - run_start)
+    ended.append((active, len(prompt_copies)))
     prefixes: dict[int, Prefix] = {}
     for mask, matched in ended:
+        if not matched:
+            continue
         shared = Prefix(matched, {})
-        for number in bits(mask) if matched else ():
-            prefixes[number] = Prefix(matched, lower[number]) if number in lower else shared
+        for number in set_bits(mask):
+            counts = lower_tiers.get(number)
+            prefixes[number] = shared if counts is None else Prefix(matched, counts)
     return prefixes
 
 
-def _below(copies: Copies, active: int, order: Sequence[int]) -> list[tuple[int, int]]:
+def _engine_prefixes(
+    prefixes: Mapping[int, Prefix], snapshot: Sequence[EngineGroup | None], holders: Holders
+) -> list[tuple[IndexedEngine, Prefix]]:
+    """Returns the prefix of each engine: the shortest of its groups."""
+    if holders.has_single_groups:
+        return [
+            (holder.source, prefix)
+            for number, prefix in prefixes.items()
+            if (holder := snapshot[number]) is not None
+        ]
+    engines: dict[IndexedEngine, Prefix] = {}
+    group_counts: dict[IndexedEngine, int] = {}
+    for number, prefix in prefixes.items():
+        holder = snapshot[number]
+        if holder is None:
+            continue
+        source = holder.source
+        group_counts[source] = group_counts.get(source, 0) + 1
+        shortest = engines.get(source)
+        if shortest is None or prefix.matched < shortest.matched:
+            engines[source] = prefix
+    # A hit needs every group, so an engine without the first block in one group scores nothing.
+    return [
+        (source, prefix)
+        for source, prefix in engines.items()
+        if group_counts[source] == _count_scored(source, snapshot, holders)
+    ]
+
+
+def _count_scored(
+    source: IndexedEngine, snapshot: Sequence[EngineGroup | None], holders: Holders
+) -> int:
+    """Counts the scored groups of an engine."""
+    groups = [snapshot[number] for number in holders.groups(source).values()]
+    return sum(1 for group in groups if group is not None and group.scored)
+
+
+def _lower_masks(copies: Copies, active: int, tier_order: Sequence[int]) -> list[tuple[int, int]]:
     """Returns (tier, mask) of the active holders whose best copy is below the best tier."""
-    below = []
-    for tier in order:
-        here = active & copies[tier] if tier < len(copies) else 0
-        if here and tier != order[0]:
-            below.append((tier, here))
-        active &= ~here
-    return below
+    lower_masks = []
+    for tier in tier_order:
+        if tier >= len(copies):
+            continue
+        mask = active & copies[tier]
+        if mask and tier != tier_order[0]:
+            lower_masks.append((tier, mask))
+        active &= ~mask
+    return lower_masks
 
 
-def _count(lower: dict[int, dict[int, int]], below: Sequence[tuple[int, int]], blocks: int) -> None:
-    for tier, mask in below:
-        for number in bits(mask):
-            tiers = lower.setdefault(number, {})
-            tiers[tier] = tiers.get(tier, 0) + blocks
+def _count_lower(
+    lower_tiers: dict[int, dict[int, int]], lower_masks: Sequence[tuple[int, int]], blocks: int
+) -> None:
+    for tier, mask in lower_masks:
+        for number in set_bits(mask):
+            counts = lower_tiers.setdefault(number, {})
+            counts[tier] = counts.get(tier, 0) + blocks

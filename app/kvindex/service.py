@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -17,13 +17,16 @@ from app.base.clock.pause import PAUSE_S
 from app.engine.kvcache.events import EventBatch, encoder
 from app.engine.kvcache.sockets import IO_THREADS, end_context
 from app.engine.lora import adapters_of
-from app.kvindex.backend import Backend, BackendUnavailable
+from app.kvindex.backend import Backend, BackendUnavailableError
 from app.kvindex.index import Index
-from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
-from app.kvindex.pods import TargetSource, parse_topic, target_sources
-from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
-from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
-from app.kvindex.tokenizers import Tokenization, TokenizerLibrary
+from app.kvindex.memory import MAX_COPIES, MemoryBackend, weigh_bytes
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.pods import TargetSource, target_sources
+from app.kvindex.pool import Pool
+from app.kvindex.subscriber import REFRESH_S, Context, Subscriber, SubscriberSettings
+from app.kvindex.tokenization import Tokenization
+from app.kvindex.tokenizers import TokenizerLibrary, TokenizerSources
+from app.kvindex.topics import parse_topic
 from app.text.base import Tokenizer
 from app.text.huggingface import load_tokenizer
 from app.text.template_process import TemplateProcess
@@ -33,36 +36,26 @@ from config.sections.model import TokenizerSettings
 
 log = logging.getLogger(__name__)
 
-MOST_SOCKETS = 1 << 16
-LISTEN_S = 0.25
-"""Longest wait of the subscriber, in seconds:
-
-files, host names and pods change without messages.
-"""
+MAX_SOCKETS = 1 << 16
+MAX_WAIT_S = 0.25
+"""Maximum wait of the subscriber, in seconds: targets and pods change without messages."""
 JOIN_S = 5.0
+"""Maximum wait for the greenlets to end, in seconds."""
 RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
-MOST_MIB = 2048
+DEFAULT_SIZE_MIB = 2048
 """Default size of the cost-aware backend."""
-
-
-def open_backend(at: KVIndexSettings) -> Backend:
-    """Creates the backend of the settings. ValueError for an invalid URL."""
-    if at.kv_index_backend == "memory":
-        return MemoryBackend(at.kv_index_size or MOST_COPIES)
-    if at.kv_index_backend == "cost-aware":
-        return MemoryBackend((at.kv_index_size or MOST_MIB) << 20, weigh_bytes)
-    from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
-
-    return RedisBackend(at.kv_index_redis_url, math.ceil(at.kv_index_ttl))
+DEFAULT_BIND = "tcp://*:5557"
+"""Default address of an indexer; the port is that of llm-d's manager."""
+TOKENIZER_TIMEOUT_S = 10.0
+"""Maximum wait of a request for its tokenizer to load, and for its prompt's tokens, in seconds."""
 
 
 class KvIndex:
     """An index with its subscriber. `start` opens sockets and spawns greenlets.
 
-    `targets` lists publishers to connect to, in the form of `target_sources`. `now` is monotonic,
-    `wall` since 1970, both in seconds. `caches` are further caches to report, by name, such as the
-    tokenizers'.
+    `targets` lists publishers to connect to, in the form of `target_sources`. `caches` are further
+    caches to report, by name, such as the tokenizers'.
     """
 
     def __init__(
@@ -70,17 +63,16 @@ class KvIndex:
         index: Index,
         tokenization: Tokenization,
         subscriber: SubscriberSettings,
+        *,
         targets: Sequence[str] = (),
-        pool: PoolSettings = PoolSettings(),  # noqa: B008 (immutable)
-        now: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
         caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
         """Raises ValueError for invalid targets."""
-        self.index, self.tokenization = index, tokenization
-        self._further_caches, self._now = caches, now
+        self.index = index
+        self.tokenization = tokenization
+        self._further_caches = caches
         self._sources = target_sources(targets)
-        self._pool = Pool(index, pool, now, wall)
+        self._pool = Pool(index)
         self._subscriber = Subscriber(self._pool, subscriber, self._sources)
         self._greenlets = Group()
 
@@ -92,29 +84,30 @@ class KvIndex:
     @property
     def caches(self) -> Mapping[str, Bounded]:
         """Caches and queues in this process, by name; data in Redis is not among them."""
-        kept = {
+        caches = {
             **self._further_caches,
             "prompt tokens": self.tokenization.prompts,
             **self.index.caches,
         }
         if isinstance(self.index.backend, MemoryBackend):
-            kept["index blocks"] = self.index.backend
-        return kept | {"index messages": self._pool}
+            caches["index blocks"] = self.index.backend
+        return caches | {"index messages": self._pool}
 
     def open(self) -> None:
         """Opens sockets and spawns greenlets.
 
-        ZMQError for an invalid address, or an address in use.
+        Raises:
+            ZMQError: the address is invalid or in use.
         """
         context: Context = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         context.set(zmq.IO_THREADS, IO_THREADS)
         try:
             self._subscriber.open(context)
         except zmq.ZMQError:
             context.destroy(linger=0)
             raise
-        self._pool.context = context
+        self._pool.resources.context = context
         for source in self._sources:
             self._greenlets.spawn(self._refresh, source)
         for shard in self._pool.shards:
@@ -122,9 +115,9 @@ class KvIndex:
         self._greenlets.spawn(self._subscribe)
 
     def start(self, retry_s: float = RETRY_S) -> None:
-        """Calls `open` until the address is free:
+        """Calls `open` until the address is free.
 
-        during a reload, the previous worker still has it.
+        During a reload, the previous worker still has it.
         """
         self._greenlets.spawn(self._open_when_free, retry_s)
 
@@ -133,22 +126,26 @@ class KvIndex:
         self._greenlets.kill(timeout=JOIN_S)
         self._subscriber.close()
         self._pool.close()
-        if self._pool.context is not None:
-            end_context(self._pool.context)
+        if self._pool.resources.context is not None:
+            end_context(self._pool.resources.context)
         self.index.backend.close()
 
     def receive(self, message: PublishedMessage) -> None:
-        """Queues a message that did not come over a socket; drops the message if a queue is full."""
+        """Queues a message that did not come over a socket; drops it if a queue is full."""
         if not self._pool.full:
             self._pool.put(message)
 
     def stats(self) -> dict[str, object]:
-        """Figures of the index, as in `GET /kv/index`; size and pods are None while the backend is
-        away.
+        """Returns figures of the index, as in `GET /kv/index`.
+
+        Size and pods are None while the backend is unavailable.
         """
-        metrics, size, pods = self.index.metrics, None, None
-        with suppress(BackendUnavailable):
-            size, pods = self.index.backend.size(), sorted(self.index.backend.pods())
+        metrics = self.index.metrics
+        size = None
+        pods = None
+        with suppress(BackendUnavailableError):
+            size = self.index.backend.size()
+            pods = sorted(self.index.backend.pods())
         return {
             "block_size": self.index.block_size,
             "listens_at": self.address,
@@ -161,107 +158,133 @@ class KvIndex:
         }
 
     def metrics_text(self) -> str:
-        """The `kvcache_` families in the Prometheus text format."""
-        backend, gauges = self.index.backend, {"events_queue_depth": float(len(self._pool))}
-        with suppress(BackendUnavailable):
-            size, pods = backend.size(), backend.pods()
-            gauges |= {
-                "index_blocks": size.blocks,
-                "index_copies": size.copies,
-                "events_pods": len(pods),
-            }
-        return self.index.metrics.render(gauges, backend.times_lost)
+        """Returns the `kvcache_` families in the Prometheus text format."""
+        backend = self.index.backend
+        gauges = {"events_queue_depth": float(len(self._pool))}
+        with suppress(BackendUnavailableError):
+            size = backend.size()
+            pods = backend.pods()
+            gauges["index_blocks"] = size.blocks
+            gauges["index_copies"] = size.copies
+            gauges["events_pods"] = len(pods)
+        return self.index.metrics.render(gauges, backend.loss_count)
 
     def _open_when_free(self, retry_s: float) -> None:
-        complained = False
+        is_logged = False
         while True:
             try:
                 return self.open()
             except zmq.ZMQError as error:
-                if not complained:
-                    log.warning("KV index: it cannot listen yet, trying on: %s", error)
-                complained = True
+                if not is_logged:
+                    log.warning("KV index: cannot listen yet, retrying: %s", error)
+                is_logged = True
                 gevent.sleep(retry_s)
 
     def _refresh(self, source: TargetSource) -> None:
-        """Refreshes the endpoints of a source periodically; each source has a greenlet, as some are
-        slow.
-        """
+        """Refreshes the endpoints of a source; each has a greenlet, as some sources are slow."""
         while True:
             source.refresh()
-            gevent.sleep(LOOK_AGAIN_S)
+            gevent.sleep(REFRESH_S)
 
     def _subscribe(self) -> None:
         while True:
-            more = False
+            has_more = False
             try:
-                more = self._subscriber.step(self._now())
+                has_more = self._subscriber.step(time.monotonic())
             except Exception:
-                log.exception("the KV index goes on after an error")
-            if more:
+                log.exception("KV index: continuing after an error")
+            if has_more:
                 gevent.sleep(PAUSE_S)
             else:
-                self._subscriber.wait(LISTEN_S)
+                self._subscriber.wait(MAX_WAIT_S)
 
 
-DEFAULT_BIND = "tcp://*:5557"
-"""Default address of an indexer; the port is that of llm-d's manager."""
+class BatchListener:
+    """Passes batches of this server, also encoded ones, to the index without a socket."""
 
-TOKENIZER_TIMEOUT_S = 10.0
-"""Longest wait of a request, in seconds:
+    def __init__(self, index: KvIndex, model: str) -> None:
+        self._index = index
+        self._model = model
+        self._encode = encoder("map")
 
-for its tokenizer to load, and again for its prompt's tokens.
-"""
+    def __call__(self, topic: str, sequence: int, batch: EventBatch | bytes) -> None:
+        """Queues a batch."""
+        parsed_topic = parse_topic(topic.encode())
+        pod = topic if parsed_topic is None else parsed_topic.pod
+        payload = batch if isinstance(batch, bytes) else self._encode(batch)
+        self._index.receive(PublishedMessage(pod, self._model, sequence, payload))
 
 
-def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
-    """Creates the index, not yet started. ConfigError for invalid addresses."""
-    at, model, source = settings.kvindex, settings.model, settings.tokenizer
+def open_backend(settings: KVIndexSettings) -> Backend:
+    """Creates the backend of the settings.
 
-    renderer = TemplateProcess()  # one for the tokenizers of all models
+    Raises:
+        ValueError: the URL is invalid.
+    """
+    if settings.kv_index_backend == "memory":
+        return MemoryBackend(settings.kv_index_size or MAX_COPIES)
+    if settings.kv_index_backend == "cost-aware":
+        return MemoryBackend((settings.kv_index_size or DEFAULT_SIZE_MIB) << 20, weigh_bytes)
+    from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
 
-    def load(name: str) -> Tokenizer:
-        token, folder = source.hf_token, source.tokenizers_cache_dir
-        at = TokenizerSettings(tokenizer=name, hf_token=token, tokenizers_cache_dir=folder)
-        return load_tokenizer(name, at, renderer=renderer)
+    return RedisBackend(settings.kv_index_redis_url, math.ceil(settings.kv_index_ttl))
 
-    adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
-    sources, folder, hub = tokenizer_sources(at.kv_index_tokenizers)
-    library = TokenizerLibrary(
-        load,
-        ready=dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer),
-        sources=sources,
-        folder=Path(folder).expanduser() if folder else None,
-        hub=hub,
-        timeout_s=TOKENIZER_TIMEOUT_S,
-    )
-    alone = at.role == "indexer" and not at.kv_index_pods
+
+def build_index(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
+    """Creates the index, not yet started.
+
+    Raises:
+        ConfigError: an address is invalid.
+    """
+    index_settings = settings.kvindex
+    library = _tokenizer_library(settings, tokenizer)
+    bind = index_settings.kv_index_bind
+    if not bind and index_settings.role == "indexer" and not index_settings.kv_index_pods:
+        bind = DEFAULT_BIND
     subscriber = SubscriberSettings(
-        bind=at.kv_index_bind or (DEFAULT_BIND if alone else None),
-        topic=at.kv_index_topic,
-        model=model.model,
-        replay_port=at.kv_index_replay_port,
+        bind=bind or None,
+        topic=index_settings.kv_index_topic,
+        model=settings.model.model,
+        replay_port=index_settings.kv_index_replay_port,
     )
-    weights = tier_weights(at.kv_index_tier_weights)
-    caches = {"index tokenizers": library}
+    weights = tier_weights(index_settings.kv_index_tier_weights)
     try:
-        index = Index(open_backend(at), at.kv_index_block_size, at.kv_index_hash_seed, weights)
-        tokenization = Tokenization(library.get, index.metrics, TOKENIZER_TIMEOUT_S)
+        index = Index(
+            open_backend(index_settings),
+            block_size=index_settings.kv_index_block_size,
+            seed=index_settings.kv_index_hash_seed,
+            weights=weights,
+        )
         return KvIndex(
-            index, tokenization, subscriber, at.kv_index_pods, PoolSettings(), caches=caches
+            index,
+            Tokenization(library.get, index.metrics, TOKENIZER_TIMEOUT_S),
+            subscriber,
+            targets=index_settings.kv_index_pods,
+            caches={"index tokenizers": library},
         )
     except ValueError as error:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
 
 
-def fed(index: KvIndex, model: str) -> Callable[[str, int, EventBatch | bytes], None]:
-    """Returns a listener that passes batches, also encoded ones, to the index without a socket."""
-    encode = encoder("map")
+def _tokenizer_library(settings: Settings, tokenizer: Tokenizer) -> TokenizerLibrary:
+    """Creates the tokenizers of all models; `tokenizer` serves this server's models."""
+    model = settings.model
+    renderer = TemplateProcess()  # one for the tokenizers of all models
 
-    def feed(topic: str, sequence: int, batch: EventBatch | bytes) -> None:
-        named = parse_topic(topic.encode())
-        pod = topic if named is None else named.pod
-        data = batch if isinstance(batch, bytes) else encode(batch)
-        index.receive(PublishedMessage(pod, model, sequence, data))
+    def load(source: str) -> Tokenizer:
+        tokenizer_settings = TokenizerSettings(
+            tokenizer=source,
+            hf_token=settings.tokenizer.hf_token,
+            tokenizers_cache_dir=settings.tokenizer.tokenizers_cache_dir,
+        )
+        return load_tokenizer(source, tokenizer_settings, renderer=renderer)
 
-    return feed
+    adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
+    by_model, folder, hub = tokenizer_sources(settings.kvindex.kv_index_tokenizers)
+    sources = TokenizerSources(
+        ready=dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer),
+        by_model=by_model,
+        folder=Path(folder).expanduser() if folder else None,
+        hub=hub,
+    )
+    return TokenizerLibrary(load, sources, timeout_s=TOKENIZER_TIMEOUT_S)

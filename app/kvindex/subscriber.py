@@ -15,16 +15,11 @@ from zmq.utils.monitor import parse_monitor_message
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.events import is_ipv6, is_name
 from app.engine.kvcache.sockets import address_of, affinity
-from app.kvindex.pods import (
-    PREFIX,
-    PodEndpoint,
-    PodTracker,
-    TargetSource,
-    Topic,
-    parse_topic,
-    resolve_host,
-)
-from app.kvindex.pool import Pool, PublishedMessage
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.pods import PodEndpoint, TargetSource, resolve_host
+from app.kvindex.pool import Pool
+from app.kvindex.presence import PodTracker
+from app.kvindex.topics import PREFIX, Topic, parse_topic
 
 log = logging.getLogger(__name__)
 
@@ -32,23 +27,26 @@ Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 Frame: TypeAlias = zmq.Frame
 
 SEQUENCE_BYTES = 8
-LOOK_AGAIN_S, FULL_S = 2.0, 0.01
-"""Seconds between two looks at files and host names with pods; longest wait while a queue is full.
-"""
-MOST_A_STEP, MOST_BYTES_A_STEP = 64, 4 << 20
-"""Most messages, and bytes, of a socket that are read in one go."""
-MOST_FRAMES = 1000
-"""Most frames of a message that are read without a pause; a valid message has three."""
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+REFRESH_S = 2.0
+"""Seconds between two refreshes of the targets."""
+FULL_WAIT_S = 0.01
+"""Maximum wait while a queue is full, in seconds."""
+MAX_MESSAGES_PER_STEP = 64
+"""Maximum number of messages of a socket that are read without a pause."""
+MAX_BYTES_PER_STEP = 4 << 20
+"""Size of messages of a socket after which reading pauses, in bytes."""
+FRAMES_PER_PAUSE = 1000
+"""Number of frames of a message that are read without a pause; a valid message has three."""
+MONITORED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
 class SubscriberSettings(Struct, frozen=True, kw_only=True):
-    """`bind` is an address for pods to connect to; with None, the subscriber only connects to
-    targets.
+    """Addresses and limits of the sockets.
 
+    `bind` is an address for pods to connect to; with None, the subscriber only connects to targets.
     `topic` is the prefix of topics to receive. `replay_port` is the replay port of a pod's rank 0;
-    rank 1 has the next port. A target's `replay` has priority. A message above `most_bytes` ends
-    its connection.
+    rank 1 has the next port. A target's `replay` has priority. A message above `max_bytes` ends its
+    connection.
     """
 
     bind: str | None = "tcp://*:5557"
@@ -56,7 +54,7 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     model: str = ""
     replay_port: int | None = None
     hwm: int = 1_000
-    most_bytes: int = 128 << 20
+    max_bytes: int = 128 << 20
     grace_s: float = 30.0
 
 
@@ -67,6 +65,7 @@ class PodSocket(NamedTuple):
     monitor: zmq.Socket[bytes]
 
     def close(self) -> None:
+        """Closes both sockets."""
         self.socket.disable_monitor()
         self.monitor.close()
         self.socket.close()
@@ -85,149 +84,175 @@ class Subscriber:
         settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
         sources: Sequence[TargetSource] = (),
     ) -> None:
-        self._pool, self._metrics = pool, pool.index.metrics
+        self._pool = pool
+        self._metrics = pool.index.metrics
         self._context: Context | None = None
-        self._settings, self._sources = settings, sources
-        self._presence = PodTracker(settings.grace_s)
-        self._lines: dict[PodEndpoint | None, PodSocket] = {}
+        self._settings = settings
+        self._sources = sources
+        self._tracker = PodTracker(settings.grace_s)
+        self._sockets: dict[PodEndpoint | None, PodSocket] = {}
         """Sockets by target; None is the socket that pods connect to."""
         self._poller = zmq.Poller()
-        self._look_at = float("-inf")
+        self._next_refresh = float("-inf")
 
     @property
     def address(self) -> str | None:
-        return address_of(self._lines[None].socket) if None in self._lines else None
+        """Address that pods connect to, with the port in use; None if pods cannot connect."""
+        return address_of(self._sockets[None].socket) if None in self._sockets else None
 
     @property
     def targets(self) -> list[PodEndpoint]:
-        return [target for target in self._lines if target is not None]
+        """Endpoints that the subscriber is connected to."""
+        return [target for target in self._sockets if target is not None]
 
     def open(self, context: Context) -> None:
         """Opens the socket for pods to connect to.
 
-        ZMQError for an invalid address, or an address in use.
+        Raises:
+            ZMQError: the address is invalid or in use.
         """
         self._context = context
-        if self._settings.bind is not None:
-            self._lines[None] = self._line(
-                self._settings.bind, zmq.Socket.bind, self._settings.topic
-            )
+        settings = self._settings
+        if settings.bind is not None:
+            self._sockets[None] = self._open(settings.bind, zmq.Socket.bind, settings.topic)
 
     def step(self, now: float) -> bool:
         """Reads some waiting messages of each socket; returns True if there were any.
 
-        `now` is monotonic.
+        `now` is monotonic, in seconds.
         """
-        if now >= self._look_at:
-            self._look_at = now + LOOK_AGAIN_S
-            self._follow(now)
+        if now >= self._next_refresh:
+            self._next_refresh = now + REFRESH_S
+            self._update_targets(now)
         ready = dict(self._poller.poll(0))
-        done = 0
-        for target, line in list(self._lines.items()):
-            if line.socket in ready:
-                done += self._read(target, now)
+        processed = 0
+        for target, pod_socket in list(self._sockets.items()):
+            if pod_socket.socket in ready:
+                processed += self._read(target, now)
                 self._pool.pace()
-            if line.monitor in ready:
-                done += self._watch(target, line.monitor, now)
-        gone = self._presence.step(now)
-        for pod in gone:
-            self._pool.gone(pod)
-        return done + len(gone) > 0
+            if pod_socket.monitor in ready:
+                processed += self._read_monitor(target, pod_socket.monitor, now)
+        expired = self._tracker.pop_expired(now)
+        for pod in expired:
+            self._pool.remove_pod(pod)
+        return processed + len(expired) > 0
 
     def wait(self, timeout_s: float) -> None:
-        waiting = poll()
+        """Waits for messages, at most `timeout_s` seconds."""
+        readable = poll()
         for socket, _ in self._poller.sockets:
-            waiting.register(socket.fileno(), POLLIN)
-        # ZMQ does not signal again for messages that stayed unread while a queue was full.
-        waiting.poll(1e3 * (min(timeout_s, FULL_S) if self._pool.full else timeout_s))
+            readable.register(socket.fileno(), POLLIN)
+        if self._pool.full:
+            # ZMQ does not signal messages again that stayed unread while a queue was full.
+            timeout_s = min(timeout_s, FULL_WAIT_S)
+        readable.poll(1e3 * timeout_s)
 
     def close(self) -> None:
-        for target in list(self._lines):
-            self._shut(target)
+        """Closes all sockets."""
+        for target in list(self._sockets):
+            self._close(target)
 
-    def _line(
+    def _open(
         self, endpoint: str, attach: Callable[[zmq.Socket[bytes], str], object], topic: str
     ) -> PodSocket:
         """Opens a socket; `attach` binds or connects it.
 
-        ZMQError for an endpoint that cannot be used.
+        Raises:
+            ZMQError: the endpoint cannot be used.
         """
         assert self._context is not None
         socket = self._context.socket(zmq.SUB)
-        line = PodSocket(socket, socket.get_monitor_socket(_EVENTS))
+        pod_socket = PodSocket(socket, socket.get_monitor_socket(MONITORED_EVENTS))
         try:
             socket.linger = 0
             socket.rcvhwm = self._settings.hwm
-            socket.maxmsgsize = self._settings.most_bytes
+            socket.maxmsgsize = self._settings.max_bytes
             socket.ipv6 = is_ipv6(endpoint)
             socket.affinity = affinity(self._context, endpoint)
             socket.subscribe(topic)
             attach(socket, endpoint)
         except zmq.ZMQError:
-            line.close()
+            pod_socket.close()
             raise
         self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(line.monitor, zmq.POLLIN)
-        return line
+        self._poller.register(pod_socket.monitor, zmq.POLLIN)
+        return pod_socket
 
-    def _shut(self, target: PodEndpoint | None) -> None:
-        line = self._lines.pop(target)
-        self._poller.unregister(line.socket)
-        self._poller.unregister(line.monitor)
-        line.close()
+    def _close(self, target: PodEndpoint | None) -> None:
+        pod_socket = self._sockets.pop(target)
+        self._poller.unregister(pod_socket.socket)
+        self._poller.unregister(pod_socket.monitor)
+        pod_socket.close()
 
-    def _follow(self, now: float) -> None:
-        wanted = {target: None for source in self._sources for target in source.targets}
+    def _update_targets(self, now: float) -> None:
+        """Closes sockets of targets that are no longer listed, and connects to new targets."""
+        listed = {target: None for source in self._sources for target in source.targets}
         for target in self.targets:
-            if target not in wanted:
+            if target not in listed:
                 self._read(target, now)
-                self._shut(target)
-                self._presence.closed(target, now)
-        for target in wanted:
-            if target in self._lines:
-                continue
-            try:  # all topics: a publisher with vLLM's default topic, which is empty, is known by its address
-                self._lines[target] = self._line(target.endpoint, zmq.Socket.connect, "")
-            except zmq.ZMQError as error:
-                log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
-            else:
-                if is_name(target.endpoint):
-                    gevent.spawn(self._warn_of_unknown, target)
+                self._close(target)
+                self._tracker.record_close(target, now)
+        for target in listed:
+            if target not in self._sockets:
+                self._connect(target)
 
-    def _warn_of_unknown(self, target: PodEndpoint) -> None:
+    def _connect(self, target: PodEndpoint) -> None:
+        # All topics: a publisher with vLLM's default topic, which is empty, is known by its
+        # address.
+        try:
+            self._sockets[target] = self._open(target.endpoint, zmq.Socket.connect, "")
+        except zmq.ZMQError as error:
+            log.warning("KV event sources: cannot connect to %s: %s", target.endpoint, error)
+            return
+        if is_name(target.endpoint):
+            gevent.spawn(self._warn_of_unknown_host, target)
+
+    def _warn_of_unknown_host(self, target: PodEndpoint) -> None:
         """Logs a warning for a host without an address: ZMQ retries silently."""
         with suppress(OSError):
             if resolve_host(target.host or ""):
                 return
-        log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
+        log.warning("KV event sources: unknown host in %s; retrying", target.endpoint)
 
     def _read(self, target: PodEndpoint | None, now: float) -> int:
-        line, read, size = self._lines[target], 0, 0
-        while read < MOST_A_STEP and size < MOST_BYTES_A_STEP and not self._pool.full:
+        """Reads some waiting messages of a socket; returns their number."""
+        socket = self._sockets[target].socket
+        message_count = 0
+        size_bytes = 0
+        while (
+            message_count < MAX_MESSAGES_PER_STEP
+            and size_bytes < MAX_BYTES_PER_STEP
+            and not self._pool.full
+        ):
             try:
-                frames = _next_message(line.socket)
+                frames = _receive(socket)
             except zmq.Again:
                 break
-            read += 1
-            size += len(frames[-1])
-            self._take(frames, target, now)
-        return read
+            message_count += 1
+            size_bytes += len(frames[-1])
+            self._process(frames, target, now)
+        return message_count
 
-    def _take(self, frames: Sequence[Frame], target: PodEndpoint | None, now: float) -> None:
+    def _process(self, frames: Sequence[Frame], target: PodEndpoint | None, now: float) -> None:
         if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
             self._metrics.skip_message("bad_frames")
             return
-        name = frames[0].bytes
-        topic = parse_topic(name)
-        if topic is None and (target is None or name):
+        topic_bytes = frames[0].bytes
+        topic = parse_topic(topic_bytes)
+        if topic is None and (target is None or topic_bytes):
             self._metrics.skip_message("bad_topic")
             return
-        connection, host = _peer(frames[0]) if target is None else (target, target.host)
+        connection: Hashable
+        if target is None:
+            connection, host = _peer(frames[0])
+        else:
+            connection = target
+            host = target.host
         message = self._message(frames, topic, target, host)
-        self._presence.seen(message.pod, connection, now)
-        crowded_out = self._pool.put(message)
-        if crowded_out is not None:
-            self._presence.forget(crowded_out)
+        self._tracker.record_message(message.pod, connection, now)
+        evicted_pod = self._pool.put(message)
+        if evicted_pod is not None:
+            self._tracker.forget(evicted_pod)
 
     def _message(
         self,
@@ -236,54 +261,77 @@ class Subscriber:
         target: PodEndpoint | None,
         host: str | None,
     ) -> PublishedMessage:
-        pod, model = (topic.pod, topic.model) if topic else ("", None)
-        replay, shared = None, False
+        topic_frame, sequence, content = frames
+        pod = ""
+        model = None
+        replay = None
+        if topic is not None:
+            pod = topic.pod
+            model = topic.model
         if target is not None:
-            pod = target.pod or (topic.pod if topic and topic.standard else target.name)
-            model, replay = target.model or model, target.replay
+            if target.pod:
+                pod = target.pod
+            elif topic is None or not topic.standard:
+                pod = target.name
+            model = target.model or model
+            replay = target.replay
         port = self._settings.replay_port
-        if port is not None and replay is None and host:
-            replay, shared = f"tcp://{host}:{port}", True
-        name, number, content = frames
-        payload = content.bytes if len(content) <= self._pool.settings.most_payload_bytes else None
-        sequence = int.from_bytes(number.bytes, "big")
-        model = model or self._settings.model
-        return PublishedMessage(pod, model, sequence, payload, replay, shared, name.bytes)
+        per_rank = port is not None and replay is None and bool(host)
+        if per_rank:
+            replay = f"tcp://{host}:{port}"
+        is_small = len(content) <= self._pool.settings.max_payload_bytes
+        return PublishedMessage(
+            pod=pod,
+            model=model or self._settings.model,
+            sequence=int.from_bytes(sequence.bytes, "big"),
+            payload=content.bytes if is_small else None,
+            replay=replay,
+            per_rank=per_rank,
+            topic=topic_frame.bytes,
+        )
 
-    def _watch(self, target: PodEndpoint | None, monitor: zmq.Socket[bytes], now: float) -> int:
-        seen = 0
-        while seen < MOST_A_STEP and monitor.poll(0):
-            seen += 1
+    def _read_monitor(
+        self, target: PodEndpoint | None, monitor: zmq.Socket[bytes], now: float
+    ) -> int:
+        """Reads some events of a socket's connections; returns their number."""
+        event_count = 0
+        while event_count < MAX_MESSAGES_PER_STEP and monitor.poll(0):
+            event_count += 1
             event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
             connection: Hashable = target or int(event["value"])
             if event["event"] == zmq.EVENT_DISCONNECTED:
-                self._presence.closed(connection, now)
+                self._tracker.record_close(connection, now)
             elif event["event"] == zmq.EVENT_CONNECTED:
-                self._presence.opened(connection)
+                self._tracker.record_open(connection)
             elif event["event"] == zmq.EVENT_ACCEPTED:
-                self._presence.replaced(connection)
-        return seen
+                self._tracker.record_reuse(connection)
+        return event_count
 
 
-def _next_message(socket: zmq.Socket[bytes]) -> list[Frame]:
-    """Returns the first four frames of the next message, and skips further ones; zmq.Again without
-    a message.
+def _receive(socket: zmq.Socket[bytes]) -> list[Frame]:
+    """Returns the first four frames of the next message, and skips further ones.
 
     Reading frame by frame takes half the time of `recv_multipart`.
+
+    Raises:
+        zmq.Again: no message is waiting.
     """
     frames = [socket.recv(zmq.NOBLOCK, copy=False)]
-    more, read = frames[0].more, 1
-    while more:
+    has_more = frames[0].more
+    frame_count = 1
+    while has_more:
         frame = socket.recv(zmq.NOBLOCK, copy=False)
-        more, read = frame.more, read + 1
-        if read <= 4:
+        has_more = frame.more
+        frame_count += 1
+        if frame_count <= 4:
             frames.append(frame)
-        if read % MOST_FRAMES == 0:
+        if frame_count % FRAMES_PER_PAUSE == 0:
             pause_if_possible()
     return frames
 
 
 def _peer(frame: Frame) -> tuple[Hashable, str | None]:
+    """Returns the connection that a frame came over, and the host of its address, if known."""
     try:
         connection = int(str(frame.get(zmq.SRCFD)))
     except zmq.ZMQError:  # from within the process

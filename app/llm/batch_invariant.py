@@ -1,5 +1,4 @@
-"""Computes rows in fixed tiles, so that a token's numbers do not depend on the other tokens of its
-step.
+"""Computes rows in fixed tiles, so that a token's numbers do not depend on other tokens of a step.
 
 Kernels choose their order of summation by the shape of a product. Here all shapes are fixed, for
 prompts, chunks and decodes alike, so small steps take longer. Each token's attention is computed by
@@ -8,42 +7,52 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
-from app.llm.decoder import Decoder, Linear
+from app.llm.decoder import Decoder
 from app.llm.int8 import Int8Linear
+from app.llm.linear import GatedLinear, Linear
 
-TILE: Final = 16
+TILE_ROWS: Final = 16
 """Rows of each product."""
 
 
 def tile_linears(model: Decoder) -> None:
-    """Replaces the linear layers of `model`; those of int8 are exact as they are."""
+    """Replaces the linear layers of `model`; those of int8 are exact already."""
     if isinstance(model.head, Int8Linear):
         return
     for layer in model.layers:
-        for part, names in ((layer, ("qkv", "output", "down")), (layer.gated, ("gate", "up"))):
-            for name in names:
-                setattr(part, name, TiledLinear(getattr(part, name)))
+        for name in ("qkv", "output", "down"):
+            setattr(layer, name, TiledLinear(getattr(layer, name)))
+        if isinstance(layer.gated, GatedLinear):
+            layer.gated.gate = TiledLinear(layer.gated.gate)
+            layer.gated.up = TiledLinear(layer.gated.up)
     model.head = TiledLinear(model.head)
 
 
 class TiledLinear(Linear):
+    """A linear layer that computes `TILE_ROWS` rows at a time."""
+
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return _tiled(self._linear, x)
+        """Returns x W' + b."""
+        products = [self._linear(tile) for tile in _tiles(x)]
+        return torch.cat(products)[: len(x)]
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
-        return _tiled(lambda rows, more: self._linear.fused(rows, more, operation), x, other)
+        """Returns (x W' + b) * other for the operation "mul", and with + for "add"."""
+        products = []
+        for tile, other_tile in zip(_tiles(x), _tiles(other), strict=True):
+            products.append(self._linear.fused(tile, other_tile, operation))
+        return torch.cat(products)[: len(x)]
 
 
-def _tiled(compute: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
-    count = len(rows[0])
-    padded = [F.pad(part, (0, 0, 0, -count % TILE)).split(TILE) for part in rows]
-    return torch.cat([compute(*tiles) for tiles in zip(*padded, strict=True)])[:count]
+def _tiles(rows: torch.Tensor) -> list[torch.Tensor]:
+    """Returns `rows` in tiles, the last one filled up with zeros."""
+    padded = functional.pad(rows, (0, 0, 0, -len(rows) % TILE_ROWS))
+    return list(padded.split(TILE_ROWS))

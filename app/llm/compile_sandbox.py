@@ -13,14 +13,14 @@ from typing import Final
 import llguidance
 import msgspec
 
-MOST_KNOWN: Final = 1024
-"""Most grammars whose result is remembered."""
-PATIENCE_S: Final = 30.0
-"""Seconds of real time until a process without a result is killed, as on a busy machine."""
+MAX_RESULTS: Final = 1024
+"""Maximum grammars whose result is remembered."""
+TIMEOUT_SECONDS: Final = 30.0
+"""Real time until a process without a result is killed, as on a busy machine."""
 TOO_COSTLY: Final = "it takes too long to compile"
-NO_TRIAL: Final = "it could not be tried out"
-MOST_ERROR: Final = 1000
-"""Most characters of a compiler's error that are remembered."""
+NOT_TRIED: Final = "it could not be tried out"
+MAX_ERROR_LENGTH: Final = 1000
+"""Maximum length of a compiler's error that is remembered."""
 LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False)
 """The defaults, without schema and state in errors."""
 
@@ -28,40 +28,47 @@ LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False)
 class CompileSandbox:
     """Compiles each grammar in a process, in at most `cpu_s` seconds of CPU time. Thread-safe.
 
-    `tokenizer` is the content of tokenizer.json, `end` the id of the token that ends a text.
+    `tokenizer` is the content of tokenizer.json, `end_id` the id of the token that ends a text.
     """
 
-    def __init__(self, tokenizer: str, vocab_size: int, end: int, cpu_s: float) -> None:
-        self._given = tokenizer, vocab_size, end, cpu_s
-        self._known: dict[int, str] = {}
+    def __init__(self, tokenizer: str, vocab_size: int, end_id: int, cpu_s: float) -> None:
+        self._arguments = (tokenizer, vocab_size, end_id, cpu_s)
+        self._errors: dict[int, str] = {}
         """Error of a grammar by its hash."""
 
-    def flaw(self, grammar: str) -> str:
+    def find_error(self, grammar: str) -> str:
         """Returns the error of `grammar`, or "" if it compiles.
 
         Blocks until the result is known.
         """
         key = hash(grammar)
-        if (known := self._known.get(key)) is not None:
-            return known
-        trial = msgspec.msgpack.encode((*self._given, grammar))
+        error = self._errors.get(key)
+        if error is not None:
+            return error
+        task = msgspec.msgpack.encode((*self._arguments, grammar))
         command = [sys.executable, "-P", __file__]
         try:
-            done = subprocess.run(command, input=trial, stdout=subprocess.PIPE, timeout=PATIENCE_S)
+            process = subprocess.run(
+                command, input=task, stdout=subprocess.PIPE, timeout=TIMEOUT_SECONDS
+            )
         except (OSError, subprocess.TimeoutExpired):
-            return NO_TRIAL
-        if done.returncode not in (0, -signal.SIGPROF):
-            return NO_TRIAL
-        flaw = TOO_COSTLY if done.returncode else done.stdout.decode("utf-8", "replace")
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = flaw
-        return flaw
+            return NOT_TRIED
+        if process.returncode == 0:
+            error = process.stdout.decode("utf-8", "replace")
+        elif process.returncode == -signal.SIGPROF:
+            error = TOO_COSTLY
+        else:
+            return NOT_TRIED
+        if len(self._errors) >= MAX_RESULTS:
+            self._errors.clear()
+        self._errors[key] = error
+        return error
 
 
 def main() -> None:
-    """Compiles the grammar from stdin, and writes its error to stdout; SIGPROF ends the process in
-    time.
+    """Compiles the grammar from stdin, and writes its error to stdout.
+
+    SIGPROF ends the process when the CPU time is used up.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
     *tokenizer, cpu_s, grammar = msgspec.msgpack.decode(sys.stdin.buffer.read())
@@ -69,8 +76,9 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     matcher = llguidance.LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
-        matcher.compute_logit_bias()  # finds out whether a first token is left
-    sys.stdout.write(str(matcher.get_error())[:MOST_ERROR] if matcher.is_error() else "")
+        matcher.compute_logit_bias()  # shows whether a first token is left
+    if matcher.is_error():
+        sys.stdout.write(str(matcher.get_error())[:MAX_ERROR_LENGTH])
 
 
 if __name__ == "__main__":

@@ -13,20 +13,47 @@ from typing import Final, NamedTuple
 
 import numpy
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
-from app.llm.kernels import add_products, quantise
+from app.llm.kernels import add_products, quantize
 
-LARGEST_WEIGHT: Final = 127
-LEAST_SCALE: Final = 1e-30
+MAX_WEIGHT: Final = 127
+MIN_SCALE: Final = 1e-30
 
 
-def largest_activation(size: int) -> int:
-    """Returns the largest integer that activations become:
+class Int8Linear:
+    """x W' + b for float32 `x` [rows, in], with W of several matrices, one below the other."""
 
-    sums of `size` products fit into 32 bits.
-    """
-    return min(2**15 - 1, (2**31 - 1) // (LARGEST_WEIGHT * size))
+    def __init__(self, weights: Iterable[Int8Matrix], bias: torch.Tensor | None = None) -> None:
+        weight = Int8Matrix.stacked(weights)
+        self._values = weight.values.numpy()
+        self._scales = weight.scales[:, 0].numpy()
+        self._channels, input_size = self._values.shape
+        self._max_activation = float(max_activation(input_size))
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x W' + b."""
+        return self.fused(x, x.new_zeros(len(x), self._channels), "add")
+
+    def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
+        """Returns x W' + b + other, in the memory of `other`; `operation` is "add"."""
+        sums = other if self._bias is None else other.add_(self._bias)
+        inputs = x.contiguous().numpy()
+        values = numpy.empty(inputs.shape, numpy.int16)
+        steps = numpy.empty(len(inputs), numpy.float32)
+        quantize(inputs, inputs.view(numpy.int32), self._max_activation, values, steps)
+        add_products(values, steps, self._values, self._scales, sums.numpy())
+        return sums
+
+
+class Int8GatedLinear(Int8Linear):
+    """silu(x G') * (x U'), of the weights G and U."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the gated product [rows, out]."""
+        gate, up = super().__call__(x).chunk(2, -1)
+        return functional.silu(gate).mul_(up)
 
 
 class Int8Matrix(NamedTuple):
@@ -37,52 +64,24 @@ class Int8Matrix(NamedTuple):
 
     @classmethod
     def quantized(cls, weight: torch.Tensor) -> Int8Matrix:
-        """Quantises a float32 weight, which is overwritten."""
-        largest = torch.linalg.vector_norm(weight, math.inf, -1, keepdim=True)
-        scales = largest.div_(LARGEST_WEIGHT).clamp_min_(LEAST_SCALE)
+        """Quantizes a float32 weight, which is overwritten."""
+        max_weights = torch.linalg.vector_norm(weight, math.inf, -1, keepdim=True)
+        scales = max_weights.div_(MAX_WEIGHT).clamp_min_(MIN_SCALE)
         return cls(weight.div_(scales).round_().to(torch.int8), scales)
 
     @classmethod
     def stacked(cls, matrices: Iterable[Int8Matrix]) -> Int8Matrix:
+        """Returns one matrix with the rows of all `matrices`."""
         values, scales = zip(*matrices, strict=True)
-        return (
-            cls(torch.cat(values), torch.cat(scales))
-            if len(values) > 1
-            else cls(values[0], scales[0])
-        )
+        if len(values) == 1:
+            return cls(values[0], scales[0])
+        return cls(torch.cat(values), torch.cat(scales))
 
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        return self.values[numbers] * self.scales[numbers]
-
-
-class Int8Linear:
-    """x W' + b for float32 `x` [rows, in], with W of several matrices, one below the other."""
-
-    def __init__(self, weights: Iterable[Int8Matrix], bias: torch.Tensor | None = None) -> None:
-        weight = Int8Matrix.stacked(weights)
-        self._values, self._scales = weight.values.numpy(), weight.scales[:, 0].numpy()
-        self._channels, size = self._values.shape
-        self._largest, self._bias = float(largest_activation(size)), bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fused(x, x.new_zeros(len(x), self._channels), "add")
-
-    def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
-        """Returns x W' + b + other, in the memory of `other`; `operation` is "add"."""
-        sums = other if self._bias is None else other.add_(self._bias)
-        numbers = x.contiguous().numpy()
-        values, steps = (
-            numpy.empty(numbers.shape, numpy.int16),
-            numpy.empty(len(numbers), numpy.float32),
-        )
-        quantise(numbers, numbers.view(numpy.int32), self._largest, values, steps)
-        add_products(values, steps, self._values, self._scales, sums.numpy())
-        return sums
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of these `ids` as float32."""
+        return self.values[ids] * self.scales[ids]
 
 
-class Int8GatedLinear(Int8Linear):
-    """silu(x G') * (x U'), of the weights G and U."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = super().__call__(x).chunk(2, -1)
-        return F.silu(gate).mul_(up)
+def max_activation(size: int) -> int:
+    """Returns the largest integer of activations for which sums of `size` products fit 32 bits."""
+    return min(2**15 - 1, (2**31 - 1) // (MAX_WEIGHT * size))

@@ -1,6 +1,6 @@
 """Loops over the numbers of a model on a CPU, compiled by numba at their first import.
 
-Compiling takes up to ten seconds; the result is kept beside this file, or in the home folder.
+Compiling takes up to ten seconds; the result is cached beside this file, or in the home folder.
 """
 
 from __future__ import annotations
@@ -12,92 +12,101 @@ from llvmlite import binding
 from numba import config, njit, prange, set_num_threads
 from numpy import empty, exp, float32, inf, int16, int32, rint, sqrt, uint32
 
-binding.set_option("", "-vectorizer-maximize-bandwidth")  # multiplies 16 integers at once, not 8
-KEPT: Final = any(
-    os.access(it, os.W_OK) for it in (os.path.dirname(__file__), os.path.expanduser("~"))
+CAN_CACHE: Final = any(
+    os.access(folder, os.W_OK) for folder in (os.path.dirname(__file__), os.path.expanduser("~"))
 )
-IN_THREADS: Final = {"parallel": True, "nogil": True, "cache": KEPT}
-CHANNELS: Final = 32
-"""Output channels of a thread's turn: their weights stay in its cache for all rows."""
-IN_ANY_ORDER: Final = {"reassoc", "contract", "nsz"}
-"""Lets eight floats be summed at a time; NaN and infinity are kept."""
-WITHOUT_SIGN: Final = int32(0x7FFFFFFF)
+PARALLEL: Final = {"parallel": True, "nogil": True, "cache": CAN_CACHE}
+CHANNELS_PER_BLOCK: Final = 32
+"""Output channels of a thread's block: their weights stay in its cache for all rows."""
+REORDERED_SUMS: Final = {"reassoc", "contract", "nsz"}
+"""Lets eight floats be summed at a time; NaN and infinity are preserved."""
+SIGN_MASK: Final = int32(0x7FFFFFFF)
+"""All bits of a float32 but the sign."""
+
+binding.set_option("", "-vectorizer-maximize-bandwidth")  # multiplies 16 integers at once, not 8
 
 
 def use_threads(count: int) -> None:
-    """Sets the threads of the caller's next loops."""
+    """Sets the number of threads of the caller's next loops."""
     set_num_threads(min(count, config.NUMBA_NUM_THREADS))
 
 
 @njit(
-    "(float32[:, ::1], float32[::1], float32, float32[:, ::1])", fastmath=IN_ANY_ORDER, cache=KEPT
+    "(float32[:, ::1], float32[::1], float32, float32[:, ::1])",
+    fastmath=REORDERED_SUMS,
+    cache=CAN_CACHE,
 )
 def normalize(x, weight, eps, normed):  # type: ignore[no-untyped-def]
-    """Writes to `normed` the rows of `x` [rows, size], divided by the roots of their mean squares."""
+    """Writes the rows of `x` [rows, size] to `normed`, divided by their root mean squares."""
     for row in range(len(x)):
         squares = float32(0)
-        for place in range(len(weight)):
-            squares += x[row, place] * x[row, place]
+        for i in range(len(weight)):
+            squares += x[row, i] * x[row, i]
         factor = 1 / sqrt(squares / float32(len(weight)) + eps)
-        for place in range(len(weight)):
-            normed[row, place] = x[row, place] * factor * weight[place]
+        for i in range(len(weight)):
+            normed[row, i] = x[row, i] * factor * weight[i]
 
 
-@njit("(float32[:, ::1], int32[:, ::1], float32, int16[:, ::1], float32[::1])", cache=KEPT)
-def quantise(x, bits, largest, values, steps):  # type: ignore[no-untyped-def]
-    """Writes `x` [rows, size] as `values` of at most `largest`, times a step for each row.
+@njit("(float32[:, ::1], int32[:, ::1], float32, int16[:, ::1], float32[::1])", cache=CAN_CACHE)
+def quantize(x, bits, max_value, values, steps):  # type: ignore[no-untyped-def]
+    """Writes `x` [rows, size] as `values` of at most `max_value`, times a step for each row.
 
     `bits` is `x`, too: without the sign, they are in the order of numbers, infinity and NaN last.
     """
     for row in range(len(x)):
-        top = int32(1)
-        for place in range(x.shape[1]):
-            top = max(top, int32(bits[row, place] & WITHOUT_SIGN))
-        greatest = int32(top).view(float32)
-        steps[row] = greatest / largest
-        inverse = largest / greatest
-        for place in range(x.shape[1]):
-            values[row, place] = int16(rint(x[row, place] * inverse))
+        max_bits = int32(1)
+        for i in range(x.shape[1]):
+            max_bits = max(max_bits, int32(bits[row, i] & SIGN_MASK))
+        max_number = int32(max_bits).view(float32)
+        steps[row] = max_number / max_value
+        inverse = max_value / max_number
+        for i in range(x.shape[1]):
+            values[row, i] = int16(rint(x[row, i] * inverse))
 
 
-@njit("(int16[:, ::1], float32[::1], int8[:, ::1], float32[::1], float32[:, ::1])", **IN_THREADS)
+@njit("(int16[:, ::1], float32[::1], int8[:, ::1], float32[::1], float32[:, ::1])", **PARALLEL)
 def add_products(x, steps, weight, scales, sums):  # type: ignore[no-untyped-def]
     """Adds (x * steps) (weight * scales)' to `sums` [rows, channels].
 
     Integers are summed in 32 bits.
     """
-    for block in prange((len(weight) + CHANNELS - 1) // CHANNELS):
+    channels = len(weight)
+    for block in prange((channels + CHANNELS_PER_BLOCK - 1) // CHANNELS_PER_BLOCK):
+        first = block * CHANNELS_PER_BLOCK
         for row in range(len(x)):
-            factors = x[row]
-            for channel in range(block * CHANNELS, min(len(weight), (block + 1) * CHANNELS)):
-                others, total = weight[channel], int32(0)
-                for place in range(len(factors)):
-                    total = int32(total + int32(factors[place] * int32(others[place])))
+            inputs = x[row]
+            for channel in range(first, min(channels, first + CHANNELS_PER_BLOCK)):
+                weights = weight[channel]
+                total = int32(0)
+                for i in range(len(inputs)):
+                    total = int32(total + int32(inputs[i] * int32(weights[i])))
                 sums[row, channel] += total * (scales[channel] * steps[row])
 
 
-@njit("(float32[:, ::1], uint16[:, ::1], float32[:, ::1])", fastmath=IN_ANY_ORDER, **IN_THREADS)
+@njit("(float32[:, ::1], uint16[:, ::1], float32[:, ::1])", fastmath=REORDERED_SUMS, **PARALLEL)
 def multiply_bfloat16(x, weight, product):  # type: ignore[no-untyped-def]
     """Writes x weight' [rows, channels]; the bits of a bfloat16 are the upper ones of a float32."""
-    for block in prange((len(weight) + CHANNELS - 1) // CHANNELS):
+    channels = len(weight)
+    for block in prange((channels + CHANNELS_PER_BLOCK - 1) // CHANNELS_PER_BLOCK):
+        first = block * CHANNELS_PER_BLOCK
         for row in range(len(x)):
-            factors = x[row]
-            for channel in range(block * CHANNELS, min(len(weight), (block + 1) * CHANNELS)):
-                others, total = weight[channel], float32(0)
-                for place in range(len(factors)):
-                    total += factors[place] * uint32(uint32(others[place]) << uint32(16)).view(
-                        float32
-                    )
+            inputs = x[row]
+            for channel in range(first, min(channels, first + CHANNELS_PER_BLOCK)):
+                weights = weight[channel]
+                total = float32(0)
+                for i in range(len(inputs)):
+                    number = uint32(uint32(weights[i]) << uint32(16)).view(float32)
+                    total += inputs[i] * number
                 product[row, channel] = total
 
 
 @njit(
     "(f4[:,:,::1], f4[:,:,:,:,::1], i4[:,::1], i4[::1], i4[::1], f4[:,:,::1])",
-    fastmath=IN_ANY_ORDER,
-    **IN_THREADS,
+    fastmath=REORDERED_SUMS,
+    **PARALLEL,
 )
-def attend(queries, stored, tables, rows, ends, seen):  # type: ignore[no-untyped-def]
-    """Writes to `seen` [tokens, heads, dim] what each token's `queries` find in its sequence.
+def attend(queries, stored, tables, rows, ends, output):  # type: ignore[no-untyped-def]
+    """Writes the attention of each token's `queries` to `output` [tokens, heads, dim].
 
     `stored` is [blocks, slots, keys or values, kv_heads, dim]. A token's row of `tables` has the
     blocks of its sequence; `ends` counts the tokens that it looks back at, itself included. Weights
@@ -105,30 +114,38 @@ def attend(queries, stored, tables, rows, ends, seen):  # type: ignore[no-untype
     1805.02867).
     """
     block_size, _, kv_heads, size = stored.shape[1:]
-    heads, scale = queries.shape[1], float32(size**-0.5)
+    heads = queries.shape[1]
+    scale = float32(size**-0.5)
     for part in prange(len(queries) * heads):
-        token, head = part // heads, part % heads
+        token = part // heads
+        head = part % heads
         kv_head = head // (heads // kv_heads)
-        query, sums, products = queries[token, head], seen[token, head], empty(block_size, float32)
-        top, total = float32(-inf), float32(0)
+        query = queries[token, head]
+        sums = output[token, head]
+        products = empty(block_size, float32)
+        max_product = float32(-inf)
+        total = float32(0)
         sums[:] = 0
         for start in range(0, ends[token], block_size):
             block = stored[tables[rows[token], start // block_size]]
-            count, before = min(block_size, ends[token] - start), top
-            for place in range(count):
-                key, product = block[place, 0, kv_head], float32(0)
-                for number in range(size):
-                    product += query[number] * key[number]
-                products[place] = product * scale
-                top = max(top, products[place])
-            kept = exp(before - top)
-            total *= kept
-            for number in range(size):
-                sums[number] *= kept
-            for place in range(count):
-                value, weight = block[place, 1, kv_head], exp(products[place] - top)
+            count = min(block_size, ends[token] - start)
+            previous_max = max_product
+            for slot in range(count):
+                key = block[slot, 0, kv_head]
+                product = float32(0)
+                for i in range(size):
+                    product += query[i] * key[i]
+                products[slot] = product * scale
+                max_product = max(max_product, products[slot])
+            shrink = exp(previous_max - max_product)
+            total *= shrink
+            for i in range(size):
+                sums[i] *= shrink
+            for slot in range(count):
+                value = block[slot, 1, kv_head]
+                weight = exp(products[slot] - max_product)
                 total += weight
-                for number in range(size):
-                    sums[number] += weight * value[number]
-        for number in range(size):
-            sums[number] /= total
+                for i in range(size):
+                    sums[i] += weight * value[i]
+        for i in range(size):
+            sums[i] /= total

@@ -1,5 +1,6 @@
-"""Parameters of sampling and of the end of a reply; an unsupported value is refused at
-construction.
+"""Parameters of sampling and of the end of a reply.
+
+An unsupported value is rejected at construction.
 """
 
 import math
@@ -14,15 +15,15 @@ from msgspec.structs import asdict, force_setattr
 from app.engine.core.wire import Sampling, TextForm
 from app.llm.errors import RequestError
 
-MOST_STOPS: Final = 16
-GREEDY_BELOW: Final = 1e-5
+MAX_STOPS: Final = 16
+MIN_TEMPERATURE: Final = 1e-5
 """Temperature below which sampling is greedy, as in vLLM."""
 
 
 class Priority(IntEnum):
-    """Priorities with the names of nano-qwen3-serving and the order of vLLM:
+    """Priorities with the names of nano-qwen3-serving and the order of vLLM.
 
-    lower numbers first.
+    Lower numbers come first.
     """
 
     URGENT = -2
@@ -33,7 +34,11 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """A structured output in vLLM's terms: exactly one field is set."""
+    """A structured output in vLLM's terms: exactly one field is set.
+
+    Raises:
+        RequestError: No field is set, or several.
+    """
 
     json: str | Mapping[str, object] | None = None
     regex: str | None = None
@@ -45,17 +50,20 @@ class StructuredOutputsParams:
     """A structural tag as JSON text."""
 
     def __post_init__(self) -> None:
-        given = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
-        if sum(it is not None for it in given) + self.json_object != 1:
+        values = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
+        if sum(value is not None for value in values) + self.json_object != 1:
             raise RequestError(
                 "structured_outputs should name one form: json, regex, choice or another."
             )
 
     @property
     def form(self) -> TextForm:
+        """The structured output in the engine's terms."""
         schema = {"type": "object"} if self.json_object else self.json
+        if schema is not None and not isinstance(schema, str):
+            schema = dumps(schema)
         return TextForm(
-            json_schema=schema if schema is None or isinstance(schema, str) else dumps(schema),
+            json_schema=schema,
             regex=self.regex,
             choices=tuple(self.choice or ()),
             grammar=self.grammar,
@@ -64,12 +72,16 @@ class StructuredOutputsParams:
 
 
 class SamplingParams(Sampling, frozen=True, kw_only=True):
-    """Sampling parameters with the names and defaults of nano-qwen3-serving, further ones of vLLM."""
+    """Sampling parameters with the names and defaults of nano-qwen3-serving, and more of vLLM.
+
+    Raises:
+        RequestError: A value is out of range or not supported.
+    """
 
     top_k: int = -1
-    """Most candidates; -1 and 0 are no limit."""
+    """Maximum number of candidates; -1 and 0 are no limit."""
     max_tokens: int | None = 100
-    """Most output tokens; None is as many as the model's length allows."""
+    """Maximum number of output tokens; None is as many as the model's length allows."""
     min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_sequences: Sequence[str] = ()
@@ -95,10 +107,10 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         for name in ("stop", "stop_sequences"):
             if isinstance(getattr(self, name), str):
                 force_setattr(self, name, (getattr(self, name),))
-        longest = math.inf if self.max_tokens is None else self.max_tokens
-        some_allowed = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
-        texts = all(isinstance(stop, str) and stop for stop in self.stops)
-        finite = all(map(math.isfinite, self.logit_bias.values()))
+        max_tokens = math.inf if self.max_tokens is None else self.max_tokens
+        allows_any = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
+        are_texts = all(isinstance(stop, str) and stop for stop in self.stops)
+        are_finite = all(map(math.isfinite, self.logit_bias.values()))
         rules = [
             ("temperature", 0.0 <= self.temperature <= 2.0, "in [0, 2]"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
@@ -107,19 +119,22 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("top_k", self.top_k >= -1, "-1 or 0 (no limit), or at least 1"),
             ("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "greater than 0"),
-            ("max_tokens", longest >= 1, "at least 1"),
-            ("min_tokens", 0 <= self.min_tokens <= longest, "from 0 to max_tokens"),
+            ("max_tokens", max_tokens >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= max_tokens, "from 0 to max_tokens"),
             ("n", 1 <= self.n <= 128, "from 1 to 128"),
             ("logprobs", (self.logprobs or 0) >= 0, "None, or at least 0"),
             ("prompt_logprobs", (self.prompt_logprobs or 0) >= 0, "None, or at least 0"),
-            ("allowed_token_ids", some_allowed, "None, or name some"),
-            ("logit_bias", finite, "made of numbers that are finite"),
-            ("stop", len(self.stops) <= MOST_STOPS, f"at most {MOST_STOPS} strings"),
-            ("stop", texts, "made of strings that are not empty"),
+            ("allowed_token_ids", allows_any, "None, or name some"),
+            ("logit_bias", are_finite, "made of numbers that are finite"),
+            ("stop", len(self.stops) <= MAX_STOPS, f"at most {MAX_STOPS} strings"),
+            ("stop", are_texts, "made of strings that are not empty"),
         ]
-        for name, holds, should in rules:
-            if not holds:
-                raise RequestError(f"{name} should be {should}, got {getattr(self, name)!r}.")
+        for name, is_valid, expected in rules:
+            if not is_valid:
+                raise RequestError(f"{name} should be {expected}, got {getattr(self, name)!r}.")
+        self._check_support()
+
+    def _check_support(self) -> None:
         if self.use_beam_search or self.num_beams != 1 or self.length_penalty != 1.0:
             raise RequestError("Beam search is not supported: num_beams and length_penalty stay 1.")
         if not self.use_cache:
@@ -131,19 +146,22 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        return not self.do_sample or self.temperature < GREEDY_BELOW
+        """True when the likeliest token is always next."""
+        return not self.do_sample or self.temperature < MIN_TEMPERATURE
 
     @property
     def form(self) -> TextForm | None:
-        wanted = self.structured_outputs
-        return wanted.form if isinstance(wanted, StructuredOutputsParams) else wanted
+        """The structured output, if any."""
+        outputs = self.structured_outputs
+        return outputs.form if isinstance(outputs, StructuredOutputsParams) else outputs
 
     @property
     def stops(self) -> tuple[str, ...]:
+        """All stop strings."""
         return (*self.stop, *self.stop_sequences)
 
     @property
-    def penalises(self) -> bool:
+    def penalizes(self) -> bool:
         """True when earlier tokens change the logits."""
         return (
             self.repetition_penalty != 1.0
@@ -153,23 +171,28 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
 
     @classmethod
     def greedy(cls, max_tokens: int = 100) -> Self:
+        """Returns parameters with which the likeliest token is always next."""
         return cls(temperature=0.0, do_sample=False, max_tokens=max_tokens)
 
     @classmethod
     def creative(cls, max_tokens: int = 100) -> Self:
+        """Returns parameters for varied replies."""
         return cls(temperature=0.8, top_p=0.9, top_k=50, max_tokens=max_tokens)
 
     @classmethod
     def balanced(cls, max_tokens: int = 100) -> Self:
+        """Returns parameters between greedy and creative."""
         return cls(temperature=0.7, top_p=0.9, top_k=40, max_tokens=max_tokens)
 
     def to_dict(self) -> dict[str, object]:
+        """Returns the parameters by name."""
         return asdict(self)
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises RequestError for a token id outside the vocabulary, or more logprobs than tokens."""
+        """Raises RequestError for an unknown token id, or more logprobs than tokens."""
         for name in ("logprobs", "prompt_logprobs"):
-            if (count := getattr(self, name) or 0) > size:
+            count = getattr(self, name) or 0
+            if count > size:
                 raise RequestError(f"{name}: {count} are more than the vocabulary of {size}.")
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token_id in getattr(self, name) or ():

@@ -1,8 +1,8 @@
 """The engine process, which workers share: `python -m app.llm.service OPTIONS`.
 
 OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.engine.core.wire` over
-ZMQ, and get one message each after each step. It ends with its parent, on SIGTERM, or with status 1
-on an error. The socket is bound, and orders wait, while torch and the model are loaded.
+ZMQ, and get one message each after each step. The process ends with its parent, on SIGTERM, or with
+status 1 on an error. The socket is bound, and orders wait, while torch and the model are loaded.
 """
 
 import faulthandler
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 from typing import Final
 
 import msgspec
@@ -26,21 +27,22 @@ from app.llm.errors import LLMError
 from app.llm.threads import wait_shortly
 from config.declaration import install
 
-LOOK_S: Final = 0.5
-"""Seconds between two checks for the parent."""
-PATIENCE_S: Final = 10.0
-"""Seconds for an orderly end when the parent is gone."""
-MOST_ORDER_BYTES: Final = 64 << 20
-"""Largest message in bytes; a larger one ends the connection."""
-QUEUED_MESSAGES: Final = 10_000
-"""Most messages, one a step, that wait for a worker that does not read."""
+PARENT_CHECK_SECONDS: Final = 0.5
+"""Time between two checks for the parent."""
+SHUTDOWN_SECONDS: Final = 10.0
+"""Maximum time of an orderly shutdown when the parent is gone."""
+MAX_MESSAGE_BYTES: Final = 64 << 20
+"""Maximum size of a message; a larger one ends the connection."""
+MAX_QUEUED_MESSAGES: Final = 10_000
+"""Maximum messages, one a step, that wait for a worker that does not read."""
 LINGER_MS: Final = 500
-"""Milliseconds on close to send the last notices."""
+"""Time on close to send the last notices."""
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs the process and returns its exit status."""
     try:
         options = msgspec.json.decode(argv[0] if argv else "", type=EngineProcessOptions)
     except msgspec.DecodeError as error:
@@ -50,12 +52,13 @@ def main(argv: Sequence[str]) -> int:
         level=options.log_level, format="%(asctime)s [engine %(process)d] %(message)s"
     )
     if options.parent_pid is not None:
-        if os.getppid() != options.parent_pid:  # the parent ended before this process began
+        if os.getppid() != options.parent_pid:  # the parent ended before this process started
             remove_socket(options.endpoint)
             return 1
         # A terminal sends Ctrl-C to all processes; the parent ends this one.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        Thread(target=end_with, args=(options.parent_pid, options.endpoint), daemon=True).start()
+        arguments = (options.parent_pid, options.endpoint)
+        Thread(target=end_with_parent, args=arguments, daemon=True).start()
     try:
         return serve(options)
     except (LLMError, zmq.ZMQError) as error:
@@ -68,35 +71,50 @@ def main(argv: Sequence[str]) -> int:
 
 
 def bind(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, queued_messages: int = QUEUED_MESSAGES
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    queued_messages: int = MAX_QUEUED_MESSAGES,
 ) -> zmq.Socket[bytes]:
-    """Returns the socket to all workers. Raises ZMQError when `endpoint` cannot be bound."""
+    """Returns the socket to all workers.
+
+    Raises:
+        zmq.ZMQError: The `endpoint` cannot be bound.
+    """
     socket = context.socket(zmq.ROUTER)
     socket.router_mandatory = 1  # sending to a worker that has left is an error
-    socket.sndhwm, socket.maxmsgsize, socket.linger = queued_messages, MOST_ORDER_BYTES, LINGER_MS
+    socket.sndhwm = queued_messages
+    socket.maxmsgsize = MAX_MESSAGE_BYTES
+    socket.linger = LINGER_MS
     socket.bind(endpoint)
     return socket
 
 
 def serve(options: EngineProcessOptions) -> int:
-    """Loads the model, while orders of workers wait, and serves it until SIGTERM."""
+    """Loads the model, while orders of workers wait, and serves it until SIGTERM.
+
+    Returns the exit status.
+    """
     started = time.monotonic()
     with zmq.Context() as context, bind(context, options.endpoint) as socket:
         wait_shortly(os.environ)
-        from app.llm.serving import start  # torch, which takes a second
+        from app.llm.starting import start_service  # and torch, which takes a second
 
         try:
-            service = start(options, socket)
+            service = start_service(options, socket)
         except LLMError as error:
             if not socket.poll(0):
                 raise
-            refusal = msgspec.msgpack.encode([CommandResult(number=0, error=str(error))])
+            result = msgspec.msgpack.encode([CommandResult(number=0, error=str(error))])
             while socket.poll(0):  # workers that have sent a `Hello`
-                socket.send_multipart([socket.recv_multipart()[0], refusal])
+                socket.send_multipart([socket.recv_multipart()[0], result])
             return 1
+
+        def stop(signal_number: int, frame: FrameType | None) -> None:
+            service.stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda *_: service.stop())
+                signal.signal(number, stop)
         faulthandler.register(DUMP_STACKS_SIGNAL, all_threads=True)
         logger.info("%s is ready after %.1f s", options.model, time.monotonic() - started)
         service.run()
@@ -112,13 +130,13 @@ def remove_socket(endpoint: str) -> None:
         socket.parent.rmdir()
 
 
-def end_with(parent: int, endpoint: str) -> None:
+def end_with_parent(parent_pid: int, endpoint: str) -> None:
     """Ends this process soon after its parent, and removes the socket."""
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
+    while os.getppid() == parent_pid:
+        time.sleep(PARENT_CHECK_SECONDS)
     remove_socket(endpoint)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(PATIENCE_S)
+    time.sleep(SHUTDOWN_SECONDS)
     os._exit(1)
 
 

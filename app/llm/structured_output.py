@@ -20,70 +20,29 @@ JSON_STYLE: Final[Mapping[str, object]] = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
-LARK_COUNT: Final = re.compile(
+LARK_REPEAT: Final = re.compile(
     r"""("(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/)|~\s*(\d+)\s*\.\.\s*(\d+)"""
 )
 """Matches a text or a pattern, to skip them, or Lark's `~1..3`, which is `{1,3}` in the library."""
-MOST_CHARACTERS: Final = 100_000
-"""Most characters of a structured output: the library's slowest part takes quadratic time."""
-MOST_COUNTED: Final = 2000
-"""Greatest count of items in a list: the library makes a rule for each, without a limit."""
-COUNT: Final = re.compile(r'"(?:min|max)(?:Items|Properties|Contains)"\s*:\s*(\d+)')
-ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
-MOST_ERROR: Final = 300
-"""Most characters of a library error in a message."""
-
-
-class FormMatcher:
-    """State of one reply in its grammar, which with `thoughts` applies only after the model's
-    thoughts.
-    """
-
-    def __init__(
-        self, matcher: llguidance.LLMatcher, ends: list[int], thoughts: Thoughts | None
-    ) -> None:
-        self._matcher, self._ends, self._thoughts = matcher, ends, thoughts
-        self._thinks = thoughts is not None and thoughts.begin_id is None
-        self._may_think = thoughts is not None and thoughts.begin_id is not None
-
-    def mask(self) -> torch.Tensor | None:
-        """Returns True for each allowed next token; None in thoughts. RequestError for a library's
-        error.
-
-        The first token may begin the thoughts, or the text itself.
-        """
-        if self._thinks:
-            return None
-        allowed = self.form_mask()
-        if self._may_think and self._thoughts is not None:
-            allowed[self._thoughts.begin_id] = True
-        return allowed
-
-    def form_mask(self) -> torch.Tensor:
-        allowed = (
-            torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
-        )
-        if self._matcher.is_error():
-            raise _refused(self._matcher.get_error())
-        if allowed[self._ends[0]]:
-            allowed[self._ends] = True
-        return allowed
-
-    def add(self, token_id: int) -> None:
-        thoughts, may_think, self._may_think = self._thoughts, self._may_think, False
-        if thoughts is not None and self._thinks:
-            self._thinks = token_id != thoughts.end_id
-        elif thoughts is not None and may_think and token_id == thoughts.begin_id:
-            self._thinks = True
-        else:
-            self._matcher.consume_token(token_id)
+MAX_LENGTH: Final = 100_000
+"""Maximum length of a structured output: the library's slowest part takes quadratic time."""
+MAX_ITEMS: Final = 2000
+"""Maximum count of items in a list: the library makes a rule for each, without a limit."""
+MAX_COUNT_DIGITS: Final = 9
+ITEM_COUNT: Final = re.compile(r'"(?:min|max)(?:Items|Properties|Contains)"\s*:\s*(\d+)')
+UNICODE_ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
+MAX_ERROR_LENGTH: Final = 300
+"""Maximum length of a library error in a message."""
 
 
 class Forms:
-    """Makes matchers for a tokenizer. Raises RequestError without an end-of-text token.
+    """Compiles structured outputs for a tokenizer.
 
-    With `most_cpu_s` each grammar is first compiled in the sandbox, in at most so many seconds of
+    With `cpu_limit_s` each grammar is first compiled in the sandbox, in at most so many seconds of
     CPU time.
+
+    Raises:
+        RequestError: The model has no end-of-text token.
     """
 
     def __init__(
@@ -91,88 +50,155 @@ class Forms:
         tokenizer: LocalTokenizer,
         vocab_size: int,
         eos_token_ids: frozenset[int],
-        most_cpu_s: float | None = None,
+        cpu_limit_s: float | None = None,
     ) -> None:
         if not eos_token_ids:
             raise RequestError(
                 "The model has no token for the end of a text, so a form could not end."
             )
-        end = tokenizer.eos_token_id
-        self._ends = [min(eos_token_ids) if end is None else end, *sorted(eos_token_ids)]
-        self._backend, self._size = tokenizer.backend, vocab_size
+        end_id = tokenizer.eos_token_id
+        if end_id is None:
+            end_id = min(eos_token_ids)
+        self._end_ids = [end_id, *sorted(eos_token_ids)]
+        self._backend = tokenizer.backend
+        self._vocab_size = vocab_size
         # The library gets all tokens of the model's head.
-        written = tokenizer.backend.to_str()
-        given = written, vocab_size, self._ends[0]
-        self._tokens = llguidance.LLTokenizer(*given)
-        self._sandbox = None if most_cpu_s is None else CompileSandbox(*given, most_cpu_s)
+        tokenizer_json = tokenizer.backend.to_str()
+        self._tokens = llguidance.LLTokenizer(tokenizer_json, vocab_size, end_id)
+        self._sandbox: CompileSandbox | None = None
+        if cpu_limit_s is not None:
+            self._sandbox = CompileSandbox(tokenizer_json, vocab_size, end_id, cpu_limit_s)
 
-    def matcher(self, form: TextForm) -> FormMatcher:
+    def matcher(self, form: TextForm) -> "FormMatcher":
         """Returns the state of one reply.
 
-        Raises RequestError if the structured output does not compile.
+        Raises:
+            RequestError: The structured output does not compile.
         """
-        for text in (
-            form.json_schema,
-            form.regex,
-            form.grammar,
-            form.structural_tag,
-            "".join(form.choices),
-        ):
+        for text in (form.json_schema, form.regex, form.grammar, form.structural_tag):
             _check_size(text or "")
+        _check_size("".join(form.choices))
         try:
             grammar = self._grammar(form)
         except RequestError:
             raise
         except Exception as error:  # of several types: each notation has its own
-            raise _refused(str(error)) from error
-        if self._sandbox is not None and (flaw := self._sandbox.flaw(grammar)):
-            raise _refused(flaw)
-        found = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=LIMITS)
-        if found.is_error():
-            raise _refused(found.get_error())
-        thoughts = form.thoughts
-        if thoughts and not all(
-            0 <= it < self._size for it in (thoughts.end_id, thoughts.begin_id or 0)
-        ):
-            raise RequestError(
-                f"The tags of thoughts are no tokens of a vocabulary of {self._size}."
-            )
-        matcher = FormMatcher(found, self._ends, thoughts)
-        matcher.form_mask()  # finds an output without a first token; the library's first mask is slow
+            raise _form_error(str(error)) from error
+        if self._sandbox is not None:
+            compile_error = self._sandbox.find_error(grammar)
+            if compile_error:
+                raise _form_error(compile_error)
+        library_matcher = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=LIMITS)
+        if library_matcher.is_error():
+            raise _form_error(library_matcher.get_error())
+        self._check_thoughts(form.thoughts)
+        matcher = FormMatcher(library_matcher, self._end_ids, form.thoughts)
+        # Finds an output without a first token; the library's first mask is slow.
+        matcher.form_mask()
         return matcher
 
+    def _check_thoughts(self, thoughts: Thoughts | None) -> None:
+        if thoughts is None:
+            return
+        for token_id in (thoughts.end_id, thoughts.begin_id or 0):
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"The tags of thoughts are not tokens of a vocabulary of {self._vocab_size}."
+                )
+
     def _grammar(self, form: TextForm) -> str:
-        make = llguidance.LLMatcher
+        library = llguidance.LLMatcher
         if form.json_schema is not None:
-            return str(make.grammar_from_json_schema(form.json_schema, defaults=JSON_STYLE))
+            return str(library.grammar_from_json_schema(form.json_schema, defaults=JSON_STYLE))
         pattern = "|".join(map(re.escape, form.choices)) if form.choices else form.regex
         if pattern is not None:
-            return str(make.grammar_from_regex(pattern))
+            return str(library.grammar_from_regex(pattern))
         if form.grammar is not None:
-            lark = any_to_lark(form.grammar)
-            counted = LARK_COUNT.sub(lambda found: found[1] or f"{{{found[2]},{found[3]}}}", lark)
-            return str(make.grammar_from_lark(counted))
-        if form.structural_tag is not None:
-            return str(
-                make.grammar_from_lark(LarkWriter(self._is_special).grammar(form.structural_tag))
-            )
-        raise RequestError("The structured output has no form.")
+            lark = LARK_REPEAT.sub(_convert_repeat, any_to_lark(form.grammar))
+        elif form.structural_tag is not None:
+            lark = LarkWriter(self._is_special).write(form.structural_tag)
+        else:
+            raise RequestError("The structured output has no form.")
+        return str(library.grammar_from_lark(lark))
 
     def _is_special(self, text: str) -> bool:
         token_id = self._backend.token_to_id(text)
         return token_id is not None and self._tokens.is_special_token(token_id)
 
 
+class FormMatcher:
+    """State of one reply in its grammar.
+
+    With `thoughts` the grammar applies only after the model's thoughts.
+    """
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, end_ids: list[int], thoughts: Thoughts | None
+    ) -> None:
+        self._matcher = matcher
+        self._end_ids = end_ids
+        self._thoughts = thoughts
+        self._is_thinking = thoughts is not None and thoughts.begin_id is None
+        self._may_think = thoughts is not None and thoughts.begin_id is not None
+
+    def mask(self) -> torch.Tensor | None:
+        """Returns True for each allowed next token; None in thoughts.
+
+        The first token may begin the thoughts, or the text itself.
+
+        Raises:
+            RequestError: The library has an error.
+        """
+        if self._is_thinking:
+            return None
+        allowed = self.form_mask()
+        if self._may_think and self._thoughts is not None:
+            allowed[self._thoughts.begin_id] = True
+        return allowed
+
+    def form_mask(self) -> torch.Tensor:
+        """Returns True for each next token that the grammar allows.
+
+        Raises:
+            RequestError: The library has an error.
+        """
+        content = bytearray(self._matcher.compute_logit_bias())
+        allowed = torch.frombuffer(content, dtype=torch.uint8) > 0
+        if self._matcher.is_error():
+            raise _form_error(self._matcher.get_error())
+        if allowed[self._end_ids[0]]:
+            allowed[self._end_ids] = True
+        return allowed
+
+    def add(self, token_id: int) -> None:
+        """Adds the next token of the reply."""
+        thoughts = self._thoughts
+        may_think = self._may_think
+        self._may_think = False
+        if thoughts is not None and self._is_thinking:
+            self._is_thinking = token_id != thoughts.end_id
+        elif thoughts is not None and may_think and token_id == thoughts.begin_id:
+            self._is_thinking = True
+        else:
+            self._matcher.consume_token(token_id)
+
+
+def _convert_repeat(match: re.Match[str]) -> str:
+    return match[1] or f"{{{match[2]},{match[3]}}}"
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return chr(int(match[1], 16))
+
+
 def _check_size(text: str) -> None:
-    if len(text) > MOST_CHARACTERS:
-        raise RequestError(
-            f"A form has at most {MOST_CHARACTERS} characters, this one {len(text)}."
-        )
-    plain = ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
-    if any(len(count) > 9 or int(count) > MOST_COUNTED for count in COUNT.findall(plain)):
-        raise RequestError(f"A schema counts up to {MOST_COUNTED} items, not more.")
+    if len(text) > MAX_LENGTH:
+        raise RequestError(f"A form has at most {MAX_LENGTH} characters, this one {len(text)}.")
+    for count in ITEM_COUNT.findall(UNICODE_ESCAPE.sub(_unescape, text)):
+        if len(count) > MAX_COUNT_DIGITS or int(count) > MAX_ITEMS:
+            raise RequestError(f"A schema counts up to {MAX_ITEMS} items, not more.")
 
 
-def _refused(reason: str) -> RequestError:
-    line = " ".join(reason.split())[:MOST_ERROR]
+def _form_error(reason: str) -> RequestError:
+    line = " ".join(reason.split())[:MAX_ERROR_LENGTH]
     return RequestError(f"No text of the form that is asked for can be written: {line}")

@@ -12,21 +12,23 @@ SHORT_WAIT: Final = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "K
 """Variables of OpenMP: a thread waits for others for some 0.4 ms, then it sleeps.
 
 That is longer than the pauses between the products of a small model, as waking a thread takes 50 us
-and more. """
-CROWDED: Final = 0.4
-"""Share of a step that threads waited for a core, above which fewer threads are taken at once."""
+and more.
+"""
+CROWDED_SHARE: Final = 0.4
+"""Share of a step that threads waited for a core, above which fewer threads are used at once."""
 SAMPLES: Final = 3
 """Steps with each count that are compared; their median, as single steps may be late."""
-BETTER: Final = 0.95
-"""Most cost of another count, as a share, to be chosen."""
-WORSE: Final = 1.3
-"""Rise of the cost, as a factor, after which fewer threads are tried:
+BETTER_FACTOR: Final = 0.95
+"""Maximum cost of another count, as a share of the present one, to be chosen."""
+WORSE_FACTOR: Final = 1.3
+"""Rise of the cost, as a factor, after which fewer threads are tried.
 
-some systems count no waits.
+Some systems do not count waits.
 """
 FIRST_PAUSE: Final = 32
-LONGEST_PAUSE: Final = 1024
-"""Steps of a kind between two trials; doubled by each trial in vain."""
+"""Steps of a kind between two trials at first."""
+MAX_PAUSE: Final = 1024
+"""Maximum steps of a kind between two trials; each failed trial doubles the pause."""
 
 
 def wait_shortly(environ: MutableMapping[str, str]) -> None:
@@ -40,74 +42,96 @@ def wait_shortly(environ: MutableMapping[str, str]) -> None:
         environ.setdefault("NUMBA_NUM_THREADS", environ["OMP_NUM_THREADS"])
 
 
-class KindOfSteps:
+class StepKind:
     """Steps that are alike: the best count of threads for them, and the trial of another one."""
 
     def __init__(self, best: int, pause: int) -> None:
-        self.best = self.count = best
-        """Counts of threads: the chosen one, and that of the next step, which may be a trial."""
+        self.best = best
+        """The chosen count of threads."""
+        self.count = best
+        """The count of the next step, which may be a trial."""
         self.costs: deque[float] = deque(maxlen=SAMPLES)
         """The latest costs with `count`."""
-        self.level, self.left = inf, pause
-        """Cost with `best` at the last trial, and steps until the next trial."""
+        self.level = inf
+        """Cost with `best` at the last trial."""
+        self.steps_to_trial = pause
 
 
 class ThreadGovernor:
-    """Chooses the count of threads for each kind of step, by trials of other counts now and then."""
+    """Chooses the count of threads for each kind of step, by occasional trials of other counts.
+
+    At most `most` threads are tried. `first` is the count before any trial; without it, the count
+    is always `most`.
+    """
 
     def __init__(self, most: int, first: int | None = None) -> None:
-        """At most `most` threads are tried; `first` is the count before any trial.
-
-        None: `most` always.
-        """
-        self.counts = (
-            [most] if first is None else sorted({1, most // 2 or 1, max(1, most - 1), most})
-        )
-        self._first, self._trials, self._pause = max(1, min(first or most, most)), 0, FIRST_PAUSE
-        self._kinds: dict[int, KindOfSteps] = {}
+        self.counts = [most]
+        if first is not None:
+            self.counts = sorted({1, most // 2 or 1, max(1, most - 1), most})
+        self._first = max(1, min(first or most, most))
+        self._trials = 0
+        self._pause = FIRST_PAUSE
+        self._kinds: dict[int, StepKind] = {}
 
     def threads(self, kind: int) -> int:
         """Returns the count for the next step, of this kind."""
-        return self._kinds.setdefault(kind, KindOfSteps(self._first, self._pause)).count
+        return self._kinds.setdefault(kind, StepKind(self._first, self._pause)).count
 
     def add(self, kind: int, cost: float, crowded: bool = False) -> None:
-        """Learns from a step with the count that `threads` returned; `cost` is in any unit of the
-        kind.
+        """Learns from a step with the count that `threads` returned.
 
-        `crowded`: other processes took cores from the threads, which waited for each other.
+        `cost` is in any unit of the kind. `crowded` means that other processes took cores from the
+        threads, which waited for each other.
         """
-        its = self._kinds[kind]
-        if crowded and its.count > self.counts[0]:
-            self._first = max(count for count in self.counts if count < its.count)
-            self._pause = (
-                FIRST_PAUSE if its.count == its.best else min(2 * self._pause, LONGEST_PAUSE)
-            )
-            for one in self._kinds.values():
-                self._choose(one, min(one.best, self._first))
+        steps = self._kinds[kind]
+        if crowded and steps.count > self.counts[0]:
+            self._shrink(steps)
             return
-        its.costs.append(cost)
-        its.left -= 1
-        if len(its.costs) < SAMPLES:
+        steps.costs.append(cost)
+        steps.steps_to_trial -= 1
+        if len(steps.costs) < SAMPLES:
             return
-        typical = median(its.costs)
-        if its.count != its.best:
-            if is_better := typical < BETTER * its.level:
-                its.level = typical
-            self._pause = FIRST_PAUSE if is_better else min(2 * self._pause, LONGEST_PAUSE)
-            self._first = its.count if is_better else its.best
-            self._choose(its, self._first)
-        elif its.left <= 0 or typical > WORSE * its.level:
-            most = self.counts[-1] if its.left <= 0 else its.best
-            self._try(its, typical, [it for it in self.counts if it <= most and it != its.best])
+        level = median(steps.costs)
+        if steps.count != steps.best:
+            self._end_trial(steps, level)
+        elif steps.steps_to_trial <= 0:
+            self._start_trial(steps, level, max_count=self.counts[-1])
+        elif level > WORSE_FACTOR * steps.level:
+            self._start_trial(steps, level, max_count=steps.best)
 
-    def _try(self, its: KindOfSteps, level: float, others: list[int]) -> None:
-        its.level = level
+    def _shrink(self, steps: StepKind) -> None:
+        """Uses fewer threads for all kinds of steps."""
+        self._first = max(count for count in self.counts if count < steps.count)
+        if steps.count == steps.best:
+            self._pause = FIRST_PAUSE
+        else:
+            self._double_pause()
+        for kind in self._kinds.values():
+            self._choose(kind, min(kind.best, self._first))
+
+    def _start_trial(self, steps: StepKind, level: float, max_count: int) -> None:
+        steps.level = level
+        others = [count for count in self.counts if count <= max_count and count != steps.best]
         if others:
-            its.count = others[self._trials % len(others)]
+            steps.count = others[self._trials % len(others)]
             self._trials += 1
-            its.costs.clear()
+            steps.costs.clear()
 
-    def _choose(self, its: KindOfSteps, best: int) -> None:
-        its.best = its.count = best
-        its.left = self._pause
-        its.costs.clear()
+    def _end_trial(self, steps: StepKind, level: float) -> None:
+        if level < BETTER_FACTOR * steps.level:
+            steps.level = level
+            self._pause = FIRST_PAUSE
+            self._first = steps.count
+        else:
+            self._double_pause()
+            self._first = steps.best
+        self._choose(steps, self._first)
+
+    def _choose(self, steps: StepKind, best: int) -> None:
+        steps.best = best
+        steps.count = best
+        steps.steps_to_trial = self._pause
+        steps.costs.clear()
+
+    def _double_pause(self) -> None:
+        self._pause = min(2 * self._pause, MAX_PAUSE)

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from app.base import Bounded
 
 Message = Mapping[str, object]
-"""One chat message as JSON:
-
-`role`, `content` (a string, a list of parts or null) and other fields.
-"""
+"""One chat message as JSON: `role`, `content` (a string, a list of parts or null), other fields."""
+TextCheck = Callable[[str], None]
 
 
 class TokenizerError(Exception):
@@ -37,16 +35,19 @@ class TokenIdError(TokenizerInputError):
 
 
 class ChatTemplateError(TokenizerInputError):
-    """The chat template is missing, does not compile or refused the conversation, or there is no
-    message.
-    """
+    """A conversation without messages, or a chat template that is missing, invalid or fails."""
+
+
+class SurrogateError(TokenizerInputError):
+    """A text with half of a surrogate pair."""
+
+    def __init__(self) -> None:
+        super().__init__("The text holds half of a surrogate pair, which no encoding can express.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """Options of rendering a conversation; names and defaults as in a request (vllm-api.md section
-    3.1).
-    """
+    """Options of rendering a conversation; names and defaults are those of vLLM's requests."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -58,7 +59,6 @@ class ChatOptions:
 
 
 PLAIN_CHAT = ChatOptions()
-TextCheck = Callable[[str], None]
 
 
 class Tokenizer:
@@ -73,10 +73,10 @@ class Tokenizer:
     """Every id that ends a generation: `eos_token_id` and the ids of the generation config."""
     added_ids: frozenset[int] | None = None
     """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
-    tells_time = False
-    """True when chat prompts contain the time or draws:
+    is_time_dependent = False
+    """True if chat prompts contain the time or random values.
 
-    equal conversations may give different ones.
+    Equal conversations may then have different prompts.
     """
     caches: Mapping[str, Bounded] = {}
 
@@ -86,22 +86,27 @@ class Tokenizer:
         return None
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raises `TokenIdError` with an id that is outside the vocabulary, for prompts given as
-        ids.
+        """Checks a prompt of token ids.
+
+        Raises:
+            TokenIdError: an id is outside the vocabulary.
         """
         raise NotImplementedError
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Returns the token ids of a text."""
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(
         self, texts: Sequence[str], add_special_tokens: bool = False
     ) -> list[list[int]]:
+        """Returns the token ids of each text."""
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of `ids`; ids without a token add nothing, bytes that are not UTF-8
-        U+FFFD.
+        """Returns the text of `ids`.
+
+        Ids without a token add nothing, and bytes that are not UTF-8 add U+FFFD.
         """
         raise NotImplementedError
 
@@ -117,8 +122,9 @@ class Tokenizer:
         return None
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Returns the vocabulary's own spelling of each token, as in `/tokenize` (`Ġworld`), or its
-        text.
+        """Returns the vocabulary's spelling of each token, as in `/tokenize` (`Ġworld`).
+
+        A tokenizer without a vocabulary returns the text of each token.
         """
         return self.token_texts(ids)
 
@@ -127,6 +133,7 @@ class Tokenizer:
         return [self.decode([token_id]) for token_id in ids]
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        """Returns the prompt of a conversation."""
         return self.decode(self.encode_chat(messages, options))
 
     def encode_chat(
@@ -135,11 +142,8 @@ class Tokenizer:
         options: ChatOptions = PLAIN_CHAT,
         check: TextCheck | None = None,
     ) -> list[int]:
-        """Returns the token ids of a rendered conversation; `check` may refuse a long text before."""
+        """Returns the token ids of a rendered conversation.
+
+        `check` may reject a long text before it is tokenized.
+        """
         raise NotImplementedError
-
-
-def not_unicode() -> TokenizerInputError:
-    return TokenizerInputError(
-        "The text holds half of a surrogate pair, which no encoding can express."
-    )

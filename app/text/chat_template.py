@@ -1,8 +1,7 @@
-"""The chat templates of a tokenizer: renders conversations with them, or with the template of a
-request.
+"""The chat templates of a tokenizer: renders conversations with them or with a request's template.
 
-The server's own templates run in this process. A template of a request is a program by a stranger,
-so it runs in another process, which can be stopped (`template_process`).
+The server's own templates run in this process. A template of a request is an untrusted program, so
+it runs in another process, which can be stopped (`template_process`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,11 @@ class RequestTemplateRenderer(Protocol):
     """Renders conversations with the templates of requests, which are not trusted."""
 
     def render(self, request: RenderRequest) -> str:
-        """Returns the prompt. Raises ChatTemplateError where the template fails."""
+        """Returns the prompt.
+
+        Raises:
+            ChatTemplateError: the template fails.
+        """
 
 
 class ChatTemplates:
@@ -54,15 +57,15 @@ class ChatTemplates:
         renderer: RequestTemplateRenderer | None = None,
     ) -> None:
         self._sources = sources
-        self._own_sources = frozenset(sources.values())
+        self._trusted_sources = frozenset(sources.values())
         self._special_tokens = special_tokens
         self._now = now
         self._takes_media = takes_media
         self._renderer = renderer or TemplateProcess()
-        self.tells_time = any(map(CHANGING.search, sources.values()))
-        """True when a template reads the clock or draws:
+        self.is_time_dependent = any(map(CHANGING.search, sources.values()))
+        """True if a template reads the clock or draws random values.
 
-        equal conversations may give different prompts.
+        Equal conversations may then have different prompts.
         """
         self._compiler = ChatTemplateCompiler(
             special_tokens,
@@ -74,10 +77,12 @@ class ChatTemplates:
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """Returns the prompt of a conversation; a native thread renders a long one."""
-        if options is PLAIN_CHAT and (prompt := self._default.plain(messages)) is not None:
-            return prompt
+        if options is PLAIN_CHAT:
+            prompt = self._default.plain(messages)
+            if prompt is not None:
+                return prompt
         source = self._source(options)
-        if source not in self._own_sources:
+        if source not in self._trusted_sources:
             request = RenderRequest(
                 source=source,
                 special_tokens=self._special_tokens,
@@ -87,25 +92,29 @@ class ChatTemplates:
                 messages=messages,
             )
             return self._renderer.render(request)
-        given = messages, options.tools, options.documents, options.chat_template_kwargs
-        is_long = len(messages) > MANY_MESSAGES or json_length(given, LONG_CHAT) == LONG_CHAT
-        render = self._compiler.compile(source).render
-        return call_off_hub(render, messages, options) if is_long else render(messages, options)
+        template = self._compiler.compile(source)
+        inputs = messages, options.tools, options.documents, options.chat_template_kwargs
+        if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
+            return call_off_hub(template.render, messages, options)
+        return template.render(messages, options)
 
     @cached_property
     def _default(self) -> CompiledTemplate:
-        return self.of(PLAIN_CHAT)
+        return self.compiled(PLAIN_CHAT)
 
-    def of(self, options: ChatOptions) -> CompiledTemplate:
+    def compiled(self, options: ChatOptions) -> CompiledTemplate:
+        """Returns the template that renders with `options`."""
         return self._compiler.compile(self._source(options))
 
     @property
     def size_bytes(self) -> int:
+        """Estimated memory of the compiled templates, in bytes."""
         return self._compiler.size_bytes
 
     def _source(self, options: ChatOptions) -> str:
-        """Returns the request's template (source or name), else `tool_use` for tools, else
-        `default`.
+        """Returns the request's template, else `tool_use` for tools, else `default`.
+
+        A request names a template, or has its source.
         """
         if options.chat_template is not None:
             return self._sources.get(options.chat_template, options.chat_template)

@@ -16,19 +16,18 @@ from app.text.conversation import (
     PLAIN_ROLES,
     ContentFormat,
     Conversation,
-    detect_content_format,
     developer_as_system,
     parse_messages,
-    surrounds_content,
 )
+from app.text.template_analysis import detect_content_format, wraps_content
 from app.text.template_environment import make_environment
 
 TEMPLATES_BYTES = 8 << 20
 """Memory limit of compiled templates."""
 COMPILED_BYTES = 8_000
-"""Most memory of a compiled template without its source; measured."""
+"""Maximum memory of a compiled template without its source, in bytes; measured."""
 CHARACTER_BYTES = 6
-"""Most memory of each character of a template's source; measured."""
+"""Maximum memory of each character of a template's source, in bytes; measured."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 """Names that a request's `chat_template_kwargs` must not set."""
 IGNORED = ("chat_template", "tokenize")
@@ -36,70 +35,81 @@ IGNORED = ("chat_template", "tokenize")
 CHANGING = re.compile("strftime_now|lipsum|random")
 """Names in a template that may give equal conversations different prompts."""
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
-"""Mark after the final message, to find and cut the text that the template adds behind the message.
-"""
+"""Mark after the final message, to find and cut the text that the template adds behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledTemplate:
+    """A compiled chat template."""
+
     template: jinja2.Template
     variables: Mapping[str, object]
     content_format: ContentFormat
-    knows_developer: bool
+    has_developer_role: bool
     takes_media: bool
     size_bytes: int
-    surrounds: bool
-    """The template puts constant texts around the content of a single message; see
-    `surrounds_content`.
+    wraps_content: bool
+    """The template puts constant texts around the content of a single message.
+
+    See `template_analysis.wraps_content`.
     """
-    around: dict[str, tuple[str, str] | None] = field(default_factory=dict)
-    """These texts by role, learnt at first use; None for a role whose content is not printed once.
+    wrappers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    """These texts by role, learned at first use; None for a role with content printed twice or
+    never.
     """
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
-        """Returns the prompt of a conversation; ChatTemplateError, with the template's reason,
-        otherwise.
+        """Returns the prompt of a conversation.
+
+        Raises:
+            ChatTemplateError: with the template's reason.
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError(
                 "continue_final_message and add_generation_prompt exclude each other."
             )
         conversation = parse_messages(messages, self.content_format, self.takes_media)
-        if not self.knows_developer:
+        if not self.has_developer_role:
             conversation = developer_as_system(conversation)
         variables = {**self.variables, **_variables(options)}
         if not options.continue_final_message:
-            return self._rendered(conversation, variables)
-        final, marked = _mark_final_text(conversation)
-        rendered, mark = self._rendered(marked, variables), END_MARK.strip()
-        if mark not in rendered or final.strip() not in rendered:
+            return self._run(conversation, variables)
+        final_text, marked = _mark_final_text(conversation)
+        rendered = self._run(marked, variables)
+        mark = END_MARK.strip()
+        if mark not in rendered or final_text.strip() not in rendered:
             raise ChatTemplateError(
                 "continue_final_message: the template does not show the final message."
             )
         prompt = rendered[: rendered.rindex(mark)]
+        if rendered.startswith(END_MARK, len(prompt)):
+            return prompt
         # A template that strips messages has removed the mark's blank, and would have removed the
         # text's.
-        return prompt if rendered.startswith(END_MARK, len(prompt)) else prompt.rstrip()
+        return prompt.rstrip()
 
     def plain(self, messages: Sequence[Message]) -> str | None:
-        """Returns the prompt of a single message under plain options; None if the template has to
-        run.
+        """Returns the prompt of a single message under plain options.
+
+        Returns None if the template has to run.
         """
-        if not self.surrounds or len(messages) != 1 or len(messages[0]) != 2:
+        if not self.wraps_content or len(messages) != 1 or len(messages[0]) != 2:
             return None
-        role, content = messages[0].get("role"), messages[0].get("content")
+        role = messages[0].get("role")
+        content = messages[0].get("content")
         if not isinstance(role, str) or role not in PLAIN_ROLES or not isinstance(content, str):
             return None
-        if role not in self.around:
+        if role not in self.wrappers:
             variables = {**self.variables, "add_generation_prompt": True}
-            before, *behind = self._rendered(
-                [{"role": role, "content": END_MARK}], variables
-            ).split(END_MARK)
-            self.around[role] = (before, behind[0]) if len(behind) == 1 else None
-        around = self.around[role]
-        return None if around is None else content.join(around)
+            rendered = self._run([{"role": role, "content": END_MARK}], variables)
+            head, *tails = rendered.split(END_MARK)
+            self.wrappers[role] = (head, tails[0]) if len(tails) == 1 else None
+        wrapper = self.wrappers[role]
+        if wrapper is None:
+            return None
+        return content.join(wrapper)
 
-    def _rendered(self, conversation: Conversation, variables: dict[str, object]) -> str:
+    def _run(self, conversation: Conversation, variables: dict[str, object]) -> str:
         # `Template.render` would walk over the chained globals of the environment each time.
         template = self.template
         variables["messages"] = conversation
@@ -135,16 +145,21 @@ class ChatTemplateCompiler:
         self._environment = make_environment(now)
         self.limit_bytes = limit_bytes
         self._compiled: LRUCache[str, CompiledTemplate]
-        self._compiled = LRUCache(limit_bytes, getsizeof=lambda compiled: compiled.size_bytes)
+        self._compiled = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
         self._lock = Lock()
 
     @property
     def size_bytes(self) -> int:
+        """Estimated memory of the compiled templates, in bytes."""
         return int(self._compiled.currsize)
 
     @cachedmethod(attrgetter("_compiled"), lock=attrgetter("_lock"))
     def compile(self, source: str) -> CompiledTemplate:
-        """Raises ChatTemplateError for an invalid template."""
+        """Compiles a template, or returns a known one.
+
+        Raises:
+            ChatTemplateError: the template is invalid.
+        """
         try:
             tree = self._environment.parse(source)
             template = self._environment.from_string(source)
@@ -159,25 +174,27 @@ class ChatTemplateCompiler:
         ) as error:
             raise ChatTemplateError(f"The chat template does not compile: {error}") from error
         variables = {**template.globals, "tools": None, "documents": None, **self._special_tokens}
-        knows_developer = re.search("""["']developer["']""", source) is not None
+        has_developer_role = re.search("""["']developer["']""", source) is not None
         size_bytes = COMPILED_BYTES + CHARACTER_BYTES * len(source)
         return CompiledTemplate(
             template=template,
             variables=variables,
             content_format=detect_content_format(tree),
-            knows_developer=knows_developer,
+            has_developer_role=has_developer_role,
             takes_media=self._takes_media,
             size_bytes=size_bytes,
-            surrounds=surrounds_content(tree) and CHANGING.search(source) is None,
+            wraps_content=wraps_content(tree) and CHANGING.search(source) is None,
         )
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:
     variables = dict(options.chat_template_kwargs or ())
-    if refused := variables and sorted(RESERVED & variables.keys()):
-        raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
-    for name in IGNORED if variables else ():
-        variables.pop(name, None)
+    if variables:
+        reserved = sorted(RESERVED & variables.keys())
+        if reserved:
+            raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(reserved)}.")
+        for name in IGNORED:
+            variables.pop(name, None)
     if options.tools is not None:
         variables["tools"] = options.tools
     if options.documents is not None:
@@ -187,7 +204,7 @@ def _variables(options: ChatOptions) -> dict[str, object]:
 
 
 def _mark_final_text(conversation: Conversation) -> tuple[str, Conversation]:
-    """Returns the text of the final message, and the conversation with `END_MARK` behind that text."""
+    """Returns the text of the final message, and the conversation with `END_MARK` behind it."""
     message = copy(conversation[-1])
     content = message["content"]
     if isinstance(content, str):

@@ -1,30 +1,19 @@
 """A tokenizer from a local `tokenizer.json`, on the `tokenizers` library.
 
-Short ASCII texts are encoded by a cache of the token ids of words. A byte-level BPE like GPT-2's
-cuts a text at added tokens, then into words by a pattern. Each word has the same ids in any text.
-The cache takes a third of the library's time. The library encodes all other texts, long ones in a
-native thread.
-
-As in vLLM's streams, text that ends with U+FFFD, the sign of an incomplete character, is held back.
-Unlike in vLLM, a tail that stays incomplete is not lost: the last token adds it, as in a plain
-decode.
+Short ASCII texts are encoded by a cache of the token ids of words (`words`). The library encodes
+all other texts, long ones in a native thread.
 """
 
-import codecs
 import logging
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Self
 
-import msgspec
 import tokenizers
-from tokenizers import decoders, models
-from tokenizers.decoders import DecodeStream
+from tokenizers import decoders
 
 from app.base import Bounded
 from app.base.clock.pause import QUICK_BYTES, call_long, call_off_hub
@@ -32,13 +21,20 @@ from app.text.base import (
     PLAIN_CHAT,
     ChatOptions,
     Message,
+    SurrogateError,
     TextCheck,
     TokenIdError,
     Tokenizer,
     TokenizerLoadError,
-    not_unicode,
 )
 from app.text.chat_template import ChatTemplates, RequestTemplateRenderer
+from app.text.detokenization import (
+    TokenBytes,
+    TokenTexts,
+    byte_level_pieces,
+    check_id_range,
+    stream_pieces,
+)
 from app.text.files import (
     DEFAULT_TEMPLATE,
     TokenizerFolder,
@@ -47,202 +43,18 @@ from app.text.files import (
     read_folder,
     read_info,
 )
-from app.text.files import takes_media as media_of
+from app.text.files import takes_media as model_takes_media
+from app.text.words import WordEncoder, has_independent_words
 from config.sections.model import TokenizerSettings
 
-REPLACEMENT = "\ufffd"
-ID_LIMIT = 2**32
-"""Upper bound of ids, which the library keeps in 32 bits; an id below without a token adds nothing.
-"""
-
-
-def check_id_range(ids: Iterable[int]) -> None:
-    """Raises `TokenIdError` for an id that does not fit 32 bits."""
-    for token_id in ids:
-        if not 0 <= token_id < ID_LIMIT:
-            raise TokenIdError(f"Token id {token_id} is out of range.")
-
-
-def byte_symbols() -> dict[str, int]:
-    """Returns the byte of each symbol in a byte-level vocabulary (GPT-2's table).
-
-    Printable Latin-1 bytes are their own symbols, other bytes follow in order from U+0100.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + n): byte for n, byte in enumerate(hidden)
-    }
-
-
-class TokenBytes(dict[int, bytes]):
-    """Token id -> its bytes, for byte-level vocabularies; filled at first use."""
-
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        super().__init__()
-        self._backend = backend
-        self._symbols = byte_symbols()
-
-    def __missing__(self, token_id: int) -> bytes:
-        check_id_range((token_id,))
-        token = self._backend.id_to_token(token_id)
-        if token is None:
-            return b""  # not stored: there are up to 2**32 such ids
-        try:
-            raw = bytes([self._symbols[symbol] for symbol in token])
-        except KeyError:  # an added token with a symbol outside the table, such as a blank
-            raw = token.encode()
-        self[token_id] = raw
-        return raw
-
-
-class TokenTexts(dict[int, str | None]):
-    """Token id -> text that the token adds anywhere, or None if the text depends on its neighbours."""
-
-    def __init__(self, token_bytes: TokenBytes) -> None:
-        super().__init__()
-        self.token_bytes = token_bytes
-
-    def __missing__(self, token_id: int) -> str | None:
-        raw = self.token_bytes[token_id]
-        text = raw.decode("utf-8", "replace")
-        if not raw:
-            return text
-        self[token_id] = kept = None if REPLACEMENT in text else text
-        return kept
-
-
-def byte_level_pieces(ids: Sequence[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
-    """Returns the pieces of `ids`; those in `skipped` add nothing."""
-    pieces: list[str] = []
-    for token_id in ids:
-        text = "" if token_id in skipped else texts[token_id]
-        if text is None:
-            return pieces + _split_characters(islice(ids, len(pieces), None), texts, skipped)
-        pieces.append(text)
-    return pieces
-
-
-def _split_characters(ids: Iterable[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    pieces, held, inside = list[str](), "", False
-    for token_id in ids:
-        if token_id in skipped:
-            pieces.append("")
-            continue
-        text = None if inside else texts[token_id]
-        if text is None:
-            held += decoder.decode(texts.token_bytes[token_id])
-            inside = held.endswith(REPLACEMENT) or decoder.getstate()[0] != b""
-            text, held = ("", held) if inside else (held, "")
-        pieces.append(text)
-    pieces[-1] += held + decoder.decode(b"", final=True)
-    return pieces
-
-
-def stream_pieces(
-    ids: Sequence[int], backend: tokenizers.Tokenizer, skip_special_tokens: bool
-) -> list[str]:
-    """Returns the pieces of `ids` for all other decoders, by the library's window over the last
-    tokens.
-    """
-    if not ids:
-        return []
-    check_id_range(ids)
-    stream, lengths = DecodeStream(skip_special_tokens=skip_special_tokens), list[int]()
-    for token_id in ids:
-        try:
-            added = stream.step(backend, token_id)
-        except Exception:  # the library raises this for text that does not extend its prefix
-            stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-            added = stream.step(backend, token_id)
-        lengths.append(len(added or ""))
-    # The window gives the end of each token's text, except for decoders that change earlier text.
-    # Cutting the whole text at the ends keeps the sum right for them, too.
-    text = backend.decode(ids, skip_special_tokens)
-    ends = [min(end, len(text)) for end in accumulate(lengths)]
-    ends[-1] = len(text)
-    return [text[start:end] for start, end in pairwise([0, *ends])]
-
-
-WORDS = re.compile(
-    r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
-).findall
-"""Words of ASCII texts by GPT-2's pattern, which `ByteLevel` uses."""
-LIMIT_BYTES = 1 << 20
-WORD_BYTES = 400
-"""Estimated memory of a remembered word, with its ids and its place."""
-LONGEST_WORD = 20
-"""Characters of the longest remembered word."""
-LONGEST_PART, MOST_PARTS = 10, 100
-"""Characters and number of remembered parts between added tokens, such as a chat template's."""
-
-
-class WordEncoder(dict[str, list[int]]):
-    """Encodes by words, whose ids it remembers, for a `backend` with `knows_words`."""
-
-    def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
-        self.limit_bytes = limit_bytes
-        self._model = backend.model
-        self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
-        added = backend.get_added_tokens_decoder().items()
-        self._added = {token.content: [token_id] for token_id, token in added}
-        self._parts: dict[str, list[int]] = {}
-        longest_first = sorted(self._added, key=len, reverse=True)
-        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
-
-    @property
-    def size_bytes(self) -> int:
-        return WORD_BYTES * len(self)
-
-    def encode(self, text: str) -> list[int] | None:
-        """Returns the ids of `text` without special tokens around; None for a text that is not
-        ASCII.
-        """
-        if not text.isascii():
-            return None
-        ids: list[int] = []
-        for place, part in enumerate(self._split(text)):
-            known = self._added[part] if place % 2 else self._parts.get(part)
-            if known is None:
-                known = list(chain.from_iterable(map(self.__getitem__, WORDS(part))))
-                if len(part) <= LONGEST_PART and len(self._parts) < MOST_PARTS:
-                    self._parts[part] = known
-            ids += known
-        return ids
-
-    def __missing__(self, word: str) -> list[int]:
-        """Returns the ids of a new word, by the model alone: a third of the time of a batch."""
-        ids = [token.id for token in self._model.tokenize(word.translate(self._symbols))]
-        if len(word) <= LONGEST_WORD and not word[-1].isdecimal():
-            if self.size_bytes + WORD_BYTES > self.limit_bytes:
-                self.clear()  # frequent words are soon learned again
-            self[word] = ids
-        return ids
-
-
-def knows_words(backend: tokenizers.Tokenizer) -> bool:
-    """Returns True when the ids of any text are the ids of its words."""
-    model, pre_tokenizer = backend.model, backend.pre_tokenizer
-    if not isinstance(model, models.BPE) or model.dropout or backend.normalizer is not None:
-        return False
-    if pre_tokenizer is None or backend.encode_special_tokens:
-        return False
-    words = msgspec.json.decode(pre_tokenizer.__getstate__())
-    if words.get("type") != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
-        return False
-    return all(
-        token.content
-        and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
-        for token in backend.get_added_tokens_decoder().values()
-    )
-
+logger = logging.getLogger(__name__)
 
 EMBEDDED = Path(__file__).parent / "data"
-logger = logging.getLogger(__name__)
-CHARACTER, TOKEN = 8, 2
-"""Work of encoding a character, and of writing a token's text, in bytes as `call_long` counts them.
-"""
+"""Folder of the embedded tokenizer."""
+CHARACTER_WORK = 8
+"""Work of encoding a character, in bytes as `call_long` counts them."""
+TOKEN_WORK = 2
+"""Work of writing a token's text, in bytes as `call_long` counts them."""
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
 
@@ -257,12 +69,15 @@ class LocalTokenizer(Tokenizer):
         name: str,
         renderer: RequestTemplateRenderer | None = None,
     ) -> None:
-        """`renderer` renders with the chat templates of requests; several tokenizers may share one."""
+        """Creates a tokenizer; `backend` must not be changed afterwards.
+
+        `renderer` renders with the chat templates of requests; several tokenizers may share it.
+        """
         # A file may have settings from training that cut or pad every text.
         backend.no_truncation()
         backend.no_padding()
-        self.backend, self.name = backend, name
-        """`backend` is the library's object: shared, must not be changed."""
+        self.backend = backend
+        self.name = name
         self._templates = ChatTemplates(
             folder.chat_templates,
             folder.special_tokens,
@@ -274,7 +89,8 @@ class LocalTokenizer(Tokenizer):
         self._special_ids = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
-        self._file, self._chat_templates = folder.tokenizer_file, folder.chat_templates
+        self._file = folder.tokenizer_file
+        self._chat_templates = folder.chat_templates
         # The last id follows from the count unless the vocabulary has holes, which are rare and
         # slow to find.
         count = backend.get_vocab_size(with_added_tokens=True)
@@ -283,26 +99,29 @@ class LocalTokenizer(Tokenizer):
         self.vocab_size: int = max(count, folder.model_vocab_size)
         eos_token = folder.special_tokens.get("eos_token")
         eos = None if eos_token is None else backend.token_to_id(eos_token)
-        self.eos_token_id: int | None = (
-            next(iter(folder.eos_token_ids), None) if eos is None else eos
-        )
-        self.eos_token_ids = frozenset(folder.eos_token_ids) | (
-            {eos} if eos is not None else frozenset()
-        )
+        self.eos_token_ids = frozenset(folder.eos_token_ids)
+        if eos is None:
+            eos = next(iter(folder.eos_token_ids), None)
+        else:
+            self.eos_token_ids |= {eos}
+        self.eos_token_id: int | None = eos
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         self._bytes = TokenBytes(backend)
         self._texts = TokenTexts(self._bytes)
-        self._words = WordEncoder(backend) if knows_words(backend) else None
-        self._has_frame = backend.num_special_tokens_to_add(False) > 0
-        self.tells_time = self._templates.tells_time
-        words: dict[str, Bounded] = {} if self._words is None else {"words": self._words}
-        self.caches = {"chat templates": self._templates, **words}
+        self._words = WordEncoder(backend) if has_independent_words(backend) else None
+        self._adds_special_tokens = backend.num_special_tokens_to_add(False) > 0
+        self.is_time_dependent = self._templates.is_time_dependent
+        caches: dict[str, Bounded] = {"chat templates": self._templates}
+        if self._words is not None:
+            caches["words"] = self._words
+        self.caches = caches
 
     @classmethod
     def from_path(
         cls,
         path: Path,
         name: str | None = None,
+        *,
         chat_template: str | None = None,
         takes_media: bool | None = None,
         renderer: RequestTemplateRenderer | None = None,
@@ -310,7 +129,9 @@ class LocalTokenizer(Tokenizer):
         """Loads a folder with `tokenizer.json`, or such a file.
 
         `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.
-        TokenizerLoadError when the file is missing, or the library cannot read the file.
+
+        Raises:
+            TokenizerLoadError: the file is missing, or the library cannot read it.
         """
         # The library would start a thread per core in every process, and wake one for each text.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -329,46 +150,60 @@ class LocalTokenizer(Tokenizer):
 
     @cached_property
     def longest_token(self) -> int:
+        """Characters of the longest token."""
         return max(map(len, self.backend.get_vocab()), default=1)
 
     def info(self) -> dict[str, object]:
+        """Returns the tokenizer's configuration, as in `/tokenizer_info`."""
+        info = read_info(self._file)
         template = self._chat_templates.get(DEFAULT_TEMPLATE)
-        return read_info(self._file) | ({} if template is None else {"chat_template": template})
+        if template is not None:
+            info["chat_template"] = template
+        return info
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        for worst in (min(ids), max(ids)) if ids else ():
-            if not 0 <= worst < self.vocab_size:
+        """See `Tokenizer`."""
+        if not ids:
+            return
+        for token_id in (min(ids), max(ids)):
+            if not 0 <= token_id < self.vocab_size:
                 raise TokenIdError(
-                    f"Token id {worst} is outside the vocabulary of {self.vocab_size} tokens."
+                    f"Token id {token_id} is outside the vocabulary of {self.vocab_size} tokens."
                 )
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """See `Tokenizer`."""
         if (
             self._words is not None
-            and CHARACTER * len(text) <= QUICK_BYTES
-            and not (add_special_tokens and self._has_frame)
-            and (ids := self._words.encode(text)) is not None
+            and CHARACTER_WORK * len(text) <= QUICK_BYTES
+            and not (add_special_tokens and self._adds_special_tokens)
         ):
-            return ids
+            ids = self._words.encode(text)
+            if ids is not None:
+                return ids
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(
         self, texts: Sequence[str], add_special_tokens: bool = False
     ) -> list[list[int]]:
+        """See `Tokenizer`."""
+
         def work() -> list[list[int]]:
-            encode = self.backend.encode_batch_fast  # lets go of the interpreter, unlike `encode`
-            return [
-                found.ids for found in encode(list(texts), add_special_tokens=add_special_tokens)
-            ]
+            # Unlike `encode`, releases the interpreter.
+            encodings = self.backend.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+            return [encoding.ids for encoding in encodings]
 
         try:
-            return call_long(CHARACTER * sum(map(len, texts)), work)
+            return call_long(CHARACTER_WORK * sum(map(len, texts)), work)
         except TypeError as error:
-            raise not_unicode() from error
+            raise SurrogateError() from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer`."""
         try:
-            if TOKEN * len(ids) <= QUICK_BYTES:
+            if TOKEN_WORK * len(ids) <= QUICK_BYTES:
                 return self.backend.decode(ids, skip_special_tokens)
             return call_off_hub(self.backend.decode_batch, [ids], skip_special_tokens)[0]
         except OverflowError:
@@ -376,22 +211,33 @@ class LocalTokenizer(Tokenizer):
             raise
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-        size = TOKEN * len(ids)
+        """See `Tokenizer`."""
+        size = TOKEN_WORK * len(ids)
         if self._byte_level:
-            skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+            skipped = self._special_ids
+            if not skip_special_tokens:
+                skipped = frozenset()
             return call_long(size, byte_level_pieces, ids, self._texts, skipped)
         return call_long(size, stream_pieces, ids, self.backend, skip_special_tokens)
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
-        size, encode = CHARACTER * len(text), self.backend.encode
-        return call_long(size, encode, text, None, False, add_special_tokens).offsets
+        """See `Tokenizer`."""
+        encoding = call_long(
+            CHARACTER_WORK * len(text),
+            self.backend.encode,
+            text,
+            add_special_tokens=add_special_tokens,
+        )
+        return encoding.offsets
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer`."""
+
         def work() -> list[str]:
             check_id_range(ids)
             return [self.backend.id_to_token(token_id) or "" for token_id in ids]
 
-        return call_long(TOKEN * len(ids), work)
+        return call_long(TOKEN_WORK * len(ids), work)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Returns texts with the blanks that a decoder drops from the start."""
@@ -403,12 +249,15 @@ class LocalTokenizer(Tokenizer):
             for token_id, token in zip(ids, self.token_strings(ids), strict=True):
                 blanks = len(token) - len(token.lstrip(WORD_START))
                 text = self.backend.decode([token_id], False)
-                texts.append(" " * blanks + text.lstrip(" ") if blanks else text)
+                if blanks:
+                    text = " " * blanks + text.lstrip(" ")
+                texts.append(text)
             return texts
 
-        return call_long(TOKEN * len(ids), work)
+        return call_long(TOKEN_WORK * len(ids), work)
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        """See `Tokenizer`."""
         return self._templates.render(messages, options)
 
     def encode_chat(
@@ -417,6 +266,7 @@ class LocalTokenizer(Tokenizer):
         options: ChatOptions = PLAIN_CHAT,
         check: TextCheck | None = None,
     ) -> list[int]:
+        """See `Tokenizer`."""
         text = self._templates.render(messages, options)
         if check is not None and len(text) > QUICK_BYTES:
             check(text)
@@ -427,60 +277,84 @@ def default_tokenizer(
     chat_template: str | None = None, takes_media: bool | None = None
 ) -> LocalTokenizer:
     """Returns the embedded tokenizer: a byte-level BPE, lossless for any Unicode text."""
-    return LocalTokenizer.from_path(EMBEDDED, "embedded", chat_template, takes_media)
+    return LocalTokenizer.from_path(
+        EMBEDDED, "embedded", chat_template=chat_template, takes_media=takes_media
+    )
 
 
 def load_tokenizer(
     model: str,
-    at: TokenizerSettings = TokenizerSettings(),  # noqa: B008 (immutable)
+    settings: TokenizerSettings = TokenizerSettings(),  # noqa: B008 (immutable)
     takes_media: bool | None = None,
     renderer: RequestTemplateRenderer | None = None,
 ) -> Tokenizer:
-    """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file
-    or hub.
+    """Returns the embedded tokenizer if forced, else a render service, else a local tokenizer.
 
-    `at.tokenizer`, by default `model`, is a folder, file or `organisation/name` on the hub;
-    `takes_media` None reads the model's `config.json`; `renderer` is that of `LocalTokenizer`.
-    TokenizerLoadError when `at.tokenizer` cannot be loaded; a `model` then gets the embedded
-    tokenizer.
+    `settings.tokenizer`, by default `model`, is a folder, a file or `organization/name` on the hub.
+    A `model` without a tokenizer gets the embedded one. `takes_media` None reads the model's
+    `config.json`; `renderer` is that of `LocalTokenizer`.
+
+    Raises:
+        TokenizerLoadError: `settings.tokenizer` cannot be loaded.
     """
-    chat_template = template_source(at.chat_template)
+    chat_template = template_source(settings.chat_template)
     if takes_media is None:
-        takes_media = media_of(model_config(model))
-    if at.force_dummy_tokenizer:
+        takes_media = model_takes_media(model_config(model))
+    if settings.force_dummy_tokenizer:
         return default_tokenizer(chat_template, takes_media)
-    if at.render_url:
+    if settings.render_url:
         from app.text.render import RenderTokenizer
 
-        limits = {"timeout_s": at.render_timeout, "mm_timeout_s": at.mm_render_timeout}
-        return RenderTokenizer(at.render_url, model=model, **limits)
-    source = at.tokenizer or model
-    path = Path(source).expanduser()
-    try:
-        if path.exists():
-            return LocalTokenizer.from_path(path, source, chat_template, takes_media, renderer)
-        if source.startswith((".", "/", "~")):
-            raise TokenizerLoadError(f"There is nothing at {source}.")
-        if (
-            at.tokenizer is None and "/" not in source
-        ):  # a model name such as `tiny` is no repository
-            return default_tokenizer(chat_template, takes_media)
-        cache = (
-            None if at.tokenizers_cache_dir is None else Path(at.tokenizers_cache_dir).expanduser()
+        return RenderTokenizer(
+            settings.render_url,
+            model=model,
+            timeout_s=settings.render_timeout,
+            mm_timeout_s=settings.mm_render_timeout,
         )
-        folder = fetch(source, at.hf_token, cache)
-        return LocalTokenizer.from_path(folder, source, chat_template, takes_media, renderer)
+    source = settings.tokenizer or model
+    try:
+        path = _tokenizer_path(source, settings)
+        if path is not None:
+            return LocalTokenizer.from_path(
+                path,
+                source,
+                chat_template=chat_template,
+                takes_media=takes_media,
+                renderer=renderer,
+            )
     except TokenizerLoadError as error:
-        if at.tokenizer is not None:
+        if settings.tokenizer is not None:
             raise
         logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
-        return default_tokenizer(chat_template, takes_media)
+    return default_tokenizer(chat_template, takes_media)
 
 
-def template_source(given: str | None) -> str | None:
-    if given is None or "{" in given:
-        return given
+def _tokenizer_path(source: str, settings: TokenizerSettings) -> Path | None:
+    """Returns the local path of a tokenizer; None for a model's name that is not on the hub."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if source.startswith((".", "/", "~")):
+        raise TokenizerLoadError(f"There is nothing at {source}.")
+    if settings.tokenizer is None and "/" not in source:  # a model such as `tiny`
+        return None
+    cache = None
+    if settings.tokenizers_cache_dir is not None:
+        cache = Path(settings.tokenizers_cache_dir).expanduser()
+    return fetch(source, settings.hf_token, cache)
+
+
+def template_source(template: str | None) -> str | None:
+    """Returns the source of a template, which is a source itself or the path of a file.
+
+    Raises:
+        TokenizerLoadError: the file cannot be read.
+    """
+    if template is None or "{" in template:
+        return template
     try:
-        return Path(given).expanduser().read_text("utf-8")
+        return Path(template).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerLoadError(f"The chat template {given} cannot be read: {error}.") from error
+        raise TokenizerLoadError(
+            f"The chat template {template} cannot be read: {error}."
+        ) from error

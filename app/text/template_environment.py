@@ -1,8 +1,8 @@
 """The sandbox of chat templates, with the functions of transformers, as template authors expect.
 
-A template prints whatever it reaches, and the text of a Python function or iterator has its address
-in memory: a leak, and a prompt that differs from process to process. So the sandbox never hands out
-such an object: it wraps it, see `printable`.
+A template can print any object, and the text of a Python function or iterator has its address in
+memory: a leak, and a prompt that differs between processes. The sandbox therefore wraps such
+objects; see `printable`.
 """
 
 import json
@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner
 
-LONG_JSON = 20_000
+LONG_JSON_LENGTH = 20_000
 """Members and characters of a value from which its JSON is written in pieces."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 ITERATOR_FILTERS = (
@@ -67,8 +67,9 @@ class TemplateFunction(Opaque):
 
     __slots__ = ()
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._wrapped(*arguments, **named)
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Calls the function."""
+        return self._wrapped(*arguments, **keywords)
 
 
 class TemplateIterator(Opaque):
@@ -96,11 +97,15 @@ def printable(value: Any) -> Any:
 
 
 class TemplateCycler(Cycler):
+    """Jinja's cycler, without an address in its text."""
+
     def __repr__(self) -> str:
         return "<cycler>"
 
 
 class TemplateJoiner(Joiner):
+    """Jinja's joiner, without an address in its text."""
+
     def __repr__(self) -> str:
         return "<joiner>"
 
@@ -111,6 +116,7 @@ class GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
+        """Parses the block as a scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
@@ -130,7 +136,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Returns the same as Jinja, which first tries the Python attribute, then the key."""
         if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
         return printable(super().getattr(obj, attribute))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -142,20 +150,24 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def make_environment(now: Callable[[], datetime]) -> TemplateEnvironment:
-    """`now` returns the local time."""
+    """Creates the environment of chat templates; `now` returns the local time."""
+
+    def strftime_now(form: str) -> str:
+        return now().strftime(form)
+
     environment = TemplateEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = TemplateFunction(_raise_exception)
-    environment.globals["strftime_now"] = TemplateFunction(lambda form: now().strftime(form))
+    environment.globals["strftime_now"] = TemplateFunction(strftime_now)
     return environment
 
 
 def _with_printable_result(filter_function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(filter_function)
-    def apply(*arguments: Any, **named: Any) -> Any:
-        return printable(filter_function(*arguments, **named))
+    def apply(*arguments: Any, **keywords: Any) -> Any:
+        return printable(filter_function(*arguments, **keywords))
 
     return apply
 
@@ -171,7 +183,7 @@ def _to_json(
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    if json_length(value, LONG_JSON) < LONG_JSON:
+    if json_length(value, LONG_JSON_LENGTH) < LONG_JSON_LENGTH:
         return encoder.encode(value)
     return "".join(encoder.iterencode(value))  # takes ten times as long, but can be interrupted
 
@@ -180,17 +192,18 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def json_length(value: object, most: int) -> int:
-    """Estimates the members and characters in the JSON of `value`; returns `most` for more."""
-    length, waiting = 0, [value]
-    for each in waiting:  # the list grows meanwhile
+def json_length(value: object, limit: int) -> int:
+    """Estimates the members and characters in the JSON of `value`, up to `limit`."""
+    length = 0
+    members = [value]
+    for member in members:  # the list grows meanwhile
         length += 1
-        if isinstance(each, str | list | tuple | dict):
-            length += len(each)
-        if length >= most:
-            return most
-        if isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list | tuple):
-            waiting += each
+        if isinstance(member, str | list | tuple | dict):
+            length += len(member)
+        if length >= limit:
+            return limit
+        if isinstance(member, dict):
+            members += member.values()
+        elif isinstance(member, list | tuple):
+            members += member
     return length

@@ -1,8 +1,8 @@
-"""Renders conversations with the templates of requests in a process that can be stopped
-(`template_worker`).
+"""Renders conversations with the templates of requests in a process that can be stopped.
 
-The process starts at the first such request and is kept, as a start takes about 0.2 s. One process
-serves all requests in turn: a hostile template then takes one core at most, at a low priority.
+The process (`template_worker`) starts at the first such request and stays, as a start takes about
+0.2 s. One process serves all requests in turn: a hostile template then takes one core at most, at a
+low priority.
 """
 
 import os
@@ -33,9 +33,9 @@ CPU_S = 2.0
 MEMORY_BYTES = 512 << 20
 """Address space of the process in bytes; it needs about 60 MB without a template."""
 PATIENCE_S = 20.0
-"""Real time until a process without an answer is stopped, in seconds; matters on a busy machine."""
+"""Real time until a process without an answer is stopped, in seconds, for busy machines."""
 READ_BYTES = 1 << 18
-KEPT_VARIABLES = (
+COPIED_VARIABLES = (
     "PATH",
     "LANG",
     "LC_ALL",
@@ -48,9 +48,9 @@ WORKER = "app.text.template_worker"
 
 
 class TemplateProcess:
-    """Renders in another process, which is started again after a template has ended it.
+    """Renders in another process, which is restarted after a template has ended it.
 
-    For greenlets.
+    Greenlets may share it.
     """
 
     def __init__(
@@ -62,21 +62,22 @@ class TemplateProcess:
         self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes
         self._patience_s = patience_s
-        self._turn = BoundedSemaphore()
+        self._lock = BoundedSemaphore()
         self._worker: RunningWorker | None = None
 
     def render(self, request: RenderRequest) -> str:
         """Returns the prompt.
 
-        Raises ChatTemplateError where the template fails or takes too much time or memory, and
-        TokenizerServiceError where the process cannot start.
+        Raises:
+            ChatTemplateError: the template fails, or takes too much time or memory.
+            TokenizerServiceError: the process cannot start.
         """
         parts: list[bytes] = []
         for part in request_parts(request):
             parts.append(part)
             pause_if_possible()
         data = b"".join(parts)
-        with self._turn:
+        with self._lock:
             answer = self._exchange(data)
         if answer.error:
             raise ChatTemplateError(answer.error, answer.param)
@@ -93,20 +94,19 @@ class TemplateProcess:
     def _exchange(self, data: bytes) -> RenderAnswer:
         worker = self._worker
         if worker is not None and worker.process.poll() is not None:
-            worker.stop()  # it has died by itself
+            worker.stop()  # the process has died
             worker = None
         if worker is None:
             worker = self._worker = self._start()
         try:
-            with gevent.Timeout(self._patience_s, NoAnswer):
+            with gevent.Timeout(self._patience_s, NoAnswerError):
                 answer = worker.exchange(data)
         except (ConnectionError, EOFError, msgspec.DecodeError):
             self._worker = None
             worker.stop()
             raise ChatTemplateError(self._reason(wait_off_hub(worker.process.wait))) from None
-        except (
-            BaseException
-        ):  # the request has ended: its answer must not become that of the next one
+        except BaseException:
+            # The request has ended: its answer must not become the answer of the next one.
             self._worker = None
             worker.stop()
             gevent.spawn(wait_off_hub, worker.process.wait)
@@ -118,37 +118,36 @@ class TemplateProcess:
         return answer
 
     def _start(self) -> "RunningWorker":
-        ours, theirs = socket.socketpair()
-        limits = str(self._cpu_s), str(self._memory_bytes)
-        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        connection, worker_connection = socket.socketpair()
+        variables = {name: os.environ[name] for name in COPIED_VARIABLES if name in os.environ}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         try:
             process = wait_off_hub(
                 subprocess.Popen,
-                [python_path(), "-P", "-m", WORKER, *limits],
-                stdin=theirs.fileno(),
+                [python_path(), "-P", "-m", WORKER, str(self._cpu_s), str(self._memory_bytes)],
+                stdin=worker_connection.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=variables,
             )
         except OSError as error:
-            ours.close()
+            connection.close()
             raise TokenizerServiceError(
                 f"The process for chat templates cannot start: {error}."
             ) from error
         finally:
-            theirs.close()
-        return RunningWorker(process, ours)
+            worker_connection.close()
+        return RunningWorker(process, connection)
 
     def _reason(self, status: int) -> str:
         if status == -signal.SIGPROF:
             return f"The chat template takes more than {self._cpu_s:g} s of processor time."
         return (
-            f"The chat template was stopped: it needs more than {self._memory_bytes >> 20} MiB of memory, or "
-            "its process had no time."
+            "The chat template was stopped: it needs more than"
+            f" {self._memory_bytes >> 20} MiB of memory, or its process had no time."
         )
 
 
-class NoAnswer(EOFError):
+class NoAnswerError(EOFError):
     """The process has not answered for `PATIENCE_S`."""
 
 
@@ -160,7 +159,12 @@ class RunningWorker:
         self._connection = connection
 
     def exchange(self, data: bytes) -> RenderAnswer:
-        """Returns the answer to a request. EOFError or OSError when the process has ended."""
+        """Returns the answer to a request.
+
+        Raises:
+            EOFError: the process has ended, or its answer is too long.
+            OSError: the process has ended.
+        """
         self._connection.sendall(LENGTH.pack(len(data)))
         self._connection.sendall(data)
         length = LENGTH.unpack(self._read(LENGTH.size))[0]
@@ -169,7 +173,7 @@ class RunningWorker:
         return msgspec.msgpack.decode(self._read(length), type=RenderAnswer)
 
     def stop(self) -> None:
-        """Kills the process, which is still to be waited for."""
+        """Kills the process; the caller waits for its end."""
         self._connection.close()
         with suppress(ProcessLookupError):
             self.process.kill()
@@ -185,8 +189,9 @@ class RunningWorker:
 
 
 def python_path() -> str:
-    """Returns the path of the interpreter; in a server written in C, `sys.executable` is that
-    server.
+    """Returns the path of the interpreter.
+
+    In a server written in C, `sys.executable` is the server.
     """
     if Path(sys.executable).name.startswith("python"):
         return sys.executable

@@ -18,11 +18,11 @@ from app.text.base import ChatOptions, Message
 
 LENGTH = struct.Struct(">Q")
 MAX_PROMPT_BYTES = 4 << 20
-"""Most bytes of a rendered prompt, in addition to twice the bytes of its request."""
+"""Maximum size of a rendered prompt, in addition to twice the size of its request."""
 MAX_OTHER_BYTES = 1 << 16
-"""Most bytes of an answer beside its prompt."""
+"""Maximum size of an answer beside its prompt."""
 MESSAGES_PER_PART = 500
-"""Messages that are pickled in one go, in about a millisecond."""
+"""Number of messages that are pickled without a pause, in about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,14 @@ class RenderAnswer(Struct):
 
 def request_parts(request: RenderRequest) -> Iterator[bytes]:
     """Yields the bytes of a request, without their length; the caller may pause between parts."""
-    source = request.source, dict(request.special_tokens), request.takes_media, request.now
-    yield pickle.dumps((source, request.options, len(request.messages)))
+    template = request.source, dict(request.special_tokens), request.takes_media, request.now
+    yield pickle.dumps((template, request.options, len(request.messages)))
     for start in range(0, len(request.messages), MESSAGES_PER_PART):
         yield pickle.dumps([*request.messages[start : start + MESSAGES_PER_PART]])
 
 
 def read_request(data: bytes) -> RenderRequest:
+    """Reads the bytes of a request."""
     stream = BytesIO(data)
     (source, special_tokens, takes_media, now), options, message_count = pickle.load(stream)
     messages: list[Message] = []
@@ -75,5 +76,5 @@ def read_request(data: bytes) -> RenderRequest:
 
 
 def prompt_limit(request_bytes: int) -> int:
-    """Returns the most bytes of the prompt for a request of so many bytes."""
+    """Returns the maximum size of the prompt for a request of `request_bytes`."""
     return MAX_PROMPT_BYTES + 2 * request_bytes

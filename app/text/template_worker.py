@@ -1,10 +1,8 @@
-"""The template process: renders conversations with chat templates of strangers, until its socket
-closes.
+"""The template process: renders conversations with untrusted templates, until its socket closes.
 
 A template can allocate or compute without end, and Python cannot interrupt `'a' * 10**9`. So this
-process has a limit of memory, and the kernel ends it when a template takes too much processor time.
-It runs at a low priority: what the server does for others comes first. `template_process` starts
-it.
+process has a memory limit, and the kernel ends it when a template takes too much processor time. It
+runs at a low priority: other requests come first. `template_process` starts it.
 """
 
 import os
@@ -29,10 +27,10 @@ from app.text.template_protocol import (
 NICENESS = 5
 MEMORY_PER_REQUEST_BYTE = 10
 """Bytes of memory for each byte of a request, in addition to the limit."""
-MAX_ERROR = 2_000
-"""Most characters of an error."""
+MAX_ERROR_LENGTH = 2_000
+"""Maximum length of an error, in characters."""
 MAX_COMPILERS = 16
-"""Most kinds of templates (by special tokens and media) whose compiler is kept."""
+"""Maximum number of compilers, one for each kind of templates (special tokens and media)."""
 
 
 class TemplateWorker:
@@ -54,7 +52,9 @@ class TemplateWorker:
             prompt = self._render(read_request(data)).encode("utf-8", "surrogatepass")
         except TokenizerInputError as error:
             is_last = isinstance(error.__cause__, MemoryError)
-            return RenderAnswer(error=str(error)[:MAX_ERROR], param=error.param, is_last=is_last)
+            return RenderAnswer(
+                error=str(error)[:MAX_ERROR_LENGTH], param=error.param, is_last=is_last
+            )
         except MemoryError:
             return RenderAnswer(error="The chat template needs too much memory.", is_last=True)
         if len(prompt) > prompt_limit(len(data)):
@@ -62,6 +62,9 @@ class TemplateWorker:
                 error=f"The chat template makes a prompt of {len(prompt)} bytes: too long."
             )
         return RenderAnswer(prompt=prompt)
+
+    def _request_time(self) -> datetime:
+        return self._now
 
     def _render(self, request: RenderRequest) -> str:
         self._now = request.now
@@ -72,7 +75,7 @@ class TemplateWorker:
                 self._compilers.clear()
             compiler = self._compilers[key] = ChatTemplateCompiler(
                 request.special_tokens,
-                now=lambda: self._now,
+                now=self._request_time,
                 takes_media=request.takes_media,
             )
         return compiler.compile(request.source).render(request.messages, request.options)
@@ -91,7 +94,10 @@ def main(arguments: list[str]) -> None:
     connection = socket.socket(fileno=0)
     connection.setblocking(True)
     with connection, connection.makefile("rb") as requests:
-        while head := requests.read(LENGTH.size):
+        while True:
+            head = requests.read(LENGTH.size)
+            if not head:
+                break
             data = requests.read(LENGTH.unpack(head)[0])
             signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process in time
             answer = worker.answer(data)

@@ -33,7 +33,10 @@ async function work() {
       await ask(isStreamed);
       answered += 1;
     } catch (error) {
-      const reason = `${error.message}: ${error.cause?.code ?? error.cause?.message ?? ""}`.slice(0, 100);
+      const reason = `${error.message}: ${error.cause?.code ?? error.cause?.message ?? ""}`.slice(
+        0,
+        100,
+      );
       lost[reason] = (lost[reason] ?? 0) + 1;
     }
   }

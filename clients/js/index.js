@@ -18,7 +18,9 @@ export class ControlError extends Error {}
 export async function start({ command = ["understudy"], cwd, ...settings } = {}) {
   const port = settings.port ?? (await freePort());
   const words = flags({ host: "127.0.0.1", seed: 7, journal: 1000, ...settings, port });
-  const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("SIM_")));
+  const env = Object.fromEntries(
+    Object.entries(process.env).filter(([name]) => !name.startsWith("SIM_")),
+  );
   const child = spawn(command[0], [...command.slice(1), ...words], { cwd, env, detached: true });
   const server = new Server(`http://127.0.0.1:${port}`, { adminKey: settings.adminKey, child });
   let failure;
@@ -48,7 +50,9 @@ class Server {
     [this.url, this.baseURL, this.#adminKey, this.#child] = [url, `${url}/v1`, adminKey, child];
     if (child === undefined) return;
     for (const stream of [child.stdout, child.stderr])
-      stream.setEncoding("utf8").on("data", (text) => (this.#log = (this.#log + text).slice(-MOST_LOG)));
+      stream
+        .setEncoding("utf8")
+        .on("data", (text) => (this.#log = (this.#log + text).slice(-MOST_LOG)));
     this.end = () => kill(child, "SIGKILL");
     process.on("exit", this.end);
   }
@@ -58,12 +62,17 @@ class Server {
   }
 
   async reply({ when = {}, then, name = "", scope }) {
-    const told = Object.values(await this.ask("POST", `${RULES}?${query({ ranks: "all", scope })}`, { name, when, then }));
+    const told = Object.values(
+      await this.ask("POST", `${RULES}?${query({ ranks: "all", scope })}`, { name, when, then }),
+    );
     return new Reply(this, told[0].rules[0].id);
   }
 
   async requests({ route, contains, scope } = {}) {
-    const ranks = await this.ask("GET", `/admin/journal?${query({ ranks: "all", route, contains, scope })}`);
+    const ranks = await this.ask(
+      "GET",
+      `/admin/journal?${query({ ranks: "all", route, contains, scope })}`,
+    );
     const entries = Object.values(ranks).flatMap((rank) => rank.entries);
     return entries.sort((one, other) => (one.at < other.at ? -1 : one.at > other.at ? 1 : 0));
   }
@@ -72,7 +81,12 @@ class Server {
     const fitting = await this.requests(wanted);
     if (times === undefined ? fitting.length > 0 : fitting.length === times) return fitting;
     const message = report(times, wanted, fitting, await this.requests());
-    throw new AssertionError({ message, actual: fitting.length, expected: times ?? "at least 1", operator: "verify" });
+    throw new AssertionError({
+      message,
+      actual: fitting.length,
+      expected: times ?? "at least 1",
+      operator: "verify",
+    });
   }
 
   async reset() {
@@ -82,19 +96,27 @@ class Server {
   }
 
   async ask(method, path, body) {
-    const headers = { "Content-Type": "application/json", ...(this.#adminKey && { "X-Admin-Key": this.#adminKey }) };
+    const headers = {
+      "Content-Type": "application/json",
+      ...(this.#adminKey && { "X-Admin-Key": this.#adminKey }),
+    };
     const asked = { method, headers, signal: AbortSignal.timeout(TIMEOUT_MS) };
     if (body !== undefined) asked.body = JSON.stringify(body);
     const answer = await fetch(this.url + path, asked).catch((error) => {
-      throw new ControlError(`${method} ${path}: ${error.cause?.message ?? error.message}\n${this.#log}`);
+      throw new ControlError(
+        `${method} ${path}: ${error.cause?.message ?? error.message}\n${this.#log}`,
+      );
     });
     const text = await answer.text();
-    if (answer.status >= 400) throw new ControlError(`${method} ${path} answered ${answer.status}: ${text}`);
+    if (answer.status >= 400)
+      throw new ControlError(`${method} ${path} answered ${answer.status}: ${text}`);
     return text.trim() ? JSON.parse(text) : {};
   }
 
   async isHealthy() {
-    const answer = await fetch(`${this.url}/health`, { signal: AbortSignal.timeout(TIMEOUT_MS) }).catch(() => undefined);
+    const answer = await fetch(`${this.url}/health`, {
+      signal: AbortSignal.timeout(TIMEOUT_MS),
+    }).catch(() => undefined);
     return answer?.status === 200;
   }
 
@@ -102,7 +124,10 @@ class Server {
     const child = this.#child;
     if (child === undefined || child.pid === undefined) return;
     process.off("exit", this.end);
-    const over = child.exitCode === null && child.signalCode === null && new Promise((done) => child.once("exit", done));
+    const over =
+      child.exitCode === null &&
+      child.signalCode === null &&
+      new Promise((done) => child.once("exit", done));
     child.kill("SIGTERM");
     await Promise.race([over, sleep(STOP_LIMIT_MS, undefined, { ref: false })]);
     kill(child, "SIGKILL");
@@ -130,12 +155,15 @@ class Reply {
 
 function report(times, wanted, fitting, every) {
   const asked = Object.entries(wanted).map(([name, value]) => `, ${name} ${JSON.stringify(value)}`);
-  const count = times === undefined ? "at least one request" : `${times} request${times === 1 ? "" : "s"}`;
+  const count =
+    times === undefined ? "at least one request" : `${times} request${times === 1 ? "" : "s"}`;
   const known = new Set(fitting.map((entry) => JSON.stringify(entry)));
   const lines = every.map((entry) => {
     const line = `${entry.at.slice(11, 23)} ${entry.route} ${entry.status} ${brief(last(entry.request))}`;
     if (known.has(JSON.stringify(entry))) return `  fits: ${line}`;
-    const other = ["route", "scope"].filter((name) => wanted[name] !== undefined && wanted[name] !== entry[name]);
+    const other = ["route", "scope"].filter(
+      (name) => wanted[name] !== undefined && wanted[name] !== entry[name],
+    );
     const flaws = other.map((name) => `${name} is ${JSON.stringify(entry[name])}`).join(" and ");
     return `  ${line}\n      ${flaws || "its body does not contain the text"}`;
   });
@@ -145,7 +173,9 @@ function report(times, wanted, fitting, every) {
 
 function last(request) {
   const messages = request?.messages ?? request?.input;
-  const content = Array.isArray(messages) ? messages.at(-1)?.content ?? messages.at(-1) : messages;
+  const content = Array.isArray(messages)
+    ? (messages.at(-1)?.content ?? messages.at(-1))
+    : messages;
   return content ?? request?.prompt ?? request;
 }
 
@@ -155,11 +185,15 @@ function brief(value) {
 }
 
 function query(given) {
-  return new URLSearchParams(Object.entries(given).filter(([, value]) => value !== undefined)).toString();
+  return new URLSearchParams(
+    Object.entries(given).filter(([, value]) => value !== undefined),
+  ).toString();
 }
 
 function flags(settings) {
-  const given = Object.entries(settings).filter(([, value]) => value !== undefined && value !== null);
+  const given = Object.entries(settings).filter(
+    ([, value]) => value !== undefined && value !== null,
+  );
   return given.flatMap(([name, value]) => [
     `--${name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`,
     ...(Array.isArray(value) && value.every((item) => typeof item === "string")

@@ -1,6 +1,6 @@
 """Settings of the socket, the process, HTTPS, access, and plugins."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -153,14 +153,15 @@ class AccessSettings(Section, frozen=True, kw_only=True):
 
 
 class Plugin(Struct, frozen=True):
-    """An imported plugin: a module, or any object with hooks as attributes."""
+    """An imported plugin."""
 
     name: str
     version: str
     """Version of the plugin; may be empty."""
     origin: str
     """Item of the setting `plugin`, or the package with the entry point."""
-    hooks: object
+    extension: Any
+    """A subclass of `app.plugins.Plugin`."""
     settings: type[Section] | None
 
     @property

@@ -1,37 +1,51 @@
-"""Answers in pig latin, as long as its setting or the request's header X-Pig-Latin says so.
+"""Answers in pig latin, for a share of the requests and for those that ask by X-Pig-Latin.
 
 python -m app --plugin examples/plugins/pig_latin.py --pig-latin-share 50
 """
 
 import re
+from collections.abc import Callable
 from random import Random
 from typing import Annotated
 
-from app.plugins import About, EngineRequest, Percent, PluginHost, ReplyHook, Section, hookimpl
+from app.plugins import About, EngineRequest, Percent, Plugin, Section
 
-API = 1
+API = 2
 VERSION = "1.0"
 WORD = re.compile(r"([^aeiou\W\d_]*)([a-z]*)", re.IGNORECASE)
 
 
-class Settings(Section, frozen=True, kw_only=True):
+class ShareSettings(Section, frozen=True, kw_only=True):
     """Pig latin."""
 
     share: Annotated[Percent, About("Replies in pig latin.", unit="%", live=True)] = 100
 
 
 def pig_latin(text: str) -> str:
-    """Each word with its first consonants behind it, and `ay`."""
-    return WORD.sub(lambda word: f"{word[2]}{word[1]}ay".lower() if word[0] else "", text)
+    """Returns each word with its first consonants moved to its end, and `ay`."""
+    return WORD.sub(_moved, text)
 
 
-@hookimpl
-def reply(host: PluginHost) -> ReplyHook:
-    def said(request: EngineRequest, rng: Random) -> str | None:
-        http = host.request()
-        asked = http is not None and http.headers.get("x-pig-latin") == "please"
-        if asked or rng.random() * 100 < host.settings.share:
+def _moved(word: re.Match[str]) -> str:
+    return f"{word[2]}{word[1]}ay".lower() if word[0] else ""
+
+
+class PigLatin(Plugin):
+    """Repeats the last message in pig latin."""
+
+    name = "pig-latin"
+    Settings = ShareSettings
+
+    def reply(self) -> Callable[[EngineRequest, Random], str | None]:
+        """Returns the function that writes replies."""
+        return self._reply
+
+    def _reply(self, request: EngineRequest, rng: Random) -> str | None:
+        http = self.request()
+        is_wanted = http is not None and http.headers.get("x-pig-latin") == "please"
+        if is_wanted or rng.random() * 100 < self.settings.share:
             return pig_latin(request.echo_text)
         return None
 
-    return said
+
+EXTENSION = PigLatin

@@ -1,9 +1,9 @@
-"""Overloaded at the beginning of each period: 503 with a true Retry-After, as behind a busy
-gateway.
+"""Overload at the beginning of each period: 503 with a true Retry-After, as of a busy gateway.
 
 python -m app --plugin examples/plugins/rush_hour.py --rush-hour-every 60s --rush-hour-lasts 5s
 """
 
+from collections.abc import Callable
 from math import ceil
 from typing import Annotated
 
@@ -12,37 +12,45 @@ from app.plugins import (
     ApiError,
     Duration,
     Fault,
-    FaultHook,
-    PluginHost,
+    Plugin,
     RequestFacts,
     Section,
-    hookimpl,
+    ServerParts,
 )
 
-API = 1
+API = 2
 VERSION = "1.0"
 
 
-class Settings(Section, frozen=True, kw_only=True):
+class RushHourSettings(Section, frozen=True, kw_only=True):
     """Rush hours."""
 
-    every: Annotated[
-        Duration, About("From the beginning of one to that of the next.", live=True)
-    ] = 60.0
-    lasts: Annotated[Duration, About("How long one lasts.", live=True)] = 5.0
+    every: Annotated[Duration, About("Time between the beginnings of two.", live=True)] = 60.0
+    lasts: Annotated[Duration, About("Length of each.", live=True)] = 5.0
 
 
-@hookimpl
-def fault(host: PluginHost) -> FaultHook:
-    begun_s = host.now()
+class RushHour(Plugin):
+    """Refuses requests at the beginning of each period."""
 
-    def overloaded(request: RequestFacts) -> Fault | None:
-        at = host.settings
-        into_s = (host.now() - begun_s) % at.every if at.every else 0.0
-        if into_s >= at.lasts:
+    name = "rush-hour"
+    Settings = RushHourSettings
+
+    def __init__(self, parts: ServerParts) -> None:
+        super().__init__(parts)
+        self._start_s = self.now()
+
+    def fault(self) -> Callable[[RequestFacts], Fault | None]:
+        """Returns the function that refuses requests."""
+        return self._overload
+
+    def _overload(self, facts: RequestFacts) -> Fault | None:
+        settings = self.settings
+        elapsed_s = (self.now() - self._start_s) % settings.every if settings.every else 0.0
+        if elapsed_s >= settings.lasts:
             return None
-        wait = {"Retry-After": str(ceil(at.lasts - into_s))}
-        error = ApiError(503, "ServiceUnavailableError", "It is rush hour.", headers=wait)
+        headers = {"Retry-After": str(ceil(settings.lasts - elapsed_s))}
+        error = ApiError(503, "ServiceUnavailableError", "It is rush hour.", headers=headers)
         return Fault(name="rush-hour", error=error)
 
-    return overloaded
+
+EXTENSION = RushHour

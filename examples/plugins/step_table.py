@@ -1,4 +1,4 @@
-"""What a step costs, from a table of one's own: tokens of a step, and its milliseconds.
+"""Step costs from a table: tokens of a step, and its milliseconds.
 
 python -m app simulate --plugin examples/plugins/step_table.py --rate 2 --seconds 60
 python -m app --plugin examples/plugins/step_table.py --timing steps
@@ -10,14 +10,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
-from app.plugins import About, Batch, CostModel, PluginHost, Section, hookimpl
+from app.plugins import About, Batch, CostModel, Plugin, Profile, Section
 
-API = 1
+API = 2
 VERSION = "1.0"
-USUAL = "tokens,ms\n1,10\n256,14\n1024,40\n8192,300\n"
+EXAMPLE = "tokens,ms\n1,10\n256,14\n1024,40\n8192,300\n"
 
 
-class Settings(Section, frozen=True, kw_only=True):
+class TableSettings(Section, frozen=True, kw_only=True):
     """A table of step costs."""
 
     file: Annotated[
@@ -25,11 +25,8 @@ class Settings(Section, frozen=True, kw_only=True):
     ] = ""
 
 
-class Table:
-    """Seconds of a step by its tokens:
-
-    on a line between two rows, and on that of the last two beyond.
-    """
+class StepTable:
+    """Interpolates the seconds of a step by its tokens, and extrapolates the last two rows."""
 
     def __init__(self, text: str) -> None:
         rows = sorted(
@@ -41,12 +38,24 @@ class Table:
         self._tokens = [tokens for tokens, _ in rows]
 
     def seconds(self, batch: Batch[Any], start_s: float, idle: bool) -> float:
-        place = min(max(bisect_left(self._tokens, batch.tokens), 1), len(self._rows) - 1)
-        (low, low_s), (high, high_s) = self._rows[place - 1 : place + 1]
-        return max(0.0, low_s + (high_s - low_s) * (batch.tokens - low) / (high - low))
+        """Returns the seconds of a step."""
+        index = min(max(bisect_left(self._tokens, batch.tokens), 1), len(self._rows) - 1)
+        low_tokens, low_s = self._rows[index - 1]
+        high_tokens, high_s = self._rows[index]
+        slope = (high_s - low_s) / (high_tokens - low_tokens)
+        return max(0.0, low_s + slope * (batch.tokens - low_tokens))
 
 
-@hookimpl
-def step_cost(host: PluginHost) -> CostModel:
-    file = host.settings.file
-    return Table(Path(file).read_text("utf-8") if file else USUAL)
+class StepTablePlugin(Plugin):
+    """Reads the costs of steps from a table."""
+
+    name = "step-table"
+    Settings = TableSettings
+
+    def step_cost(self, profile: Profile) -> CostModel:
+        """Returns the table."""
+        file = self.settings.file
+        return StepTable(Path(file).read_text("utf-8") if file else EXAMPLE)
+
+
+EXTENSION = StepTablePlugin

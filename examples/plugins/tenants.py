@@ -1,94 +1,106 @@
-"""Counts requests by their header X-Tenant: in a header of each answer, in a metric family, and on
-a page.
+"""Counts requests by their header X-Tenant: in a header of each answer, as a metric, on a page.
 
 python -m app --plugin examples/plugins/tenants.py --tenants-required
 curl localhost:8000/admin/tenants
 """
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 from app.plugins import (
     About,
     ApiError,
     Count,
-    MetricsHook,
     Middleware,
-    PluginHost,
+    Plugin,
+    Position,
     RequestContext,
     Response,
     Route,
     Section,
+    ServerParts,
     get,
-    hookimpl,
     json_response,
 )
 
-API = 1
+API = 2
 VERSION = "1.0"
 OTHERS = "others"
 
 
-class Settings(Section, frozen=True, kw_only=True):
+class TenantSettings(Section, frozen=True, kw_only=True):
     """Tenants."""
 
     required: Annotated[
         bool, About("Refuse requests for replies that name no tenant.", live=True)
     ] = False
-    most: Annotated[
-        Count, About("Tenants that are counted each for itself; the rest is `others`.")
-    ] = 100
+    most: Annotated[Count, About("Tenants with a count; all others share `others`.")] = 100
 
 
-class Tenants(Middleware):
-    """One for all hooks: `host.one` sees to that."""
+class TenantCounter(Middleware):
+    """Counts requests for replies, and tells clients the count of their tenant."""
 
-    def __init__(self, host: PluginHost) -> None:
-        self._host = host
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
         self.counts: Counter[str] = Counter()
 
     def begin(self, context: RequestContext) -> None:
+        """Counts a request. Raises ApiError 400 if its tenant is missing."""
         if not context.path.startswith("/v1/") or context.method != "POST":
             return
         tenant = context.headers.get("x-tenant", "")
-        if not tenant and self._host.settings.required:
+        if not tenant and self._plugin.settings.required:
             raise ApiError(400, "BadRequestError", "The header X-Tenant is missing.", "X-Tenant")
-        known = tenant.isalnum() and tenant.isascii()
-        if known and (tenant in self.counts or len(self.counts) < self._host.settings.most):
-            self.counts[tenant] += 1
-        else:
-            self.counts[OTHERS] += 1
+        is_valid = tenant.isalnum() and tenant.isascii()
+        has_room = tenant in self.counts or len(self.counts) < self._plugin.settings.most
+        self.counts[tenant if is_valid and has_room else OTHERS] += 1
 
     def end(self, context: RequestContext, response: Response) -> None:
-        if count := self.counts.get(context.headers.get("x-tenant", "")):
+        """Adds the header X-Tenant-Requests."""
+        count = self.counts.get(context.headers.get("x-tenant", ""))
+        if count:
             response.headers["X-Tenant-Requests"] = str(count)
 
-    def page(self, context: RequestContext) -> Response:
-        """Requests by tenant."""
-        return json_response(dict(sorted(self.counts.items())))
 
-    def text(self) -> str:
+class Tenants(Plugin):
+    """Counts requests by tenant."""
+
+    name = "tenants"
+    Settings = TenantSettings
+
+    def __init__(self, parts: ServerParts) -> None:
+        super().__init__(parts)
+        self._counter = TenantCounter(self)
+
+    def keeps_fast_path(self, settings: object) -> bool:
+        """Returns whether no request is refused: the general path writes complete errors."""
+        return not self.settings.required
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the counter, behind keys and rate limits."""
+        return {Position.AUTHENTICATED: [self._counter]}
+
+    def metrics(self) -> Sequence[Callable[[], str]]:
+        """Returns the family of counts."""
+        return [self._text]
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the page."""
+        return {"page": [get("/admin/tenants", self._page)]}
+
+    def _page(self, context: RequestContext) -> Response:
+        """Requests by tenant."""
+        return json_response(dict(sorted(self._counter.counts.items())))
+
+    def _text(self) -> str:
         lines = [
-            f'tenants_requests_total{{tenant="{name}"}} {n}'
-            for name, n in sorted(self.counts.items())
-        ]
-        head = [
             "# HELP tenants_requests_total Requests by tenant.",
             "# TYPE tenants_requests_total counter",
         ]
-        return "\n".join([*head, *lines, ""])
+        for tenant, count in sorted(self._counter.counts.items()):
+            lines.append(f'tenants_requests_total{{tenant="{tenant}"}} {count}')
+        return "\n".join([*lines, ""])
 
 
-@hookimpl
-def middleware(host: PluginHost) -> Middleware:
-    return host.one(Tenants)
-
-
-@hookimpl
-def metrics(host: PluginHost) -> MetricsHook:
-    return host.one(Tenants).text
-
-
-@hookimpl
-def routes(host: PluginHost) -> list[Route]:
-    return [get("/admin/tenants", host.one(Tenants).page)]
+EXTENSION = Tenants

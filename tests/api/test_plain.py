@@ -17,7 +17,7 @@ from app.serving.api.plain import (
     Recognised,
 )
 from app.serving.protocol.validation import ModelLimits
-from app.text.memo import KnownPrompts
+from app.text.memo import PromptMemo
 from config.loader import load
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -32,7 +32,7 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
         SimpleNamespace(names=["m"]),
     )
     pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
-    known, options = KnownPrompts(prompt_ids), partial(ChatResponseOptions, prompt_ids=())
+    known, options = PromptMemo(prompt_ids), partial(ChatResponseOptions, prompt_ids=())
     found = PlainGeneration(
         pipeline, kind, "", known, options, lambda ids: {"n": 1}, cast(Any, None)
     )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.engine.core.request import ToolCalls
-from app.engine.forms.schema import Schemas
+from app.extensions.forms.constraints import FormConstraints
 from app.serving.api.chat.parts import check_tool_choice, constraint_of, tool_calls_of
 from app.serving.http.errors import ApiError
 from app.serving.protocol.options import StructuredOutputs
@@ -22,7 +22,7 @@ LOOK = {"type": "function", "function": {"name": "look"}}
 
 
 def calls(settings: ToolSettings = CHOOSING, **fields: Any) -> ToolCalls | None:
-    return tool_calls_of(chat(**fields), settings, Schemas())
+    return tool_calls_of(chat(**fields), settings, FormConstraints())
 
 
 def told(found: ToolCalls | None) -> tuple[list[str], int, int, bool] | None:
@@ -123,7 +123,7 @@ def test_a_server_may_leave_no_choice(
 )
 def test_what_is_no_form_is_refused(wanted: StructuredOutputs, word: str) -> None:
     with pytest.raises(ApiError) as caught:
-        constraint_of(wanted, Schemas())
+        constraint_of(wanted, FormConstraints())
     assert (
         caught.value.status == 400 and word in caught.value.message and caught.value.param is None
     )

@@ -21,9 +21,12 @@ from app.engine.core.step_cost import StepCost
 from app.engine.kvcache.counted_blocks import CountedBlocks
 from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
 from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
-from app.lab.load.loads import Between, LoadTrace, Recipe
-from benchmarks.rehearse import report
-from benchmarks.rehearse.playing import (
+from app.lab.load.loads import LoadTrace
+from app.lab.load.synthetic import Between, Recipe
+from config import ConfigError
+from config.profile import CostConstants, EngineLimits, Profile
+from research.rehearse import report
+from research.rehearse.playing import (
     TURNAROUND_S,
     Clock,
     Played,
@@ -32,10 +35,8 @@ from benchmarks.rehearse.playing import (
     play_offline,
     play_on,
 )
-from benchmarks.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse
-from benchmarks.rehearse.step_fitting import fit_steps, predicted
-from config import ConfigError
-from config.profile import CostConstants, EngineLimits, Profile
+from research.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse
+from research.rehearse.step_fitting import fit_steps, predicted
 
 
 class StandIn:

@@ -41,7 +41,7 @@ class Rings:
         gevent.sleep(2 * SOON_S)
 
 
-def test_an_alarm_rings_once_and_not_before_its_moment(timer: LiveClock) -> None:
+def test_an_alarm_rings_once_and_never_early(timer: LiveClock) -> None:
     rings = Rings()
     gevent.get_hub().loop.update_now()  # libev counts from when it last looked at the time
     moment_s = time.monotonic() + SOON_S
@@ -63,7 +63,7 @@ def test_a_later_alarm_replaces_an_earlier_one(
     assert rings.names == ["second"]
 
 
-def test_a_clock_opens_nothing_before_its_first_alarm_and_one_timer_for_all() -> None:
+def test_a_clock_opens_one_timer_at_its_first_alarm() -> None:
     clock, rings = LiveClock(), Rings()
     gevent.sleep(0)  # the hub is there from now on
     descriptors = [len(os.listdir("/proc/self/fd"))]
@@ -76,7 +76,7 @@ def test_a_clock_opens_nothing_before_its_first_alarm_and_one_timer_for_all() ->
     assert descriptors == [descriptors[0], *[descriptors[0] + 1] * 3]
 
 
-def test_others_run_in_a_pause() -> None:
+def test_other_greenlets_run_during_a_pause() -> None:
     ran: list[str] = []
     other = gevent.spawn(ran.append, "other")
     pause_if_possible()
@@ -84,7 +84,7 @@ def test_others_run_in_a_pause() -> None:
     other.join()
 
 
-def test_a_callback_of_the_loop_makes_no_pause() -> None:
+def test_callbacks_of_the_loop_do_not_pause() -> None:
     outcomes: list[str] = []
 
     def callback() -> None:
@@ -96,7 +96,7 @@ def test_a_callback_of_the_loop_makes_no_pause() -> None:
     assert outcomes == ["done"]
 
 
-def test_work_pauses_when_the_last_pause_is_long_ago() -> None:
+def test_work_pauses_after_its_maximum_duration() -> None:
     clock, pauses = VirtualClock(), list[float]()
     pace = Pace(clock.now, 0.004, lambda: pauses.append(round(clock.now(), 4)))
     for _ in range(10):

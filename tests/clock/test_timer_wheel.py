@@ -5,7 +5,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.base.clock.clock import LEAD_S, SLOTS_PER_S, TimerWheel, VirtualClock
+from app.base.clock.clock import VirtualClock
+from app.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
 
 SLOT_S = 1 / SLOTS_PER_S
 
@@ -39,7 +40,7 @@ class Hopeless(Broken):
 
 
 @given(gaps=st.lists(st.floats(0.0005, 2.0), min_size=1, max_size=30))
-def test_every_turn_comes_at_its_moment_hardly_early_and_less_than_two_slots_late(
+def test_every_turn_is_at_most_half_a_slot_early_and_two_slots_late(
     gaps: list[float],
 ) -> None:
     clock = VirtualClock()
@@ -54,7 +55,7 @@ def test_every_turn_comes_at_its_moment_hardly_early_and_less_than_two_slots_lat
     assert len(wheel) == 0
 
 
-def test_a_turn_that_fails_is_told_so_and_stops_nobody_else() -> None:
+def test_a_failing_turn_is_reported_and_does_not_stop_other_items() -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
     broken, hopeless, beat = (
@@ -79,7 +80,7 @@ class Recording(VirtualClock):
 
 
 @given(due_s=st.floats(0, 1e8))
-def test_at_the_moment_that_it_asked_for_there_is_something_to_do(due_s: float) -> None:
+def test_every_alarm_has_due_items(due_s: float) -> None:
     """Were a slot not yet due at its own moment, because of rounding, the alarm would ring on and
     on.
     """
@@ -100,7 +101,7 @@ class Slow(Metronome):
         return super().turn(now_s)
 
 
-def test_a_ring_that_takes_long_leaves_the_rest_to_the_next_one() -> None:
+def test_a_long_ring_leaves_further_turns_to_the_next_ring() -> None:
     clock = Recording()
     wheel = TimerWheel(clock)
     beats = [Slow(clock, 0.01, 1) for _ in range(12)]
@@ -115,7 +116,7 @@ def test_a_ring_that_takes_long_leaves_the_rest_to_the_next_one() -> None:
     assert [beat.turns[0][1] for beat in beats] == sorted(beat.turns[0][1] for beat in beats)
 
 
-def test_what_is_to_be_done_soon_is_done_in_the_next_ring_and_never_again() -> None:
+def test_call_soon_calls_a_function_once_in_the_next_ring() -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
     done: list[int] = []

@@ -14,7 +14,7 @@ waits = st.lists(st.tuples(st.floats(0, 600), st.floats(0.1, 50)), max_size=60)
 starts = st.floats(0, 1e7)
 
 
-def test_a_full_bucket_gives_its_burst_at_once_and_then_one_token_a_second() -> None:
+def test_a_full_bucket_allows_its_burst_and_then_one_token_per_second() -> None:
     bucket = TokenBucket(60, 3)
     assert [bucket.take(1, 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0]
     assert bucket.take(1, 0.5) == 0.5
@@ -24,15 +24,13 @@ def test_a_full_bucket_gives_its_burst_at_once_and_then_one_token_a_second() -> 
 
 
 @pytest.mark.parametrize(("per_minute", "burst"), [(0, 1), (-1, None), (60, 0), (float("nan"), 1)])
-def test_without_a_rate_or_a_burst_there_is_no_bucket(
-    per_minute: float, burst: float | None
-) -> None:
+def test_a_rate_or_burst_of_zero_is_rejected(per_minute: float, burst: float | None) -> None:
     with pytest.raises(ValueError):
         TokenBucket(per_minute, burst)
 
 
 @given(rate=rates, burst=bursts, asks=waits, start_s=starts)
-def test_in_no_span_is_more_given_than_the_burst_and_what_came_in_meanwhile(
+def test_no_interval_exceeds_the_burst_plus_the_refill(
     rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
 ) -> None:
     bucket, now_s, given_s = TokenBucket(rate, burst, start_s), start_s, 0.0
@@ -45,7 +43,7 @@ def test_in_no_span_is_more_given_than_the_burst_and_what_came_in_meanwhile(
 
 
 @given(rate=rates, burst=bursts, asks=waits, start_s=starts)
-def test_who_waits_as_long_as_told_gets_it_and_who_waits_less_does_not(
+def test_the_returned_wait_is_exact(
     rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
 ) -> None:
     bucket, now_s = TokenBucket(rate, burst, start_s), start_s

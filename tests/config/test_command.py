@@ -69,8 +69,8 @@ def test_the_help_begins_with_the_commands_a_line_each(
     assert command.main(argv) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("Commands")
-    assert told[1 : 1 + len(command.COMMANDS)] == [
-        f"  {name:<12}{it.about}" for name, it in command.COMMANDS.items()
+    assert told[1 : 1 + len(command.listed_commands())] == [
+        f"  {name:<12}{it.about}" for name, it in command.listed_commands().items()
     ]
     heads = [line for line in told[12:] if line.endswith(":") and not line.startswith(" ")]
     assert "HTTPS:" in heads and "Others:" in heads

@@ -8,8 +8,8 @@ from app.engine.core.batch import Batch, SequenceState
 from app.engine.core.step_cost import StepCost
 from config import ConfigError
 from config.datasheet import datasheet_profile, profile_of
+from config.devices import DEVICES
 from config.profile import CostConstants, Profile
-from config.shapes import DEVICES
 
 QWEN: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],

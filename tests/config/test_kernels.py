@@ -10,7 +10,8 @@ from app.engine.core.batch import Batch, SequenceState
 from app.engine.core.step_cost import StepCost, interpolate
 from benchmarks.cells import cells, errors
 from config.datasheet import datasheet_profile
-from config.kernels import ASYNCHRONOUS, HOPPER, KERNELS, norm
+from config.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
+from config.kernels import norm
 from config.profile import CostConstants, Profile
 from tests.config.test_datasheet import MIXTRAL, QWEN
 from tests.needs import RECORDING

@@ -17,7 +17,7 @@ from config.document import settings_page
 from config.kinds import LONGEST, RULE, format_duration, parse_duration
 from config.loader import load, resolve
 from config.settings import BY_NAME, TABLE
-from config.sources import RETIRED, as_environment
+from config.sources import REMOVED, as_environment
 
 Write = Callable[[str], str]
 
@@ -136,19 +136,22 @@ def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) ->
     assert warning.endswith("is accepted and ignored")
 
 
-@pytest.mark.parametrize(("name", "reason"), RETIRED.items())
-def test_a_retired_setting_starts_the_server_with_a_warning(
-    yaml_file: Write, name: str, reason: str
+@pytest.mark.parametrize(("name", "successor"), REMOVED.items())
+def test_a_removed_setting_stops_the_start_with_its_successor(
+    yaml_file: Write, name: str, successor: str
 ) -> None:
     variable = "SIM_" + name.replace("-", "_").upper()
-    for argv, environ in (
-        ([f"--{name}", "1"], {}),
-        (["--config", yaml_file(f"{name}: 1")], {}),
-        ([], {variable: "1"}),
+    for argv, environ, written in (
+        ([f"--{name}", "1"], {}, f"flag --{name}"),
+        (["--config", yaml_file(f"{name}: 1")], {}, f": {name}"),
+        ([], {variable: "1"}, f"environment variable {variable}"),
     ):
-        (warning,) = warnings(argv, environ)
-        assert warning.endswith(f"is accepted and ignored: {reason}")
-    assert f"| `{name}` | {reason} |" in settings_page() and name not in BY_NAME
+        with pytest.raises(ConfigError) as raised:
+            load(argv, environ)
+        assert str(raised.value).endswith(f"{written} was removed: {successor}")
+        assert raised.value.status == 1
+    assert load([], {variable: ""}) == load([], {})
+    assert f"| `{name}` | {successor} |" in settings_page() and name not in BY_NAME
 
 
 def test_a_setting_has_one_value_by_whichever_name(yaml_file: Write) -> None:

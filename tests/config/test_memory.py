@@ -4,9 +4,10 @@ import pytest
 
 from config import ConfigError
 from config.datasheet import datasheet_profile
-from config.memory import memory_use, reserved, version_numbers
+from config.devices import DEVICES, GIB
+from config.memory import memory_use, reserved_bytes, version_numbers
 from config.profile import EngineLimits
-from config.shapes import DEVICES, GIB, model_shape
+from config.shapes import model_shape
 from tests.config.test_datasheet import QWEN
 
 
@@ -72,7 +73,9 @@ def test_the_cache_has_the_memory_that_a_log_says(
     held = (weight_bytes * shape.weights()[0] + 4 * shape.vocab_size * shape.hidden_size) / devices
     tokens = device.max_num_batched_tokens
     limits = EngineLimits(num_gpu_blocks=2, max_num_seqs=places, max_num_batched_tokens=tokens)
-    left = device.memory * share - held - reserved(shape, devices, limits, memory_use(version))
+    left = (
+        device.memory * share - held - reserved_bytes(shape, devices, limits, memory_use(version))
+    )
     assert left / GIB == pytest.approx(gib, rel=0.025)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.derive_facts import derive
+from research.derive_facts import derive
 from tests.conformance.recording import CASES
 
 FACTS = json.loads(Path(__file__).with_name("facts.json").read_text())
@@ -18,5 +18,5 @@ FACTS = json.loads(Path(__file__).with_name("facts.json").read_text())
 def test_the_facts_are_those_of_the_recording() -> None:
     derived = derive(CASES.read_text().splitlines())
     assert derived == FACTS, (
-        "python -m scripts.derive_facts RECORDING.jsonl > tests/conformance/facts.json"
+        "python -m research.derive_facts RECORDING.jsonl > tests/conformance/facts.json"
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.extensions import BUILT_IN, PACKAGE, Extension, enabled_extensions
+from app.core.built_in import BUILT_IN, PACKAGE, enabled_extensions
+from app.core.extensions import Extension
 from config.loader import load
 from tests.running_server import ROOT
 
@@ -48,6 +49,10 @@ def test_an_extension_imports_only_the_extensions_that_it_requires(name: str) ->
     assert imported - {name} <= set(extension.requires)
 
 
-def test_all_built_in_extensions_are_enabled_by_default() -> None:
+OFF_BY_DEFAULT = ("datasets", "tracing", "recording", "grpc", "kv_index", "llm", "console", "lab")
+
+
+def test_extensions_that_a_setting_asks_for_are_off_by_default() -> None:
     enabled = enabled_extensions(load((), {}))
-    assert [extension.name for extension in enabled] == list(BUILT_IN)
+    expected = [name for name in BUILT_IN if name not in OFF_BY_DEFAULT]
+    assert [extension.name for extension in enabled] == expected

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.cli import main
-from app.engine.dataset.command import RecordWriter, conversations, pairs
+from app.engine.dataset.command import RecordWriter, exchanges, read_conversations
 from app.engine.dataset.dataset import Dataset
 from app.text.base import TokenizerInputError
 from app.text.huggingface import LocalTokenizer
@@ -127,7 +127,7 @@ def test_no_file_is_written_over(run: Run, source: Path, tmp_path: Path, taken: 
     (tmp_path / taken).write_text("mine")
     done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {tmp_path / taken} exists already and is not written over\n"
+    assert done.stderr == f"error: {tmp_path / taken} already exists and is not overwritten\n"
     assert names(tmp_path) == sorted([taken, "talks.json"])
     assert (tmp_path / taken).read_text() == "mine"
 
@@ -212,13 +212,13 @@ class Picky(LocalTokenizer):
 def test_a_conversation_ends_where_the_tokenizer_refuses_it(tokenizer: LocalTokenizer) -> None:
     recorder = RecordWriter(Picky(tokenizer))
     assert len(list(recorder.records(CONVERSATIONS))) == 4
-    assert (recorder.conversations, recorder.refused, recorder.refusal) == (4, 1, "not this one")
+    assert (recorder.conversations, recorder.rejected, recorder.rejection) == (4, 1, "not this one")
 
 
 def test_items_come_one_by_one() -> None:
     items = [turns(("human", "Grüße")), {"conversations": [1.5]}, 3]
     for text in (json.dumps(items, indent=2, ensure_ascii=False), "\ufeff \n" + json.dumps(items)):
-        assert list(conversations(io.BytesIO(text.encode()))) == items
+        assert list(read_conversations(io.BytesIO(text.encode()))) == items
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_conversation_ends_at_the_first_turn_of_the_wrong_one(
     said: list[tuple[str, Any]],
 ) -> None:
     begun = ("human", "q1"), ("gpt", "a1")
-    assert [question for question, *_ in pairs(turns(*begun, *said))] == ["q1"]
+    assert [question for question, *_ in exchanges(turns(*begun, *said))] == ["q1"]
 
 
 def test_what_is_no_conversation_has_no_questions() -> None:
@@ -247,4 +247,4 @@ def test_what_is_no_conversation_has_no_questions() -> None:
         {"conversations": [1, 2]},
         turns(("gpt", "a")),
     ):
-        assert list(pairs(item)) == []
+        assert list(exchanges(item)) == []

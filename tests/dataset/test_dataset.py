@@ -17,18 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.dataset import DatasetError
-from app.engine.dataset.dataset import (
-    NO_ID,
-    Catalogue,
-    Dataset,
-    Recorded,
-    RecordedTokens,
-    completed,
-    decode,
-    encode,
-    ids_hash,
-    text_hash,
-)
+from app.engine.dataset.catalogue import Catalogue, ids_hash, text_hash
+from app.engine.dataset.dataset import Dataset, Recorded
+from app.engine.dataset.tokens import MISSING_ID, RecordedTokens, complete, decode, encode
 from app.text.huggingface import LocalTokenizer
 from tests.dataset.conftest import Opener
 from tests.dataset.files import PROMPT, make_file, row
@@ -139,10 +130,10 @@ def test_a_known_prompt_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one_
     same = [(length, key) for digest, length, key in rows if digest == HASHES[0]]
     fitting = {key for length, key in same if least <= length <= most}
     longer = {key for length, key in same if length > most}
-    drawn = {catalogue.recorded(HASHES[0], least, most, Random(seed)) for seed in range(20)}
+    drawn = {catalogue.find_recorded(HASHES[0], least, most, Random(seed)) for seed in range(20)}
     assert drawn <= (fitting or longer or {key for _, key in same} or {None})
     fitting = {key for _, length, key in rows if least <= length <= most}
-    drawn = {catalogue.any(least, most, Random(seed)) for seed in range(20)}
+    drawn = {catalogue.find_any(least, most, Random(seed)) for seed in range(20)}
     assert drawn <= (fitting or {key for _, _, key in rows})
 
 
@@ -155,8 +146,8 @@ def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn
     ]  # fmt: skip
     catalogue = Catalogue(rows)
     assert len(catalogue) == 4
-    assert {catalogue.any(1, 9, Random(seed)) for seed in range(50)} == {5, 6, 7, 8}
-    assert catalogue.recorded(HASHES[0], 1, 9, Random(1)) is None
+    assert {catalogue.find_any(1, 9, Random(seed)) for seed in range(50)} == {5, 6, 7, 8}
+    assert catalogue.find_recorded(HASHES[0], 1, 9, Random(1)) is None
     assert len(Catalogue([])) == 0
 
 
@@ -214,7 +205,7 @@ def test_what_is_written_is_read_again(pairs: list[tuple[int, str]]) -> None:
 
 def test_half_of_a_reply_is_completed(tokenizer: LocalTokenizer) -> None:
     strange = RecordedTokens([4_000_000_000, 1], ["not", "mine"])
-    assert completed(strange, tokenizer) == strange
+    assert complete(strange, tokenizer) == strange
     ids = tokenizer.encode("The garden is open. 🌳 Grüße")
     strings = tokenizer.pieces(ids)
     for half in (
@@ -222,11 +213,11 @@ def test_half_of_a_reply_is_completed(tokenizer: LocalTokenizer) -> None:
         RecordedTokens(ids, ["too", "few"]),
         RecordedTokens([], strings),
     ):
-        assert completed(half, tokenizer) == RecordedTokens(ids, strings)
+        assert complete(half, tokenizer) == RecordedTokens(ids, strings)
 
 
 def test_strings_that_are_cut_otherwise_keep_their_cut(tokenizer: LocalTokenizer) -> None:
     strings = ["T", "he ", "", "gardengardengarden"]
-    made = completed(RecordedTokens([], strings), tokenizer)
+    made = complete(RecordedTokens([], strings), tokenizer)
     assert made.strings == strings
-    assert made.ids == [tokenizer.encode(each)[0] if each else NO_ID for each in strings]
+    assert made.ids == [tokenizer.encode(each)[0] if each else MISSING_ID for each in strings]

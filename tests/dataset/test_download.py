@@ -71,7 +71,7 @@ def test_a_cut_connection_goes_on_where_it_was_cut(shop: Shop, path: Path) -> No
 
 def test_a_later_start_goes_on_where_an_earlier_one_had_to_give_up(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 0]
-    assert "goes on after 100000 bytes" in trouble(shop, path)
+    assert "resumes after 100000 bytes" in trouble(shop, path)
     assert files(path) == ["replies.sqlite3.part", "replies.sqlite3.part.etag"]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT

@@ -7,19 +7,21 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from app.base.clock.clock import SLOTS_PER_S, Streams, VirtualClock
-from app.base.metrics.recorder import Recorder
+from app.base.clock.clock import VirtualClock
+from app.base.clock.random_streams import Streams
+from app.base.clock.timer_wheel import SLOTS_PER_S
+from app.base.metrics.recorder import Recorder, RecorderOptions
 from app.engine.core.batch import LoRASlots
 from app.engine.core.engine import Engine, EngineParts
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest, Observer
 from app.engine.core.sequence import Handle
-from app.engine.forms.schema import Schemas
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import Adapter, BlockHasher
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import RandomStreams, SimulatedModel
+from app.extensions.forms.constraints import FormConstraints
 from app.text.base import Tokenizer
 from app.text.huggingface import default_tokenizer
 from config.profile import Profile, read_profile
@@ -84,7 +86,12 @@ class Harness:
     ) -> None:
         self.adapters = set(adapters)
         self.clock = clock or VirtualClock(START_S)
-        self.recorder = Recorder("test", 4096, {}, max_loras=max_loras, steps=profile is not None)
+        self.recorder = Recorder(
+            "test",
+            4096,
+            {},
+            options=RecorderOptions(max_loras=max_loras, steps=profile is not None),
+        )
         self.settings = settings = Settings(
             reply=ReplySettings(mode=mode),  # type: ignore[arg-type]
             latency=LatencySettings(**latency),
@@ -100,8 +107,8 @@ class Harness:
             settings,
             embedded_tokenizer(),
             embedded_corpus(),
-            datasets={},
-            schemas=Schemas(),
+            recorded=None,
+            schemas=FormConstraints(),
             streams=RandomStreams(text=Random(seed), calls=Random(seed)),
         )
         self.kv_events: list[KVEvent] = []

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.base.clock.clock import Streams, VirtualClock
-from app.base.metrics.recorder import Recorder
+from app.base.clock.clock import VirtualClock
+from app.base.clock.random_streams import Streams
+from app.base.metrics.recorder import Recorder, RecorderOptions
 from app.engine.core.batch import LoRASlots
 from app.engine.core.engine import Engine, EngineParts
 from app.engine.core.outputs import Started
@@ -47,7 +48,7 @@ class Play:
     def __init__(self, model: Model, profile: Profile | None) -> None:
         self.batches: list[Sequence[KVEvent]] = []
         self.recorder, self.clock = (
-            Recorder("m", 4096, {}, steps=profile is not None),
+            Recorder("m", 4096, {}, options=RecorderOptions(steps=profile is not None)),
             VirtualClock(1000.0),
         )
         hasher = BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.faults.fault import PATHS, FaultScript, RequestFacts
+from app.serving.api.fault import RequestFacts
+from app.serving.faults.fault import PATHS, FaultScript
 from config import ConfigError
 from config.fault_rules import (
     ACTIONS,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from app.cli import main
-from app.lab.load.autoscale import read_cold_start
+from app.lab.load.autoscale_flags import read_cold_start
 from tests.fidelity.test_command import figures, refusal
 from tests.running_server import ROOT
 
@@ -91,11 +91,11 @@ def test_a_plugin_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         starts.append(next(it["begin_s"] for it in parts if it["loading"]))
     assert starts[1] < starts[0]
     (bad := tmp_path / "bad.py").write_text(
-        "from app.plugins import hookimpl\nAPI = 1\n"
-        "@hookimpl\ndef autoscaling(host):\n    return {'bad': lambda pods: len}\n"
+        "from app.plugins import Plugin\nAPI = 2\nclass Bad(Plugin):\n    name = 'bad'\n"
+        "    def autoscalers(self):\n        return {'bad': lambda pods: len}\nEXTENSION = Bad\n"
     )
     assert main([*flags, str(bad), "--autoscale", "bad:min=1,max=3"]) == 1
-    assert "hook autoscaling of a plugin failed" in capsys.readouterr().err
+    assert "hook autoscalers of a plugin failed" in capsys.readouterr().err
 
 
 def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
+from app.lab.fidelity.benchmark_files import read_recordings
+from app.lab.fidelity.measured_run import MeasuredRun
 from config import ConfigError
 
 LISTS: dict[str, object] = {

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from app.lab.fidelity import calibrate
-from app.lab.fidelity.benchmark_files import MeasuredRun
-from app.lab.fidelity.calibrate import as_yaml, constants_table, misfits, warnings
-from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem, scaled
+from app.lab.fidelity.fit_report import constants_table, fit_warnings, misfits, profile_yaml
+from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem, scale_start
+from app.lab.fidelity.measured_run import MeasuredRun
 from app.lab.fidelity.search import Search, certainties
 from app.lab.fidelity.simulation import SimulationPlan, simulate
 from config.datasheet import datasheet_profile
@@ -62,7 +62,7 @@ def test_constants_are_found_again_and_called_identified() -> None:
     assert values["per_token"] == pytest.approx(TRUE.cost.per_token, rel=0.02)
     assert values["front"] == pytest.approx(TRUE.front.front, rel=0.05)
     assert found.loss < 0.05 * made.loss([0.0] * len(FITTED))
-    assert {"weights", "per_token"} <= {it.name for it in known if it.identified}
+    assert {"weights", "per_token"} <= {it.name for it in known if it.is_identified}
 
 
 def test_the_same_seed_finds_the_same() -> None:
@@ -74,14 +74,16 @@ def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
     fixed = [it.name for it in CONSTANTS if it.name not in ("base", "weights")]
     made = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
     known = certainties(made, [0.0, 0.0], None)
-    identified = {it.name: it.identified for it in known}
+    identified = {it.name: it.is_identified for it in known}
     assert identified == {"base": False, "weights": False, "base + weights": True}
-    told = warnings(made, made.play([0.0, 0.0]), known)
+    told = fit_warnings(made, made.replay([0.0, 0.0]), known)
     assert "base and weights are identified as a sum only" in told
     assert any("no run saturates the engine" in line for line in told)
     assert "not identified" in constants_table(known)
     guessed = [Certainty("base", 1.0, 1.0, 0.5)]
-    [line] = [it for it in warnings(made, made.play([0.0, 0.0]), guessed) if "no constant is" in it]
+    [line] = [
+        it for it in fit_warnings(made, made.replay([0.0, 0.0]), guessed) if "no constant is" in it
+    ]
     assert line not in told
 
 
@@ -106,7 +108,7 @@ def test_an_idle_server_tells_what_host_and_engine_add_and_the_kernels_stay() ->
     assert fitted.front.front == pytest.approx(front.front, rel=0.05)
     others = msgspec.structs.replace(fitted.cost, base=auto.cost.base)
     assert others == auto.cost and fitted.cost.products is auto.cost.products
-    [line] = warnings(made, made.play(found.x), certainties(made, found.x, None))
+    [line] = fit_warnings(made, made.replay(found.x), certainties(made, found.x, None))
     assert "base and front are fitted, all other constants stay" in line
 
 
@@ -128,7 +130,7 @@ def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
     small = msgspec.structs.replace(
         TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17)
     )
-    path.write_text(as_yaml(small, [Certainty("tile", 1, 1, 0.5)]))
+    path.write_text(profile_yaml(small, [Certainty("tile", 1, 1, 0.5)]))
     assert read_profile(str(path)) == small
     assert "# Not identified by the recordings: tile." in path.read_text()
 
@@ -252,7 +254,7 @@ def test_without_the_optimizer_it_says_how_to_get_it(
         str(tmp_path / "mine.yaml"),
     ]
     assert calibrate.run(words) == 1
-    assert "pip install -r requirements-calibrate.txt" in capsys.readouterr().err
+    assert "pip install -e '.[calibrate]'" in capsys.readouterr().err
 
 
 def test_a_start_of_another_machine_gets_the_costs_of_the_recorded_one() -> None:
@@ -262,10 +264,10 @@ def test_a_start_of_another_machine_gets_the_costs_of_the_recorded_one() -> None
     }
     slow = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, **costs))
     runs = [run_of(load(3, 30, 800))]
-    found = scaled(slow, runs)
+    found = scale_start(slow, runs)
     assert found.cost.weights == pytest.approx(TRUE.cost.weights, rel=0.5)
     assert (found.cost.p, found.cost.tau) == (TRUE.cost.p, TRUE.cost.tau)
-    assert scaled(TRUE, runs) is TRUE
+    assert scale_start(TRUE, runs) is TRUE
 
 
 def test_a_fit_that_misses_the_means_is_called_useless() -> None:
@@ -273,4 +275,4 @@ def test_a_fit_that_misses_the_means_is_called_useless() -> None:
     assert misfits({"good": good, "tail": [0.0, 0.1, 0.9, 0.9] * 3}, 120) == []
     [told] = misfits({"good": good, "bad": bad}, 120)
     assert "bad: this profile errs by -80% in E2E mean" in told and "120" in told
-    assert f"# {told}." in as_yaml(TRUE, [], [told])
+    assert f"# {told}." in profile_yaml(TRUE, [], [told])

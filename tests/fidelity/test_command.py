@@ -10,9 +10,10 @@ import pytest
 
 from app.cli import main
 from app.lab.fidelity.simulate import run
-from app.lab.fidelity.summary import read_objectives, read_sweep
-from app.lab.load import report
-from app.lab.load.report import progress_of
+from app.lab.fidelity.summary import read_objectives
+from app.lab.fidelity.sweeps import read_sweep
+from app.lab.load import progress as progress_module
+from app.lab.load.progress import progress_bar
 from tests.running_server import ROOT
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"
@@ -282,10 +283,10 @@ def test_sweeps_and_objectives_are_read() -> None:
 
 def test_progress_is_told_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    with progress_of(stream, "read", 8, "bytes") as progress:
+    with progress_bar(stream, "read", 8, "bytes") as progress:
         progress(4)
     assert stream.getvalue() == ""
-    monkeypatch.setattr(report, "QUIET_S", -1.0)
-    with progress_of(stream, "simulated", 8, "requests") as progress:
+    monkeypatch.setattr(progress_module, "QUIET_S", -1.0)
+    with progress_bar(stream, "simulated", 8, "requests") as progress:
         progress(4)
     assert "simulated:  50%" in stream.getvalue() and "4/8" in stream.getvalue()

@@ -53,7 +53,7 @@ def test_a_prompt_is_computed_then_sent_then_continued() -> None:
     assert [*out.first_s, *out.last_s] == pytest.approx([1.19, 1.31, 1.21, 1.31])
     prefill, decode = its.pools
     assert sum(prefill.blocks) == pytest.approx(6 * 0.01 + 3 * 0.17 + 3 * 0.29)
-    assert (prefill.most_blocks, decode.most_blocks, prefill.most_sequences, its.bytes) == (
+    assert (prefill.max_blocks, decode.max_blocks, prefill.max_sequences, its.bytes) == (
         6,
         6,
         2,
@@ -101,7 +101,7 @@ def test_no_request_is_lost_and_no_block(
         prefill < pods[0] <= pod for prefill, pod in zip(its.prefill_pod, out.pod, strict=True)
     )
     capacity = ENGINE.num_gpu_blocks - 1
-    assert max(pool.most_blocks for pool in its.pools) <= capacity
+    assert max(pool.max_blocks for pool in its.pools) <= capacity
     assert [pod.blocks.free for pod in simulation.pods] == [capacity] * sum(pods)
     assert its.bytes <= 4 * sum(-(-tokens // 4) for tokens in load.input_tokens)
 

@@ -10,12 +10,13 @@ import pytest
 
 from app.console.page import report_of
 from app.engine.core.batch import Phase
-from app.lab.fidelity import film as films
+from app.lab.fidelity import step_recorder
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.film import Film
 from app.lab.fidelity.simulate import run
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
-from app.lab.load.loads import Between, LoadTrace, Recipe, draw_load
+from app.lab.load.loads import LoadTrace
+from app.lab.load.synthetic import Between, Recipe, draw_load
 from config.datasheet import profile_of
 from tests.console.watched import Page
 
@@ -124,8 +125,8 @@ def test_pods_of_an_autoscaled_fleet_load_and_get_ready(tmp_path: Path) -> None:
 
 
 def test_large_ones_are_thinned_out_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(films, "MOST_BARS", 50)
-    monkeypatch.setattr(films, "MOST_STEPS", 100)
+    monkeypatch.setattr(step_recorder, "MAX_BARS", 50)
+    monkeypatch.setattr(step_recorder, "MAX_STEPS", 100)
     load, outcome, film, page = filmed(num_gpu_blocks=100, max_num_seqs=64, max_model_len=1100)
     assert len(page.bars) <= 50 and len(page.steps) <= 101
     assert page.figures["length"] == len(load)

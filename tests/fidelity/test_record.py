@@ -12,7 +12,8 @@ import pytest
 from gevent.server import StreamServer
 
 from app.lab.fidelity import record
-from app.lab.fidelity.record import RecordError, RecordingClient, Wanted, read_target
+from app.lab.fidelity.record import read_target
+from app.lab.fidelity.recording_client import PlannedRequest, RecordError, RecordingClient
 from config import ConfigError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -58,11 +59,11 @@ def answering(pieces: Sequence[bytes]) -> Iterator[tuple[str, list[float]]]:
         server.stop(1)
 
 
-TWO = [Wanted(0.0, b"{}", 2), Wanted(0.05, b"{}", 2)]
+TWO = [PlannedRequest(0.0, b"{}", 2), PlannedRequest(0.05, b"{}", 2)]
 
 
 def client(url: str, now: Callable[[], float] = perf_counter) -> RecordingClient:
-    return RecordingClient(read_target(url), {}, 1, now, lambda sent: None)
+    return RecordingClient(read_target(url), {}, in_flight=1, now=now, on_send=lambda sent: None)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -90,16 +91,16 @@ def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
             [b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\nfull\n!"],
             "request 1: HTTP/1.1 503 Busy: full !",
         ),
-        (ANSWER[:2] + [b"0\r\n\r\n"], "request 1: its stream broke off"),
+        (ANSWER[:2] + [b"0\r\n\r\n"], "request 1: the stream broke off"),
         (ANSWER[:2], "broke off"),
         (
             ANSWER[:2] + [event({"error": {"message": "gone"}}) + b"0\r\n\r\n"],
-            "its stream has an error",
+            "the stream has an error",
         ),
-        (ANSWER[:2] + [event(b"{") + b"0\r\n\r\n"], "an event of its stream cannot be read"),
+        (ANSWER[:2] + [event(b"{") + b"0\r\n\r\n"], "an event of the stream cannot be read"),
         (
             [*ANSWER[:2], event(SHORT) + event(b"[DONE]") + b"0\r\n\r\n"],
-            "1 output tokens, not the 2 asked for",
+            "1 output tokens, not the 2 that",
         ),
     ],
 )

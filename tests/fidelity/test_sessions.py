@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.film import Film
-from app.lab.fidelity.record import prompts
+from app.lab.fidelity.record import plan_requests
+from app.lab.fidelity.run_table import write_requests
 from app.lab.fidelity.simulation import Simulation, SimulationPlan, simulate
-from app.lab.fidelity.summary import write_requests
 from app.lab.fidelity.traces import read_trace
-from app.lab.load.loads import Between, Recipe, draw_load
 from app.lab.load.policies import POLICIES
+from app.lab.load.synthetic import Between, Recipe, draw_load
 from tests.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_of, moments
 from tests.kvcache.caches import check_pool
 
@@ -114,7 +114,7 @@ def test_cached_tokens_of_a_tree_are_those_counted_by_hand(tmp_path: Path) -> No
     assert simulate(load, SimulationPlan(profile=ROOMY)).cached_tokens == sum(
         cached for *_, cached in rows
     )
-    sent = [json.loads(it.body)["prompt"] for it in prompts(load, "m", range(1000), seed=1)]
+    sent = [json.loads(it.body)["prompt"] for it in plan_requests(load, "m", range(1000), seed=1)]
     assert [len(prompt) for prompt in sent] == [tokens for tokens, *_ in rows]
     assert sent[1][:1024] == sent[0][:1024] and sent[1][1024:1100] != sent[0][1024:]
 

@@ -12,7 +12,8 @@ from app.engine.core.scheduler import Scheduler
 from app.engine.kvcache.counted_blocks import CountedBlocks
 from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.lab.fidelity.simulation import Simulation, SimulationOutcome, SimulationPlan, simulate
-from app.lab.load.autoscale import Autoscaling, read_policy
+from app.lab.load.autoscale_flags import read_policy
+from app.lab.load.autoscaler import Autoscaling
 from app.lab.load.loads import LoadTrace
 from app.lab.load.policies import POLICIES
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile

@@ -9,7 +9,7 @@ import pytest
 
 from app.lab.fidelity.simulate import run
 from app.lab.fidelity.summary import STATISTICS
-from app.lab.load.report import four
+from app.lab.load.statistics import mean_and_quantiles
 from tests.needs import RECORDING
 
 RUNS = RECORDING.parent / "truth" / "qwen3-14b-h100-vllm-0.23"
@@ -52,5 +52,6 @@ def recorded_spreads(path: Path) -> dict[str, dict[str, float]]:
         "e2e_s": [it["last_s"] - it["send_s"] for it in rows],
     }
     return {
-        name: dict(zip(STATISTICS, four(values), strict=True)) for name, values in latencies.items()
+        name: dict(zip(STATISTICS, mean_and_quantiles(values), strict=True))
+        for name, values in latencies.items()
     }

@@ -8,10 +8,12 @@ from random import Random
 import gevent
 import pytest
 
+from app.core.application import tokenizer_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.lab.fleet.command import read
-from app.lab.fleet.fleet import Fleet, Processes, Workload, make_workload, running_fleet
-from app.wiring.factory import tokenizer_of
+from app.lab.fleet.fleet import Fleet, running_fleet
+from app.lab.fleet.fleet_flags import read_flags
+from app.lab.fleet.processes import Processes
+from app.lab.fleet.workload import Workload, make_workload
 from config.loader import load
 
 FAST = [
@@ -27,7 +29,7 @@ FAST = [
 @pytest.fixture(scope="session")
 def options() -> Namespace:
     flags = ["--pods", "2", "--requests", "24", "--groups", "4", "--prefix-tokens", "320"]
-    return read(flags)[0]
+    return read_flags(flags)[0]
 
 
 @pytest.fixture(scope="session")
@@ -38,13 +40,24 @@ def workload(options: Namespace) -> Workload:
         return "".join(book.compose(tokens, rng)[1])
 
     return make_workload(
-        options.requests, options.groups, options.prefix_tokens, options.seed, compose
+        options.requests,
+        options.groups,
+        options.prefix_tokens,
+        seed=options.seed,
+        compose=compose,
     )
 
 
 @pytest.fixture(scope="session")
 def fleet(workload: Workload, options: Namespace) -> Iterator[Fleet]:
     """Two pods and an indexer. Leave them running."""
-    given, processes = (options.pods, options.seed), Processes(time.monotonic, gevent.sleep)
-    with running_fleet(load(FAST), FAST, workload, *given, processes, lambda done: None) as running:
+    with running_fleet(
+        load(FAST),
+        FAST,
+        workload,
+        pods=options.pods,
+        seed=options.seed,
+        processes=Processes(time.monotonic, gevent.sleep),
+        progress=lambda done: None,
+    ) as running:
         yield running

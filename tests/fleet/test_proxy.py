@@ -10,7 +10,9 @@ from random import Random
 import gevent
 import pytest
 
-from app.lab.fleet.routing import Incoming, Indexer, Proxy
+from app.lab.fleet.indexer import Indexer
+from app.lab.fleet.proxy import Proxy
+from app.lab.fleet.routing import Incoming
 from app.lab.load.policies import PrefixAware, RoundRobin
 from app.serving.http.client import JSON, HttpConnection, exchange
 from tests.fleet import stubs

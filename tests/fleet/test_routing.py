@@ -14,12 +14,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.fidelity.record import Measured, RecordingClient, Wanted, completion
-from app.lab.fleet.command import PolicySummary, draw, notes, summarize, table
-from app.lab.fleet.fleet import SEPARATOR, TURNS, Workload, make_workload
-from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer
+from app.lab.fidelity.recording_client import (
+    PlannedRequest,
+    RecordedRequest,
+    RecordingClient,
+    completion,
+)
+from app.lab.fleet.indexer import CHAT, Indexer
+from app.lab.fleet.policy_summary import (
+    PolicySummary,
+    draw_policies,
+    failure_notes,
+    policy_table,
+    summarize,
+)
+from app.lab.fleet.routing import Incoming
+from app.lab.fleet.workload import MAX_TURNS, SEPARATOR, Workload, make_workload
 from app.lab.load.policies import IndexerError, PrefixAware
-from app.serving.http.client import Target
+from app.serving.http.client import COMPLETIONS, Target
 from config.declaration import missing
 from tests.fleet import stubs
 
@@ -122,7 +134,7 @@ def words(tokens: int, rng: Random) -> str:
 
 
 def made(requests: int, groups: int, seed: int, prefix_tokens: int = 20) -> Workload:
-    return make_workload(requests, groups, prefix_tokens, seed, words)
+    return make_workload(requests, groups, prefix_tokens, seed=seed, compose=words)
 
 
 @settings(max_examples=25, deadline=None)
@@ -136,7 +148,7 @@ def test_a_workload_shares_what_it_says(requests: int, groups: int, seed: int) -
     prefixes = defaultdict(set)
     for prompt in workload.prompts:
         talk = SEPARATOR.join(prompt.split(SEPARATOR)[:2])
-        assert len(prompt.split(SEPARATOR)) == 2 + 2 * turns[talk] and turns[talk] < TURNS
+        assert len(prompt.split(SEPARATOR)) == 2 + 2 * turns[talk] and turns[talk] < MAX_TURNS
         turns[talk] += 1
         heading, _, prefix = prompt.split(SEPARATOR)[0].partition("\n")
         prefixes[heading].add(prefix)
@@ -164,11 +176,18 @@ def answers(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iter
     return [f"data: {json.dumps(event)}\n\n".encode() for event in WHOLE] + [b"data: [DONE]\n\n"]
 
 
-def played(address: str) -> tuple[list[Measured], list[str]]:
+def played(address: str) -> tuple[list[RecordedRequest], list[str]]:
     errors = list[str]()
-    target = Target.of(f"http://{address}")
-    client = RecordingClient(target, {}, None, time.perf_counter, lambda sent: None, errors.append)
-    return client.run([Wanted(0.0, completion("m", "prompt", 4))]), errors
+    target = Target.from_url(f"http://{address}")
+    client = RecordingClient(
+        target,
+        {},
+        in_flight=None,
+        now=time.perf_counter,
+        on_send=lambda sent: None,
+        on_error=errors.append,
+    )
+    return client.run([PlannedRequest(0.0, completion("m", "prompt", 4))]), errors
 
 
 def test_a_request_is_timed_from_the_sending_to_the_first_text() -> None:
@@ -186,7 +205,7 @@ def test_a_refusal_and_nobody_there_are_failures() -> None:
 
 
 ANSWERED = [
-    Measured(number, 0.0, 0.0, 0.0, 0.0, tokens_in, 1, text_s, cached, pod)
+    RecordedRequest(number, 0.0, 0.0, 0.0, 0.0, tokens_in, 1, text_s, cached, pod)
     for number, (pod, text_s, tokens_in, cached) in enumerate(
         (("a", 0.1, 100, 0), ("a", 0.3, 100, 80), ("b", 0.2, 200, 120))
     )
@@ -194,7 +213,14 @@ ANSWERED = [
 
 
 def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
-    return summarize(policy, ANSWERED, ["status 502: no pod"], 2.0, ["a", "b", "c"], fallbacks)
+    return summarize(
+        policy,
+        ANSWERED,
+        ["status 502: no pod"],
+        duration_s=2.0,
+        pods=["a", "b", "c"],
+        fallbacks=fallbacks,
+    )
 
 
 def test_a_summary_counts_what_was_answered() -> None:
@@ -208,7 +234,7 @@ def test_a_summary_counts_what_was_answered() -> None:
 
 
 def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() -> None:
-    lines = table([summary(), summary("round-robin")]).splitlines()
+    lines = policy_table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
     assert cells == [
@@ -222,15 +248,20 @@ def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() ->
         "0-2",
         "1",
     ]
-    assert notes([summary(fallbacks=2)]) == [
+    assert failure_notes([summary(fallbacks=2)]) == [
         "random: 2 requests were routed without the indexer, which failed",
         "random: 1 requests failed, most of them so: status 502: no pod",
     ]
-    assert notes([summarize("random", ANSWERED, [], 2.0, ["a"], 0)]) == []
+    assert (
+        failure_notes([summarize("random", ANSWERED, [], duration_s=2.0, pods=["a"], fallbacks=0)])
+        == []
+    )
 
 
 @pytest.mark.skipif(missing("fleet"), reason="matplotlib is optional")
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
     path = tmp_path / "fleet.png"
-    draw([summary(policy) for policy in ("random", "round-robin", "prefix-aware")], "title", path)
+    draw_policies(
+        [summary(policy) for policy in ("random", "round-robin", "prefix-aware")], "title", path
+    )
     assert path.read_bytes().startswith(b"\x89PNG")

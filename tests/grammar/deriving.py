@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from app.engine.forms.grammar.structural_tags import compile_grammar, compile_structural_tag
+from app.engine.forms.grammar.compiler import compile_grammar, compile_structural_tag
 from app.engine.forms.schema import Schemas
 from app.engine.forms.schema.derivation import Grammar, write
 from config.settings import ToolSettings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.forms.grammar.notations import COMMON
+from app.engine.forms.grammar.lark import COMMON_TERMINALS
 from app.engine.forms.schema import SchemaError
 from tests.grammar.deriving import grammar, text, texts
 
@@ -53,17 +53,17 @@ def test_signs_mean_what_they_mean_to_lark(source: str, pattern: str) -> None:
 
 
 def test_terminals_of_the_library_are_known() -> None:
-    for name in COMMON:
+    for name in COMMON_TERMINALS:
         read = grammar(f"start: THIS\n%import common.{name} -> THIS")
-        assert all(re.fullmatch(COMMON[name], each) for each in texts(read, seeds=5))
+        assert all(re.fullmatch(COMMON_TERMINALS[name], each) for each in texts(read, seeds=5))
 
 
 @pytest.mark.parametrize(
     ("source", "flaw"),
     [
         ("root := nope nope", "line 1"), ("", "no rule 'start'"), ("start: foo", "no rule 'foo'"),
-        ("start: (((", "expected )"), ("start: /(/", "not understood"), ('start: "b".."a"', "no range"),
-        ('start: "a"~5..2', "more repeats"), (r'start: "\u12"', "wrong escape"),
+        ("start: (((", "expected )"), ("start: /(/", "is invalid"), ('start: "b".."a"', "not a range"),
+        ('start: "a"~5..2', "minimum of repeats"), (r'start: "\u12"', "invalid escape"),
         ('start: "a"\nstart: "b"', "comes a second time"), ("start: A\n%import .files.A", "can be imported"),
         ("start: A\n%import common.NOPE -> A", "has no NOPE"), ("start: A\n%declare A", "can be imported"),
         ("start: a{x}\na{y}: y", "an unexpected character"), ('start: A\nA: A "x"', "has no end"),

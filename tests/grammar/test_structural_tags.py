@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.engine.forms.grammar.structural_tags import compile_structural_tag
+from app.engine.forms.grammar.compiler import compile_structural_tag
 from app.engine.forms.schema import SchemaError, Schemas
 from tests.grammar.deriving import SPOKEN, tag, text, texts
 from tests.simulated.test_calls import WEATHER

@@ -1,12 +1,15 @@
-"""Events as engines publish them, and reading a backend by names instead of bits."""
+"""Events as engines publish them, and reading a backend by names instead of set_bits."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvindex.backend import Backend, IndexedEngine, Outcome, Owned, Store, bits
+from app.kvindex.backend import Backend
+from app.kvindex.copies import set_bits
 from app.kvindex.decoding import PodBatch
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
+from app.kvindex.operations import CoveredKeys, Outcome, Store
 
 PROMPT = list(range(100, 140))
 """Ten blocks of four tokens."""
@@ -63,7 +66,7 @@ def store(
     engine: Sequence[int], keys: Sequence[int], tier: str = "gpu", group: int = 0, **more: object
 ) -> Store:
     """Blocks of the index's own size."""
-    owned: Sequence[Owned] = list(keys)
+    owned: Sequence[CoveredKeys] = list(keys)
     return Store(group, tier, list(engine), owned, list(keys), **more)  # type: ignore[arg-type]
 
 
@@ -72,7 +75,7 @@ def holders_of(backend: Backend, key: int) -> set[Copy]:
     found = set()
     for masks in copies:
         for tier, mask in zip(tiers, masks, strict=False):
-            for number in bits(mask):
+            for number in set_bits(mask):
                 holder = holders[number] if number < 1 << 20 else None
                 if holder is not None:
                     found.add((_named(holder.source.pod, holder.source.rank, holder.group), tier))

@@ -14,7 +14,9 @@ from app.kvindex.backend import Backend
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import TargetSource
-from app.kvindex.pool import WAITING_S, Pool, PoolSettings
+from app.kvindex.pool import Pool
+from app.kvindex.replay import POLL_S
+from app.kvindex.resources import PoolSettings
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import batch, matched
 
@@ -121,7 +123,7 @@ class Station:
         pool = Pool(
             self.index, PoolSettings(**limits), lambda: self.now, lambda: 2000.0, lambda: 0.0
         )
-        pool.context = self.context
+        pool.resources.context = self.context
         return pool
 
     def listen(self, *sources: TargetSource, **settings: object) -> Subscriber:
@@ -159,7 +161,7 @@ class Station:
         """Go on for a while in which nothing more should happen."""
         for _ in range(steps):
             self.step()
-            gevent.sleep(WAITING_S / 2)
+            gevent.sleep(POLL_S / 2)
 
     def meet(self, engine: FakeEngine) -> None:
         """Until messages of the engine arrive:
@@ -205,7 +207,7 @@ class Station:
 
 def work(pool: Pool) -> None:
     for shard in pool.shards:
-        pool.work(shard)
+        pool.process(shard)
 
 
 def ends(context: Context) -> bool:

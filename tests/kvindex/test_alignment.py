@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.index import NUMBER_BYTES, TAIL_BYTES, Index, Tail
+from app.kvindex.alignment import NUMBER_BYTES, TAIL_BYTES, Tail
+from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import ingest, matched, removed, source, stored
 
@@ -16,7 +17,7 @@ def make_index(block_size: int) -> Index:
     return Index(MemoryBackend(), block_size=block_size)
 
 
-def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
+def test_a_dropped_tail_is_counted_as_a_loss() -> None:
     index = make_index(64)
     stores = index._ingest
     stores.tails = type(stores.tails)(2000)
@@ -25,7 +26,7 @@ def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     assert index.metrics.skipped_events == {"unaligned_parent": 1}
 
 
-def test_an_image_is_met_by_engines_whose_blocks_divide_the_index_s() -> None:
+def test_images_match_for_engines_whose_block_size_divides_the_indexs() -> None:
     index, tokens = make_index(16), list(range(64))
     image = [Placeholder("img", 20, 10)]
     ingest(
@@ -45,7 +46,7 @@ sizes = st.integers(1, 12)
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_nothing(
+def test_any_split_of_a_prompt_into_events_is_matched_and_can_be_removed(
     data: st.DataObject,
 ) -> None:
     """Whatever the sizes, and however the engine's blocks are spread over events."""
@@ -81,7 +82,7 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (1000, 1), (1, 100)])
-def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, blocks: int) -> None:
+def test_tails_take_no_more_memory_than_estimated(tokens: int, blocks: int) -> None:
     index = make_index(1 << 14)
     tails = index._ingest.tails
     tracemalloc.start()

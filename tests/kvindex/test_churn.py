@@ -12,9 +12,11 @@ import pytest
 from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import EventBatch, LayoutName, encoder
 from app.engine.kvcache.hashing import Adapter, BlockHasher, ExtraKeys
-from app.kvindex.backend import Backend, bits
+from app.kvindex.backend import Backend
+from app.kvindex.copies import set_bits
 from app.kvindex.index import Index
-from app.kvindex.pool import Pool, PublishedMessage
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.pool import Pool
 from tests.kvcache.caches import Replying, admit
 from tests.kvindex.publisher import work
 
@@ -108,7 +110,7 @@ def held_by_index(backend: Backend, keys: list[int]) -> dict[str, set[int]]:
     held: dict[str, set[int]] = {}
     for key, masks in zip(keys, copies, strict=True):
         assert len(masks) == 1 and tiers[0] == "gpu"
-        for number in bits(masks[0]):
+        for number in set_bits(masks[0]):
             holder = holders[number]
             if holder is not None:
                 held.setdefault(holder.source.pod, set()).add(key)
@@ -116,7 +118,7 @@ def held_by_index(backend: Backend, keys: list[int]) -> dict[str, set[int]]:
 
 
 @pytest.mark.timeout(60)
-def test_after_a_day_the_index_is_the_union_of_the_caches(backend: Backend) -> None:
+def test_after_a_day_the_index_equals_the_union_of_the_caches(backend: Backend) -> None:
     rng = Random(24)
     index = Index(backend, block_size=BLOCK)
     fleet = Fleet(index, BlockHasher("sha256_cbor", BLOCK, "0", rng))
@@ -130,7 +132,7 @@ def test_after_a_day_the_index_is_the_union_of_the_caches(backend: Backend) -> N
         for message in pods[number].live(now):
             pool.put(message)
         if rng.random() < 0.002:
-            pool.gone(pods[number].name)
+            pool.remove_pod(pods[number].name)
             pods[number].start()
         heapq.heapreplace(due, (now + rng.expovariate(1 / mean_s), number))
         work(pool)

@@ -10,8 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
-from app.kvindex.decoding import MOST_EVENTS, PodBatch, TooLarge, Unreadable, decode, field_losses
-from app.kvindex.index import engine_keys
+from app.kvindex.decoding import (
+    MAX_EVENTS,
+    BatchTooLargeError,
+    PodBatch,
+    UnreadableBatchError,
+    decode,
+    field_losses,
+)
+from app.kvindex.ingest import engine_keys
 from tests.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode
@@ -21,7 +28,7 @@ REAL = {**dict(ONE_BLOCK), "map": MAP}
 
 
 @pytest.mark.parametrize("layout", REAL)
-def test_real_bytes_of_every_vllm_are_read(layout: LayoutName) -> None:
+def test_recorded_bytes_of_every_vllm_version_are_read(layout: LayoutName) -> None:
     batch = decode(bytes.fromhex(REAL[layout]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored)
@@ -31,7 +38,7 @@ def test_real_bytes_of_every_vllm_are_read(layout: LayoutName) -> None:
     assert len(batch.events) == (3 if layout == "map" else 1)
 
 
-def test_sglang_may_leave_out_what_comes_last() -> None:
+def test_sglang_may_omit_trailing_fields() -> None:
     events = [["BlockStored", [-1], None, [1, 2], 2], ["BlockRemoved", [-1]], ["AllBlocksCleared"]]
     batch = decode(pack([1.0, events, None]))
     stored = batch.events[0]
@@ -39,7 +46,7 @@ def test_sglang_may_leave_out_what_comes_last() -> None:
     assert engine_keys(stored.block_hashes, "block_hashes") == [(1 << 64) - 1]
 
 
-def test_arrays_and_maps_may_be_mixed_and_packed_one_by_one() -> None:
+def test_arrays_maps_and_packed_events_may_be_mixed() -> None:
     removed = ["BlockRemoved", [1]]
     mapped = {"block_hashes": [2], "type": "BlockRemoved", "later": "field"}
     batch = decode(pack([1, [removed, mapped, pack(removed), pack(mapped)]]))
@@ -47,7 +54,7 @@ def test_arrays_and_maps_may_be_mixed_and_packed_one_by_one() -> None:
     assert not batch.losses
 
 
-def test_the_first_simulator_had_no_tokens() -> None:
+def test_events_of_the_first_simulator_without_tokens_are_read() -> None:
     batch = decode(pack([1.0, [["BlockStored", [5], None, None, 0, None]], 0]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored) and not stored.token_ids
@@ -95,9 +102,7 @@ WRONG: dict[str, list[Any]] = {
 @pytest.mark.parametrize(
     ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
 )
-def test_a_wrong_type_in_any_field_loses_that_event_alone_and_names_the_field(
-    field: str, value: Any
-) -> None:
+def test_a_wrong_type_loses_only_that_event_and_names_the_field(field: str, value: Any) -> None:
     mapped = STORED | {field: value}
     fields = STORED | {name: None for name in ORDER[5:]} | {field: value}
     listed = ["BlockStored", *(fields[name] for name in ORDER)]
@@ -125,13 +130,13 @@ def test_a_wrong_type_in_any_field_loses_that_event_alone_and_names_the_field(
         ({"type": "BlockRemoved"}, "bad_block_hashes"),
     ],
 )
-def test_what_is_no_event_is_lost_alone(event: Any, reason: str) -> None:
+def test_a_malformed_event_loses_only_itself(event: Any, reason: str) -> None:
     batch = decode(pack([1.0, [GOOD, event, GOOD], 0]))
     assert (len(batch.events), batch.losses) == (2, [reason])
 
 
 @pytest.mark.parametrize("ts", ["x", None, math.nan, math.inf, [1]])
-def test_a_batch_of_no_time_keeps_its_events(ts: Any) -> None:
+def test_a_batch_without_a_valid_time_keeps_its_events(ts: Any) -> None:
     batch = decode(pack([ts, [GOOD], 0]))
     assert (batch.ts, len(batch.events), batch.losses) == (0.0, 1, ["bad_ts"])
 
@@ -154,15 +159,15 @@ def test_a_batch_of_no_time_keeps_its_events(ts: Any) -> None:
         b"\x91" * 5_000,
     ],
 )
-def test_what_is_no_batch_is_refused(payload: bytes) -> None:
-    with pytest.raises(Unreadable):
+def test_payloads_that_are_not_batches_are_rejected(payload: bytes) -> None:
+    with pytest.raises(UnreadableBatchError):
         decode(payload)
 
 
-def test_a_batch_has_so_many_events_at_most() -> None:
-    assert len(decode(pack([1.0, [None] * MOST_EVENTS, 0])).losses) == MOST_EVENTS
-    with pytest.raises(TooLarge):
-        decode(pack([1.0, [None] * (MOST_EVENTS + 1), 0]))
+def test_a_batch_above_the_limit_of_events_is_rejected() -> None:
+    assert len(decode(pack([1.0, [None] * MAX_EVENTS, 0])).losses) == MAX_EVENTS
+    with pytest.raises(BatchTooLargeError):
+        decode(pack([1.0, [None] * (MAX_EVENTS + 1), 0]))
 
 
 LOOKAHEAD = [[[2, 3]], [[2, 3], []], [2, 3], None, {"block": [2]}, "text"]
@@ -178,8 +183,8 @@ def test_lookahead_tokens_of_any_shape_keep_the_event(lookahead: Any) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_harm(payload: bytes) -> None:
-    with suppress(Unreadable):
+def test_arbitrary_bytes_raise_only_unreadable_batch_errors(payload: bytes) -> None:
+    with suppress(UnreadableBatchError):
         assert isinstance(decode(payload), PodBatch)
 
 
@@ -198,7 +203,7 @@ values = st.recursive(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(values, max_size=5))
 @example([b"\xa1\x80"])  # packed by itself, text that is none
-def test_good_events_survive_any_neighbours(others: list[Any]) -> None:
+def test_valid_events_survive_next_to_invalid_ones(others: list[Any]) -> None:
     events = [GOOD]
     for other in others:
         events += [other, GOOD]
@@ -222,7 +227,7 @@ those of vLLM 0.33, and those of versions to come.
     items=st.lists(values, max_size=4),
     of_batch=st.lists(values, max_size=2),
 )
-def test_fields_that_are_not_read_may_have_any_name_and_shape(
+def test_unknown_fields_may_have_any_name_and_shape(
     fields: dict[str, Any], items: list[Any], of_batch: list[Any]
 ) -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": None}

@@ -7,21 +7,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.kvindex.backend import (
+from app.kvindex.backend import Backend
+from app.kvindex.copies import count_copies, set_bits
+from app.kvindex.memory import MAX_COPY_BYTES, REPEAT_BYTES, MemoryBackend, weigh_bytes
+from app.kvindex.operations import (
     UNALIGNED,
-    Backend,
     Clear,
+    CoveredKeys,
     Offload,
     Operation,
     Outcome,
-    Owned,
     Remove,
     Store,
-    bits,
-    count_copies,
     keys_of,
 )
-from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_bytes
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.engines import Copy, content, source, store
 
@@ -41,7 +40,7 @@ class FakeEngine:
         self.repeats: dict[tuple[int, str], int] = {}
 
     def store(self, store: Store, outcome: Outcome) -> None:
-        for engine, now in zip(store.engine, store.owned, strict=True):
+        for engine, now in zip(store.engine_keys, store.covered, strict=True):
             before = self.owned.get(engine)
             if before == now:
                 if all((key, store.tier) in self.held for key in keys_of(now)):
@@ -49,11 +48,11 @@ class FakeEngine:
             elif before is not None:
                 lost = {key for key in keys_of(before) if key not in keys_of(now)}
                 self._lose({(key, tier) for key, tier in self.held if key in lost}, outcome)
-        self.owned |= dict(zip(store.engine, map(_whole, store.owned), strict=True))
+        self.owned |= dict(zip(store.engine_keys, map(_whole, store.covered), strict=True))
         for engine, joined in store.joined:
             if joined not in self.owned.get(engine, (joined,)):
                 self.owned[engine] = (joined, *self.owned[engine])
-        self.add(store.keys, store.tier, outcome)
+        self.add(store.request_keys, store.tier, outcome)
 
     def add(self, keys: Sequence[int], tier: str, outcome: Outcome) -> None:
         new = {(key, tier) for key in keys} - self.held
@@ -86,7 +85,7 @@ class FakeEngine:
         outcome.removed += len(copies)
 
 
-def _whole(owned: Owned) -> tuple[int, ...]:
+def _whole(owned: CoveredKeys) -> tuple[int, ...]:
     return (owned,) if isinstance(owned, int) else owned
 
 
@@ -109,11 +108,11 @@ class Model:
             case Offload():
                 self.tiers.add(operation.tier)
                 engine = self.engines.get((pod, operation.group), FakeEngine())
-                engine.offload(operation.engine, operation.tier, outcome)
+                engine.offload(operation.engine_keys, operation.tier, outcome)
             case Remove():
                 engine = self.engines.get((pod, operation.group), FakeEngine())
                 engine.remove(
-                    operation.engine, operation.tier, operation.tier in self.tiers, outcome
+                    operation.engine_keys, operation.tier, operation.tier in self.tiers, outcome
                 )
         return outcome
 
@@ -167,7 +166,8 @@ def check(backend: Backend, model: Model) -> None:
     for (pod, group), engine in model.engines.items():
         asked = [(group, name) for name in ENGINE]
         known = [
-            None if owned is None else _whole(owned) for owned in backend.owned(source(pod), asked)
+            None if owned is None else _whole(owned)
+            for owned in backend.covered_keys(source(pod), asked)
         ]
         assert known == [engine.owned.get(name) for name in ENGINE]
 
@@ -178,7 +178,7 @@ def check(backend: Backend, model: Model) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_any_history_leaves_what_a_plain_model_of_it_leaves(
+def test_any_history_has_the_same_result_as_a_simple_model(
     make_backend: MakeBackend, history: Any
 ) -> None:
     backend, model = make_backend(), Model()
@@ -187,7 +187,7 @@ def test_any_history_leaves_what_a_plain_model_of_it_leaves(
     for pod, some in history:
         expected = Outcome()
         for operation in some:
-            expected.add(model.apply(pod, operation))
+            expected.merge(model.apply(pod, operation))
         assert backend.apply(source(pod), some) == expected
         check(backend, model)
 
@@ -195,7 +195,7 @@ def test_any_history_leaves_what_a_plain_model_of_it_leaves(
 def recount(backend: MemoryBackend) -> None:
     """What the backend reckons is what it holds, and whoever has a block has a name for it."""
     held = dict(backend.table)
-    maps = {number: list(each.owned) for number, each in backend._maps.items()}
+    maps = {number: list(each.covered) for number, each in backend._maps.items()}
     assert backend._copies == sum(map(count_copies, held.values())) == backend.size().copies
     assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
     assert all(
@@ -203,34 +203,34 @@ def recount(backend: MemoryBackend) -> None:
     )
     weigh = backend.table.weigh
     assert backend.table.weight == sum(map(weigh, held.values())) <= backend.table.bound
-    unit = 1 if weigh is weigh_bytes else SHARE_BYTES
+    unit = 1 if weigh is weigh_bytes else MAX_COPY_BYTES
     assert backend.size_bytes == unit * backend.table.weight + REPEAT_BYTES * backend._repeats
     named = {
-        number: {key for name in names for key in keys_of(backend._maps[number].owned[name])}
+        number: {key for name in names for key in keys_of(backend._maps[number].covered[name])}
         for number, names in maps.items()
     }
     assert all(
         key in named[number]
         for key, masks in held.items()
         for mask in masks
-        for number in bits(mask)
+        for number in set_bits(mask)
     )
 
 
 @given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]), st.booleans())
-def test_what_is_reckoned_is_what_is_held_also_where_blocks_make_room(
+def test_counts_and_weights_stay_exact_with_evictions(
     history: Any, bound: int, a_slice: int, by_bytes: bool
 ) -> None:
     backend = MemoryBackend(500 * bound, weigh_bytes) if by_bytes else MemoryBackend(bound)
     model = Model()
     total = Outcome()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("memory.SLICE", a_slice), ("memory.SPARE", 0)):
+        for name, value in (("memory.SLICE", a_slice), ("memory.STALE_ALLOWANCE", 0)):
             patch.setattr(f"app.kvindex.{name}", value)
         for pod, some in history:
             for operation in some:
                 model.apply(pod, operation)
-            total.add(backend.apply(source(pod), some))
+            total.merge(backend.apply(source(pod), some))
             recount(backend)
             assert total.added == total.removed + backend.size().evicted + backend.size().copies
         for pod in backend.pods():

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.backend import Backend, Holders, bits
-from app.kvindex.index import Index, Ingest
+from app.kvindex.backend import Backend, Lookup
+from app.kvindex.copies import set_bits
+from app.kvindex.holders import Holders
+from app.kvindex.index import Index
+from app.kvindex.ingest import Ingest
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.scorer import score_prefixes
 from tests.kvindex.engines import block, ingest, matched, offloaded, removed, source, stored
@@ -31,7 +34,7 @@ def losses(index: Index) -> dict[str, int]:
     return dict(index.metrics.skipped_events)
 
 
-def test_pods_are_scored_by_the_start_of_the_prompt_that_they_have(index: Index) -> None:
+def test_pods_are_scored_by_the_prefix_that_they_have(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3], PROMPT[:12]))
     ingest(index, "b", stored([1], PROMPT[:4]), stored([3], PROMPT[8:12], 2))
     best, other = index.score("m", PROMPT)
@@ -41,23 +44,23 @@ def test_pods_are_scored_by_the_start_of_the_prompt_that_they_have(index: Index)
     assert losses(index) == {"unknown_parent": 1}
 
 
-def test_less_than_a_block_and_what_nobody_has_scores_nobody(index: Index) -> None:
+def test_prompts_without_a_known_block_have_no_scores(index: Index) -> None:
     ingest(index, "a", stored([1], PROMPT[:4]))
     assert index.score("m", PROMPT[:3]) == [] == index.score("m", [1, 2, 3, 4, 5])
     assert index.score("m", []) == [] == index.score("unheard", PROMPT)
-    assert index.score("m", keys=[]) == []
+    assert index.score_keys("m", []) == []
 
 
-def test_scores_can_be_asked_for_keys_and_for_some_pods(index: Index) -> None:
+def test_scores_can_be_computed_from_keys_and_for_selected_pods(index: Index) -> None:
     for pod in ("a", "b", "c"):
         ingest(index, pod, stored([1, 2], PROMPT[:8]))
     keys = index.block_keys("m", PROMPT)
-    assert {score.pod for score in index.score("m", keys=keys, pods=["a", "c", "x"])} == {"a", "c"}
+    assert {score.pod for score in index.score_keys("m", keys, pods=["a", "c", "x"])} == {"a", "c"}
     assert index.score("m", PROMPT, pods=["x"]) == []
     assert len(matched(index, PROMPT)) == 3
 
 
-def test_blocks_count_by_the_best_tier_that_they_are_in(index: Index) -> None:
+def test_blocks_count_by_their_best_tier(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16]), offloaded([1, 3, 4]), removed([3, 4]))
     ingest(index, "a", offloaded([4], "NVMe"), removed([4], "CPU"))
     (score,) = index.score("m", PROMPT)
@@ -65,7 +68,7 @@ def test_blocks_count_by_the_best_tier_that_they_are_in(index: Index) -> None:
     assert score.score == pytest.approx(2 * 1.0 + 0.8 + 0.5)
 
 
-def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
+def test_weights_of_tiers_can_be_configured(backend: Backend) -> None:
     index = make_index(backend, weights={"gpu": 0.2, "cpu": 0.9, "disk": 0.0})
     ingest(
         index,
@@ -80,14 +83,14 @@ def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
     assert (score.score, score.matched) == (pytest.approx(1.1), 2)
 
 
-def test_models_do_not_meet(index: Index) -> None:
+def test_models_do_not_share_blocks(index: Index) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8]))
     ingest(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")
     assert matched(index, PROMPT) == {"a": 2}
     assert matched(index, PROMPT, model="other") == {"b": 2}
 
 
-def test_ranks_of_a_pod_are_scored_one_by_one(index: Index) -> None:
+def test_ranks_of_a_pod_are_scored_separately(index: Index) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8]), rank=0)
     ingest(index, "a", stored([1], PROMPT[:4]), rank=1)
     assert [(s.pod, s.rank, s.matched) for s in index.score("m", PROMPT)] == [
@@ -98,7 +101,7 @@ def test_ranks_of_a_pod_are_scored_one_by_one(index: Index) -> None:
     assert [(s.rank, s.matched) for s in index.score("m", PROMPT)] == [(1, 1)]
 
 
-def test_an_adapter_has_blocks_of_its_own(index: Index) -> None:
+def test_an_adapter_has_separate_blocks(index: Index) -> None:
     with_name = {"lora_id": 1, "lora_name": "alice", "extra_keys": [["alice"], ["alice"]]}
     ingest(index, "a", stored([1, 2], PROMPT[:8], **with_name))
     ingest(index, "b", stored([1, 2], PROMPT[:8]))
@@ -132,7 +135,7 @@ def test_a_long_prompt_with_a_salt_is_found_to_its_end() -> None:
         assert matched(index, tokens[: 4 * asked + 3], salt="salt") == {"a": asked}
 
 
-def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index) -> None:
+def test_images_change_all_blocks_from_the_first_one_that_they_overlap(index: Index) -> None:
     for pod, image in (("a", "one"), ("b", "two")):
         extra_keys = [None, [[image, 1]], [[image, -3]], None]
         ingest(index, pod, stored([1, 2, 3, 4], PROMPT[:16], extra_keys=extra_keys))
@@ -146,7 +149,7 @@ def test_old_engines_publish_images_without_offsets(index: Index) -> None:
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
-def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: Index) -> None:
+def test_only_groups_that_need_every_block_are_scored_for_hybrid_models(index: Index) -> None:
     full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
     window = {
         "group_idx": 1,
@@ -161,7 +164,7 @@ def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: I
     assert index.backend.size().copies == 2
 
 
-def test_offloaded_blocks_of_a_group_that_is_unknown_are_counted(index: Index) -> None:
+def test_offloaded_blocks_of_an_unknown_group_are_counted(index: Index) -> None:
     ingest(index, "a", offloaded([1, 2], group_idx=5), removed([4], group_idx=5))
     assert losses(index) == {"unknown_block": 3}
 
@@ -174,7 +177,7 @@ def test_offloaded_blocks_of_a_group_that_is_unknown_are_counted(index: Index) -
         ({"lora_name": "n" * 512}, {"lora_name": "n" * 513}, "bad_lora_name"),
     ],
 )
-def test_the_last_that_is_taken_and_the_first_that_is_not(
+def test_values_at_the_limit_are_accepted_and_values_above_are_rejected(
     index: Index, last: dict[str, Any], beyond: dict[str, Any], loss: str
 ) -> None:
     ingest(index, "a", stored([1], PROMPT[:4], **last))
@@ -199,32 +202,32 @@ def test_the_last_that_is_taken_and_the_first_that_is_not(
         (removed([b""]), "bad_block_hashes"),
     ],
 )
-def test_an_event_that_cannot_be_is_lost_alone_and_named(event: KVEvent, reason: str) -> None:
+def test_an_invalid_event_loses_only_itself_with_a_reason(event: KVEvent, reason: str) -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([7], PROMPT[:4]), event, stored([8], PROMPT[4:8], 7))
     assert losses(index) == {reason: 1}
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_events_about_nothing_are_nothing(index: Index) -> None:
+def test_events_without_blocks_have_no_effect(index: Index) -> None:
     ingest(index, "a", stored([], []), removed([]), stored([1], PROMPT[:4], 0))
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
-def test_too_many_media_are_refused_one_by_one() -> None:
+def test_media_above_the_limit_of_tiers_are_rejected() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}
     assert index.backend.size().copies == 15
 
 
-def test_hashes_may_be_bytes_in_one_event_and_numbers_in_another(index: Index) -> None:
+def test_hashes_may_be_bytes_or_numbers(index: Index) -> None:
     ingest(index, "a", stored([b"\5" * 24 + (9).to_bytes(8, "big")], PROMPT[:4]))
     ingest(index, "a", stored([-1], PROMPT[4:8], 9), removed([(1 << 64) - 1]))
     assert matched(index, PROMPT) == {"a": 1}
 
 
-def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None:
+def test_added_removed_and_unknown_blocks_are_counted() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
     index.clear("a")
@@ -267,10 +270,10 @@ events = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(events, max_size=8), max_size=3))
-def test_together_they_leave_what_they_leave_one_by_one(batches: list[list[KVEvent]]) -> None:
+def test_grouped_events_have_the_same_effect_as_single_events(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         together = state(batches)
-        patch.setattr(Ingest, "_likeness", lambda self, event: id(event))
+        patch.setattr(Ingest, "_similarity", lambda self, event: id(event))
         assert together == state(batches)
 
 
@@ -279,7 +282,7 @@ def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     backend = MemoryBackend()
     index = make_index(backend, block_size=2)
     outcomes = [ingest(index, "a", *each) for each in batches]
-    maps = {number: (map_.owned, map_.repeats) for number, map_ in backend._maps.items()}
+    maps = {number: (map_.covered, map_.repeats) for number, map_ in backend._maps.items()}
     held = dict(backend.table), maps, index.backend.size()
     return outcomes, held, index.metrics.skipped_events
 
@@ -290,7 +293,7 @@ TIERS = ["gpu", "cpu", "disk"]
 def holders(*pods: str) -> Holders:
     made = Holders(100)
     for pod in pods:
-        made.number(source(pod), 0)
+        made.register(source(pod), 0)
     return made
 
 
@@ -298,10 +301,11 @@ def test_the_example_of_llm_d() -> None:
     """Blocks 1001 to 1006: a on gpu has 1, 2, 3 (also cpu) and 6; b on cpu has 4 and 5."""
     found = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
     weights = {"gpu": 1.0, "cpu": 0.5}
-    (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
+    lookup = Lookup(found, holders("a", "b"), TIERS[:2])
+    (score,) = score_prefixes(lookup, blocks=6, candidates=0b11, weights=weights)
     assert (score.pod, score.score, score.tiers) == ("a", 3.0, {"gpu": 3})
     found[2] = (0, 0b01)
-    (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
+    (score,) = score_prefixes(lookup, blocks=6, candidates=0b11, weights=weights)
     assert (score.score, score.tiers, score.match_ratio) == (2.5, {"gpu": 2, "cpu": 1}, 0.5)
 
 
@@ -314,18 +318,23 @@ grouped = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
 @given(found_blocks, grouped, masks, st.integers(1, 3), st.integers(1, 4))
-def test_of_an_engine_the_group_counts_that_has_least(
+def test_the_group_with_the_shortest_prefix_counts_for_an_engine(
     found: list[tuple[int, ...]], scored: list[bool], left: int, groups: int, repeat: int
 ) -> None:
     """Twelve holders in groups of engines; some give no points, some are gone."""
     found = [copies for copies in found for _ in range(repeat)]
     everybody = Holders(12)
     for number, is_scored in enumerate(scored):
-        everybody.number(source(f"pod{number // groups}"), number % groups, is_scored)
-    candidates = everybody.mask("m")
-    for number in bits(left):
+        everybody.register(source(f"pod{number // groups}"), number % groups, is_scored)
+    candidates = everybody.candidates("m")
+    for number in set_bits(left):
         everybody.release(number)
-    scores = score_prefixes(found, max(1, len(found)), candidates, everybody, TIERS, EXACT)
+    scores = score_prefixes(
+        Lookup(found, everybody, TIERS),
+        blocks=max(1, len(found)),
+        candidates=candidates,
+        weights=EXACT,
+    )
     expected: dict[str, set[tuple[int, float]]] = {}
     for number, is_scored in enumerate(scored):
         if is_scored and not left >> number & 1:
@@ -353,16 +362,16 @@ def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
     return matched, worth
 
 
-def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(
+def test_candidates_of_an_adapter_are_the_holders_of_its_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.kvindex.backend.MOST_ADAPTERS", 3)
+    monkeypatch.setattr("app.kvindex.holders.MAX_ADAPTERS", 3)
     holders = Holders(3)
     for each in map(source, "ab"):
-        holders.number(each, 0)
+        holders.register(each, 0)
     for name, number in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 1), ("d", 1)):
-        holders.serves(name, number)
-    assert [holders.mask(name) for name in "abcd"] == [
+        holders.add_adapter(name, number)
+    assert [holders.candidates(name) for name in "abcd"] == [
         0b11,
         0,
         0b10,
@@ -370,5 +379,5 @@ def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(
     ]  # b was used longest ago
     for number, left in ((1, [0b01, 0, 0, 0]), (0, [0] * 4)):
         holders.release(number)
-        assert [holders.mask(name) for name in "abcd"] == left
+        assert [holders.candidates(name) for name in "abcd"] == left
     assert len(holders._adapters) == 0

@@ -13,14 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.hashing import Adapter, ExtraKeys, Placeholder
-from app.kvindex.keys import (
-    PART_BLOCKS,
-    Features,
-    PrefixKeyCache,
-    RequestKeys,
-    published_features,
-    requested_features,
-)
+from app.kvindex.features import Features, published_features, requested_features
+from app.kvindex.keys import PART_BLOCKS, PrefixKeyCache, RequestKeys
 
 MODEL = "test-model"
 TOKENS = list(range(1, 33))
@@ -51,7 +45,7 @@ def test_keys_are_those_of_llm_d(
 
 
 @pytest.mark.parametrize("bad", [[-1] * 16, [1 << 32] * 16, ["a"] * 16])
-def test_what_is_no_token_id_is_refused(bad: list[int]) -> None:
+def test_invalid_token_ids_are_rejected(bad: list[int]) -> None:
     with pytest.raises(ValueError):
         RequestKeys(16).keys(1, bad)
 
@@ -89,7 +83,7 @@ prompts = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(asked=st.lists(prompts, max_size=8))
-def test_the_keys_are_those_of_hashing(asked: list[list[int]]) -> None:
+def test_cached_keys_equal_computed_keys(asked: list[list[int]]) -> None:
     keys = RequestKeys(SIZE)
     cache = PrefixKeyCache(keys, limit_bytes=20_000)
     for prompt in asked:
@@ -98,7 +92,7 @@ def test_the_keys_are_those_of_hashing(asked: list[list[int]]) -> None:
         assert cache.parts.size_bytes <= cache.parts.limit_bytes
 
 
-def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.kvindex.keys.xxh3_64_intdigest", lambda data, seed: 1)
     keys = RequestKeys(SIZE)
     cache = PrefixKeyCache(keys)
@@ -107,7 +101,7 @@ def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
         assert cache.keys(parent, prompt) == keys.keys(parent, prompt)
 
 
-def test_parts_take_no_more_memory_than_is_reckoned() -> None:
+def test_parts_take_no_more_memory_than_estimated() -> None:
     cache = PrefixKeyCache(RequestKeys(16))
     tracemalloc.start()
     try:
@@ -139,7 +133,7 @@ def test_parts_take_no_more_memory_than_is_reckoned() -> None:
         (None, "alice", None),
     ],
 )
-def test_what_is_published_of_a_block_are_identifiers_and_a_salt(
+def test_published_features_are_identifiers_and_the_salt(
     keys: list[object] | None, adapter: str | None, features: Features
 ) -> None:
     assert published_features([["before"], keys, None], adapter) == [("before",), features, None]
@@ -155,7 +149,7 @@ def image(identifier: str, offset: int, length: int) -> Placeholder:
 
 
 @given(st.integers(1, 12), sizes, images, st.none() | st.just("salt"), st.booleans())
-def test_requests_and_engines_with_blocks_of_one_size_say_the_same(
+def test_requested_and_published_features_are_equal_for_equal_block_sizes(
     blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, adapted: bool
 ) -> None:
     media, adapter = [image(*each) for each in shown], Adapter("alice") if adapted else None

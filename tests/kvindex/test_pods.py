@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 
 from app.kvindex.pods import (
-    MOST_NAME_BYTES,
+    DnsSource,
+    FileSource,
     PodEndpoint,
-    PodTracker,
     TargetSource,
-    Topic,
-    dns_targets,
-    file_targets,
     parse_target,
-    parse_topic,
     resolve_host,
     target_sources,
 )
+from app.kvindex.presence import PodTracker
+from app.kvindex.topics import MAX_TOPIC_BYTES, Topic, parse_topic
 
 
 @pytest.mark.parametrize(
@@ -32,17 +30,17 @@ from app.kvindex.pods import (
         ("events", Topic("events", None, False)),
         ("a@kv@m", Topic("a@kv@m", None, False)),
         ("x", Topic("x", None, False)),
-        ("é" * (MOST_NAME_BYTES // 2), Topic("é" * (MOST_NAME_BYTES // 2), None, False)),
+        ("é" * (MAX_TOPIC_BYTES // 2), Topic("é" * (MAX_TOPIC_BYTES // 2), None, False)),
     ],
 )
-def test_a_topic_names_a_pod_and_perhaps_its_model(topic: str, named: Topic) -> None:
+def test_a_topic_names_a_pod_and_optionally_its_model(topic: str, named: Topic) -> None:
     assert parse_topic(topic.encode()) == named
 
 
 @pytest.mark.parametrize(
-    "topic", [b"", b"kv@", b"kv@@m", b"\xff", b"a\nb", b"kv@a\0@m", b"x" * (MOST_NAME_BYTES + 1)]
+    "topic", [b"", b"kv@", b"kv@@m", b"\xff", b"a\nb", b"kv@a\0@m", b"x" * (MAX_TOPIC_BYTES + 1)]
 )
-def test_what_is_no_name_names_nobody(topic: bytes) -> None:
+def test_invalid_topics_name_no_pod(topic: bytes) -> None:
     assert parse_topic(topic) is None
 
 
@@ -73,16 +71,14 @@ def test_targets_are_addresses_with_options(text: str, target: PodEndpoint) -> N
     ["", "host", "host:", ":5", "h:0", "h:99999", "h:x", "h:１", "http://h:1", "h:1;x=y", "h:1;pod=",
      "h:1;replay=h", "ipc://", "h:1;pod", "dns://h", "dns://h:0", "dns://h:1;x=y", "dns://:1", "dns://"],
 )  # fmt: skip
-def test_what_is_no_target_is_refused(text: str) -> None:
+def test_invalid_targets_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         target_sources([text])
 
 
-def test_a_file_is_read_again_when_it_has_changed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "pods"
-    source = file_targets(path)
+    source = FileSource(path)
     assert now(source) == () == now(source)
     assert len(caplog.records) == 1
     path.write_text("# pods\nh:1   # the first\n\nbad line\nh:2;pod=b\n")
@@ -97,7 +93,7 @@ def test_a_file_is_read_again_when_it_has_changed(
     assert [target.endpoint for target in now(source)] == ["tcp://h:3"]
 
 
-def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
     answers: list[list[str] | OSError] = [
         ["10.0.0.1", "fd00::1"],
         OSError("later"),
@@ -113,7 +109,7 @@ def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -
             raise answer
         return answer
 
-    source = dns_targets(parse_target("pods.example:5557;replay=tcp://pods.example:5558"), resolve)
+    source = DnsSource(parse_target("pods.example:5557;replay=tcp://pods.example:5558"), resolve)
     both = [
         PodEndpoint("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
         PodEndpoint("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
@@ -122,7 +118,7 @@ def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.records) == 1
     assert [target.endpoint for target in now(source)] == ["tcp://10.0.0.2:5557"]
     assert now(source) == []
-    assert "pods.example has no addresses, or nobody knows it" in caplog.text
+    assert "pods.example has no addresses, or is unknown" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -135,24 +131,24 @@ def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -
         (";replay=tcp://elsewhere:9", "tcp://elsewhere:9", None, None),
     ],
 )
-def test_a_name_has_the_options_of_a_target(
+def test_a_host_name_may_have_the_options_of_a_target(
     options: str, replay: str | None, pod: str | None, model: str | None
 ) -> None:
     (source,) = target_sources([f"dns://127.0.0.1:7{options}"])
     assert now(source) == [PodEndpoint("tcp://127.0.0.1:7", replay, pod, model)]
 
 
-def test_several_pods_under_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    source = dns_targets(
-        parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"]
-    )
+def test_several_pods_with_one_name_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    source = DnsSource(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"])
     assert [target.name for target in now(source)] == ["a", "a"] and now(source)
-    assert len(caplog.records) == 1 and "all of them called a" in caplog.text
-    source = dns_targets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1"])
+    assert len(caplog.records) == 1 and "several pods with the same name a" in caplog.text
+    source = DnsSource(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1"])
     assert [target.name for target in now(source)] == ["a"] and len(caplog.records) == 1
 
 
-def test_the_systems_resolver_tells_nobody_from_not_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resolver_distinguishes_unknown_hosts_from_temporary_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert "127.0.0.1" in resolve_host("127.0.0.1")
     for error, known in ((socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)):
 
@@ -167,7 +163,7 @@ def test_the_systems_resolver_tells_nobody_from_not_now(monkeypatch: pytest.Monk
                 resolve_host("x")
 
 
-def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
+def test_a_list_may_contain_all_kinds_of_sources(tmp_path: Path) -> None:
     path = tmp_path / "pods"
     path.write_text("h:1")
     sources = target_sources(["a:1", f"file:{path}", f"file://{path}", "dns://127.0.0.1:7", "b:2"])
@@ -181,20 +177,20 @@ def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
         target_sources(["dns://name"])
 
 
-def test_a_pod_is_gone_when_its_latest_connection_was_closed_for_long() -> None:
+def test_a_pod_expires_after_its_latest_connection_was_closed() -> None:
     tracker = PodTracker(10)
     for pod in "abcd":
-        tracker.seen(pod, 1, 0)
-    tracker.closed(1, 5)
-    tracker.closed(1, 7)  # the first counts
-    tracker.seen("a", 2, 6)
+        tracker.record_message(pod, 1, 0)
+    tracker.record_close(1, 5)
+    tracker.record_close(1, 7)  # the first counts
+    tracker.record_message("a", 2, 6)
     tracker.forget("b")
-    assert tracker.step(14.9) == [] and tracker.step(15) == ["c", "d"]
-    tracker.seen("c", 1, 20)  # what had been read before the connection closed
-    tracker.opened(1)
-    assert tracker.step(99) == []
-    tracker.closed(1, 100)
-    tracker.replaced(1)  # another pod has the number now
-    tracker.seen("e", 1, 101)
-    tracker.opened(1)
-    assert tracker.step(110) == ["c"] and tracker.step(1000) == []
+    assert tracker.pop_expired(14.9) == [] and tracker.pop_expired(15) == ["c", "d"]
+    tracker.record_message("c", 1, 20)  # what had been read before the connection closed
+    tracker.record_open(1)
+    assert tracker.pop_expired(99) == []
+    tracker.record_close(1, 100)
+    tracker.record_reuse(1)  # another pod has the number now
+    tracker.record_message("e", 1, 101)
+    tracker.record_open(1)
+    assert tracker.pop_expired(110) == ["c"] and tracker.pop_expired(1000) == []

@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
-from app.kvindex.backend import BackendUnavailable, IndexedEngine, Outcome, Stamp
+from app.kvindex.backend import BackendUnavailableError
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.operations import Outcome, Stamp
+from app.kvindex.pool import Pool
+from app.kvindex.resources import PoolSettings
 from tests.kvindex.engines import PROMPT, batch, block, matched, removed, stored
 from tests.kvindex.publisher import station, work
 
@@ -27,7 +31,7 @@ class Failing(MemoryBackend):
     def apply(self, source: IndexedEngine, operations: Any, stamp: Stamp | None = None) -> Outcome:
         self.calls += 1
         if self.calls in self.fails_at:
-            raise BackendUnavailable("away")
+            raise BackendUnavailableError("away")
         return super().apply(source, operations, stamp)
 
 
@@ -42,8 +46,8 @@ def message(pod: str, sequence: int, *events: object, model: str = "m") -> Publi
     return PublishedMessage(pod, model, sequence, encode(batch(*events, ts=1000.0 + sequence)))  # type: ignore[arg-type]
 
 
-def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
-    index, pool = make(MemoryBackend(most_holders=10), most_engines=20, shards=1)
+def test_engines_above_the_limits_are_rejected_and_counted() -> None:
+    index, pool = make(MemoryBackend(max_holders=10), max_engines=20, shards=1)
     for number in range(30):
         pool.put(message(f"pod{number}", 0, stored([1], PROMPT[:4])))
     work(pool)
@@ -52,7 +56,7 @@ def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
     assert len(pool.positions()) == 20
 
 
-def test_a_restart_is_counted_once_though_the_backend_is_away(
+def test_a_restart_is_counted_once_while_the_backend_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = Failing()
@@ -61,7 +65,7 @@ def test_a_restart_is_counted_once_though_the_backend_is_away(
         pool.put(message("a", sequence, stored([sequence], PROMPT[:4])))
     work(pool)
     backend.fails_at = range(3, 6)
-    monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
+    monkeypatch.setattr("app.kvindex.resources.MIN_BACKOFF_S", 0.001)
     pool.put(PublishedMessage("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=9e9))))
     work(pool)
     assert backend.calls == 6
@@ -69,7 +73,7 @@ def test_a_restart_is_counted_once_though_the_backend_is_away(
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({})
 
 
-def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_loses_only_one_message(caplog: pytest.LogCaptureFixture) -> None:
     index, pool = make()
     ingest = index.ingest
 
@@ -91,7 +95,7 @@ frames = st.lists(st.binary(max_size=40), max_size=5)
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(frames, max_size=20), st.integers())
-def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
+def test_arbitrary_frames_do_not_break_the_subscriber(sent: list[list[bytes]], seed: int) -> None:
     rng = Random(seed)
     with station() as place:
         place.listen(topic="")
@@ -113,7 +117,7 @@ def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
         assert "gap" not in place.index.metrics.skipped_messages
 
 
-def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:
+def test_the_first_epoch_of_a_backend_is_not_a_loss() -> None:
     backend = MemoryBackend()
     index, pool = make(backend)
     for epoch, sequence in (("", 0), ("first", 1), ("first", 1), ("second", 2)):
@@ -124,8 +128,10 @@ def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:
 
 
 @pytest.mark.parametrize("unread", [b"garbage", bytes(2000)], ids=["unreadable", "too large"])
-def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unread: bytes) -> None:
-    index, pool = make(most_payload_bytes=1000)
+def test_an_unreadable_message_is_skipped_for_one_engine_that_expects_its_number(
+    unread: bytes,
+) -> None:
+    index, pool = make(max_payload_bytes=1000)
 
     def put(sequence: int, rank: int, number: int) -> None:
         payload = encode(batch(stored([number], [number] * 4), ts=1000.0 + sequence, rank=rank))
@@ -145,8 +151,8 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
     assert sum(index.metrics.skipped_messages.values()) == 1 + 2
 
 
-def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
-    index, pool = make(most_pods=3)
+def test_the_longest_silent_pods_are_removed_above_the_limit() -> None:
+    index, pool = make(max_pods=3)
     for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
         pool.put(
             PublishedMessage(
@@ -158,10 +164,10 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({})
 
 
-def test_what_is_lost_is_counted_once_though_the_backend_fails(
+def test_losses_are_counted_once_when_a_batch_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
+    monkeypatch.setattr("app.kvindex.resources.MIN_BACKOFF_S", 0.001)
     backend = Failing()
     backend.fails_at = range(1, 4)
     index, pool = make(backend)
@@ -173,10 +179,10 @@ def test_what_is_lost_is_counted_once_though_the_backend_fails(
     assert index.metrics.skipped_events == {"token_count": 1, "unknown_block": 1}
 
 
-def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_pauses_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
     index, pool = make()
     copies = [0]
-    for module in ("index", "memory", "pool"):
+    for module in ("index", "memory", "resources"):
         monkeypatch.setattr(
             f"app.kvindex.{module}.pause_if_possible",
             lambda: copies.append(index.backend.size().copies),

@@ -15,11 +15,17 @@ from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.pool import PoolSettings
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, fed, index_of, open_backend
+from app.kvindex.resources import PoolSettings
+from app.kvindex.service import (
+    TOKENIZER_TIMEOUT_S,
+    BatchListener,
+    KvIndex,
+    build_index,
+    open_backend,
+)
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
-from app.kvindex.tokenizers import WORKERS, Tokenization
+from app.kvindex.tokenization import WORKERS, Tokenization
 from app.text.base import TokenizerError, TokenizerLoadError
 from app.text.huggingface import LocalTokenizer, default_tokenizer
 from config import ConfigError
@@ -69,7 +75,9 @@ def meet(index: KvIndex, engine: FakeEngine) -> None:
         gevent.sleep(0.001)
 
 
-def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngine) -> None:
+def test_metrics_are_valid_and_contain_every_loss_reason(
+    index: KvIndex, engine: FakeEngine
+) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
     until(lambda: bool(index.index.score("m", PROMPT)))
@@ -93,7 +101,7 @@ def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngin
         assert ("kvcache_events_skipped_total", reason) in samples
 
 
-def test_latencies_have_the_buckets_of_llm_d_and_lookups_some_below() -> None:
+def test_latencies_have_llm_d_buckets_and_lookups_have_faster_ones() -> None:
     of_llm_d = [
         "0.005",
         "0.01",
@@ -109,9 +117,9 @@ def test_latencies_have_the_buckets_of_llm_d_and_lookups_some_below() -> None:
         "+Inf",
     ]
     metrics = IndexMetrics()
-    metrics.looked_up(0.0002, 3)
-    metrics.tokenized("t", 0.3, 5)
-    metrics.rendered("t", 0.02)
+    metrics.record_lookup(0.0002, 3)
+    metrics.record_tokenization("t", 0.3, 5)
+    metrics.record_rendering("t", 0.02)
     text = metrics.render({})
     samples = [
         sample for family in text_string_to_metric_families(text) for sample in family.samples
@@ -128,14 +136,14 @@ def test_latencies_have_the_buckets_of_llm_d_and_lookups_some_below() -> None:
     assert 'tokenization_tokenized_tokens_total{tokenizer="t"} 5' in text
 
 
-def test_a_backend_that_is_away_leaves_sizes_open() -> None:
+def test_sizes_are_unknown_while_the_backend_is_unavailable() -> None:
     made = make(RedisBackend("redis://127.0.0.1:1", timeout_s=0.2))
     assert made.stats()["size"] is None
     assert "kvcache_index_blocks" in made.metrics_text()
     made.close()
 
 
-def test_after_an_error_a_thread_goes_on(
+def test_the_subscriber_continues_after_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     step, steps = Subscriber.step, list[None]()
@@ -166,7 +174,7 @@ def test_backends_are_chosen_by_name() -> None:
         make(targets=["nonsense"])
 
 
-def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: FakeEngine) -> None:
+def test_a_slow_source_does_not_delay_other_sources(index: KvIndex, engine: FakeEngine) -> None:
     class Slow(TargetSource):
         asked = 0
 
@@ -190,7 +198,7 @@ MODEL = ModelSettings(model="org/m", served_model_name=("m", "n"))
 
 def made(**asked: Any) -> KvIndex:
     """An index of these settings, which does not listen."""
-    return index_of(Settings(model=MODEL, kvindex=KVIndexSettings(**asked)), default_tokenizer())
+    return build_index(Settings(model=MODEL, kvindex=KVIndexSettings(**asked)), default_tokenizer())
 
 
 @pytest.mark.parametrize(
@@ -204,7 +212,7 @@ def made(**asked: Any) -> KvIndex:
         ({"role": "indexer", "kv_index_pods": ("h:1",), "kv_index_bind": "tcp://*:7"}, "tcp://*:7"),
     ],
 )
-def test_an_indexer_listens_unless_it_is_given_pods(
+def test_an_indexer_listens_unless_pods_are_configured(
     asked: dict[str, Any], bind: str | None
 ) -> None:
     index = made(**asked)
@@ -212,7 +220,7 @@ def test_an_indexer_listens_unless_it_is_given_pods(
     index.close()
 
 
-def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(tmp_path: Path) -> None:
+def test_only_configured_models_and_folders_have_tokenizers(tmp_path: Path) -> None:
     index = made()
     for name in ("org/m", "m", "n"):
         assert index.tokenization.encode(name, "hello") == default_tokenizer().encode("hello", True)
@@ -230,41 +238,39 @@ def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(tmp_pat
 @pytest.mark.parametrize(
     "asked", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}]
 )
-def test_an_address_that_is_none_is_told_by_its_setting(asked: dict[str, Any]) -> None:
+def test_the_error_for_an_invalid_address_names_its_setting(asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="setting kv-index-pods or kv-index-redis-url: "):
         made(kv_index_backend="redis", **asked)
 
 
 @pytest.mark.parametrize(("topic", "pod"), [("kv@a@org/m", "a"), ("", ""), ("events", "events")])
-def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None:
+def test_batches_of_this_servers_publisher_are_indexed(topic: str, pod: str) -> None:
     index = made(kv_index_block_size=4)
     index.open()
-    fed(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
+    BatchListener(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     until(lambda: [score.pod for score in index.index.score("org/m", PROMPT)] == [pod])
     index.close()
 
 
-def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_index_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
     first = made(kv_index_bind="tcp://127.0.0.1:*")
     first.open()
     second = made(kv_index_bind=str(first.address))
     second.start(retry_s=0.01)
     gevent.sleep(0.1)
-    assert len(second._greenlets) == 1 and caplog.text.count("it cannot listen yet, trying on") == 1
+    assert len(second._greenlets) == 1 and caplog.text.count("cannot listen yet, retrying") == 1
     first.close()
     until(lambda: len(second._greenlets) > 1)
     assert second.address is not None and len(caplog.records) == 1
     second.close()
 
 
-def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
+def test_the_documentation_states_the_fixed_limits() -> None:
     told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
     pool, subscriber = PoolSettings(), SUBSCRIBER
-    assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `RETIRED` says
+    assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `REMOVED` says
     assert (WORKERS, TOKENIZER_TIMEOUT_S) == (5, 10.0)
-    queue = (
-        f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
-    )
-    assert queue in told and f"there are {pool.most_engines:,} engines already" in told
-    assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told
-    assert subscriber.most_bytes == pool.most_answer_bytes
+    queue = f"({pool.max_messages:,} messages or {(pool.max_bytes // pool.shards) >> 20} MiB each)"
+    assert queue in told and f"there are {pool.max_engines:,} engines already" in told
+    assert f"above {subscriber.max_bytes >> 20} MiB the connection is closed" in told
+    assert subscriber.max_bytes == pool.max_answer_bytes

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from app.engine.kvcache.events import BlockStored, KVEvent
 from app.engine.kvcache.replay import END
 from app.kvindex.memory import MemoryBackend
+from app.kvindex.messages import PublishedMessage
 from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.pool import PublishedMessage
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import FakeEngine, Station, station
 from tests.running_server import free_port
@@ -52,7 +52,7 @@ def test_batches_out_of_order_are_all_applied(place: Station) -> None:
     assert losses(place) == {"gap": 3 + 1}
 
 
-def test_a_pod_that_is_first_heard_late_has_lost_what_came_before(place: Station) -> None:
+def test_batches_before_the_first_message_of_a_pod_count_as_a_gap(place: Station) -> None:
     engine = place.engine(connect=False)
     put(place, engine, 41, block(0))
     put(place, engine, 42, block(1))
@@ -63,7 +63,7 @@ def test_a_pod_that_is_first_heard_late_has_lost_what_came_before(place: Station
 
 
 @pytest.mark.parametrize("topics", [True, False])
-def test_a_gap_is_filled_by_a_replay_before_what_comes_after_it(
+def test_a_replay_fills_a_gap_before_later_batches_are_applied(
     place: Station, topics: bool
 ) -> None:
     engine = place.engine(connect=False, topics=topics)
@@ -83,14 +83,14 @@ def test_a_gap_is_filled_by_a_replay_before_what_comes_after_it(
     )  # its end comes after its batches
 
 
-def test_an_address_that_is_none_fails_at_once(place: Station) -> None:
+def test_an_invalid_replay_address_fails_at_once(place: Station) -> None:
     engine = place.engine(connect=False)
     put(place, engine, 3, block(0), replay="nonsense")
     place.settle()
     assert place.matched(PROMPT) == {"a": 1}
 
 
-def test_a_restart_clears_the_pod_and_asks_for_its_new_beginning(place: Station) -> None:
+def test_a_restart_clears_the_pod_and_requests_its_first_batches(place: Station) -> None:
     engine = place.engine(connect=False)
     for number in range(3):
         put(place, engine, number, block(number))
@@ -109,7 +109,7 @@ def test_only_a_few_replays_run_at_once(place: Station) -> None:
         place.pool.put(PublishedMessage(f"pod{number}", "m", 1, engine.kept[1], engine.replay))
     place.engines.clear()
     place.settle()
-    assert place.pool.places.counter == 0
+    assert place.pool.resources.replay_slots.counter == 0
     place.engines.extend(engines)
     place.until(lambda: len(place.matched(PROMPT)) == 12)
 
@@ -137,7 +137,7 @@ def ranks_have(place: Station, tokens: list[int]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("connect", [True, False], ids=["they connect", "they are connected to"])
-def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -> None:
+def test_each_rank_is_replayed_from_its_own_port(place: Station, connect: bool) -> None:
     port = free_port(2)
     ranks = []
     if connect:
@@ -159,7 +159,7 @@ def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -
     assert losses(place) == {}
 
 
-def test_a_target_with_an_address_for_replays_is_asked_there_whatever_its_rank(
+def test_a_target_with_a_replay_address_is_replayed_from_there_for_any_rank(
     place: Station,
 ) -> None:
     engine = place.engine("kv@a@m", connect=False)
@@ -172,7 +172,7 @@ def test_a_target_with_an_address_for_replays_is_asked_there_whatever_its_rank(
     assert losses(place) == {}
 
 
-def test_three_pods_on_one_host_do_not_get_one_anothers_blocks(place: Station) -> None:
+def test_pods_on_one_host_do_not_get_the_blocks_of_other_pods(place: Station) -> None:
     """One port can be that of one of them only."""
     port = free_port()
     place.listen(replay_port=port)
@@ -190,7 +190,7 @@ def test_three_pods_on_one_host_do_not_get_one_anothers_blocks(place: Station) -
 
 
 @pytest.mark.parametrize("topics", [True, False])
-def test_the_answer_of_another_rank_is_refused(place: Station, topics: bool) -> None:
+def test_a_replay_from_another_rank_is_rejected(place: Station, topics: bool) -> None:
     engine = place.engine(connect=False)
     other = place.engine(connect=False, topics=topics)
     publish(other, range(3), rank=1)
@@ -204,7 +204,7 @@ def test_the_answer_of_another_rank_is_refused(place: Station, topics: bool) -> 
 
 
 @pytest.mark.parametrize("topic", [b"", b"kv@a@m"], ids=["no topic", "answers without"])
-def test_ones_own_answer_without_a_topic_is_believed(place: Station, topic: bytes) -> None:
+def test_a_replay_without_a_topic_is_accepted(place: Station, topic: bytes) -> None:
     engine = place.engine(topic.decode(), connect=False, topics=not topic)
     publish(engine, range(4), lost=range(4))
     place.pool.put(PublishedMessage("a", "m", 3, engine.kept[3], engine.replay, topic=topic))
@@ -214,14 +214,14 @@ def test_ones_own_answer_without_a_topic_is_believed(place: Station, topic: byte
 
 
 @pytest.mark.parametrize("rank", [-3, 70_000])
-def test_a_rank_that_has_no_port_is_asked_nothing(place: Station, rank: int) -> None:
+def test_no_replay_is_requested_from_a_rank_without_a_port(place: Station, rank: int) -> None:
     engine = place.engine(connect=False)
     message = PublishedMessage(
         "a", "m", 2, engine.pack(block(0), rank=rank), engine.replay, True, b"kv@a@m"
     )
     place.pool.put(message)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
-    assert losses(place) == {"gap": 2} and place.pool.places.counter == 8
+    assert losses(place) == {"gap": 2} and place.pool.resources.replay_slots.counter == 8
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def silent(place: Station) -> FakeEngine:
     return engine
 
 
-def test_what_is_no_answer_is_passed_over(place: Station, silent: FakeEngine) -> None:
+def test_malformed_replay_messages_are_ignored(place: Station, silent: FakeEngine) -> None:
     ask(place, silent, 1, block(1))
     place.until(lambda: silent._router.poll(0))
     client, *_ = silent._router.recv_multipart()
@@ -258,7 +258,7 @@ def test_what_is_no_answer_is_passed_over(place: Station, silent: FakeEngine) ->
 @pytest.mark.parametrize(
     ("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 79, 120.0)]
 )
-def test_silence_and_an_answer_without_end_are_failures(
+def test_replays_without_an_answer_or_an_end_fail(
     place: Station, silent: FakeEngine, pause_s: float, answers: int, fails_s: float
 ) -> None:
     ask(place, silent, 200, block(0))
@@ -279,39 +279,41 @@ def test_silence_and_an_answer_without_end_are_failures(
     silent.close()
 
 
-@pytest.mark.parametrize("bound", ["most_held_bytes", "most_all_held_bytes"])
-def test_what_waits_is_bounded(place: Station, silent: FakeEngine, bound: str) -> None:
+@pytest.mark.parametrize("bound", ["max_waiting_bytes", "max_total_waiting_bytes"])
+def test_memory_of_waiting_messages_is_bounded(
+    place: Station, silent: FakeEngine, bound: str
+) -> None:
     payload = silent.pack(block(0))
     size = 3 * PublishedMessage("a", "m", 5, payload).size_bytes
     place.pool = place.make_pool(**{bound: size})
     for number in range(3):
         ask(place, silent, 5 + number, block(number))
     place.settle()
-    assert place.matched(PROMPT) == {} and place.pool.held_bytes == size
+    assert place.matched(PROMPT) == {} and place.pool.resources.waiting_bytes == size
     ask(place, silent, 8, block(3))
     place.settle()
-    assert place.matched(PROMPT) == {"a": 4} and place.pool.held_bytes == 0
+    assert place.matched(PROMPT) == {"a": 4} and place.pool.resources.waiting_bytes == 0
     assert losses(place) == {"gap": 5} and place.ended_replays() == {"failed": 1}
     silent.close()
 
 
-def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: FakeEngine) -> None:
+def test_removing_a_pod_drops_its_waiting_messages(place: Station, silent: FakeEngine) -> None:
     ask(place, silent, 5, block(0))
     place.settle()
-    assert place.pool.places.counter == 7 and place.pool.held_bytes > 0
+    assert place.pool.resources.replay_slots.counter == 7 and place.pool.resources.waiting_bytes > 0
     (position,) = place.pool.positions()
     assert (position.sequence, position.lag_s) == (None, 0.0)
-    place.pool.gone("a")
+    place.pool.remove_pod("a")
     place.settle()
     assert (
-        place.pool.held_bytes == 0
-        and place.pool.places.counter == 8
+        place.pool.resources.waiting_bytes == 0
+        and place.pool.resources.replay_slots.counter == 8
         and place.pool.positions() == []
     )
     silent.close()
 
 
-def test_after_a_failure_the_engine_is_asked_again_when_it_has_cooled_down(
+def test_after_a_failed_replay_the_next_one_starts_after_the_cool_down(
     place: Station, silent: FakeEngine
 ) -> None:
     ask(place, silent, 5, block(0))
@@ -330,7 +332,7 @@ def test_after_a_failure_the_engine_is_asked_again_when_it_has_cooled_down(
 @pytest.mark.parametrize(
     ("unread", "reason"), [(b"garbage", "unreadable"), (bytes(1 + (1 << 20)), "too_large")]
 )
-def test_a_batch_of_a_replay_that_cannot_be_read_is_lost_alone(
+def test_an_unreadable_batch_of_a_replay_loses_only_itself(
     place: Station, silent: FakeEngine, unread: bytes, reason: str
 ) -> None:
     ask(place, silent, 3, block(1))
@@ -350,7 +352,7 @@ class Forgetful(MemoryBackend):
 
 
 @pytest.mark.parametrize("waiting", [True, False], ids=["during a replay", "between replays"])
-def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bool) -> None:
+def test_all_batches_are_requested_again_after_a_loss_of_the_backends_data(waiting: bool) -> None:
     backend = Forgetful()
     backend.epoch = "first"
     with station(backend) as place:
@@ -377,7 +379,10 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
         place.settle()
         assert engine.asked == ([3, 0] if waiting else [0])
         assert losses(place) == {}
-        assert place.pool.held_bytes == 0 and place.pool.places.counter == 8
+        assert (
+            place.pool.resources.waiting_bytes == 0
+            and place.pool.resources.replay_slots.counter == 8
+        )
 
 
 fates = st.lists(
@@ -388,7 +393,7 @@ fates = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(fates, st.integers(0, 3))
-def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], steps: int) -> None:
+def test_lost_messages_are_replayed_in_order(lost: list[str], steps: int) -> None:
     """Each batch takes away the block of the one before it:
 
     in another order, others would be left.
@@ -411,7 +416,7 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
             for _ in range(steps):
                 place.step()
         shards = place.pool.shards
-        place.until(lambda: not len(place.pool) and not place.pool.held_bytes)
+        place.until(lambda: not len(place.pool) and not place.pool.resources.waiting_bytes)
         assert [place.matched([number - 1] * 4) for number in left] == [{"a": 1}] * len(left)
         assert place.index.backend.size().copies == len(left)
         (position,) = place.pool.positions()
@@ -419,5 +424,8 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
         found = place.index.metrics.skipped_messages
         assert found.get("gap", 0) == lost.count("is lost on both ways")
         assert set(found) <= {"gap", "duplicate"}  # a replay may bring what then comes by itself
-        assert place.pool.held_bytes == 0 and place.pool.places.counter == 8
+        assert (
+            place.pool.resources.waiting_bytes == 0
+            and place.pool.resources.replay_slots.counter == 8
+        )
         assert [shard.size_bytes for shard in shards] == [0] * len(shards)

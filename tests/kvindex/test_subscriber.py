@@ -10,8 +10,8 @@ import pytest
 from msgspec import to_builtins
 
 from app.kvindex import subscriber as module
-from app.kvindex.pods import PodEndpoint, TargetSource, file_targets
-from app.kvindex.pool import PublishedMessage
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.pods import FileSource, PodEndpoint, TargetSource
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, FakeEngine, Station
 
@@ -28,12 +28,12 @@ def leaves(place: Station, engine: FakeEngine) -> dict[str, float]:
     engine.close()
     place.engines.remove(engine)
     assert place.subscriber is not None
-    due = place.subscriber._presence.due
+    due = place.subscriber._tracker.deadlines
     place.until(lambda: "a" in due)
     return due
 
 
-def test_topics_of_others_do_not_arrive(place: Station) -> None:
+def test_messages_with_other_topics_are_not_received(place: Station) -> None:
     place.listen()
     other, mine = place.engine("events"), place.engine("kv@a@m")
     place.meet(other)
@@ -46,7 +46,7 @@ def test_topics_of_others_do_not_arrive(place: Station) -> None:
     assert place.matched(PROMPT) == {"a": 1}
 
 
-def test_pods_of_a_list_are_connected_to_and_may_have_any_topic(place: Station) -> None:
+def test_listed_pods_are_connected_and_may_use_any_topic(place: Station) -> None:
     plain = place.engine("", connect=False)
     named = place.engine("", connect=False)
     llmd = place.engine("kv@c@m", connect=False)
@@ -64,11 +64,11 @@ def test_pods_of_a_list_are_connected_to_and_may_have_any_topic(place: Station) 
     assert place.matched(PROMPT, "n") == {"b": 1}
 
 
-def test_a_list_may_change(place: Station, tmp_path: Path) -> None:
+def test_the_list_of_pods_may_change(place: Station, tmp_path: Path) -> None:
     path = tmp_path / "pods"
     a, b = place.engine("kv@a@m", connect=False), place.engine("kv@b@m", connect=False)
     path.write_text(a.endpoint)
-    subscriber = place.listen(file_targets(path), bind=None, grace_s=30.0)
+    subscriber = place.listen(FileSource(path), bind=None, grace_s=30.0)
     place.meet(a)
     a.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
@@ -83,7 +83,7 @@ def test_a_list_may_change(place: Station, tmp_path: Path) -> None:
     place.until(lambda: place.matched(PROMPT) == {"b": 1})
 
 
-def test_a_pod_that_closes_its_connection_is_forgotten_after_a_while(place: Station) -> None:
+def test_a_pod_is_removed_some_time_after_its_connection_closed(place: Station) -> None:
     place.listen(grace_s=30.0)
     a, b = place.engine("kv@a@m"), place.engine("kv@b@m")
     for engine in (a, b):
@@ -99,7 +99,7 @@ def test_a_pod_that_closes_its_connection_is_forgotten_after_a_while(place: Stat
     assert [position.pod for position in place.pool.positions()] == ["b"]
 
 
-def test_a_pod_that_comes_back_in_time_keeps_its_blocks(place: Station) -> None:
+def test_a_pod_that_reconnects_in_time_keeps_its_blocks(place: Station) -> None:
     place.listen(grace_s=30.0)
     a = place.engine("kv@a@m")
     place.meet(a)
@@ -113,7 +113,7 @@ def test_a_pod_that_comes_back_in_time_keeps_its_blocks(place: Station) -> None:
     assert place.matched(PROMPT) == {"a": 2}
 
 
-def test_what_is_no_message_is_counted_and_the_next_is_read(place: Station) -> None:
+def test_malformed_messages_are_counted_and_the_next_is_read(place: Station) -> None:
     place.listen()
     a = place.engine("kv@a@m")
     place.meet(a)
@@ -147,7 +147,7 @@ def test_what_is_no_message_is_counted_and_the_next_is_read(place: Station) -> N
     )
 
 
-def test_events_of_vllm_0_33_with_lookahead_tokens_of_each_block_arrive(place: Station) -> None:
+def test_events_of_vllm_0_33_with_lookahead_tokens_are_read(place: Station) -> None:
     """Their session and the tokens behind each block are not read, in whatever shape they come."""
     place.listen()
     engine = place.engine("kv@a@m")
@@ -165,7 +165,9 @@ def test_events_of_vllm_0_33_with_lookahead_tokens_of_each_block_arrive(place: S
     assert place.index.metrics.skipped_events == {}
 
 
-def test_a_payload_of_100_megabytes_is_refused_by_name_and_the_next_is_read(place: Station) -> None:
+def test_a_payload_of_100_megabytes_is_counted_as_too_large_and_the_next_is_read(
+    place: Station,
+) -> None:
     place.listen()
     a = place.engine("kv@a@m")
     place.meet(a)
@@ -176,9 +178,9 @@ def test_a_payload_of_100_megabytes_is_refused_by_name_and_the_next_is_read(plac
     assert place.index.metrics.skipped_messages == {"too_large": 1}
 
 
-def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Station) -> None:
+def test_a_subscriber_that_stopped_reading_detects_and_fills_the_gap(place: Station) -> None:
     """What neither side has room for is lost on the way, and asked for again."""
-    place.pool = place.make_pool(most_messages=5)
+    place.pool = place.make_pool(max_messages=5)
     a = place.engine("kv@a@m", connect=False, hwm=2)
     place.listen(TargetSource([PodEndpoint(a.endpoint, a.replay)]), bind=None, hwm=2)
     place.meet(a)
@@ -198,7 +200,7 @@ def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Stati
     assert not place.index.metrics.skipped_messages.get("gap")
 
 
-def test_a_target_with_an_address_that_zmq_refuses_is_left_out(place: Station) -> None:
+def test_a_target_with_an_address_that_zmq_rejects_is_skipped(place: Station) -> None:
     a = place.engine("kv@a@m", connect=False)
     place.listen(
         TargetSource([PodEndpoint("tcp://no such host:1"), PodEndpoint(a.endpoint)]), bind=None
@@ -208,7 +210,7 @@ def test_a_target_with_an_address_that_zmq_refuses_is_left_out(place: Station) -
     assert [target.endpoint for target in place.subscriber.targets] == [a.endpoint]
 
 
-def test_a_target_whose_host_nobody_knows_is_told_of_once(
+def test_a_target_with_an_unknown_host_is_logged_once(
     place: Station, caplog: pytest.LogCaptureFixture
 ) -> None:
     targets = [PodEndpoint("tcp://nobody.invalid:1"), PodEndpoint(f"{LOCAL}:1")]
@@ -217,7 +219,7 @@ def test_a_target_whose_host_nobody_knows_is_told_of_once(
     place.now += 100
     place.settle()
     assert [record.getMessage() for record in caplog.records] == [
-        "KV event sources: nobody knows the host of tcp://nobody.invalid:1, trying on"
+        "KV event sources: unknown host in tcp://nobody.invalid:1; retrying"
     ]
 
 
@@ -254,8 +256,8 @@ def test_a_message_of_many_parts_is_read_with_pauses(
     place: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = heard(place)
-    monkeypatch.setattr(module, "MOST_A_STEP", 1)
-    monkeypatch.setattr(module, "MOST_FRAMES", 5)
+    monkeypatch.setattr(module, "MAX_MESSAGES_PER_STEP", 1)
+    monkeypatch.setattr(module, "FRAMES_PER_PAUSE", 5)
     pauses = list[None]()
     monkeypatch.setattr(module, "pause_if_possible", lambda: pauses.append(None))
     engine.send_frames(b"kv@a@m", *[b"part"] * 11)
@@ -274,7 +276,7 @@ def test_a_message_of_many_parts_is_read_with_pauses(
         (HERE, None),
     ],
 )
-def test_replays_are_asked_of_the_host_at_the_other_end(
+def test_replays_are_requested_from_the_host_of_the_connection(
     place: Station, bind: str, replay: str | None, tmp_path: Path
 ) -> None:
     place.listen(bind=f"ipc://{tmp_path}/events" if bind == "ipc" else bind, replay_port=77)

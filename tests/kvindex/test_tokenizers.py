@@ -18,12 +18,11 @@ from tokenizers import Regex, models, pre_tokenizers, processors, trainers
 
 from app.base.clock.clock import VirtualClock
 from app.kvindex.metrics import IndexMetrics
+from app.kvindex.tokenization import Tokenization, TokenizationBusyError, TokenizationTimeoutError
 from app.kvindex.tokenizers import (
     FAILURE_BYTES,
-    Tokenization,
-    TokenizationBusy,
-    TokenizationTimeout,
     TokenizerLibrary,
+    TokenizerSources,
     UnknownModelError,
     find_tokenizer,
     tokenizer_bytes,
@@ -61,7 +60,7 @@ class Stuck:
         return self._tokenizer.encode(text, add_special_tokens)
 
 
-def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask_for_them() -> None:
+def test_special_tokens_are_added_to_prompts_and_to_conversations_on_request() -> None:
     folder = TokenizerFolder(
         tokenizer_file=Path("tokenizer.json"),
         chat_templates={"default": "{{ messages[0].content }}"},
@@ -99,17 +98,17 @@ def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_
     assert calls == [(TEXT, True), (TEXT, False)] * 2
 
 
-def test_what_takes_too_long_is_an_error_in_time_and_what_is_too_much_one_at_once(
+def test_slow_prompts_time_out_and_too_many_prompts_are_rejected_at_once(
     tokenizer: LocalTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Stuck(tokenizer)
-    monkeypatch.setattr("app.kvindex.tokenizers.WORKERS", 2)
-    monkeypatch.setattr("app.kvindex.tokenizers.MOST_WAITING", 1)
+    monkeypatch.setattr("app.kvindex.tokenization.WORKERS", 2)
+    monkeypatch.setattr("app.kvindex.tokenization.MAX_WAITING", 1)
     made = Tokenization(lambda model: stuck, IndexMetrics(), 0.05)  # type: ignore[arg-type,return-value]
     asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(4)]
     gevent.joinall(asked)
-    assert [type(each.exception) for each in asked] == [TokenizationTimeout] * 3 + [
-        TokenizationBusy
+    assert [type(each.exception) for each in asked] == [TokenizationTimeoutError] * 3 + [
+        TokenizationBusyError
     ]
     assert "0.05 seconds" in str(asked[0].exception)
     stuck.let.set()
@@ -150,7 +149,9 @@ def loader(embedded: LocalTokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def library(loader: Loader, models: str = "a b c bad", **settings: Any) -> TokenizerLibrary:
     settings.setdefault("timeout_s", PATIENCE_S)
-    return TokenizerLibrary(loader, sources={model: model for model in models.split()}, **settings)
+    by_model = {model: model for model in models.split()}
+    sources = TokenizerSources(by_model=by_model, hub=settings.pop("hub", False))
+    return TokenizerLibrary(loader, sources, **settings)
 
 
 def outcomes(
@@ -165,7 +166,7 @@ def outcomes(
     return [each.value for each in gevent.joinall([gevent.spawn(ask) for _ in range(requests)])]
 
 
-def test_a_failure_is_told_to_all_in_one_sentence_each_with_an_error_of_its_own(
+def test_each_request_gets_a_separate_error_for_a_failed_load(
     loader: Loader,
 ) -> None:
     told = outcomes(library(loader), "bad")
@@ -187,7 +188,7 @@ def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
         assert len(loader.calls) == loads
 
 
-def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(
+def test_the_least_recently_used_tokenizer_is_dropped(
     loader: Loader, embedded: LocalTokenizer
 ) -> None:
     room = 2 * tokenizer_bytes(embedded)
@@ -201,7 +202,7 @@ def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(
     assert models.size_bytes == room + FAILURE_BYTES
 
 
-def test_the_hub_is_asked_only_when_allowed_and_only_for_names_that_it_can_have(
+def test_the_hub_is_queried_only_if_enabled_and_only_for_valid_names(
     loader: Loader,
 ) -> None:
     models = library(loader, hub=True)
@@ -222,7 +223,7 @@ def test_the_hub_is_asked_only_when_allowed_and_only_for_names_that_it_can_have(
     assert loader.calls == ["org/some-model.v2"]
 
 
-def test_a_load_out_of_time_is_an_error_and_its_tokenizer_is_there_later(
+def test_a_load_that_exceeds_the_timeout_continues_for_later_requests(
     loader: Loader, embedded: LocalTokenizer
 ) -> None:
     loader.gates["a"] = threading.Event()
@@ -235,7 +236,9 @@ def test_a_load_out_of_time_is_an_error_and_its_tokenizer_is_there_later(
     assert loader.calls == ["a"]
 
 
-def test_only_so_many_loads_run_at_once(loader: Loader, embedded: LocalTokenizer) -> None:
+def test_the_number_of_concurrent_loads_is_limited(
+    loader: Loader, embedded: LocalTokenizer
+) -> None:
     loader.gates |= {"a": threading.Event(), "b": threading.Event()}
     models = library(loader, timeout_s=0.05)
     for model in ("a", "b", "c"):
@@ -246,7 +249,7 @@ def test_only_so_many_loads_run_at_once(loader: Loader, embedded: LocalTokenizer
     assert eventually(lambda: models.get("c")) is embedded
 
 
-def test_too_many_models_on_their_way_are_an_error_at_once(loader: Loader) -> None:
+def test_too_many_pending_models_are_rejected_at_once(loader: Loader) -> None:
     *names, further = [f"model{number}" for number in range(64 + 1)]
     models = library(loader, " ".join([*names, further]), timeout_s=0)
     loader.gates |= {name: threading.Event() for name in (*names, further)}
@@ -272,7 +275,7 @@ def put(directory: Path, *folders: str) -> None:
         (directory / folder / "tokenizer.json").write_text("{}")
 
 
-def test_a_folder_has_tokenizers_by_path_and_as_in_the_hubs_cache(tmp_path: Path) -> None:
+def test_tokenizers_are_found_by_path_and_in_a_hub_cache(tmp_path: Path) -> None:
     cached = "hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc"
     put(tmp_path, cached, "mine/tuned", "models--org--a--b/snapshots/x")
     (tmp_path / "mine/empty").mkdir()
@@ -300,7 +303,7 @@ def test_a_folder_has_tokenizers_by_path_and_as_in_the_hubs_cache(tmp_path: Path
     assert find_tokenizer(tmp_path, "late") == tmp_path / "late/tokenizer.json"
 
 
-def test_of_several_snapshots_the_current_one_counts_and_else_what_was_written_last(
+def test_the_current_snapshot_is_used_or_else_the_latest_one(
     tmp_path: Path,
 ) -> None:
     repository = tmp_path / "models--org--name"

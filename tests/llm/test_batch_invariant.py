@@ -32,7 +32,7 @@ Alone = tuple[Path, str, list[Exact]]
 
 
 def exact(outputs: list[Output]) -> Exact:
-    told = [one for output in outputs for one in output.said.logprobs or ()]
+    told = [one for output in outputs for one in output.update.logprobs or ()]
     return [(one.token_id, one.logprob) for one in told]
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.device import DeviceManager
+from app.llm.engine import LLMEngine
+from app.llm.engine_options import EngineOptions
 from app.llm.loader import load_checkpoint
-from app.llm.model_runner import DeviceManager, ModelRunner
+from app.llm.model_runner import ModelRunner
 from app.llm.sampling_params import SamplingParams
 from tests.llm.tiny import KINDS, VOCABULARY, Shape, make_model, prompts
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.llm.engine import EngineOptions, LLMEngine, Output
+from app.llm.engine import LLMEngine, Output
+from app.llm.engine_options import EngineOptions
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.sampling_params import Priority, SamplingParams
 from config.sections.engine import SpeculativeConfig
@@ -95,7 +96,7 @@ def test_replies_are_the_same_after_all_were_preempted(
 
 def note(outputs: list[Output], tokens: dict[str, list[int]]) -> None:
     for output in outputs:
-        tokens.setdefault(output.sequence.request_id, []).extend(output.said.ids)
+        tokens.setdefault(output.sequence.request_id, []).extend(output.update.ids)
 
 
 def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
@@ -108,7 +109,7 @@ def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
     run_all(engine, outputs)
     choices: list[list[int]] = [[], [], []]
     for out in outputs["n"]:
-        choices[out.sequence.index] += out.said.ids
+        choices[out.sequence.index] += out.update.ids
     assert choices[0] == first
     assert len({tuple(choice) for choice in choices}) == 3
 
@@ -129,7 +130,7 @@ def test_ends(folder: Path) -> None:
         engine.add_request("one", prompt, SamplingParams(temperature=0.0, **more))  # type: ignore[arg-type]
         outputs: dict[str, list[Output]] = {}
         tokens = run_all(engine, outputs)["one"]
-        last = outputs["one"][-1].said
+        last = outputs["one"][-1].update
         assert (len(tokens), last.finish, last.stop_reason) == (count, reason, stop)
     [later] = generate(
         engine, [prompt], SamplingParams(temperature=0.0, min_tokens=place + 5, max_tokens=40)
@@ -156,8 +157,8 @@ def test_queue_limit_and_time_limit(folder: Path) -> None:
     with pytest.raises(QueueFull):
         engine.add_request("too many", WANTED[3], GREEDY)
     now[0] = 1.5
-    ended = [output for output in engine.step() if output.said.finish]
-    assert [(output.sequence.request_id, output.said.finish) for output in ended] == [
+    ended = [output for output in engine.step() if output.update.finish]
+    assert [(output.sequence.request_id, output.update.finish) for output in ended] == [
         ("waits", "timeout")
     ]
     assert {name: len(tokens) for name, tokens in run_all(engine).items()} == {
@@ -204,7 +205,7 @@ def test_who_shares_keys_that_are_no_numbers_ends_too(tmp_path: Path) -> None:
         engine.add_request(name, prompt, GREEDY)
     outputs: dict[str, list[Output]] = {}
     assert run_all(engine, outputs) == apart | dict.fromkeys(failing, [])
-    assert [outputs[name][-1].said.finish for name in failing] == ["error"] * 2
+    assert [outputs[name][-1].update.finish for name in failing] == ["error"] * 2
     assert engine.cache.free == engine.cache.capacity
     check(engine.cache)
 
@@ -220,8 +221,8 @@ def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
     )
     engine.add_request("one", prompt, params)
     tokens = run_all(engine, outputs)["one"]
-    told = [it for output in outputs["one"] for it in output.said.logprobs or ()]
-    before = outputs["one"][0].said.prompt_logprobs
+    told = [it for output in outputs["one"] for it in output.update.logprobs or ()]
+    before = outputs["one"][0].update.prompt_logprobs
     assert before is not None and before[0] is None and len(before) == len(prompt)
     with torch.no_grad():
         model = LlamaForCausalLM.from_pretrained(folder)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from app.llm.errors import ModelLoadError
-from app.llm.loader import HUB_PARTS, read_gguf, read_tensor
-from app.llm.model_files import GGUFFile, load_tokenizer
+from app.llm.gguf_file import GGUFFile
+from app.llm.gguf_weights import HUB_NAMES, read_gguf, read_tensor
+from app.llm.model_files import load_tokenizer
 from app.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
 from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.engine
 HEADS, KV_HEADS = 4, 2
 
 
-GGUF_PARTS = {hub: own for own, hub in HUB_PARTS.items()}
+GGUF_PARTS = {hub: own for own, hub in HUB_NAMES.items()}
 
 
 def gguf_name(name: str) -> str:

@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.llm.decoder import Builder, Layer
+from app.llm.builder import Builder
+from app.llm.decoder import Layer
+from app.llm.device import DeviceManager
 from app.llm.errors import ModelLoadError
-from app.llm.int8 import Int8GatedLinear, Int8Linear, Int8Matrix, largest_activation
-from app.llm.loader import read_gguf
+from app.llm.gguf_weights import read_gguf
+from app.llm.int8 import Int8GatedLinear, Int8Linear, Int8Matrix, max_activation
 from app.llm.model_files import find_model, load_tokenizer
-from app.llm.model_runner import DeviceManager
 from tests.llm.test_gguf import write
 from tests.llm.tiny import KINDS, Shape, generate, make_engine, make_model, prompts, told
 
@@ -53,7 +54,7 @@ def test_products_are_near_and_of_one_row_alone(rows: int, size: int, largest: f
     products, wanted = layer(x), exact(matrix, x) + bias
     off = (
         x.abs().amax(1, keepdim=True)
-        / (1.99 * largest_activation(size))
+        / (1.99 * max_activation(size))
         * matrix.rows(torch.arange(33)).abs().sum(1)
     )
     assert bool(((products - wanted).abs() <= off + 1e-5 * wanted.abs().amax()).all())

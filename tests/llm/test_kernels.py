@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.llm.attention import Chunk, Decodes, GatheredDecodes, PagedStore
 from app.llm.config import ModelConfig
-from app.llm.decoder import RmsNorm
+from app.llm.linear import RmsNorm
 
 pytestmark = pytest.mark.engine
 SEQUENCE: Any = None

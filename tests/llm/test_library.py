@@ -12,9 +12,11 @@ from typing import cast
 import pytest
 
 from app.llm import command
+from app.llm.async_llm import AsyncLLM
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, ModelLoadError, RequestError
-from app.llm.llm import LLM, AsyncLLM, make_engine
+from app.llm.library import make_engine
+from app.llm.llm import LLM
 from app.llm.model_files import find_model
 from app.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT

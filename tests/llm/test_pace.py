@@ -18,9 +18,11 @@ from msgspec.structs import replace
 from app.base.cores import cgroup_cores, usable_cores
 from app.engine.core.scheduler import PREFILL_SHARE
 from app.llm.attention import Chunk
-from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.device import DeviceManager
+from app.llm.engine import LLMEngine
+from app.llm.engine_options import EngineOptions
 from app.llm.loader import load_checkpoint
-from app.llm.model_runner import DeviceManager, ModelRunner, StepLogits
+from app.llm.model_runner import ModelRunner, StepLogits
 from app.llm.step_times import FIRST_TOKENS, StepTimes
 from app.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
 from tests.llm.tiny import GREEDY, VOCABULARY
@@ -181,9 +183,9 @@ def test_a_step_that_was_stopped_for_long_changes_little() -> None:
     times = StepTimes(TARGET_S)
     for number in range(20):
         times.add(150, 1e4 * number, 0.2 + 1e-7 * number)
-    before = times.most_tokens(0, 0, 1000)
+    before = times.max_prompt_tokens(0, 0, 1000)
     times.add(150, 1e5, 60.0)
-    after = times.most_tokens(0, 0, 1000)
+    after = times.max_prompt_tokens(0, 0, 1000)
     assert 0.9 * before < after <= before
 
 
@@ -198,9 +200,9 @@ def test_the_time_of_steps_is_learned_whatever_the_machine(
     base: float, per_token: float, per_pair: float, seed: int
 ) -> None:
     times, random, place, steps = StepTimes(TARGET_S), Random(seed), 0, []
-    assert times.most_tokens(0, 0, 0) == FIRST_TOKENS
+    assert times.max_prompt_tokens(0, 0, 0) == FIRST_TOKENS
     while place < 2000:
-        tokens = min(512, times.most_tokens(4, 400, place))
+        tokens = min(512, times.max_prompt_tokens(4, 400, place))
         pairs = tokens * (place + tokens / 2) + 400
         took_s = (base + per_token * (tokens + 4) + per_pair * pairs) * random.uniform(0.95, 1.05)
         times.add(tokens + 4, pairs, took_s)
@@ -270,15 +272,15 @@ def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: P
 def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     program = """
 import os, time
-from app.base.cores import waited_s
+from app.base.cores import core_wait_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-begun_s = waited_s()
+begun_s = core_wait_s()
 if child := os.fork():
     end_s = time.monotonic() + 0.5
     while time.monotonic() < end_s:
         pass
     os.kill(child, 9)
-    print(waited_s() - begun_s)
+    print(core_wait_s() - begun_s)
 while not child:
     pass
 """

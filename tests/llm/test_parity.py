@@ -63,7 +63,7 @@ def test_random_arrivals(folder: Path, truth: Truth) -> None:
             number, prompt = waiting.pop(0)
             engine.add_request(str(number), prompt, GREEDY)
         for output in engine.step():
-            tokens[output.sequence.request_id] += output.said.ids
+            tokens[output.sequence.request_id] += output.update.ids
     assert list(tokens.values()) == expected
     check(engine.cache)
 

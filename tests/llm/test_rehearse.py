@@ -14,11 +14,11 @@ import pytest
 
 from app.lab.fidelity.benchmark_files import read_recordings
 from app.lab.load.loads import LoadTrace
-from benchmarks.rehearse import command
-from benchmarks.rehearse.command import OUTSIDE
-from benchmarks.rehearse.playing import Clock, play_offline, play_on
-from benchmarks.rehearse.real_engine import RealEngine
 from config.profile import CostConstants, EngineLimits, Profile, read_profile
+from research.rehearse import command
+from research.rehearse.command import OUTSIDE
+from research.rehearse.playing import Clock, play_offline, play_on
+from research.rehearse.real_engine import RealEngine
 
 pytestmark = pytest.mark.engine
 

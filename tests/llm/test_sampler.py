@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from app.llm.draw import draw, limit
 from app.llm.errors import RequestError
-from app.llm.sampler import SamplingState, adjust, draw, limited, logprobs_of, sample
+from app.llm.sampler import SamplingState, adjust, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT
 
@@ -67,7 +68,7 @@ def test_each_row_keeps_what_the_oracle_keeps(
 ) -> None:
     rows = np.random.default_rng(seed).normal(0, 3, (len(params), size))
     temperatures = torch.tensor([[it.temperature] for it in params], dtype=torch.float64)
-    shares = limited(torch.from_numpy(rows) / temperatures, params).softmax(-1)
+    shares = limit(torch.from_numpy(rows) / temperatures, params).softmax(-1)
     for row, logits, one in zip(shares.numpy(), rows, params, strict=True):
         np.testing.assert_allclose(row, oracle(logits, one), atol=1e-9)
 
@@ -75,7 +76,7 @@ def test_each_row_keeps_what_the_oracle_keeps(
 def test_equal_tokens_are_kept_together() -> None:
     row = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
-        assert limited(row.clone(), [params]).isfinite().tolist() == [
+        assert limit(row.clone(), [params]).isfinite().tolist() == [
             [False, True, True, True, True, False]
         ]
 
@@ -93,7 +94,7 @@ def test_every_draw_is_of_a_token_that_is_left(
     logits: list[float], seed: int, position: int, params: SamplingParams
 ) -> None:
     row = torch.tensor([[-torch.inf, *logits, -torch.inf]])
-    left = limited(row / params.temperature, [params])[0].isfinite()
+    left = limit(row / params.temperature, [params])[0].isfinite()
     [token] = draw(row, [at(params, seed, position)]).tolist()
     assert left[token]
 
@@ -152,9 +153,7 @@ def test_frequencies_are_those_of_the_oracle(
     count = 20_000
     places = [(it, 3) if along == "seeds" else (3, it) for it in range(count)]
     shares = (
-        limited(torch.from_numpy(logits)[None] / params.temperature, [params])
-        .softmax(-1)[0]
-        .numpy()
+        limit(torch.from_numpy(logits)[None] / params.temperature, [params]).softmax(-1)[0].numpy()
     )
     seen = np.bincount(drawn(logits, params, places), minlength=len(logits)).astype(float)
     assert chi_square(seen, shares * count) < 4

@@ -19,7 +19,7 @@ from app.llm.engine import LLMEngine
 from app.llm.errors import RequestError
 from app.llm.loader import load_checkpoint
 from app.llm.service import bind
-from app.llm.serving import IDLE_S, EngineService
+from app.llm.serving import IDLE_SECONDS, EngineService
 from tests.kvcache.caches import check
 from tests.llm.process import Worker
 from tests.llm.tiny import generate, make_engine, prompts
@@ -39,7 +39,7 @@ class Turns:
         self.service = EngineService(self.engine, files, self.socket, None, heart, now=now)
 
     def turn(self) -> None:
-        self.service.turn(0.01)
+        self.service.run_once(0.01)
 
     def until(self, holds: Callable[[], bool], *workers: Worker) -> None:
         for _ in range(20_000):
@@ -122,7 +122,7 @@ def test_while_a_form_is_compiled_others_are_served(
 def test_it_gives_a_sign_of_life_before_each_layer_and_is_heard_now_and_then(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         beats: list[float] = []
-        turns.engine.on_layer = lambda: beats.append(turns.now_s)
+        turns.engine.pacer.on_layer = lambda: beats.append(turns.now_s)
         worker.generate(1, [1], 3)
         turns.until(lambda: worker.is_over(1), worker)
         assert len(beats) == 3 * turns.engine.runner.config.num_layers
@@ -131,7 +131,7 @@ def test_it_gives_a_sign_of_life_before_each_layer_and_is_heard_now_and_then(fol
             turns.turn()
             worker.hear(0.02)
         assert len(worker.loads) == told
-        turns.now_s += IDLE_S
+        turns.now_s += IDLE_SECONDS
         turns.until(lambda: len(worker.loads) == told + 1, worker)
 
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from app.engine.kvcache.hashing import Prompt
 from app.llm.engine import LLMEngine, Output
 from app.llm.errors import ModelLoadError
+from app.llm.library import make_engine as make_llm_engine
 from app.llm.llm import LLM
-from app.llm.llm import make_engine as make_llm_engine
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
 from app.llm.sequence import Sequence
@@ -120,7 +120,7 @@ def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, li
         note(engine.step())
     told = {}
     for name, some in outputs.items():
-        each = [it.said for it in some]
+        each = [it.update for it in some]
         logprobs = [
             (it.token_id, it.rank, round(it.logprob, 3))
             for one in each

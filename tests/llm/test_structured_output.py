@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from app.engine.core.wire import TextForm
 from app.llm.errors import RequestError
-from app.llm.llm import LLM, make_engine
+from app.llm.library import make_engine
+from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
 from tests.llm.process import Worker, engine_process
 
@@ -274,7 +275,7 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
         engine.add_request("formed", [6] * 60, formed)
         while engine.has_work:
             for output in engine.step():
-                texts[output.sequence.request_id] += "".join(output.said.texts)
+                texts[output.sequence.request_id] += "".join(output.update.texts)
         told.append(texts)
     assert tight.scheduler.preemptions and not alone.scheduler.preemptions
     assert told[0] == told[1] and re.fullmatch("[a-z ]{60,70}", told[0]["formed"])

@@ -16,9 +16,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )  # fmt: skip
 
-from app.llm.engine import EngineOptions, LLMEngine, Output
+from app.llm.device import DeviceManager
+from app.llm.engine import LLMEngine, Output
+from app.llm.engine_options import EngineOptions
 from app.llm.loader import load_checkpoint
-from app.llm.model_runner import DeviceManager, ModelRunner
+from app.llm.model_runner import ModelRunner
 from app.llm.sampling_params import SamplingParams
 
 VOCABULARY = 320
@@ -114,7 +116,7 @@ def run_all(
     tokens: dict[str, list[int]] = {}
     while engine.has_work:
         for output in engine.step():
-            tokens.setdefault(output.sequence.request_id, []).extend(output.said.ids)
+            tokens.setdefault(output.sequence.request_id, []).extend(output.update.ids)
             if outputs is not None:
                 outputs.setdefault(output.sequence.request_id, []).append(output)
     return tokens
@@ -139,7 +141,7 @@ def told(engine: LLMEngine, texts: list[list[int]]) -> tuple[list[int], torch.Te
     for number, text in enumerate(texts):
         engine.add_request(str(number), text, params)
     run_all(engine, outputs)
-    said = [outputs[str(number)][0].said.prompt_logprobs or () for number in range(len(texts))]
+    said = [outputs[str(number)][0].update.prompt_logprobs or () for number in range(len(texts))]
     places = [place for one in said for place in one if place is not None]
     return [place.top[0][0] for place in places], torch.tensor([place.logprob for place in places])
 

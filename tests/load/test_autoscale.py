@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.lab.load.autoscale import Look, histogram_quantile, read_policy, replicas_for
+from app.lab.load.autoscale import Look, histogram_quantile
+from app.lab.load.autoscale_flags import read_policy
+from app.lab.load.hpa import replicas_for
 
 USUAL = "hpa:metric=waiting,target=4,min=1,max=100"
 
@@ -91,10 +93,10 @@ def test_the_number_stays_within_bounds(
 
 def test_a_schedule_and_a_policy_of_a_plugin() -> None:
     schedule = read_policy("schedule:0s=2,1m=8,5m=3", {})
-    assert (schedule.least, schedule.most) == (2, 8)
+    assert (schedule.min_pods, schedule.max_pods) == (2, 8)
     assert [schedule.start(2)(Look(at_s, 2, ())) for at_s in (0.0, 59.0, 60.0, 1e6)] == [2, 2, 8, 3]
     own = read_policy("own:min=2,max=5", {"own": lambda pods: lambda look: look.pods + 1})
-    assert (own.least, own.most, own.start(2)(Look(0.0, 3, ()))) == (2, 5, 4)
+    assert (own.min_pods, own.max_pods, own.start(2)(Look(0.0, 3, ()))) == (2, 5, 4)
 
 
 def test_a_quantile_is_that_of_prometheus() -> None:

@@ -19,7 +19,7 @@ from app.base.clock.clock import VirtualClock
 from app.base.metrics.fake import HISTOGRAMS, FakeFamilies, value_at
 from app.base.metrics.instruments import Exposition
 from app.base.metrics.recorder import Recorder
-from app.serving.api.admin.server import fake_metrics_routes
+from app.extensions.fake_metrics.routes import fake_metrics_routes
 from app.serving.http.context import BodyLimits
 from app.serving.middleware.http_metrics import HttpMetrics
 from config import ConfigError
@@ -40,7 +40,9 @@ class Faked:
         self.clock = VirtualClock()
         self.live = LiveSettings(load([*given, *flags], {}))
         self.recorder = Recorder("tiny", 1024, {})
-        fakes = FakeFamilies("tiny", 1024, {}, 2, clock=self.clock.now, now=self._now)
+        fakes = FakeFamilies(
+            {"model_name": "tiny", "engine": "0"}, 1024, {}, 2, clock=self.clock.now, now=self._now
+        )
         self.live.subscribe(fakes.on_settings)
         http = HttpMetrics()
         families = [lambda: (fakes if fakes.active else self.recorder).render(), http.text]
@@ -129,7 +131,7 @@ def fakes(argv: list[str], environ: dict[str, str] | None = None) -> FakeMetrics
     return parse(load(argv, environ or {}).metrics.fake_metrics)
 
 
-def test_yaml_flag_and_variable_say_the_same(file: str) -> None:
+def test_yaml_flag_and_variable_are_equivalent(file: str) -> None:
     text = json.dumps(FLAG)
     meant = fakes(["--fake-metrics", text])
     assert meant is not None and meant.waiting_requests == Function("oscillate", 0, 5, period_s=1)
@@ -137,7 +139,7 @@ def test_yaml_flag_and_variable_say_the_same(file: str) -> None:
 
 
 @pytest.mark.parametrize("argv", [[], ["--fake-metrics", "null"], ["--fake-metrics="]])
-def test_without_it_the_metrics_are_true(argv: list[str]) -> None:
+def test_without_fake_metrics_the_metrics_are_true(argv: list[str]) -> None:
     assert fakes(argv) is None
 
 
@@ -217,7 +219,7 @@ def test_a_wrong_value_stops_the_start_and_names_its_key(keys: Any, complaint: s
     assert complaint in line
 
 
-def test_the_refresh_interval_is_longer_than_nothing() -> None:
+def test_the_refresh_interval_must_be_positive() -> None:
     for text in ("0s", "-1s"):
         with pytest.raises(
             ConfigError, match="fake-metrics-refresh-interval: .* must be longer than 0s"
@@ -241,7 +243,7 @@ LIKELY = (
 
 
 @given(st.dictionaries(KEYS, LIKELY, max_size=6))
-def test_any_object_is_refused_in_one_sentence_or_can_be_scraped(keys: dict[str, Any]) -> None:
+def test_any_object_is_rejected_in_one_sentence_or_can_be_scraped(keys: dict[str, Any]) -> None:
     try:
         parse(json.dumps(keys))
     except FakeMetricsError as error:
@@ -273,14 +275,14 @@ SERVER = 'engine="0",model_name="tiny"'
         ),
     ],
 )
-def test_a_number_is_told_as_it_is(keys: dict[str, Any], lines: list[str]) -> None:
+def test_a_number_is_shown_unchanged(keys: dict[str, Any], lines: list[str]) -> None:
     told = Faked(keys).lines()
     assert [line % SERVER for line in lines] == [
         line % SERVER for line in lines if line % SERVER in told
     ]
 
 
-def test_each_finish_reason_of_vllm_is_there_and_others_when_they_are_named() -> None:
+def test_all_finish_reasons_of_vllm_and_configured_ones_are_shown() -> None:
     samples = Faked({"request-success-total": {"stop": 20, "tool_calls": 3}}).samples(
         "request_success_total"
     )
@@ -430,7 +432,7 @@ def test_an_empty_list_or_object_makes_a_family_disappear(update: Update) -> Non
 
 
 @WAYS
-def test_null_and_nothing_change_nothing(update: Update) -> None:
+def test_null_and_missing_values_change_nothing(update: Update) -> None:
     faked = Faked({"running-requests": 1, "loras": [ADAPTER], "request-prompt-tokens": [3]})
     before = faked.lines()
     faked.clock.advance(10)
@@ -473,7 +475,7 @@ LISTED = {"request-prompt-tokens": [10, 20, 30]}  # amounts to 200 tokens
     ],
 )
 @WAYS
-def test_a_total_is_derived_anew_unless_it_comes_along(
+def test_a_total_is_derived_unless_the_update_contains_it(
     update: Update, start: dict[str, Any], changes: dict[str, Any], total: int
 ) -> None:
     faked = Faked(start)
@@ -503,7 +505,7 @@ def test_a_total_is_derived_anew_unless_it_comes_along(
         (b'{"loras": ' + b"[" * 100_000 + b"}", "fake-metrics must be JSON"),
     ],
 )
-def test_a_wrong_update_is_refused_and_changes_nothing(body: bytes, message: str) -> None:
+def test_an_invalid_update_is_rejected_and_changes_nothing(body: bytes, message: str) -> None:
     faked = Faked({"running-requests": 1, "prefix-cache-hits": 1, "prefix-cache-queries": 10})
     before = faked.lines()
     status, answer = post(faked, body)

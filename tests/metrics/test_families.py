@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.base.clock.clock import VirtualClock
-from app.base.metrics.families import FINISHED, TABLE
 from app.base.metrics.instruments import Exposition, Families
-from app.base.metrics.recorder import FinishedSequence, Recorder
+from app.base.metrics.recorder import FinishedSequence, Recorder, RecorderOptions
+from app.base.metrics.table import FINISHED, TABLE
 from app.serving.http.response import Response
 from app.serving.middleware.http_metrics import HttpMetrics
 from tests.application import request
@@ -30,7 +30,10 @@ def scrape(recorder: Recorder) -> dict[str, Metric]:
 
 def new_recorder(older_names: bool = False) -> Recorder:
     return Recorder(
-        "tiny", 2048, {"block_size": "32", "num_gpu_blocks": "66"}, older_names=older_names
+        "tiny",
+        2048,
+        {"block_size": "32", "num_gpu_blocks": "66"},
+        options=RecorderOptions(older_names=older_names),
     )
 
 
@@ -55,7 +58,7 @@ def test_a_family_is_as_recorded(name: str, recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("older_names", [False, True])
-def test_vllm_has_all_families_but_the_older_names_that_a_setting_adds(older_names: bool) -> None:
+def test_vllm_has_all_families_except_optional_older_names(older_names: bool) -> None:
     bases = {
         name.removesuffix("_total") if fact["type"] == "counter" else name
         for name, fact in FACTS.items()
@@ -108,7 +111,7 @@ def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
     assert running.labels == {"model_name": 'mo"del\\\n%s', "engine": "0"}
 
 
-def test_what_an_embedding_application_counts_is_served() -> None:
+def test_metrics_of_an_embedding_application_are_served() -> None:
     http = HttpMetrics()
     count = http.exporter.counter("tea_pots", "Pots of tea.")(lambda: "tea")
     with Flask("embedding").test_request_context("/"):
@@ -123,7 +126,7 @@ def test_metrics_are_those_of_this_process_whatever_directory_others_share(
     assert "process_open_fds" in exposed(HttpMetrics())
 
 
-def test_process_families_are_read_now_and_then_and_the_others_always() -> None:
+def test_process_families_are_read_rarely_and_other_families_always() -> None:
     reads, clock = [], VirtualClock()
 
     class Counted(HttpMetrics):

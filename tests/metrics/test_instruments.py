@@ -20,7 +20,7 @@ bounds = st.lists(finite, unique=True, max_size=12).map(sorted)
 
 
 @given(bounds, st.lists(st.tuples(finite, st.integers(1, 5)), max_size=40))
-def test_a_histogram_counts_as_a_naive_one(
+def test_a_histogram_counts_like_a_naive_one(
     limits: list[float], seen: list[tuple[float, int]]
 ) -> None:
     histogram = Histogram(limits)
@@ -57,7 +57,7 @@ def theirs(
 
 
 def ours(name: str, create: type, kind: str, labels: dict[str, str], seen: list[float]) -> str:
-    family: Family = Family(name, 'a "help"\n\\', create, kind, now=lambda: CREATED)
+    family: Family = Family(name, 'a "help"\n\\', create, kind=kind, now=lambda: CREATED)
     child = family.labels(**labels)
     for value in seen:
         if hasattr(child, "observe_all"):
@@ -71,7 +71,7 @@ def ours(name: str, create: type, kind: str, labels: dict[str, str], seen: list[
     st.dictionaries(st.sampled_from(["model_name", "engine", "zone"]), st.text(), min_size=1),
     values,
 )
-def test_every_kind_prints_byte_for_byte_the_same(
+def test_every_kind_prints_the_same_bytes_as_prometheus_client(
     labels: dict[str, str], seen: list[float]
 ) -> None:
     histogram = partial(Histogram, BOUNDS)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.metrics.families import FINISHED, LIMIT_BYTES, MOST_SERIES, LoraRequests
+from app.base.metrics.lora_requests import LIMIT_BYTES, MAX_SERIES, LoraRequests
 from app.base.metrics.recorder import PARTS, TOKEN_BYTES, FinishedSequence, Recorder
+from app.base.metrics.table import FINISHED
 
 STEPS = r"(?m)^vllm:iteration_tokens_total.*$"
 SECONDS = st.floats(0, 1000)
@@ -63,7 +64,7 @@ def tell(recorder: Recorder, name: str, arguments: tuple[Any, ...]) -> None:
 
 @given(st.lists(EVENTS, max_size=10), st.integers(0, 30), st.lists(EVENTS, max_size=5))
 @settings(max_examples=25, deadline=None)
-def test_rows_that_are_counted_later_give_the_text_of_events_that_are_counted_at_once(
+def test_folding_rows_later_gives_the_same_text(
     first: list[tuple[str, tuple[Any, ...]]], times: int, then: list[tuple[str, tuple[Any, ...]]]
 ) -> None:
     later, at_once = (Recorder("tiny", 2048, {}, now=lambda: 1e9) for _ in range(2))
@@ -112,7 +113,7 @@ def series(loras: LoraRequests) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_a_combination_has_the_moment_at_which_it_last_came_about() -> None:
+def test_a_combination_has_the_time_at_which_it_last_became_current() -> None:
     loras = lora_requests()
     loras.move(1, "a", "waiting")
     loras.move(1, "a", "running")
@@ -128,7 +129,7 @@ def test_a_combination_has_the_moment_at_which_it_last_came_about() -> None:
 
 def test_memory_is_bounded_however_long_the_names_are() -> None:
     loras = lora_requests()
-    for number in range(MOST_SERIES):
+    for number in range(MAX_SERIES):
         loras.move(number, f"{number}" * 10_000, "running")
         loras.move(number, f"{number}" * 10_000, None)
         assert loras.size_bytes <= loras.limit_bytes

@@ -68,7 +68,7 @@ def test_bounds_are_below_what_is_simulated(
     """Without bounds the same fleet is found, by more runs."""
     argv = [*model, *LOAD, "--rate", "3", "--goodput", "ttft:1000", "tpot:11", "e2el:3000", *GRID]
     bounded = figures(capsys, *argv)
-    monkeypatch.setattr(search, "_bound", lambda *given: None)
+    monkeypatch.setattr(search, "apply_bounds", lambda *args: None)
     free = figures(capsys, *argv)
     for own, other in zip(bounded["loads"], free["loads"], strict=True):
         assert own["cheapest"] == other["cheapest"]

@@ -1,20 +1,27 @@
-"""What the tests of plugins share."""
+"""Fixtures and texts that the tests of plugins share."""
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
-HEAD = "from app.plugins import *\nAPI = 1\n"
+HEAD = "from app.plugins import *\nAPI = 2\n"
+
+
+def plugin_module(body: str, name: str = "mine", before: str = "") -> str:
+    """The text of a module with a plugin, whose class has `body`."""
+    members = indent(f"name = {name!r}\n{body}", "    ")
+    return f"{HEAD}{before}\nclass TestPlugin(Plugin):\n{members}\nEXTENSION = TestPlugin\n"
 
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Callable[..., str]:
-    """Writes a plugin, with the usual head unless it is told another, and gives its path."""
+    """Writes a module with a plugin of a class body, and returns its path."""
 
-    def write(text: str, name: str = "mine", head: str = HEAD) -> str:
-        path = tmp_path / f"{name}.py"
-        path.write_text(head + text, "utf-8")
+    def write(body: str, name: str = "mine", before: str = "", file: str = "") -> str:
+        path = tmp_path / f"{file or name}.py"
+        path.write_text(plugin_module(body, name, before), "utf-8")
         return str(path)
 
     return write

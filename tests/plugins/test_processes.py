@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.plugins import HOOKS
-from app.wiring.factory import build, tokenizer_of
+from app.core.application import build, tokenizer_of
+from app.core.built_in import enabled_extensions
+from app.plugins.registry import HOOKS
 from config import ConfigError, Settings
 from config.loader import load
 from config.vllm import serve
@@ -19,9 +20,8 @@ from tests.running_server import ROOT
 
 Write = Callable[..., str]
 SAYING = """
-@hookimpl
-def reply(host):
-    host.rng.random()
+def reply(self):
+    self.rng.random()
     return lambda request, rng: {text!r}
 """
 
@@ -34,26 +34,12 @@ def answered(*flags: str, text: str = "Hi") -> dict[str, Any]:
     return choice
 
 
-def test_the_first_plugin_that_has_a_reply_is_believed(plugin: Write) -> None:
-    nothing = "@hookimpl\ndef reply(host):\n    return lambda request, rng: None\n"
-    paths = [
-        plugin(text, name)
-        for name, text in (
-            ("nothing", nothing),
-            ("first", SAYING.format(text="first")),
-            ("second", SAYING.format(text="second")),
-            (
-                "urgent",
-                SAYING.format(text="urgent").replace("@hookimpl", "@hookimpl(tryfirst=True)"),
-            ),
-        )
-    ]
-    for flags, expected in (
-        (paths[:3], "first"),
-        (paths, "urgent"),
-        (paths[2:3] + paths[:2], "second"),
-    ):
-        assert answered("--plugin", *flags)["message"]["content"] == expected
+def test_the_first_named_plugin_with_a_reply_decides(plugin: Write) -> None:
+    silent = plugin("def reply(self):\n    return lambda request, rng: None\n", "silent")
+    first = plugin(SAYING.format(text="first"), "first")
+    second = plugin(SAYING.format(text="second"), "second")
+    for paths, expected in (([silent, first, second], "first"), ([second, silent], "second")):
+        assert answered("--plugin", *paths)["message"]["content"] == expected
 
 
 def test_a_script_has_its_say_before_a_plugin(plugin: Write, tmp_path: Path) -> None:
@@ -68,7 +54,7 @@ def test_a_script_has_its_say_before_a_plugin(plugin: Write, tmp_path: Path) -> 
 
 def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
     path = plugin(
-        "@hookimpl\ndef reply(host):\n"
+        "def reply(self):\n"
         "    return lambda request, rng: ScriptedReply("
         "reasoning='Hm.', text='Look:', calls=(('f', '{\"a\": 1}'),))\n"
     )
@@ -80,9 +66,7 @@ def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
 
 def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> None:
     path = plugin(
-        "from typing import Annotated\n"
-        "class Settings(Section, frozen=True, kw_only=True):\n    '''Own.'''\n"
-        "    size: Annotated[Count, About('A size.')] = 4\n" + SAYING.format(text="x")
+        f"Settings = TestSettings\n{SAYING.format(text='x')}", before=settings_class("size", 4)
     )
     words = ["some/model", "--plugin", path, "--mine-size", "8", "--max-num-seqs", "3"]
     flags = serve.settings_of(words, {})
@@ -91,7 +75,7 @@ def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> 
 
 def test_a_server_without_plugins_says_so() -> None:
     answer = app_of("--no-installed-plugins").test_client().get("/admin/plugins")
-    assert answer.json == {"api": 1, "plugins": []}
+    assert answer.json == {"api": 2, "plugins": []}
 
 
 PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
@@ -104,25 +88,26 @@ def test_the_plugin_of_the_page_works(tmp_path: Path) -> None:
     assert answered("--plugin", str(path), text="Hello")["message"]["content"] == "HELLO"
     quiet = answered("--plugin", str(path), "--shout-share", "0", text="Hello")
     assert quiet["message"]["content"] != "HELLO"
-    assert [name for name in HOOKS if f"| `{name}(host" not in PAGE] == []
+    assert [name for name in HOOKS if f"| `{name}(" not in PAGE] == []
 
 
 SECTION = """
 from typing import Annotated
-class Settings(Section, frozen=True, kw_only=True):
+class TestSettings(Section, frozen=True, kw_only=True):
     '''Of a test.'''
 """
 
 
-def own(field: str = "a", default: int = 1, more: str = "") -> str:
-    return f"{SECTION}    {field}: Annotated[Count, About('A.'{more})] = {default}\n"
+def settings_class(field: str = "a", default: int = 1, options: str = "") -> str:
+    """The text of a section of settings with one setting."""
+    return f"{SECTION}    {field}: Annotated[Count, About('A.'{options})] = {default}\n"
 
 
-def gives(hook: str, value: str) -> str:
-    return f"@hookimpl\ndef {hook}(host):\n    return {value}\n"
+def hook(name: str, value: str, arguments: str = "self") -> str:
+    return f"def {name}({arguments}):\n    return {value}\n"
 
 
-REPLY = gives("reply", "lambda request, rng: 'Hi'")
+REPLY = hook("reply", "lambda request, rng: 'Hi'")
 
 
 def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
@@ -134,56 +119,108 @@ def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
 
 def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
     settings = load(flags, environ or {})
-    build(settings, tokenizer_of(settings))
+    build(settings, tokenizer_of(settings), enabled_extensions(settings), rank=0)
     return settings
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero (line 3 of {path})"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero (line 1 of {path})"),
         ("def f(:", "cannot be imported: SyntaxError: "),
-        ("API = 2", "is written for API 2; this server has API 1"),
-        ("Settings = 3", "its Settings must be a config.declaration.Section"),
+        ("API = 1", "is written for API 1; this server has API 2, see docs/plugins.md"),
+        ("", "does not name its API; this server has API 2, see docs/plugins.md"),
+        ("API = 2", "has no EXTENSION, a subclass of app.plugins.Plugin"),
         (
+            "API = 2\nclass EXTENSION:\n    name = 'mine'",
+            "EXTENSION must be a subclass of app.plugins.Plugin",
+        ),
+    ],
+)
+def test_a_module_that_holds_no_plugin_is_refused(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    message = refusal("--plugin", str(path))
+    assert message.startswith(f"plugin mine ({path}): ")
+    assert line.replace("{path}", str(path)) in message
+
+
+OWN_SETTINGS = "Settings = TestSettings"
+
+
+@pytest.mark.parametrize(
+    ("body", "before", "line"),
+    [
+        ("Settings = 3", "", "its Settings must be a config.declaration.Section"),
+        (
+            OWN_SETTINGS,
             SECTION + "    a: Annotated[int, About('A.')]",
             "its Settings: TypeError: Missing required",
         ),
-        (own() + "NAME = 'server'", "this name is taken"),
-        (own(default=0), "its Settings: ValidationError: Expected `int` >= 1"),
-        (own("num_seqs") + "NAME = 'max'", "setting max-num-seqs is there already"),
-        (own(more=", env=('SIM_PORT',)"), "setting SIM_PORT is there already"),
-        ("", "has no hooks: no function of it is marked with @hookimpl"),
-        (REPLY.replace("reply", "repply"), "unknown hook 'repply'; did you mean reply?"),
-        (REPLY.replace("(host)", "(host, model)"), "Argument(s) {'model'} are declared"),
         (
-            "@hookimpl(wrapper=True)\ndef reply(host):\n    yield",
-            "hook reply: wrappers are not called",
+            OWN_SETTINGS,
+            settings_class(default=0),
+            "its Settings: ValidationError: Expected `int` >= 1",
         ),
-        (gives("reply", "{}['key']"), "hook reply failed at the start: KeyError: 'key'"),
-        (gives("routes", "[1]"), "hook routes failed at the start: AttributeError: "),
         (
-            gives("middleware", "3"),
+            OWN_SETTINGS,
+            settings_class(options=", env=('SIM_PORT',)"),
+            "setting SIM_PORT exists already",
+        ),
+        ("", "", "TestPlugin overrides no hook"),
+        (hook("reply", "{}['key']"), "", "hook reply failed at the start: KeyError: 'key'"),
+        (
+            hook("reply", "None", "self, model"),
+            "",
+            "hook reply failed at the start: TypeError: ",
+        ),
+        (hook("__init__", "1 / 0", "self, parts") + REPLY, "", "hook __init__ failed at the start"),
+        (
+            hook("routes", "{'mine': [1]}"),
+            "",
+            "hook routes failed at the start: AttributeError: ",
+        ),
+        (
+            hook("middleware", "{Position.INNERMOST: [3]}"),
+            "",
             "hook middleware failed at the start: TypeError: gave int, not Middleware",
         ),
-        (gives("routes", "[get('/health', print)]"), "route GET /health is there already"),
         (
-            gives("routes", "[get('/v1/responses/{a}', print)]"),
-            "route GET /v1/responses/{a} is there already",
+            hook("routes", "{'mine': [get('/health', print)]}"),
+            "",
+            "route GET /health exists already",
         ),
-        (gives("routes", "[get('x', print)]"), "path 'x' must begin with a slash"),
+        (
+            hook("routes", "{'mine': [get('/v1/responses/{a}', print)]}"),
+            "",
+            "route GET /v1/responses/{a} exists already",
+        ),
+        (
+            hook("routes", "{'mine': [get('x', print)]}"),
+            "",
+            "path 'x' must begin with a slash",
+        ),
     ],
 )
-def test_a_plugin_that_makes_no_sense_is_named(plugin: Write, text: str, line: str) -> None:
-    path = plugin(text)
-    told = refusal("--plugin", path)
-    assert told.startswith("plugin ") and path in told or "plugin mine: " in told
-    assert line.replace("{path}", path) in told
+def test_a_plugin_that_cannot_be_used_is_named(
+    plugin: Write, body: str, before: str, line: str
+) -> None:
+    path = plugin(body, before=before)
+    message = refusal("--plugin", path)
+    assert message.startswith(("plugin mine: ", f"plugin mine ({path}): "))
+    assert line in message
+
+
+def test_names_of_sections_and_settings_are_not_taken_twice(plugin: Write) -> None:
+    server = plugin(REPLY, "server")
+    assert refusal("--plugin", server).endswith("this name is taken")
+    other = plugin(OWN_SETTINGS, "max", before=settings_class("num_seqs"))
+    assert refusal("--plugin", other).endswith("setting max-num-seqs exists already")
 
 
 def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    one, other = plugin(REPLY), plugin(REPLY, "sub/mine")
+    one, other = plugin(REPLY), plugin(REPLY, file="sub/mine")
     assert refusal("--plugin", one, "--plugin", other) == (
         f"plugin mine: two have this name, {one} and {other}"
     )
@@ -206,7 +243,7 @@ def test_a_module_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None:
-    path = plugin(own("size", 4) + REPLY)
+    path = plugin(f"{OWN_SETTINGS}\n{REPLY}", before=settings_class("size", 4))
     assert started("--plugin", path, "--mine-size", "7").dump()["mine-size"] == 7
     assert refusal("--plugin", path, "--mine-size", "0") == (
         "setting mine-size: '0' (flag --mine-size) must be at least 1"
@@ -222,7 +259,7 @@ def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None
 
 
 def test_a_yaml_file_may_name_plugins_and_their_settings(plugin: Write, tmp_path: Path) -> None:
-    path = plugin(own("size", 4) + REPLY)
+    path = plugin(f"{OWN_SETTINGS}\n{REPLY}", before=settings_class("size", 4))
     file = tmp_path / "settings.yaml"
     file.write_text(f"plugin: [{path}]\nmine-size: 9\n")
     assert started("--config", str(file)).dump()["mine-size"] == 9

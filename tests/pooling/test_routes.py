@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.core.application import create_app
 from app.serving.api.pooling import ROUTES, served_routes, task_instructions
 from app.serving.http.errors import ApiError
 from app.serving.protocol.decoding import Request, decode
@@ -19,7 +20,6 @@ from app.serving.protocol.pooling import (
     RerankRequest,
     ScoreRequest,
 )
-from app.wiring.factory import create_app
 from config.settings import ModelSettings, Settings
 from tests.conformance.calls import CHAT, TEXT, USAGE_KEYS
 from tests.pooling.calls import (

@@ -3,7 +3,7 @@
 from random import Random
 
 from app.engine.forms.schema import Schemas
-from app.engine.forms.schema.document import JSON
+from app.engine.forms.schema.keywords import JSON
 from config.settings import ToolSettings
 
 

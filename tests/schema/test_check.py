@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.engine.forms.schema import SchemaError, Schemas, untaken
+from app.engine.forms.schema import SchemaError, Schemas
+from app.engine.forms.schema.backends import find_unsupported_keyword
 from config.settings import ToolSettings
 from tests.schema.drawing import check_schema, sample
 
@@ -151,4 +152,4 @@ FALLS_BACK = {"type": "integer", "multipleOf": 2}
 def test_a_keyword_that_no_backend_implements_is_refused(
     schema: object, keyword: str | None
 ) -> None:
-    assert untaken(schema) == keyword
+    assert find_unsupported_keyword(schema) == keyword

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
-from app.engine.forms.schema import Schemas
-from app.serving.faults.fault import RequestFacts
-from app.serving.scripts.matching import MatchedRequest, Message
-from app.serving.scripts.script_set import ScriptSet, accepting
+from app.extensions.forms.constraints import FormConstraints
+from app.serving.api.fault import RequestFacts
+from app.serving.scripts.matched_request import MatchedRequest, Message
+from app.serving.scripts.script_set import SchemaCheck, ScriptSet
 
 NOON_S = 1_700_000_000.0
 
@@ -41,7 +41,9 @@ class Books:
         files = [
             (model, str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)
         ]
-        return ScriptSet(files, Random(1), lambda: 0.0, lambda: NOON_S, accepting(Schemas()))
+        return ScriptSet(
+            files, Random(1), lambda: 0.0, lambda: NOON_S, SchemaCheck(FormConstraints())
+        )
 
 
 def said(book: ScriptSet, asked: MatchedRequest) -> str | None:

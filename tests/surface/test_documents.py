@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import COMMANDS, main
+from app.cli import listed_commands, main
 from config.settings import BY_NAME
 from scripts.example_pages import PAGES as EXAMPLES
 from scripts.example_pages import renewed
@@ -85,7 +85,7 @@ def test_the_settings_commands_and_files_it_names_are_there() -> None:
     flags = set(re.findall(r"--([a-z][a-z-]+)", here))
     assert flags <= set(BY_NAME) and len(flags) > 10
     commands = set(re.findall(r"python -m app ([a-z]+)", here))
-    assert commands <= set(COMMANDS)
+    assert commands <= set(listed_commands())
     for path in re.findall(r"\]\(([\w.-]+)\)", SEEDS):
         assert (ROOT / "docs" / path).exists()
     assert all((ROOT / path).exists() for path in re.findall(r"`(deploy/\w+)`", here))

@@ -81,7 +81,7 @@ def test_templates_render_as_their_authors_expect(
     assert render(source, **options) == text
 
 
-def test_a_conversation_may_be_refused() -> None:
+def test_a_template_may_reject_a_conversation() -> None:
     for name in ("messages", "conversation", "tokenizer", "model_config"):
         with pytest.raises(ChatTemplateError, match=name):
             render("", chat_template_kwargs={name: "x"})
@@ -124,7 +124,7 @@ WITHOUT_ADDRESS = (
 
 
 @pytest.mark.parametrize("source", WITHOUT_ADDRESS)
-def test_a_template_prints_no_address(source: str) -> None:
+def test_templates_print_no_memory_addresses(source: str) -> None:
     try:
         text = render(source)
     except ChatTemplateError as error:
@@ -178,7 +178,7 @@ REACHING = (
 
 
 @pytest.mark.parametrize("source", REACHING)
-def test_a_template_that_reaches_for_more_is_stopped(source: str) -> None:
+def test_the_sandbox_stops_unsafe_templates(source: str) -> None:
     with pytest.raises(ChatTemplateError):
         render(source)
 
@@ -196,7 +196,7 @@ def test_a_template_that_reaches_for_more_is_stopped(source: str) -> None:
         "{% if true %}" * 120 + "{% endif %}" * 120,  # Python refuses so many levels of indentation
     ],
 )
-def test_a_template_that_is_no_template_is_refused(source: str) -> None:
+def test_an_invalid_template_is_rejected(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="does not compile"):
         render(source)
 
@@ -220,7 +220,7 @@ def test_the_final_message_can_be_continued() -> None:
     assert render(source, parts, **options) == "count|one"
 
 
-def test_a_final_message_that_does_not_show_cannot_be_continued() -> None:
+def test_a_final_message_that_is_not_printed_cannot_be_continued() -> None:
     options = {"continue_final_message": True, "add_generation_prompt": False}
     with pytest.raises(ChatTemplateError, match="does not show"):
         render("nothing", TALK, **options)
@@ -235,7 +235,7 @@ def test_a_final_message_that_does_not_show_cannot_be_continued() -> None:
         )
 
 
-def test_named_templates_are_picked_by_name_or_by_tools() -> None:
+def test_named_templates_are_selected_by_name_or_by_tools() -> None:
     templates = ChatTemplates({"default": "plain", "tool_use": "tools", "rag": "documents"}, {})
     for options, text in (
         ({}, "plain"),
@@ -249,7 +249,7 @@ def test_named_templates_are_picked_by_name_or_by_tools() -> None:
         templates.render(HI)
 
 
-def test_templates_are_found_where_folders_keep_them(
+def test_templates_are_found_in_all_places_of_a_folder(
     tmp_path: Path, embedded: LocalTokenizer
 ) -> None:
     data = Path(__file__).parents[2] / "app/text/data"
@@ -296,14 +296,14 @@ def test_the_embedded_template_writes_roles_tools_and_calls(embedded: LocalToken
     assert [ids[0], ids[-2]] == [2, 3]
 
 
-def test_compiled_templates_are_kept_within_a_limit_of_memory() -> None:
+def test_compiled_templates_stay_within_a_memory_limit() -> None:
     compiler = ChatTemplateCompiler({}, datetime.now, takes_media=True, limit_bytes=100_000)
     for number in range(50):
         assert compiler.compile(f"{number}").render(HI, ChatOptions()) == str(number)
         assert 0 < compiler.size_bytes <= compiler.limit_bytes
 
 
-def test_long_json_is_as_short_json() -> None:
+def test_long_json_is_written_like_short_json() -> None:
     tools = [{"name": f"ä{n}", "n": [n, None, True, {"b": 1.5}]} for n in range(3_000)]
     assert render("{{ tools | tojson }}", tools=tools) == json.dumps(tools, ensure_ascii=False)
     assert render("{{ tools | tojson(indent=1) }}", tools=tools) == json.dumps(
@@ -332,7 +332,7 @@ def outcome_of(template: jinja2.Template, **values: object) -> str:
 
 @settings(max_examples=40, deadline=None)
 @given(MEMBERS, NAMES, st.sampled_from(USES))
-def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
+def test_members_of_messages_equal_those_of_jinjas_sandbox(
     member: dict[str, Any], name: str, use: str
 ) -> None:
     source = use.replace("%s", name)
@@ -365,7 +365,7 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
         ("{{ message.content }}{{ messages | length }}", False),
     ],
 )
-def test_what_surrounds_a_single_message_is_learnt_where_only_its_role_decides(
+def test_texts_around_a_single_message_are_learned_if_they_depend_on_its_role_alone(
     body: str, around: bool
 ) -> None:
     source = (
@@ -374,13 +374,11 @@ def test_what_surrounds_a_single_message_is_learnt_where_only_its_role_decides(
         + "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     )
     templates = ChatTemplates({"default": source}, {})
-    compiled = templates.of(ChatOptions())
+    compiled = templates.compiled(ChatOptions())
     for text in ("a", "b", "{{ x }}", "<END"):
         for role in ("user", "system"):
             message = {"role": role, "content": text}
-            whole = compiled._rendered(
-                [message], {**compiled.variables, "add_generation_prompt": True}
-            )
+            whole = compiled._run([message], {**compiled.variables, "add_generation_prompt": True})
             assert templates.render([message]) == whole
-    assert compiled.surrounds is around
-    assert bool(compiled.around) is around
+    assert compiled.wraps_content is around
+    assert bool(compiled.wrappers) is around

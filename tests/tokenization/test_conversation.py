@@ -7,13 +7,8 @@ import pytest
 from jinja2 import Environment
 
 from app.text.base import ChatTemplateError
-from app.text.conversation import (
-    MODALITIES,
-    ContentFormat,
-    detect_content_format,
-    developer_as_system,
-    parse_messages,
-)
+from app.text.conversation import MODALITIES, ContentFormat, developer_as_system, parse_messages
+from app.text.template_analysis import detect_content_format
 
 TEXT = {"type": "text", "text": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
@@ -41,7 +36,7 @@ TELL = {"type": "output_text", "text": "b"}
         *(([TEXT, {"type": kind}], "hi") for kind in ("text", "refusal", "input_text", "thinking")),
     ],
 )  # fmt: skip
-def test_parts_are_joined_by_lines_for_templates_that_want_strings(
+def test_parts_are_joined_by_newlines_for_templates_that_expect_strings(
     value: object, text: str
 ) -> None:
     assert content(value) == text
@@ -75,7 +70,7 @@ def named(call: object) -> dict[str, object]:
         {"type": "function"})),
     ],
 )  # fmt: skip
-def test_a_wrong_message_is_refused_and_its_part_named_as_vllm_names_it(
+def test_an_invalid_message_is_rejected_with_vllms_parameter_name(
     message: dict[str, object], words: str, param: object
 ) -> None:
     with pytest.raises(ChatTemplateError, match=words) as caught:
@@ -102,7 +97,7 @@ def test_tool_call_arguments_become_an_object(arguments: object, parsed: object)
     assert "tool_calls" not in parse_messages([said("x") | {"tool_calls": []}], "string")[0]
 
 
-def test_names_call_ids_and_reasoning_are_kept() -> None:
+def test_names_call_ids_and_reasoning_are_copied() -> None:
     thought = {"role": "assistant", "content": "b", "reasoning": "because"}
     messages = [
         said("a") | {"name": "Ann"},
@@ -113,7 +108,7 @@ def test_names_call_ids_and_reasoning_are_kept() -> None:
     assert parse_messages([messages[0] | {"other": 1}, *messages[1:]], "string") == told
 
 
-def test_developers_speak_as_the_system_at_the_front() -> None:
+def test_developer_messages_become_one_leading_system_message() -> None:
     messages = [{"role": role, "content": role} for role in ("system", "user", "developer")]
     system = {"role": "system", "content": "system\n\ndeveloper"}
     assert developer_as_system(parse_messages(messages, "string")) == [system, messages[1]]
@@ -147,7 +142,7 @@ def each(body: str) -> str:
         ("{% set a = b %}{% set b = messages %}" + each(LOOP).replace("messages", "a"), "openai"),
     ],
 )
-def test_a_template_that_loops_over_content_wants_parts(source: str, expected: str) -> None:
+def test_a_template_that_loops_over_content_gets_parts(source: str, expected: str) -> None:
     assert detect_content_format(Environment().parse(source)) == expected
 
 
@@ -186,7 +181,7 @@ STRANGE = {"type": "input_text", "text": "b"}
     ],
 )
 @pytest.mark.parametrize("role", ["user", "developer"])
-def test_one_part_of_a_content_has_a_known_form(role: str, part: object, known: bool) -> None:
+def test_at_least_one_part_must_have_a_known_form(role: str, part: object, known: bool) -> None:
     refusal = pytest.raises(ChatTemplateError, match="None of the parts")
     with nullcontext() if known else refusal:
         content([part], role=role)
@@ -196,7 +191,7 @@ def test_one_part_of_a_content_has_a_known_form(role: str, part: object, known: 
 
 
 @pytest.mark.parametrize("kind", [*MODALITIES, None])
-def test_a_model_of_text_takes_no_media(kind: str | None) -> None:
+def test_a_text_model_rejects_media(kind: str | None) -> None:
     name = kind or "image_url"
     part = {"type": kind, name: {"url": "x"} if name.endswith("_url") else "x"}
     messages = [said([TEXT, part])]

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from app.text.huggingface import LocalTokenizer, byte_symbols, default_tokenizer
+from app.text.detokenization import byte_symbols
+from app.text.huggingface import LocalTokenizer, default_tokenizer
 
 TOKENIZER = default_tokenizer()
 any_ids = st.lists(
@@ -13,7 +14,7 @@ any_ids = st.lists(
 
 
 @given(any_ids, st.booleans())
-def test_the_pieces_of_any_ids_are_their_text(ids: list[int], skip: bool) -> None:
+def test_the_pieces_of_any_ids_join_to_their_text(ids: list[int], skip: bool) -> None:
     pieces = TOKENIZER.pieces(ids, skip)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == TOKENIZER.decode(ids, skip)
@@ -36,7 +37,9 @@ def bytes_of(tokenizer: LocalTokenizer, raw: bytes) -> list[int]:
     return [tokenizer.backend.token_to_id(symbols[byte]) for byte in raw]
 
 
-def test_a_character_comes_with_the_token_that_completes_it(embedded: LocalTokenizer) -> None:
+def test_a_character_is_in_the_piece_of_the_token_that_completes_it(
+    embedded: LocalTokenizer,
+) -> None:
     for raw, pieces in (
         ("a🎉b".encode(), ["a", "", "", "", "🎉", "b"]),
         ("a🎉".encode()[:-1], ["a", "", "", "\ufffd"]),
@@ -62,7 +65,9 @@ def test_words_of_a_sentencepiece_vocabulary_keep_blanks_and_bytes(
     assert sentencepiece.pieces(ids)[-4:] == ["", "", "", "🎉"]
 
 
-def test_any_ids_of_a_sentencepiece_vocabulary_sum_up(sentencepiece: LocalTokenizer) -> None:
+def test_pieces_of_a_sentencepiece_vocabulary_join_to_the_text(
+    sentencepiece: LocalTokenizer,
+) -> None:
     @given(st.lists(st.integers(0, 500), max_size=30))
     def check(ids: list[int]) -> None:
         assert "".join(sentencepiece.pieces(ids)) == sentencepiece.decode(ids)

@@ -30,7 +30,7 @@ def test_any_text_survives_the_embedded_tokenizer(texts: list[str]) -> None:
     assert [EMBEDDED.decode(each, skip_special_tokens=False) for each in ids] == texts
 
 
-def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(
+def test_a_sentence_encodes_to_the_same_ids_wherever_it_is_cut(
     embedded: LocalTokenizer,
 ) -> None:
     """The length of a reply is counted in ids, clients count by encoding its text."""
@@ -55,7 +55,7 @@ def test_special_tokens_are_skipped_or_shown_and_spellings_are_texts(
 
 
 @pytest.mark.parametrize("worst", [-1, 2**32, 2**63 - 1])
-def test_an_id_that_cannot_be_is_a_value_error(embedded: LocalTokenizer, worst: int) -> None:
+def test_an_impossible_id_is_a_value_error(embedded: LocalTokenizer, worst: int) -> None:
     for use in (embedded.decode, embedded.pieces, embedded.token_strings, embedded.check_ids):
         with pytest.raises(TokenIdError, match=str(worst)):
             use([5, worst])
@@ -115,7 +115,7 @@ def test_the_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> No
     assert tokenizer.encode_many(["one two three"], add_special_tokens=True) == [[0, *plain]]
 
 
-def test_ends_of_a_generation_come_from_the_generation_config(tmp_path: Path) -> None:
+def test_eos_token_ids_come_from_the_generation_config(tmp_path: Path) -> None:
     data = ROOT / "app/text/data"
     (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
@@ -138,7 +138,7 @@ def test_ends_of_a_generation_come_from_the_generation_config(tmp_path: Path) ->
         ("tokenizer_config.json", "no tok"),
     ],
 )
-def test_a_folder_that_is_no_tokenizer_is_refused(
+def test_a_folder_without_a_tokenizer_is_rejected(
     tmp_path: Path, name: str, complaint: str
 ) -> None:
     (tmp_path / name).write_text("{}")
@@ -150,14 +150,12 @@ BARE = ChatOptions(add_generation_prompt=False)
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_many_ids_are_the_text_that_the_library_makes_of_them(
-    embedded: LocalTokenizer, skip: bool
-) -> None:
+def test_many_ids_decode_as_in_the_library(embedded: LocalTokenizer, skip: bool) -> None:
     ids = Random(1).choices(range(6_144), k=60_000)
     assert embedded.decode(ids, skip) == embedded.backend.decode(ids, skip)
 
 
-def test_caches_are_bounded_and_tell_what_they_hold(tmp_path: Path) -> None:
+def test_caches_are_bounded_and_report_their_size(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "app/text/data", tmp_path, dirs_exist_ok=True)
     tokenizer = LocalTokenizer.from_path(tmp_path)
     before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
@@ -168,7 +166,7 @@ def test_caches_are_bounded_and_tell_what_they_hold(tmp_path: Path) -> None:
         assert before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
 
 
-def test_a_long_conversation_is_what_a_short_one_would_be(embedded: LocalTokenizer) -> None:
+def test_a_long_conversation_renders_like_a_short_one(embedded: LocalTokenizer) -> None:
     chat = [{"role": "user", "content": f"Number {n}"} for n in range(1_000)]
     text = embedded.render_chat(chat)
     assert text == "".join(embedded.render_chat([each], BARE) for each in chat) + "<|assistant|>\n"

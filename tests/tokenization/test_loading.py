@@ -23,7 +23,7 @@ def name_of(model: str, **settings: Any) -> str:
     return loaded(model, **settings).name
 
 
-def test_a_plain_model_name_gets_the_embedded_tokenizer_without_a_word(
+def test_a_plain_model_name_gets_the_embedded_tokenizer_silently(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -31,7 +31,7 @@ def test_a_plain_model_name_gets_the_embedded_tokenizer_without_a_word(
     assert caplog.records == []
 
 
-def test_a_folder_or_a_file_is_loaded_from_the_disk(tmp_path: Path) -> None:
+def test_a_folder_or_a_file_is_loaded_from_disk(tmp_path: Path) -> None:
     shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
     assert name_of(model="x", tokenizer=str(tmp_path)) == str(tmp_path)
     assert name_of(model=str(tmp_path)) == str(tmp_path)
@@ -39,7 +39,7 @@ def test_a_folder_or_a_file_is_loaded_from_the_disk(tmp_path: Path) -> None:
     assert name_of(model="x", tokenizer=file) == file
 
 
-def test_the_embedded_tokenizer_can_be_forced_and_a_service_named() -> None:
+def test_the_embedded_tokenizer_or_a_service_can_be_selected() -> None:
     assert name_of(model="x", tokenizer="/nowhere", force_dummy_tokenizer=True) == "embedded"
     service = loaded("x", render_url="http://127.0.0.1:9/", render_timeout=1.0)
     assert isinstance(service, RenderTokenizer)
@@ -59,7 +59,7 @@ def test_the_embedded_tokenizer_can_be_forced_and_a_service_named() -> None:
         (None, True),
     ],
 )
-def test_the_config_of_a_model_says_whether_it_takes_media(
+def test_the_models_config_determines_whether_it_takes_media(
     tmp_path: Path, config: str | None, takes_media: bool
 ) -> None:
     def takes(**settings: Any) -> bool:
@@ -77,7 +77,7 @@ def test_the_config_of_a_model_says_whether_it_takes_media(
     assert [takes(takes_media=said) for said in (True, False)] == [True, False]
 
 
-def test_a_place_without_a_tokenizer_falls_back_with_one_warning_unless_asked_for(
+def test_a_model_without_a_tokenizer_falls_back_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert name_of(model=str(tmp_path)) == "embedded"

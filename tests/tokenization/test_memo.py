@@ -7,20 +7,20 @@ import tracemalloc
 import pytest
 
 from app.text.huggingface import default_tokenizer
-from app.text.memo import KnownPrompts, known_chats, known_texts
+from app.text.memo import PromptMemo, chat_memo, text_memo
 
 TOKENIZER = default_tokenizer()
 CHAT = b'[{"role": "user", "content": "Who comes again?"}]'
 
 
-def test_what_was_not_used_for_longest_goes() -> None:
+def test_the_least_recently_used_prompt_is_dropped() -> None:
     asked: list[bytes] = []
 
     def encode(key: bytes) -> list[int]:
         asked.append(key)
         return TOKENIZER.encode(key.decode())
 
-    known = KnownPrompts(encode, limit_bytes=10_000)
+    known = PromptMemo(encode, limit_bytes=10_000)
     for number in range(1_000):
         for text in (str(number), str(number), "first"):
             assert known.ids(text.encode()) == TOKENIZER.encode(text)
@@ -30,8 +30,8 @@ def test_what_was_not_used_for_longest_goes() -> None:
     assert known.ids(b"1") and asked == [b"1"]
 
 
-def test_the_size_is_what_is_held() -> None:
-    known = KnownPrompts(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
+def test_the_size_equals_the_entries() -> None:
+    known = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
     tracemalloc.start()
     try:
         for number in range(1_500):
@@ -45,11 +45,11 @@ def test_the_size_is_what_is_held() -> None:
     assert 0.9 * held_bytes < known.size_bytes < 1.2 * held_bytes
 
 
-def test_a_prompt_has_the_tokenizer_s_ids_and_is_remembered_when_it_comes_again() -> None:
+def test_a_prompt_is_remembered_from_its_second_use() -> None:
     text = "Who comes again?"
     for known, key, expected in (
-        (known_texts(TOKENIZER), text.encode(), TOKENIZER.encode(text, True)),
-        (known_chats(TOKENIZER), CHAT, TOKENIZER.encode_chat(json.loads(CHAT))),
+        (text_memo(TOKENIZER), text.encode(), TOKENIZER.encode(text, True)),
+        (chat_memo(TOKENIZER), CHAT, TOKENIZER.encode_chat(json.loads(CHAT))),
     ):
         assert known.ids(key) == expected
         assert known.size_bytes == 0, "most prompts never come again"
@@ -70,8 +70,8 @@ def test_a_prompt_has_the_tokenizer_s_ids_and_is_remembered_when_it_comes_again(
         b"[]",
     ],
 )
-def test_what_is_no_plain_conversation_has_no_ids_here(key: bytes) -> None:
-    known = known_chats(TOKENIZER)
+def test_only_plain_conversations_are_supported(key: bytes) -> None:
+    known = chat_memo(TOKENIZER)
     for _ in range(3):
         assert known.ids(key) is None
     assert known.size_bytes == 0
@@ -80,6 +80,6 @@ def test_what_is_no_plain_conversation_has_no_ids_here(key: bytes) -> None:
 @pytest.mark.parametrize(
     "template", ["{{ strftime_now('%S') }}", "{{ [1, 2] | random }}", "{{ lipsum(1) }}"]
 )
-def test_a_prompt_that_may_differ_the_next_time_is_not_remembered(template: str) -> None:
-    known = known_chats(default_tokenizer(template))
+def test_time_dependent_prompts_are_not_remembered(template: str) -> None:
+    known = chat_memo(default_tokenizer(template))
     assert known.ids(CHAT) is known.ids(CHAT) is None

@@ -86,7 +86,7 @@ def test_a_chat_is_rendered_by_the_service(service: RenderTokenizer) -> None:
     assert service.render_chat(messages) == TOKENIZER.render_chat(messages)
 
 
-def test_ids_are_decoded_by_the_service_and_cut_at_words(service: RenderTokenizer) -> None:
+def test_ids_are_decoded_by_the_service_and_split_at_words(service: RenderTokenizer) -> None:
     text = "Well, this is (quite) short."
     ids = TOKENIZER.encode(text)
     assert service.decode(ids) == text
@@ -110,14 +110,14 @@ def test_ids_are_decoded_by_the_service_and_cut_at_words(service: RenderTokenize
         ('200 [{"token_ids": [1.5]}]', "no list of token_ids"),
     ],
 )
-def test_an_unusable_answer_is_told_clearly(
+def test_an_unusable_response_has_a_clear_error(
     service: RenderTokenizer, answer: str, complaint: str
 ) -> None:
     with pytest.raises(TokenizerServiceError, match=complaint):
         service.encode(f"!{answer}")
 
 
-def test_what_the_service_refuses_is_the_requests_fault(service: RenderTokenizer) -> None:
+def test_a_rejection_by_the_service_is_an_input_error(service: RenderTokenizer) -> None:
     with pytest.raises(TokenizerInputError, match="^too strange$"):
         service.encode('!400 {"error": {"message": "too strange", "code": 400}}')
     assert [
@@ -134,7 +134,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}
 @pytest.mark.parametrize(
     ("part", "limit"), [(IMAGE, "image"), ({"type": "text", "text": "x"}, "text")]
 )
-def test_silence_ends_with_the_time_limit_of_texts_or_images(
+def test_a_silent_service_times_out_by_the_limit_of_texts_or_images(
     part: dict[str, object], limit: str
 ) -> None:
     limits = {"text": 20.0, "image": 20.0, limit: 0.05}
@@ -150,7 +150,7 @@ def test_silence_ends_with_the_time_limit_of_texts_or_images(
         remote.close()
 
 
-def test_nobody_at_the_address_is_told_clearly_and_only_negative_ids_are_wrong() -> None:
+def test_an_unreachable_service_has_a_clear_error_and_only_negative_ids_are_invalid() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     remote = RenderTokenizer(f"http://127.0.0.1:{port}", model="m")
@@ -182,10 +182,10 @@ def saying(*pieces: bytes, pause_s: float = 0.0) -> Iterator[str]:
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
-def test_an_answer_without_end_or_one_that_drips_is_given_up(
+def test_endless_and_slow_responses_are_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.text.render.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("app.text.render.MAX_RESPONSE_BYTES", 1 << 20)
     with (
         saying(HEAD, b" " * 65536) as url,
         pytest.raises(TokenizerServiceError, match="more than 1 MiB"),

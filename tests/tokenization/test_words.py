@@ -8,13 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from app.text.files import TokenizerFolder
-from app.text.huggingface import (
-    EMBEDDED,
-    LocalTokenizer,
-    WordEncoder,
-    default_tokenizer,
-    knows_words,
-)
+from app.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
+from app.text.words import WordEncoder, has_independent_words
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")
@@ -76,7 +71,7 @@ def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(TEXTS | st.text(max_size=30), st.booleans())
-def test_a_tokenizer_encodes_any_text_as_its_library_does(text: str, framed: bool) -> None:
+def test_any_text_is_encoded_as_in_the_library(text: str, framed: bool) -> None:
     for tokenizer in TOKENIZERS:
         expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
         assert tokenizer.encode(text, framed) == expected
@@ -112,9 +107,9 @@ OTHERS = {
 }
 
 
-def test_tokenizers_of_other_kinds_are_left_to_the_library() -> None:
-    assert [name for name in OTHERS if knows_words(OTHERS[name])] == []
-    assert knows_words(PAIRWISE) and knows_words(EMBEDDED_BACKEND)
+def test_other_kinds_of_tokenizers_do_not_use_the_word_cache() -> None:
+    assert [name for name in OTHERS if has_independent_words(OTHERS[name])] == []
+    assert has_independent_words(PAIRWISE) and has_independent_words(EMBEDDED_BACKEND)
 
 
 def framed() -> Tokenizer:

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
-from app.base.tracing import BATCH, QUIET_S, SpanSender, span_bytes
+from app.base.tracing import BATCH_SPANS, LOG_INTERVAL_S, SpanSender, span_bytes
 from tests.application import app_of
 
 
@@ -46,17 +46,17 @@ def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "app.base.tracing"]
 
 
-def test_spans_leave_in_order_and_in_batches() -> None:
+def test_spans_are_exported_in_order_and_in_batches() -> None:
     kept = Kept()
     sender = SpanSender(kept)
-    made = make(traced(sender), 2 * BATCH + 1)
+    made = make(traced(sender), 2 * BATCH_SPANS + 1)
     assert not kept.batches
     assert sender.force_flush()
-    assert [len(batch) for batch in kept.batches] == [BATCH, BATCH, 1]
+    assert [len(batch) for batch in kept.batches] == [BATCH_SPANS, BATCH_SPANS, 1]
     assert sum(kept.batches, []) == made
 
 
-def test_spans_that_wait_are_told_among_the_caches() -> None:
+def test_waiting_spans_are_reported_among_the_caches() -> None:
     app = app_of("--otlp-traces-endpoint=http://127.0.0.1:9")
     caches = {name: cache for room in app.caches for name, cache in room().items()}
     assert isinstance(caches["spans"], SpanSender)
@@ -64,20 +64,20 @@ def test_spans_that_wait_are_told_among_the_caches() -> None:
 
 
 @pytest.mark.parametrize("result", [SpanExportResult.FAILURE, RuntimeError("broken")])
-def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(
+def test_lost_spans_are_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture, result: SpanExportResult | Exception
 ) -> None:
     kept, now_s = Kept(result), [0.0]
     sender = SpanSender(kept, lambda: now_s[0])
     tracer = traced(sender)
-    for moment_s in (0, 1, QUIET_S - 1, QUIET_S, QUIET_S + 1):
+    for moment_s in (0, 1, LOG_INTERVAL_S - 1, LOG_INTERVAL_S, LOG_INTERVAL_S + 1):
         now_s[0] = moment_s
         make(tracer, 10)
         assert sender.force_flush()
     assert [line.partition(" ")[0] for line in lost(caplog)] == ["10", "30"]
 
 
-def test_more_spans_than_can_wait_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_spans_above_the_limit_are_lost(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
     sender = SpanSender(kept)
     sender.limit_bytes = 2**20
@@ -97,7 +97,7 @@ def test_more_spans_than_can_wait_are_lost(caplog: pytest.LogCaptureFixture) -> 
         lambda number: {"url.path": f"{'/' * 8000}{number}", "reasons": (f"stop {number}",)},
     ],
 )
-def test_the_size_of_a_span_is_no_less_than_what_it_really_takes(
+def test_the_estimated_size_of_a_span_is_an_upper_bound(
     attributes_of: Callable[[int], dict[str, AttributeValue]],
 ) -> None:
     kept: list[ReadableSpan] = []

@@ -12,7 +12,7 @@ import yaml
 from tests.running_server import ROOT, running_gunicorn, running_image
 from tests.test_compose import COMPOSE, SERVICES
 
-MOVED = ROOT / "docker-compose.vllm.yml"
+MOVED = ROOT / "deploy" / "docker-compose.vllm.yml"
 
 
 @pytest.mark.parametrize("file", [COMPOSE, MOVED], ids=lambda path: path.name)

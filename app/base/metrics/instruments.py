@@ -1,5 +1,4 @@
-"""Prometheus instruments, their families, and the body of `GET /metrics` in the exposition format
-0.0.4.
+"""Prometheus instruments, their families, and the body of `GET /metrics` (text format 0.0.4).
 
 Instruments are plain attributes without locks: one greenlet hub owns them. `samples` are an
 instrument's sample lines (suffix of the metric name, extra labels) in the order of
@@ -18,26 +17,29 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 Samples: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
 Families: TypeAlias = Callable[[], str]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-# Go's format, which prometheus_client follows, uses an exponent from here on.
-_EXPONENT_FROM = 1_000_000
+EXPONENT_FROM = 1_000_000
+"""Number from which Go's format, which prometheus_client follows, uses an exponent."""
 
 
 def number(value: float) -> str:
     """Formats `value` like prometheus_client: `1.0`, `0.25`, `1.5e+06`, `+Inf`, `NaN`."""
-    if value.__class__ is int and 0 <= value < _EXPONENT_FROM:
+    if value.__class__ is int and 0 <= value < EXPONENT_FROM:
         return f"{value}.0"
-    if isinf(value) or isnan(value):
-        return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"
+    if isnan(value):
+        return "NaN"
+    if isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
     text = repr(float(value))
     whole, _, fraction = text.partition(".")
-    if value >= _EXPONENT_FROM and len(whole) > 6 and "e" not in text:
-        digits = f"{whole[1:]}{fraction}".rstrip("0")
-        return f"{whole[0]}{'.' if digits else ''}{digits}e+{len(whole) - 1:02}"
+    if value >= EXPONENT_FROM and len(whole) > 6 and "e" not in text:
+        mantissa = f"{whole[0]}.{whole[1:]}{fraction}".rstrip("0").rstrip(".")
+        return f"{mantissa}e+{len(whole) - 1:02}"
     return text
 
 
 class Counter:
+    """A number that only increases."""
+
     __slots__ = ("value",)
     samples: ClassVar[Samples] = (("_total", {}),)
 
@@ -45,13 +47,17 @@ class Counter:
         self.value: float = 0
 
     def inc(self, amount: float = 1) -> None:
+        """Adds `amount`."""
         self.value += amount
 
     def values(self) -> tuple[float, ...]:
+        """Returns the numbers of the samples."""
         return (self.value,)
 
 
 class Gauge(Counter):
+    """A number that may be set to any value."""
+
     __slots__ = ()
     samples: ClassVar[Samples] = (("", {}),)
 
@@ -67,10 +73,12 @@ class Summary:
         self.sum: float = 0.0
 
     def observe_all(self, values: Sequence[float]) -> None:
+        """Observes each value."""
         self.count += len(values)
         self.sum += sum(values)
 
     def values(self) -> tuple[float, ...]:
+        """Returns the numbers of the samples."""
         return (self.count, self.sum)
 
 
@@ -89,21 +97,24 @@ class Histogram:
         self.sum: float = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
+        """Observes a value `count` times."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
     def observe_all(self, values: Iterable[float]) -> None:
         """Observes each value; for many values six times as fast as `observe`."""
         values = list(values)
-        ordered, below = values, 0
+        ordered = values
         if values and not (values[0] == values[-1] and values.count(values[0]) == len(values)):
             ordered = sorted(values)
-        while below < len(ordered):
-            place = bisect_left(self.bounds, ordered[below])
-            beyond = place == len(self.bounds)
-            up_to = len(ordered) if beyond else bisect_right(ordered, self.bounds[place], below)
-            self.counts[place] += up_to - below
-            below = up_to
+        start = 0
+        while start < len(ordered):
+            bucket = bisect_left(self.bounds, ordered[start])
+            end = len(ordered)
+            if bucket < len(self.bounds):
+                end = bisect_right(ordered, self.bounds[bucket], start)
+            self.counts[bucket] += end - start
+            start = end
         if ordered and not ordered[0] and not ordered[-1]:
             return  # only zeros: nothing to add
         total = self.sum
@@ -113,10 +124,12 @@ class Histogram:
 
     @property
     def samples(self) -> Samples:
+        """Suffix and further labels of each sample."""
         bounds = [number(bound) for bound in (*self.bounds, float("inf"))]
         return [*(("_bucket", {"le": bound}) for bound in bounds), ("_count", {}), ("_sum", {})]
 
     def values(self) -> tuple[float, ...]:
+        """Returns the numbers of the samples."""
         cumulative = tuple(accumulate(self.counts))
         return (*cumulative, cumulative[-1], self.sum)
 
@@ -139,7 +152,7 @@ def label_text(labels: Mapping[str, str]) -> str:
 
 
 class _Child(Generic[InstrumentT]):
-    """A labelled instrument with the template of its lines."""
+    """A labeled instrument with the template of its lines."""
 
     __slots__ = ("instrument", "labels", "template", "_values", "_text")
 
@@ -155,6 +168,7 @@ class _Child(Generic[InstrumentT]):
         self._text = ""
 
     def text(self) -> str:
+        """Returns the lines of the samples."""
         values = self.instrument.values()
         if values != self._values:
             self._values = values
@@ -174,20 +188,23 @@ class Family(Generic[InstrumentT]):
         name: str,
         help: str,
         create: Callable[[], InstrumentT],
+        *,
         kind: str,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.name, self.help, self.kind = name, help, kind
+        self.name = name
+        self.help = help
+        self.kind = kind
         self._base = name.removesuffix("_total") if kind == "counter" else name
-        self._create, self._now = create, now
+        self._create = create
+        self._now = now
         self._children: dict[tuple[tuple[str, str], ...], _Child[InstrumentT]] = {}
         escaped = help.replace("\\", r"\\").replace("\n", r"\n")
         self._head = f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
-        created = f"{self._base}_created"
-        # Gauges have no creation time.
-        self._tail = (
-            "" if kind == "gauge" else f"# HELP {created} {escaped}\n# TYPE {created} gauge\n"
-        )
+        self._tail = ""
+        if kind != "gauge":  # gauges have no creation time
+            created = f"{self._base}_created"
+            self._tail = f"# HELP {created} {escaped}\n# TYPE {created} gauge\n"
 
     def labels(self, **labels: str) -> InstrumentT:
         """Returns the child with these label values; creates a missing one."""
@@ -202,16 +219,18 @@ class Family(Generic[InstrumentT]):
         return instrument
 
     def children(self) -> Iterator[tuple[dict[str, str], InstrumentT]]:
+        """Yields labels and instrument of each child."""
         return ((child.labels, child.instrument) for child in self._children.values())
 
     def render(self) -> str:
+        """Returns the family in the Prometheus text format."""
         return "".join(
             (self._head, *(child.text() for child in self._children.values()), self._tail)
         )
 
 
 class Exposition:
-    """Renders the text of `families` for a scrape, behind that of the Python and process families.
+    """Renders `families` for a scrape, after the Python and process families.
 
     The process families are read at most once per `process_age_s` seconds of `clock`: they read
     files of /proc and list all open connections, and a router may scrape every 50 ms.
@@ -224,12 +243,15 @@ class Exposition:
         clock: Callable[[], float] = time.monotonic,
         process_age_s: float = 5.0,
     ) -> None:
-        self._families, self._process = families, process
-        self._clock, self._process_age_s = clock, process_age_s
+        self._families = families
+        self._process = process
+        self._clock = clock
+        self._process_age_s = process_age_s
         self._process_text = ""
         self._process_due = float("-inf")
 
     def render(self) -> bytes:
+        """Returns the body of a scrape."""
         now = self._clock()
         if now >= self._process_due:
             self._process_text = self._process()

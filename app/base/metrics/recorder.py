@@ -15,30 +15,29 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from app.base.metrics.families import (
+from app.base.metrics.families import EngineFamilies, engine_table
+from app.base.metrics.instruments import Counter
+from app.base.metrics.lora_requests import AdapterStage, LoraRequests
+from app.base.metrics.table import (
     ABORTED,
     BLOCK_TIMES,
     CACHE_CONFIG,
     FINISHED,
     LATE,
     TRANSFERS,
-    AdapterStage,
-    EngineFamilies,
-    LoraRequests,
     drafts,
-    engine_table,
 )
-from app.base.metrics.instruments import Counter
 
-LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
-"""Dimensions of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
+LAYERS = 32
+"""Number of layers of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
 PARTS = 2 * LAYERS
 """Keys and values of each layer; a block has a descriptor for each part."""
-TOKEN_BYTES = PARTS * HEADS * HEAD_SIZE * NUMBER_BYTES
+TOKEN_BYTES = PARTS * 8 * 128 * 2
+"""Memory of a token's KV cache, in bytes: 8 heads of 128 numbers of 2 bytes in each part."""
 POST_S = 1e-6
 """Time to post one descriptor, in seconds."""
-BLOCK = 512
-"""Rows of one kind that are counted together; a block takes a millisecond at most."""
+ROWS_PER_FOLD = 512
+"""Rows of one kind that are counted together, in at most a millisecond."""
 STEPS_PER_S = 1000
 """Engine steps per second of decoding that has none: tokens of a millisecond are one step."""
 
@@ -72,7 +71,7 @@ class FinishedSequence(Struct, frozen=True, gc=False):
 
 
 class LatencyTally:
-    """Counts latencies by their value in tenths of a millisecond, for percentiles without buckets."""
+    """Counts latencies in tenths of a millisecond, for percentiles without buckets."""
 
     PER_S = 10_000
 
@@ -82,6 +81,7 @@ class LatencyTally:
         """Gaps between the tokens of a sequence."""
 
     def add_first_tokens(self, latencies_s: Iterable[float]) -> None:
+        """Counts times to first tokens."""
         self.ttft.update([int(latency_s * self.PER_S + 0.5) for latency_s in latencies_s])
 
     def add_gaps(self, gaps_s: Iterable[float], tokens: int = 1) -> None:
@@ -94,9 +94,9 @@ class LatencyTally:
 
 
 class Distribution(Struct, frozen=True):
-    """A histogram:
+    """A histogram: inclusive upper `bounds` in seconds, and a count per bucket.
 
-    inclusive upper `bounds` in seconds, and a count per bucket; the last is above all.
+    The last bucket is above all bounds.
     """
 
     bounds: Sequence[float]
@@ -105,7 +105,7 @@ class Distribution(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """The numbers of /metrics: present gauges, and counters since the start of the server."""
+    """The numbers of /metrics: current gauges, and counters since the start of the server."""
 
     running: float
     waiting: float
@@ -123,15 +123,29 @@ class Figures(Struct, frozen=True, kw_only=True):
     e2e: Distribution
 
 
+class RecorderOptions(Struct, frozen=True, kw_only=True):
+    """Families that a recorder has on demand.
+
+    `max_loras` adds a family of adapters, `block_times` the lifetimes of KV cache blocks, and
+    `older_names` aliases. `transfers` adds the families of fetched caches before the first fetch.
+    With `steps` the engine reports its steps (`Recorder.step`); without, tokens computed in the
+    same millisecond count as one step.
+    """
+
+    max_loras: int | None = None
+    block_times: bool = False
+    older_names: bool = False
+    transfers: bool = False
+    steps: bool = False
+
+
 class Recorder:
-    """Counts the events of sequences, with the meaning of vLLM's families (vllm-api.md 11.2).
+    """Counts the events of sequences, with the meaning of vLLM's families.
 
     A sequence is one choice of one prompt: a prompt with n = 3 is three sequences. Each waits,
     runs, is prefilled, decoded and finished, as in vLLM.
 
-    `now` returns Unix seconds for the `_created` series. `max_loras` adds a family of adapters.
-    `transfers` adds the families of fetched caches before the first fetch. With `steps` the engine
-    reports its steps (`step`); without, tokens computed in the same millisecond count as one step.
+    `now` returns Unix seconds for the `_created` series.
     """
 
     def __init__(
@@ -141,30 +155,27 @@ class Recorder:
         cache_config: Mapping[str, str],
         engine: str = "0",
         now: Callable[[], float] = time.time,
-        max_loras: int | None = None,
-        block_times: bool = False,
-        older_names: bool = False,
-        transfers: bool = False,
-        steps: bool = False,
+        options: RecorderOptions = RecorderOptions(),  # noqa: B008 (immutable)
     ) -> None:
-        self.read_load: Callable[[], tuple[int, int, float]] = lambda: (0, 0, 0.0)
+        self.read_load: Callable[[], tuple[int, int, float]] = _no_load
         """Returns running and waiting sequences, and the used share of the KV cache (0 to 1)."""
         self.tally: LatencyTally | None = None
-        """Takes each latency too, while set."""
-        self.adapter_series = None if max_loras is None else LoraRequests(max_loras, now)
-        table = (
-            *engine_table(cache_config, block_times, older_names),
-            *ABORTED,
-            *(LATE if steps else ()),
-        )
+        """Also counts each latency, while set."""
+        self.adapter_series: LoraRequests | None = None
+        if options.max_loras is not None:
+            self.adapter_series = LoraRequests(options.max_loras, now)
+        table = [*engine_table(cache_config, options.block_times, options.older_names), *ABORTED]
+        if options.steps:
+            table += LATE
         server = {"model_name": model_name, "engine": engine}
         self._families = EngineFamilies(table, server, now, max_model_len)
-        if transfers:
+        if options.transfers:
             self._families.add(TRANSFERS)
-        self._counter, self._histogram = self._families.counter, self._families.histogram
+        self._counter = self._families.counter
+        self._histogram = self._families.histogram
         self._block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
         self._drafts: list[Counter] = []
-        self._drafts_by_place: list[Counter] = []
+        self._drafts_by_position: list[Counter] = []
         self._queries = self._counter("prefix_cache_queries_total")
         self._hits = self._counter("prefix_cache_hits_total")
         self._external_queries = self._counter("external_prefix_cache_queries_total")
@@ -173,7 +184,7 @@ class Recorder:
         self._generated = self._counter("generation_tokens_total")
         self._inter_token = self._histogram("inter_token_latency_seconds")
         self._iterations = self._histogram("iteration_tokens_total")
-        self._has_steps = steps
+        self._has_steps = options.steps
         self.sleeping(None)
         # Rows since the last fold.
         self._step_tokens: list[int] = []
@@ -181,54 +192,57 @@ class Recorder:
         self._prefills: list[tuple[float, int, int]] = []
         """TTFT in seconds, prompt tokens and cached tokens."""
         self._finished: list[FinishedSequence] = []
-        self._fetched = self._loaded = 0
-        """Prompt tokens with a fetched cache, and from a connector's store."""
-        self._parsed: Tally[tuple[str, bool]] = Tally()
-        """Runs of the tool call parser, by mode and whether one found a call."""
+        self._fetched = 0
+        """Prompt tokens with a fetched cache."""
+        self._loaded = 0
+        """Prompt tokens from a connector's store."""
+        self._parser_runs: Tally[tuple[str, bool]] = Tally()
+        """Runs of the tool call parser, by mode and whether the run has a call."""
 
     def adapter_moved(self, sequence: Hashable, adapter: str, stage: AdapterStage | None) -> None:
-        """Counts a sequence with an adapter that began to wait or to run; None: that ended."""
+        """Counts a sequence with an adapter that starts to wait or to run; None: that ends."""
         if self.adapter_series is not None:
             self.adapter_series.move(sequence, adapter, stage)
 
     def step(self, tokens: int) -> None:
+        """Counts the tokens of an engine step."""
         self._step_tokens.append(tokens)
-        if len(self._step_tokens) >= BLOCK:
+        if len(self._step_tokens) >= ROWS_PER_FOLD:
             self._fold_steps()
 
     def expect_drafts(self, positions: int) -> None:
         """Adds the families of speculative decoding; drafts have up to `positions` tokens."""
-        *whole, by_place = drafts(positions)
-        self._families.add((*whole, by_place))
-        self._drafts = [self._counter(spec.name) for spec in whole]
-        self._drafts_by_place = [
-            self._counter(by_place.name, position=str(n)) for n in range(positions)
+        *totals, by_position = drafts(positions)
+        self._families.add((*totals, by_position))
+        self._drafts = [self._counter(spec.name) for spec in totals]
+        self._drafts_by_position = [
+            self._counter(by_position.name, position=str(position)) for position in range(positions)
         ]
 
     def drafted(self, tokens: int, accepted: Tally[int], drafts: int = 1) -> None:
-        """Counts checked drafts with `tokens` tokens together; `accepted` ones were right, by
-        position.
-        """
+        """Counts verified drafts with `tokens` tokens in total, and `accepted` ones by position."""
         for counter, amount in zip(self._drafts, (drafts, tokens, accepted.total()), strict=True):
             counter.value += amount
         for position, amount in accepted.items():
-            self._drafts_by_place[position].value += amount
+            self._drafts_by_position[position].value += amount
 
     def late(self, seconds: float) -> None:
+        """Counts a request that the scheduler saw `seconds` too late."""
         self._families.add(LATE)
         for spec, amount in zip(LATE, (1, seconds), strict=True):
             self._counter(spec.name).value += amount
 
     def preempted(self, sequences: int = 1) -> None:
+        """Counts preempted sequences."""
         self._preemptions.value += sequences
 
-    def looked_up(self, tokens: int, found: int) -> None:
+    def looked_up(self, tokens: int, hits: int) -> None:
+        """Counts prompt tokens that were looked up in the prefix cache, and those with a hit."""
         self._queries.value += tokens
-        self._hits.value += found
+        self._hits.value += hits
 
     def fetched(self, tokens: int, seconds: float) -> None:
-        """Counts `tokens` of a prompt whose cache came from the engine that prefilled them, in
-        `seconds`.
+        """Counts `tokens` of a prompt whose cache was fetched from another engine in `seconds`.
 
         The next `prefilled` counts the tokens as cached.
         """
@@ -241,32 +255,30 @@ class Recorder:
         for spec, value in zip(TRANSFERS, values, strict=False):
             self._histogram(spec.name).observe(value)
 
-    def looked_up_in_store(self, tokens: int, found: int, tier: str) -> None:
+    def looked_up_in_store(self, tokens: int, hits: int, tier: str) -> None:
+        """Counts prompt tokens that were looked up in a connector's store."""
         self._external_queries.value += tokens
-        self._external_hits.value += found
-        if found:
-            self._counter("prompt_tokens_cached_by_source_total", source=tier).value += found
+        self._external_hits.value += hits
+        if hits:
+            self._counter("prompt_tokens_cached_by_source_total", source=tier).value += hits
 
     def loaded(self, tokens: int) -> None:
         """Counts tokens loaded from the store. The next `prefilled` counts them as cached."""
         self._loaded += tokens
 
     def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: Iterable[float]) -> None:
-        """Counts an evicted block:
+        """Counts an evicted block.
 
-        its lifetime, the time since its last use, the gaps between uses.
+        `idle_s` is the time since its last use, `gaps_s` are the times between its uses.
         """
-        lifetimes, idle, gaps = (self._histogram(spec.name) for spec in BLOCK_TIMES)
+        lifetimes, idle_times, gaps = (self._histogram(spec.name) for spec in BLOCK_TIMES)
         lifetimes.observe(lifetime_s)
-        idle.observe(idle_s)
+        idle_times.observe(idle_s)
         gaps.observe_all(gaps_s)
 
-    def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
-        """Counts runs of the tool call parser on a reply or an event of a stream; `found`:
-
-        with a call.
-        """
-        self._parsed["streaming" if streaming else "non_streaming", found] += times
+    def parsed_tools(self, streaming: bool, has_call: bool, times: int = 1) -> None:
+        """Counts runs of the tool call parser on a reply or an event of a stream."""
+        self._parser_runs["streaming" if streaming else "non_streaming", has_call] += times
 
     def sleeping(self, level: int | None) -> None:
         """Sets the sleep level (0, 1 or 2); None: awake."""
@@ -275,35 +287,34 @@ class Recorder:
             "weights_offloaded": level == 1,
             "discard_all": level == 2,
         }
-        for state, holds in states.items():
-            self._counter("engine_sleep_state", sleep_state=state).value = int(holds)
+        for state, is_current in states.items():
+            self._counter("engine_sleep_state", sleep_state=state).value = int(is_current)
 
     def slept(
         self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float
     ) -> None:
+        """Counts a sleep or wake operation and its duration."""
         self._histogram("sleep_mode_operation_duration_seconds", operation=operation).observe(
             seconds
         )
 
     def rejected(self, reason: RejectionReason) -> None:
+        """Counts a request that a limit of the waiting queue rejected."""
         self._counter("admission_rejections_total", reason=reason).value += 1
 
     def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
-        """Counts `tokens` after a sequence's first:
+        """Counts `tokens` after a sequence's first one.
 
-        each `gap_s` after the one before, the last at `at_s`.
+        Each comes `gap_s` after the previous one, the last at `at_s`.
         """
         # Runs once per token of every stream.
         rows = self._tokens
         rows.append((tokens, gap_s, at_s))
-        if len(rows) >= BLOCK:
+        if len(rows) >= ROWS_PER_FOLD:
             self._fold_tokens()
 
     def generated(self, tokens: int) -> None:
-        """Counts tokens that a step brings together with another one:
-
-        vLLM observes one gap a step.
-        """
+        """Counts further tokens of a step; vLLM observes one gap per step."""
         self._generated.value += tokens
 
     def prefilled(
@@ -316,26 +327,29 @@ class Recorder:
         self._generated.value += tokens
         self._tokens.append((prompt_tokens - cached_tokens + tokens, None, at_s))
         self._prefills.append((ttft_s, prompt_tokens, cached_tokens))
-        if len(self._tokens) >= BLOCK:
+        if len(self._tokens) >= ROWS_PER_FOLD:
             self._fold_tokens()
-        if len(self._prefills) >= BLOCK:
+        if len(self._prefills) >= ROWS_PER_FOLD:
             self._fold_prefills()
 
     def aborted(self) -> None:
-        """Counts a sequence that its client left, or that was aborted by id.
+        """Counts a sequence that its client abandoned, or that was aborted by id.
 
         vLLM's families exclude it.
         """
         self._counter(ABORTED[0].name).value += 1
 
     def sequence_finished(self, row: FinishedSequence) -> None:
+        """Counts a finished sequence."""
         self._finished.append(row)
-        if len(self._finished) >= BLOCK:
+        if len(self._finished) >= ROWS_PER_FOLD:
             self._fold_finished()
 
     def figures(self) -> Figures:
+        """Returns the current numbers."""
         self.fold()
-        count, e2e = self._counter, self._histogram("e2e_request_latency_seconds")
+        count = self._counter
+        e2e = self._histogram("e2e_request_latency_seconds")
         finished = {
             reason: count("request_success_total", finished_reason=reason).value
             for reason in FINISHED
@@ -356,6 +370,7 @@ class Recorder:
         )
 
     def render(self) -> str:
+        """Returns all families in the Prometheus text format."""
         self.fold()
         adapters = "" if self.adapter_series is None else self.adapter_series.render()
         return self._families.render() + adapters
@@ -371,28 +386,47 @@ class Recorder:
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()
-        parsed, self._parsed = self._parsed, Tally()
-        name, kind = "tool_call_parser_invocations_total", "chat_completions"
-        for (mode, found), times in parsed.items():
-            outcome = "tool_call" if found else "no_tool_call"
-            self._counter(name, request_type=kind, mode=mode, outcome=outcome).value += times
+        parser_runs = self._parser_runs
+        self._parser_runs = Tally()
+        for (mode, has_call), times in parser_runs.items():
+            counter = self._counter(
+                "tool_call_parser_invocations_total",
+                request_type="chat_completions",
+                mode=mode,
+                outcome="tool_call" if has_call else "no_tool_call",
+            )
+            counter.value += times
 
     def _fold_steps(self) -> None:
-        rows, self._step_tokens = self._step_tokens, []
+        rows = self._step_tokens
+        self._step_tokens = []
         self._iterations.observe_all(rows)
 
     def _fold_finished(self) -> None:
-        rows, self._finished = self._finished, []
+        rows = self._finished
+        self._finished = []
         if not rows:
             return
-        reasons, prompt, generated, cached, limits, queue, prefill, decode, e2e, *others = zip(
-            *map(astuple, rows), strict=True
-        )
-        preemptions, choices, longest = others
+        (
+            reasons,
+            prompt,
+            generated,
+            cached,
+            limits,
+            queue,
+            prefill,
+            decode,
+            e2e,
+            preemptions,
+            choices,
+            longest,
+        ) = zip(*map(astuple, rows), strict=True)
         for reason, count in Tally(reasons).items():
             self._counter("request_success_total", finished_reason=reason).value += count
-        spans = zip(decode, generated, strict=True)
-        gaps = [after / (tokens - 1) if tokens > 1 else 0.0 for after, tokens in spans]
+        gaps = [
+            decode_s / (tokens - 1) if tokens > 1 else 0.0
+            for decode_s, tokens in zip(decode, generated, strict=True)
+        ]
         columns: dict[str, Sequence[float]] = {
             "request_prompt_tokens": prompt,
             "request_generation_tokens": generated,
@@ -412,22 +446,23 @@ class Recorder:
             self._histogram(name).observe_all(values)
 
     def _fold_tokens(self) -> None:
-        rows, self._tokens = self._tokens, []
+        rows = self._tokens
+        self._tokens = []
         if not self._has_steps:
             steps: Tally[int] = Tally()
             for tokens, _, at_s in rows:
                 steps[int(at_s * STEPS_PER_S)] += tokens
             self._iterations.observe_all(steps.values())
-        bounds, counts, waited_s = (
-            self._inter_token.bounds,
-            self._inter_token.counts,
-            self._inter_token.sum,
-        )
-        single_gaps_s, generated = [], 0
+        histogram = self._inter_token
+        bounds = histogram.bounds
+        counts = histogram.counts
+        sum_s = histogram.sum
+        single_gaps_s = []
+        generated = 0
         for tokens, gap_s, _ in rows:
             if gap_s is None:
                 continue
-            waited_s += gap_s * tokens
+            sum_s += gap_s * tokens
             if tokens == 1:
                 single_gaps_s.append(gap_s)
             else:
@@ -435,25 +470,30 @@ class Recorder:
                 counts[bisect_left(bounds, gap_s)] += tokens
                 if self.tally is not None:
                     self.tally.add_gaps((gap_s,), tokens)
-        self._inter_token.observe_all(single_gaps_s)
-        self._inter_token.sum = waited_s
+        histogram.observe_all(single_gaps_s)
+        histogram.sum = sum_s
         if self.tally is not None:
             self.tally.add_gaps(single_gaps_s)
         self._generated.value += generated + len(single_gaps_s)
 
     def _fold_prefills(self) -> None:
-        rows, self._prefills = self._prefills, []
+        rows = self._prefills
+        self._prefills = []
         if not rows:
             return
         ttfts_s, prompts, cached = zip(*rows, strict=True)
-        prompt_tokens, cached_tokens = sum(prompts), sum(cached)
-        fetched, loaded = self._fetched, self._loaded
-        self._fetched = self._loaded = 0
+        prompt_tokens = sum(prompts)
+        cached_tokens = sum(cached)
+        fetched = self._fetched
+        loaded = self._loaded
+        self._fetched = 0
+        self._loaded = 0
         local = cached_tokens - fetched - loaded
         self._histogram("time_to_first_token_seconds").observe_all(ttfts_s)
         if self.tally is not None:
             self.tally.add_first_tokens(ttfts_s)
-        count, by_source = self._counter, "prompt_tokens_by_source_total"
+        count = self._counter
+        by_source = "prompt_tokens_by_source_total"
         count("prompt_tokens_total").value += prompt_tokens
         count("prompt_tokens_cached_total").value += cached_tokens
         count(by_source, source="local_compute").value += prompt_tokens - cached_tokens
@@ -461,3 +501,7 @@ class Recorder:
         count(by_source, source="local_cache_hit").value += local
         count("prompt_tokens_cached_by_source_total", source="p2p").value += fetched
         count("prompt_tokens_cached_by_source_total", source="device").value += local
+
+
+def _no_load() -> tuple[int, int, float]:
+    return 0, 0, 0.0

@@ -1,7 +1,11 @@
 "use strict";
 // One time axis: requests, steps, curves and the overview show the same time, have one cursor, and are zoomed together.
 
-const RIGHT = 52, LEAST_MS = 20, DRAG_PX = 5, LEAST_WORDS_PX = 60, MOST_WORDS_PX = 190;
+const RIGHT = 52,
+  LEAST_MS = 20,
+  DRAG_PX = 5,
+  LEAST_WORDS_PX = 60,
+  MOST_WORDS_PX = 190;
 
 class TimeAxis {
   constructor(draw) {
@@ -21,7 +25,8 @@ class TimeAxis {
     const seconds = Number($("span").value);
     this.whole = { from: first, to: Math.max(last, first + 1000) };
     if (this.zoomed && this.zoomed.to < first) this.zoomed = null;
-    this.range = this.zoomed || (seconds ? { from: now.at - seconds * 1000, to: now.at } : this.whole);
+    this.range =
+      this.zoomed || (seconds ? { from: now.at - seconds * 1000, to: now.at } : this.whole);
     this.left = $("requests").clientWidth < 520 ? 74 : 132;
     this.at = now.at;
     this.marks = now.marks;
@@ -29,12 +34,17 @@ class TimeAxis {
     $("unzoom").textContent = `${ago(this.length)} shown: reset`;
   }
 
-  get length() { return this.range.to - this.range.from; }
+  get length() {
+    return this.range.to - this.range.from;
+  }
 
-  x(at, width) { return this.left + (width - this.left - RIGHT) * (at - this.range.from) / this.length; }
+  x(at, width) {
+    return this.left + ((width - this.left - RIGHT) * (at - this.range.from)) / this.length;
+  }
 
   zoom(from, to) {
-    const { from: first, to: last } = this.whole, length = Math.max(LEAST_MS, Math.min(to - from, last - first));
+    const { from: first, to: last } = this.whole,
+      length = Math.max(LEAST_MS, Math.min(to - from, last - first));
     from = Math.max(first, Math.min(from, last - length));
     this.zoomed = length >= last - first ? null : { from, to: from + length };
     if (!this.zoomed) $("span").value = "0";
@@ -43,11 +53,19 @@ class TimeAxis {
   }
 
   scale(factor) {
-    const middle = this.cursor > this.range.from && this.cursor < this.range.to ? this.cursor : (this.range.from + this.range.to) / 2;
-    this.zoom(middle - (middle - this.range.from) * factor, middle + (this.range.to - middle) * factor);
+    const middle =
+      this.cursor > this.range.from && this.cursor < this.range.to
+        ? this.cursor
+        : (this.range.from + this.range.to) / 2;
+    this.zoom(
+      middle - (middle - this.range.from) * factor,
+      middle + (this.range.to - middle) * factor,
+    );
   }
 
-  pan(share) { this.zoom(this.range.from + share * this.length, this.range.to + share * this.length); }
+  pan(share) {
+    this.zoom(this.range.from + share * this.length, this.range.to + share * this.length);
+  }
 
   reset() {
     if (!this.zoomed) return false;
@@ -59,24 +77,45 @@ class TimeAxis {
 
   ticks(width) {
     // Moments for a line and a label, at most one in 80 pixels.
-    const least = this.length * 80 / Math.max(80, width), ten = 10 ** Math.floor(Math.log10(least));
-    const step = least > 30000 ? [60, 120, 300, 600, 1800, 3600].map((s) => s * 1000).find((s) => s >= least) || 7200000 : [1, 2, 5, 10].find((k) => k * ten >= least) * ten;
-    const from = this.zoomed || report ? Math.ceil((this.range.from - this.zero) / step) * step + this.zero : this.range.to - Math.floor(this.length / step) * step;
+    const least = (this.length * 80) / Math.max(80, width),
+      ten = 10 ** Math.floor(Math.log10(least));
+    const step =
+      least > 30000
+        ? [60, 120, 300, 600, 1800, 3600].map((s) => s * 1000).find((s) => s >= least) || 7200000
+        : [1, 2, 5, 10].find((k) => k * ten >= least) * ten;
+    const from =
+      this.zoomed || report
+        ? Math.ceil((this.range.from - this.zero) / step) * step + this.zero
+        : this.range.to - Math.floor(this.length / step) * step;
     const found = [];
     for (let at = from; at <= this.range.to + 1e-6; at += step) found.push(at);
     return found;
   }
 
-  get zero() { return report ? this.whole.from : -((model.began || 0) * 1000 % 3600000); }
+  get zero() {
+    return report ? this.whole.from : -(((model.began || 0) * 1000) % 3600000);
+  }
 
   label(at) {
     if (report) return `${this.digits((at - this.zero) / 1000)} s`;
-    if (!this.zoomed) return this.range.to - at < 1 ? moment(shown()) : `-${this.digits((this.range.to - at) / 1000)} s`;
-    const date = new Date((model.began || 0) * 1000 + at), two = (value) => String(value).padStart(2, "0");
-    return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}${this.length < 10000 ? `.${String(date.getMilliseconds()).padStart(3, "0").slice(0, this.length < 1000 ? 3 : 1)}` : ""}`;
+    if (!this.zoomed)
+      return this.range.to - at < 1
+        ? moment(shown())
+        : `-${this.digits((this.range.to - at) / 1000)} s`;
+    const date = new Date((model.began || 0) * 1000 + at),
+      two = (value) => String(value).padStart(2, "0");
+    return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}${
+      this.length < 10000
+        ? `.${String(date.getMilliseconds())
+            .padStart(3, "0")
+            .slice(0, this.length < 1000 ? 3 : 1)}`
+        : ""
+    }`;
   }
 
-  digits(seconds) { return seconds.toFixed(this.length < 1000 ? 3 : this.length < 10000 ? 1 : 0); }
+  digits(seconds) {
+    return seconds.toFixed(this.length < 1000 ? 3 : this.length < 10000 ? 1 : 0);
+  }
 
   grid(pen, width, top, height, labels, end = width) {
     // Lines of time, and their words at a height, which do not go beyond an end.
@@ -96,29 +135,59 @@ class TimeAxis {
     }
   }
 
-  attach(place, { edges = () => [this.left, RIGHT + place.clientWidth - place.querySelector("canvas").clientWidth], range = () => this.range, tell = () => null, labels = false } = {}) {
+  attach(
+    place,
+    {
+      edges = () => [
+        this.left,
+        RIGHT + place.clientWidth - place.querySelector("canvas").clientWidth,
+      ],
+      range = () => this.range,
+      tell = () => null,
+      labels = false,
+    } = {},
+  ) {
     // A part of the page with this axis: dragging zooms, a double click resets, the cursor is that of all.
-    const line = el("i", { class: "cursor" }), brush = el("i", { class: "brush" }), marks = el("i", { class: "marks" }), part = { place, edges, range, line, marks, labels };
+    const line = el("i", { class: "cursor" }),
+      brush = el("i", { class: "brush" }),
+      marks = el("i", { class: "marks" }),
+      part = { place, edges, range, line, marks, labels };
     let begun = null;
     for (const it of [line, brush]) it.hidden = true;
     place.append(marks, line, brush);
     place.classList.add("timed");
     const at = (event) => {
-      const box = place.getBoundingClientRect(), [left, right] = edges(), { from, to } = range();
-      return from + Math.max(0, Math.min(1, (event.clientX - box.left - left) / (box.width - left - right))) * (to - from);
+      const box = place.getBoundingClientRect(),
+        [left, right] = edges(),
+        { from, to } = range();
+      return (
+        from +
+        Math.max(0, Math.min(1, (event.clientX - box.left - left) / (box.width - left - right))) *
+          (to - from)
+      );
     };
-    place.addEventListener("pointerdown", (event) => { if (event.button === 0 && event.target.tagName !== "INPUT") begun = { x: event.clientX, at: at(event), id: event.pointerId }; });
+    place.addEventListener("pointerdown", (event) => {
+      if (event.button === 0 && event.target.tagName !== "INPUT")
+        begun = { x: event.clientX, at: at(event), id: event.pointerId };
+    });
     place.addEventListener("pointermove", (event) => {
       const now = at(event);
-      if (begun && Math.abs(event.clientX - begun.x) > DRAG_PX && brush.hidden) { place.setPointerCapture(begun.id); brush.hidden = false; }
+      if (begun && Math.abs(event.clientX - begun.x) > DRAG_PX && brush.hidden) {
+        place.setPointerCapture(begun.id);
+        brush.hidden = false;
+      }
       if (!brush.hidden) this.lay(brush, part, Math.min(begun.at, now), Math.max(begun.at, now));
       this.point(now);
-      this.show(event, [...this.near(now, part), ...(brush.hidden && tell(now, event) || [])]);
+      this.show(event, [...this.near(now, part), ...((brush.hidden && tell(now, event)) || [])]);
     });
     const end = (event) => {
       if (!brush.hidden && event.type === "pointerup") {
-        const now = at(event), since = begun.at;
-        place.addEventListener("click", (click) => click.stopPropagation(), { capture: true, once: true });
+        const now = at(event),
+          since = begun.at;
+        place.addEventListener("click", (click) => click.stopPropagation(), {
+          capture: true,
+          once: true,
+        });
         setTimeout(() => this.zoom(Math.min(since, now), Math.max(since, now))); // after the click
       }
       begun = null;
@@ -138,7 +207,10 @@ class TimeAxis {
   }
 
   lay(it, { place, edges, range }, from, to) {
-    const [left, right] = edges(), { from: first, to: last } = range(), width = place.clientWidth - left - right, x = (at) => left + width * Math.max(0, Math.min(1, (at - first) / (last - first)));
+    const [left, right] = edges(),
+      { from: first, to: last } = range(),
+      width = place.clientWidth - left - right,
+      x = (at) => left + width * Math.max(0, Math.min(1, (at - first) / (last - first)));
     it.style.left = `${x(from)}px`;
     if (to !== from) it.style.width = `${Math.max(1, x(to) - x(from))}px`;
   }
@@ -161,8 +233,13 @@ class TimeAxis {
   }
 
   near(at, part) {
-    const { from, to } = part.range(), [left, right] = part.edges(), close = (to - from) * 5 / Math.max(50, part.place.clientWidth - left - right);
-    return this.marks.filter(([when]) => Math.abs(when - at) < close).slice(-4).map(([, , text]) => text);
+    const { from, to } = part.range(),
+      [left, right] = part.edges(),
+      close = ((to - from) * 5) / Math.max(50, part.place.clientWidth - left - right);
+    return this.marks
+      .filter(([when]) => Math.abs(when - at) < close)
+      .slice(-4)
+      .map(([, , text]) => text);
   }
 
   show(event, lines) {
@@ -177,23 +254,30 @@ class TimeAxis {
   render() {
     // Marks of what began, in all parts; with words where there is room for them before the next one, or before the end of the time.
     for (const part of this.parts) {
-      const { from, to } = part.range(), [left, right] = part.edges(), end = part.place.clientWidth - right;
+      const { from, to } = part.range(),
+        [left, right] = part.edges(),
+        end = part.place.clientWidth - right;
       let next = end;
-      part.marks.replaceChildren(...this.marks.filter(([at]) => at >= from && at <= to).reverse().map(([at, kind, text]) => {
-        const it = el("i", { class: `mark-${kind}` });
-        this.lay(it, part, at, at);
-        const x = parseFloat(it.style.left);
-        if (part.labels && next - x > LEAST_WORDS_PX) {
-          it.append(text);
-          it.style.maxWidth = `${Math.min(MOST_WORDS_PX, next - x - 4)}px`;
-          next = x;
-        } else if (part.labels && next === end && x - left > MOST_WORDS_PX) {
-          it.append(text);
-          it.classList.add("ahead"); // its words are in front of it
-          next = x - MOST_WORDS_PX;
-        }
-        return it;
-      }));
+      part.marks.replaceChildren(
+        ...this.marks
+          .filter(([at]) => at >= from && at <= to)
+          .reverse()
+          .map(([at, kind, text]) => {
+            const it = el("i", { class: `mark-${kind}` });
+            this.lay(it, part, at, at);
+            const x = parseFloat(it.style.left);
+            if (part.labels && next - x > LEAST_WORDS_PX) {
+              it.append(text);
+              it.style.maxWidth = `${Math.min(MOST_WORDS_PX, next - x - 4)}px`;
+              next = x;
+            } else if (part.labels && next === end && x - left > MOST_WORDS_PX) {
+              it.append(text);
+              it.classList.add("ahead"); // its words are in front of it
+              next = x - MOST_WORDS_PX;
+            }
+            return it;
+          }),
+      );
     }
   }
 }
@@ -205,22 +289,36 @@ class Overview {
     this.place = $("overview");
     this.canvas = this.place.querySelector("canvas");
     this.window = this.place.querySelector(".window");
-    axis.attach(this.place, { edges: () => [0, 0], range: () => axis.whole, tell: () => ["Drag to choose a time, double click for all."] });
+    axis.attach(this.place, {
+      edges: () => [0, 0],
+      range: () => axis.whole,
+      tell: () => ["Drag to choose a time, double click for all."],
+    });
   }
 
   render(points) {
-    const [pen, width, height] = surface(this.canvas, 22), { from, to } = this.axis.whole, x = (at) => (at - from) / (to - from) * width;
+    const [pen, width, height] = surface(this.canvas, 22),
+      { from, to } = this.axis.whole,
+      x = (at) => ((at - from) / (to - from)) * width;
     const most = Math.max(1, ...points.map((p) => p.figures.running + p.figures.waiting));
-    for (const [colour, value] of [[COLOURS.preempted, (p) => p.figures.running + p.figures.waiting], [COLOURS.decode, (p) => p.figures.running]]) {
+    for (const [colour, value] of [
+      [COLOURS.preempted, (p) => p.figures.running + p.figures.waiting],
+      [COLOURS.decode, (p) => p.figures.running],
+    ]) {
       pen.beginPath();
       pen.moveTo(x(points[0].at), height);
-      for (const p of points) pen.lineTo(x(p.at), height - (height - 3) * value(p) / most);
+      for (const p of points) pen.lineTo(x(p.at), height - ((height - 3) * value(p)) / most);
       pen.lineTo(x(points[points.length - 1].at), height);
       pen.globalAlpha = 0.55;
       pen.fillStyle = colour;
       pen.fill();
     }
     pen.globalAlpha = 1;
-    this.axis.lay(this.window, { place: this.place, edges: () => [0, 0], range: () => this.axis.whole }, this.axis.range.from, this.axis.range.to);
+    this.axis.lay(
+      this.window,
+      { place: this.place, edges: () => [0, 0], range: () => this.axis.whole },
+      this.axis.range.from,
+      this.axis.range.to,
+    );
   }
 }

@@ -1,7 +1,8 @@
 "use strict";
 // Requests as bars over time. Only the rows that can be seen are drawn, however many there are; hundreds are a density.
 
-const ROW = 17, HEAD = 20;
+const ROW = 17,
+  HEAD = 20;
 
 class BarsView {
   constructor(axis, show) {
@@ -19,7 +20,10 @@ class BarsView {
     this.place.addEventListener("click", (event) => this.click(event));
     this.place.addEventListener("keydown", (event) => this.key(event));
     $("all-rows").addEventListener("click", () => this.list(null));
-    for (const id of ["filter", "show", "order", "as"]) $(id).addEventListener("input", () => { if (this.model) this.render(this.model); });
+    for (const id of ["filter", "show", "order", "as"])
+      $(id).addEventListener("input", () => {
+        if (this.model) this.render(this.model);
+      });
     legend($("requests-legend"), []);
   }
 
@@ -30,26 +34,45 @@ class BarsView {
 
   render(model) {
     this.model = model;
-    const text = $("filter").value.trim().toLowerCase(), show = $("show").value, { from, to } = this.axis.range;
+    const text = $("filter").value.trim().toLowerCase(),
+      show = $("show").value,
+      { from, to } = this.axis.range;
     const rows = [];
-    let live = 0, failed = 0;
+    let live = 0,
+      failed = 0;
     for (const bar of model.bars.values()) {
-      const over = bar.end !== null, broken = over && model.failed(bar);
+      const over = bar.end !== null,
+        broken = over && model.failed(bar);
       live += !over;
       failed += broken;
-      if (over && show === "live" || show === "failed" && !broken) continue;
-      if ((over && bar.end < from || bar.arrival > to) && !text) continue;
-      if (this.moment !== null && (bar.arrival > this.moment || over && bar.end < this.moment)) continue;
-      if (text && !`${bar.id} ${bar.path} ${bar.adapter || ""} ${bar.reason}`.toLowerCase().includes(text)) continue;
+      if ((over && show === "live") || (show === "failed" && !broken)) continue;
+      if (((over && bar.end < from) || bar.arrival > to) && !text) continue;
+      if (this.moment !== null && (bar.arrival > this.moment || (over && bar.end < this.moment)))
+        continue;
+      if (
+        text &&
+        !`${bar.id} ${bar.path} ${bar.adapter || ""} ${bar.reason}`.toLowerCase().includes(text)
+      )
+        continue;
       rows.push(bar);
     }
-    this.dense = this.moment === null && ($("as").value === "density" || $("as").value === "auto" && rows.length > MOST_ROWS);
-    this.rows = $("order").value === "new" ? rows.reverse() : rows.sort((a, b) => this.rank(a) - this.rank(b) || b.number - a.number);
+    this.dense =
+      this.moment === null &&
+      ($("as").value === "density" || ($("as").value === "auto" && rows.length > MOST_ROWS));
+    this.rows =
+      $("order").value === "new"
+        ? rows.reverse()
+        : rows.sort((a, b) => this.rank(a) - this.rank(b) || b.number - a.number);
     this.spacer.style.height = `${this.dense ? 0 : Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
-    $("requests-count").textContent = `${whole(live)} under way, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}`;
+    $("requests-count").textContent =
+      `${whole(live)} under way, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}`;
     $("all-rows").hidden = this.moment === null;
-    if (this.moment !== null) $("all-rows").textContent = `of ${this.axis.label(this.moment)}: show all`;
-    legend($("requests-legend"), [...PHASES.map((name) => [COLOURS[name], name]), [COLOURS.failed, "failed"]]);
+    if (this.moment !== null)
+      $("all-rows").textContent = `of ${this.axis.label(this.moment)}: show all`;
+    legend($("requests-legend"), [
+      ...PHASES.map((name) => [COLOURS[name], name]),
+      [COLOURS.failed, "failed"],
+    ]);
     this.draw();
   }
 
@@ -61,20 +84,25 @@ class BarsView {
   }
 
   draw() {
-    const model = this.model, axis = this.axis;
+    const model = this.model,
+      axis = this.axis;
     if (!model) return;
-    const [pen, width, height] = surface(this.canvas, this.place.clientHeight), gutter = axis.left;
+    const [pen, width, height] = surface(this.canvas, this.place.clientHeight),
+      gutter = axis.left;
     axis.grid(pen, width, HEAD - 4, height, 8, width - 4 - pen.measureText("took ").width);
     if (this.dense) {
       this.density.draw(pen, this.rows, model, axis, width, height, HEAD);
       return;
     }
-    const top = this.place.scrollTop, first = Math.floor(top / ROW), last = Math.min(this.rows.length, first + Math.ceil((height - HEAD) / ROW) + 1);
+    const top = this.place.scrollTop,
+      first = Math.floor(top / ROW),
+      last = Math.min(this.rows.length, first + Math.ceil((height - HEAD) / ROW) + 1);
     pen.save();
     pen.beginPath();
     pen.rect(0, HEAD, width, height - HEAD);
     pen.clip();
-    for (let k = first; k < last; k++) this.row(pen, this.rows[k], HEAD + k * ROW - top, (at) => axis.x(at, width), gutter, width);
+    for (let k = first; k < last; k++)
+      this.row(pen, this.rows[k], HEAD + k * ROW - top, (at) => axis.x(at, width), gutter, width);
     pen.restore();
     pen.fillStyle = COLOURS.muted;
     pen.textAlign = "right";
@@ -86,14 +114,17 @@ class BarsView {
   }
 
   row(pen, bar, y, x, gutter, width) {
-    const chosen = bar.number === this.chosen, end = bar.end === null ? this.model.at : bar.end, failed = bar.end !== null && this.model.failed(bar);
+    const chosen = bar.number === this.chosen,
+      end = bar.end === null ? this.model.at : bar.end,
+      failed = bar.end !== null && this.model.failed(bar);
     if (chosen) {
       pen.fillStyle = COLOURS.line;
       pen.fillRect(0, y, width, ROW);
     }
     bar.parts.forEach(([phase, since], k) => {
       const until = k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end;
-      const left = Math.max(gutter, x(since)), right = Math.min(width - RIGHT, x(until));
+      const left = Math.max(gutter, x(since)),
+        right = Math.min(width - RIGHT, x(until));
       if (right < left) return;
       pen.globalAlpha = bar.end === null ? 1 : 0.62;
       pen.fillStyle = phaseColour(phase);
@@ -102,7 +133,8 @@ class BarsView {
     });
     pen.globalAlpha = 1;
     pen.fillStyle = COLOURS.panel;
-    for (const at of bar.chunks) if (x(at) > gutter && x(at) < width - RIGHT) pen.fillRect(x(at), y + 3, 1, ROW - 6); // where a chunk of a prompt ended
+    for (const at of bar.chunks)
+      if (x(at) > gutter && x(at) < width - RIGHT) pen.fillRect(x(at), y + 3, 1, ROW - 6); // where a chunk of a prompt ended
     if (failed && x(end) > gutter && x(end) < width - RIGHT) {
       pen.fillStyle = COLOURS.failed;
       pen.fillRect(x(end) - 2, y + 2, 4, ROW - 4);
@@ -112,10 +144,23 @@ class BarsView {
     pen.fillRect(0, y, gutter - 4, ROW);
     pen.textAlign = "left";
     pen.fillStyle = bar.end === null ? COLOURS.text : COLOURS.muted;
-    pen.fillText(`${bar.id.length < 9 ? bar.id : bar.id.slice(-6)}${bar.of > 1 ? `.${bar.choice}` : ""}`, 8, y + ROW / 2);
+    pen.fillText(
+      `${bar.id.length < 9 ? bar.id : bar.id.slice(-6)}${bar.of > 1 ? `.${bar.choice}` : ""}`,
+      8,
+      y + ROW / 2,
+    );
     pen.textAlign = "right";
     pen.fillStyle = failed ? COLOURS.failed : COLOURS.muted;
-    if (gutter > 100) pen.fillText(failed ? cause(bar) : bar.phase === PREFILL && bar.end === null ? `${short(bar.computed)}/${short(bar.prompt)}` : `${short(bar.prompt)}+${short(bar.tokens)}`, gutter - 8, y + ROW / 2);
+    if (gutter > 100)
+      pen.fillText(
+        failed
+          ? cause(bar)
+          : bar.phase === PREFILL && bar.end === null
+            ? `${short(bar.computed)}/${short(bar.prompt)}`
+            : `${short(bar.prompt)}+${short(bar.tokens)}`,
+        gutter - 8,
+        y + ROW / 2,
+      );
     pen.fillStyle = bar.end === null ? COLOURS.text : COLOURS.muted;
     pen.fillText(brief(end - bar.arrival), width - 4, y + ROW / 2);
   }
@@ -131,9 +176,18 @@ class BarsView {
     const bar = this.under(event);
     if (!bar) return [];
     this.tell(bar);
-    const end = bar.end === null ? this.model.at : bar.end, k = bar.parts.findLastIndex(([, since]) => since <= at), part = bar.parts[k];
-    const phase = part && at <= end ? `${PHASES[part[0]]} for ${ms((k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end) - part[1])}` : "";
-    return [`${bar.id}${bar.of > 1 ? `, choice ${bar.choice + 1}` : ""}${bar.adapter ? `, ${bar.adapter}` : ""}`, phase, bar.end === null ? "" : `${bar.reason} after ${ms(end - bar.arrival)}`].filter(Boolean);
+    const end = bar.end === null ? this.model.at : bar.end,
+      k = bar.parts.findLastIndex(([, since]) => since <= at),
+      part = bar.parts[k];
+    const phase =
+      part && at <= end
+        ? `${PHASES[part[0]]} for ${ms((k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end) - part[1])}`
+        : "";
+    return [
+      `${bar.id}${bar.of > 1 ? `, choice ${bar.choice + 1}` : ""}${bar.adapter ? `, ${bar.adapter}` : ""}`,
+      phase,
+      bar.end === null ? "" : `${bar.reason} after ${ms(end - bar.arrival)}`,
+    ].filter(Boolean);
   }
 
   click(event) {
@@ -155,7 +209,9 @@ class BarsView {
       $("as").value = "rows";
       this.render(this.model);
     }
-    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[event.key];
+    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[
+      event.key
+    ];
     if (event.key === "Enter" && this.chosen !== null) {
       event.preventDefault(); // else it would press the button that gets the focus
       this.show(this.chosen);
@@ -164,16 +220,19 @@ class BarsView {
     event.preventDefault();
     const now = this.rows.findIndex((bar) => bar.number === this.chosen);
     const next = Math.min(this.rows.length - 1, Math.max(0, now < 0 ? 0 : now + steps));
-    const y = next * ROW, room = this.place.clientHeight - HEAD - ROW;
+    const y = next * ROW,
+      room = this.place.clientHeight - HEAD - ROW;
     if (y < this.place.scrollTop) this.place.scrollTop = y;
     if (y > this.place.scrollTop + room) this.place.scrollTop = y - room;
     this.choose(this.rows[next]);
   }
 
   tell(bar) {
-    const ttft = bar.first === null ? "no token yet" : `first token after ${ms(bar.first - bar.arrival)}`;
+    const ttft =
+      bar.first === null ? "no token yet" : `first token after ${ms(bar.first - bar.arrival)}`;
     const state = bar.end === null ? PHASES[bar.phase] : bar.reason;
     const lost = bar.preempted ? `, preempted ${bar.preempted}×` : "";
-    $("chosen").textContent = `${bar.id}: ${state}, ${whole(bar.prompt)} prompt tokens${bar.cached ? ` (${whole(bar.cached)} cached)` : ""}, ${whole(bar.tokens)} of ${whole(bar.most)} tokens, ${ttft}${lost}`;
+    $("chosen").textContent =
+      `${bar.id}: ${state}, ${whole(bar.prompt)} prompt tokens${bar.cached ? ` (${whole(bar.cached)} cached)` : ""}, ${whole(bar.tokens)} of ${whole(bar.most)} tokens, ${ttft}${lost}`;
   }
 }

@@ -42,15 +42,30 @@ class Detail {
     this.why = el("div");
     this.facts = el("div");
     this.texts = new Map();
-    this.place.replaceChildren(el("div", { class: "bar" }, this.title, el("span", { class: "grow" }), el("button", { type: "button", onclick: () => this.hide() }, "Close"),
-      el("button", { type: "button", title: "Zoom to the time of this request", onclick: () => this.zoom() }, "Zoom to it")), this.why, this.facts);
+    this.place.replaceChildren(
+      el(
+        "div",
+        { class: "bar" },
+        this.title,
+        el("span", { class: "grow" }),
+        el("button", { type: "button", onclick: () => this.hide() }, "Close"),
+        el(
+          "button",
+          { type: "button", title: "Zoom to the time of this request", onclick: () => this.zoom() },
+          "Zoom to it",
+        ),
+      ),
+      this.why,
+      this.facts,
+    );
   }
 
   text(name, value) {
     // A section that stays where it is, so that it can be scrolled, and what is in it chosen.
     if (!this.texts.has(name)) {
       if (!value) return;
-      const pre = el("pre", { tabIndex: 0 }), head = el("h3");
+      const pre = el("pre", { tabIndex: 0 }),
+        head = el("h3");
       this.texts.set(name, { pre, head });
       this.place.append(el("section", {}, head, pre));
     }
@@ -61,7 +76,8 @@ class Detail {
   }
 
   zoom() {
-    const bar = shown().bars.get(this.number), end = bar && (bar.end === null ? shown().at : bar.end);
+    const bar = shown().bars.get(this.number),
+      end = bar && (bar.end === null ? shown().at : bar.end);
     if (bar) axis.zoom(bar.arrival - (end - bar.arrival) * 0.05, end + (end - bar.arrival) * 0.05);
   }
 
@@ -76,20 +92,66 @@ class Detail {
 
   fill(bar, answer, model) {
     const known = answer && answer.status === 200 ? answer.body : null;
-    const row = (name, value) => (value === null || value === undefined || value === "" ? null : el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, String(value))));
+    const row = (name, value) =>
+      value === null || value === undefined || value === ""
+        ? null
+        : el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, String(value)));
     this.title.textContent = bar.id;
-    if (answer && !known) this.why.replaceChildren(el("p", { class: "muted" }, answer.error || "More is not known any more."), whyView(bar, model, null));
+    if (answer && !known)
+      this.why.replaceChildren(
+        el("p", { class: "muted" }, answer.error || "More is not known any more."),
+        whyView(bar, model, null),
+      );
     else this.why.replaceChildren(whyView(bar, model, known && known.why));
-    this.facts.replaceChildren(...[
-      el("dl", { class: "facts-list" },
-        row("state", bar.end === null ? PHASES[bar.phase] : bar.reason), row("choice", bar.of > 1 ? `${bar.choice + 1} of ${bar.of}` : ""),
-        row("path", bar.path), row("client", known && known.client), row("trace id", known && known.trace_id), row("adapter", bar.adapter),
-        row("prompt", bar.prompt ? `${count(bar.prompt, "token")}${bar.cached ? `, ${whole(bar.cached)} cached` : ""}${known && known.why && known.why.fetched_tokens ? `, ${whole(known.why.fetched_tokens)} fetched` : ""}` : ""), row("reply", bar.most ? `${whole(bar.tokens)} of at most ${count(bar.most, "token")}` : ""),
-        row("waited", this.waited(bar)), row("first token", bar.first === null ? "" : `after ${ms(bar.first - bar.arrival)}`), row("between tokens", bar.itl ? ms(bar.itl) : ""),
-        row("took", bar.end === null ? "" : ms(bar.end - bar.arrival)), row("preempted", bar.preempted ? count(bar.preempted, "time") : ""),
-        row("arrived", model.began === null ? `after ${ago(bar.arrival)}` : new Date((model.began + bar.arrival / 1000) * 1000).toLocaleTimeString())),
-      known && Object.keys(known.settings).length ? el("section", {}, el("h3", {}, "Settings"), el("dl", { class: "facts-list" }, ...Object.entries(known.settings).map(([name, value]) => row(name, typeof value === "object" ? JSON.stringify(value) : value)))) : null,
-    ].filter(Boolean));
+    this.facts.replaceChildren(
+      ...[
+        el(
+          "dl",
+          { class: "facts-list" },
+          row("state", bar.end === null ? PHASES[bar.phase] : bar.reason),
+          row("choice", bar.of > 1 ? `${bar.choice + 1} of ${bar.of}` : ""),
+          row("path", bar.path),
+          row("client", known && known.client),
+          row("trace id", known && known.trace_id),
+          row("adapter", bar.adapter),
+          row(
+            "prompt",
+            bar.prompt
+              ? `${count(bar.prompt, "token")}${bar.cached ? `, ${whole(bar.cached)} cached` : ""}${known && known.why && known.why.fetched_tokens ? `, ${whole(known.why.fetched_tokens)} fetched` : ""}`
+              : "",
+          ),
+          row(
+            "reply",
+            bar.most ? `${whole(bar.tokens)} of at most ${count(bar.most, "token")}` : "",
+          ),
+          row("waited", this.waited(bar)),
+          row("first token", bar.first === null ? "" : `after ${ms(bar.first - bar.arrival)}`),
+          row("between tokens", bar.itl ? ms(bar.itl) : ""),
+          row("took", bar.end === null ? "" : ms(bar.end - bar.arrival)),
+          row("preempted", bar.preempted ? count(bar.preempted, "time") : ""),
+          row(
+            "arrived",
+            model.began === null
+              ? `after ${ago(bar.arrival)}`
+              : new Date((model.began + bar.arrival / 1000) * 1000).toLocaleTimeString(),
+          ),
+        ),
+        known && Object.keys(known.settings).length
+          ? el(
+              "section",
+              {},
+              el("h3", {}, "Settings"),
+              el(
+                "dl",
+                { class: "facts-list" },
+                ...Object.entries(known.settings).map(([name, value]) =>
+                  row(name, typeof value === "object" ? JSON.stringify(value) : value),
+                ),
+              ),
+            )
+          : null,
+      ].filter(Boolean),
+    );
     if (!known) return;
     this.text("Prompt", known.prompt);
     this.text("Reply", known.reply);

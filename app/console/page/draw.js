@@ -19,7 +19,22 @@ const COLOURS = {};
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["bg", "panel", "line", "text", "muted", "accent", "queued", "prefill", "transfer", "decode", "preempted", "failed", "cached", "free"]) {
+  for (const name of [
+    "bg",
+    "panel",
+    "line",
+    "text",
+    "muted",
+    "accent",
+    "queued",
+    "prefill",
+    "transfer",
+    "decode",
+    "preempted",
+    "failed",
+    "cached",
+    "free",
+  ]) {
     COLOURS[name] = style.getPropertyValue(`--${name}`).trim();
   }
   COLOURS.dark = style.getPropertyValue("--dark").trim() === "1";
@@ -29,7 +44,8 @@ const phaseColour = (phase) => COLOURS[PHASES[phase]];
 
 function surface(canvas, height) {
   // The context of a canvas as wide as its place, in CSS pixels.
-  const width = Math.max(50, canvas.clientWidth || canvas.parentElement.clientWidth), scale = window.devicePixelRatio || 1;
+  const width = Math.max(50, canvas.clientWidth || canvas.parentElement.clientWidth),
+    scale = window.devicePixelRatio || 1;
   if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
     canvas.width = Math.round(width * scale);
     canvas.height = Math.round(height * scale);
@@ -48,9 +64,13 @@ function hue(number, alpha = 1) {
   return `hsl(${Math.round((number * 137.508) % 360)} ${COLOURS.dark ? "62% 62%" : "58% 46%"} / ${alpha})`;
 }
 
-function whole(value) { return Math.round(value).toLocaleString("en-US"); }
+function whole(value) {
+  return Math.round(value).toLocaleString("en-US");
+}
 
-function count(number, noun) { return `${whole(number)} ${noun}${number === 1 ? "" : "s"}`; }
+function count(number, noun) {
+  return `${whole(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
 
 function short(value) {
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
@@ -67,14 +87,21 @@ function ms(value) {
 
 function brief(value) {
   // Milliseconds in six characters.
-  return value >= 100000 ? `${Math.round(value / 1000)} s` : value >= 1000 ? `${(value / 1000).toFixed(value >= 10000 ? 1 : 2)} s` : `${Math.round(value)} ms`;
+  return value >= 100000
+    ? `${Math.round(value / 1000)} s`
+    : value >= 1000
+      ? `${(value / 1000).toFixed(value >= 10000 ? 1 : 2)} s`
+      : `${Math.round(value)} ms`;
 }
 
 function ago(milliseconds) {
-  const exact = Math.max(0, milliseconds / 1000), seconds = exact < 10 ? exact : Math.round(exact);
+  const exact = Math.max(0, milliseconds / 1000),
+    seconds = exact < 10 ? exact : Math.round(exact);
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   const minutes = Math.floor(seconds / 60);
-  return minutes < 100 ? `${minutes} min ${seconds % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return minutes < 100
+    ? `${minutes} min ${seconds % 60} s`
+    : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 function legend(place, items) {
@@ -82,9 +109,11 @@ function legend(place, items) {
   const key = JSON.stringify(items);
   if (place.dataset.key === key) return;
   place.dataset.key = key;
-  place.replaceChildren(...items.map(([colour, text]) => {
-    const spot = el("span", { class: "spot" });
-    spot.style.background = colour;
-    return el("span", { class: "item" }, spot, text);
-  }));
+  place.replaceChildren(
+    ...items.map(([colour, text]) => {
+      const spot = el("span", { class: "spot" });
+      spot.style.background = colour;
+      return el("span", { class: "item" }, spot, text);
+    }),
+  );
 }

@@ -3,20 +3,51 @@
 
 const SELDOM_MS = 10000; // between pictures of a server that does nothing
 
-let recorder = new Recorder(), model = null, axis = null, views = null, panels = null, strip = null, stopped = null, quiet = { rest: "", since: 0, drawn: 0 }, report = false, asked = 0, said = 0;
+let recorder = new Recorder(),
+  model = null,
+  axis = null,
+  views = null,
+  panels = null,
+  strip = null,
+  stopped = null,
+  quiet = { rest: "", since: 0, drawn: 0 },
+  report = false,
+  asked = 0,
+  said = 0;
 
-const headers = () => (sessionStorage.getItem("key") ? { "X-Admin-Key": sessionStorage.getItem("key"), Authorization: `Bearer ${sessionStorage.getItem("key")}` } : {});
+const headers = () =>
+  sessionStorage.getItem("key")
+    ? {
+        "X-Admin-Key": sessionStorage.getItem("key"),
+        Authorization: `Bearer ${sessionStorage.getItem("key")}`,
+      }
+    : {};
 
 async function ask(method, path, body) {
   // Paths of the console are short, others begin with a slash; all are relative, so a proxy may put a path in front.
   const url = path.startsWith("/") ? path.slice(1) : `admin/console/${path}`;
   try {
-    const response = await fetch(url, { method, headers: { ...headers(), ...(body === undefined ? {} : { "Content-Type": "application/json" }) }, body: body === undefined ? undefined : JSON.stringify(body) });
+    const response = await fetch(url, {
+      method,
+      headers: {
+        ...headers(),
+        ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+      },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
     const text = await response.text();
     let told = null;
-    try { told = text ? JSON.parse(text) : {}; } catch { told = {}; }
+    try {
+      told = text ? JSON.parse(text) : {};
+    } catch {
+      told = {};
+    }
     const wrong = told && told.error;
-    return { status: response.status, body: told, error: response.ok ? "" : (wrong && (wrong.message || wrong)) || `status ${response.status}` };
+    return {
+      status: response.status,
+      body: told,
+      error: response.ok ? "" : (wrong && (wrong.message || wrong)) || `status ${response.status}`,
+    };
   } catch {
     return { status: 0, body: null, error: "the server does not answer" };
   }
@@ -27,7 +58,11 @@ async function follow() {
   for (let wait = 500; ; wait = Math.min(8000, wait * 2)) {
     try {
       const response = await fetch("admin/console/stream", { headers: headers() });
-      if (response.status === 401) { await askKey(); wait = 250; continue; }
+      if (response.status === 401) {
+        await askKey();
+        wait = 250;
+        continue;
+      }
       if (!response.ok) {
         const told = await response.json().catch(() => null);
         say((told && told.error && told.error.message) || `status ${response.status}`);
@@ -53,7 +88,8 @@ async function read(reader) {
     rest += decoder.decode(value, { stream: true });
     let end;
     while ((end = rest.indexOf("\n\n")) >= 0) {
-      const event = rest.slice(0, end), line = event.indexOf("\ndata: ");
+      const event = rest.slice(0, end),
+        line = event.indexOf("\ndata: ");
       rest = rest.slice(end + 2);
       if (line >= 0) take(event.slice(7, line), event.slice(line + 7));
     }
@@ -63,9 +99,14 @@ async function read(reader) {
 function take(kind, text) {
   if (report) return; // a recording was opened: the page is about that until it is loaded again
   if (kind === "picture") {
-    const next = new Model(JSON.parse(text)), same = model && Math.abs(next.began - model.began) < 1 && next.at >= model.at;
+    const next = new Model(JSON.parse(text)),
+      same = model && Math.abs(next.began - model.began) < 1 && next.at >= model.at;
     model = next;
-    if (same) recorder.goOn(model, text); else { recorder.begin(model); stopped = null; }
+    if (same) recorder.goOn(model, text);
+    else {
+      recorder.begin(model);
+      stopped = null;
+    }
     if (!panels || !same) begin();
   } else if (model) {
     const frame = JSON.parse(text);
@@ -78,15 +119,30 @@ function take(kind, text) {
 
 function isStill(text) {
   // Whether it can wait: nothing has changed but the time, and what was drawn last is recent enough for its scale.
-  const rest = text.slice(text.indexOf(",")), span = axis.length;
-  if (rest !== quiet.rest || model.bars.size > model.over.length) Object.assign(quiet, { rest, since: model.at });
-  const most = quiet.since === model.at ? 0 : model.at - quiet.since < span ? Math.min(SELDOM_MS, span / 40) : SELDOM_MS;
+  const rest = text.slice(text.indexOf(",")),
+    span = axis.length;
+  if (rest !== quiet.rest || model.bars.size > model.over.length)
+    Object.assign(quiet, { rest, since: model.at });
+  const most =
+    quiet.since === model.at
+      ? 0
+      : model.at - quiet.since < span
+        ? Math.min(SELDOM_MS, span / 40)
+        : SELDOM_MS;
   return model.at - quiet.drawn < most;
 }
 
 function begin() {
   const { server } = model;
-  views = views || { bars: new BarsView(axis, (number) => views.detail.show(number, shown())), steps: new StepsView(axis), blocks: new BlocksView(), overview: new Overview(axis), curves: [], spreads: new Spreads(), detail: new Detail() };
+  views = views || {
+    bars: new BarsView(axis, (number) => views.detail.show(number, shown())),
+    steps: new StepsView(axis),
+    blocks: new BlocksView(),
+    overview: new Overview(axis),
+    curves: [],
+    spreads: new Spreads(),
+    detail: new Detail(),
+  };
   for (const id of ["tiles", "charts"]) $(id).replaceChildren();
   axis.parts = axis.parts.filter((part) => part.place.isConnected);
   axis.zoomed = null;
@@ -96,14 +152,30 @@ function begin() {
   panels = new Panels(report ? null : ask, model);
   strip = new Strip(report ? null : ask, panels);
   $("model").textContent = server.model;
-  $("facts").textContent = [server.plays && `plays vLLM ${server.plays}`, server.profile && `steps of ${server.profile}`, server.told].filter(Boolean).join(" · ");
+  $("facts").textContent = [
+    server.plays && `plays vLLM ${server.plays}`,
+    server.profile && `steps of ${server.profile}`,
+    server.told,
+  ]
+    .filter(Boolean)
+    .join(" · ");
   $("window").lastElementChild.hidden = !report;
   const ranks = Object.entries(server.ranks || {});
   $("rank-label").hidden = ranks.length < 2;
-  $("rank").replaceChildren(...ranks.map(([rank, port]) => el("option", { value: port, selected: Number(rank) === server.rank }, `${rank} (port ${port})`)));
+  $("rank").replaceChildren(
+    ...ranks.map(([rank, port]) =>
+      el(
+        "option",
+        { value: port, selected: Number(rank) === server.rank },
+        `${rank} (port ${port})`,
+      ),
+    ),
+  );
 }
 
-function shown() { return stopped === null ? model : recorder.at(stopped); }
+function shown() {
+  return stopped === null ? model : recorder.at(stopped);
+}
 
 function say(text) {
   $("state").textContent = text;
@@ -111,16 +183,22 @@ function say(text) {
 }
 
 function soon() {
-  if (!asked) asked = requestAnimationFrame(() => { asked = 0; render(); });
+  if (!asked)
+    asked = requestAnimationFrame(() => {
+      asked = 0;
+      render();
+    });
 }
 
 function render() {
-  if (!model || !views || compared && compared.shown) return;
-  const now = shown(), points = recorder.points.filter((point) => point.at <= now.at);
+  if (!model || !views || (compared && compared.shown)) return;
+  const now = shown(),
+    points = recorder.points.filter((point) => point.at <= now.at);
   if (!points.length) return;
   quiet.drawn = model.at;
   axis.follow(now, recorder.known, recorder.last);
-  const then = past(now), latency = views.spreads.latency(now, recorder.samples);
+  const then = past(now),
+    latency = views.spreads.latency(now, recorder.samples);
   if (performance.now() > said) {
     $("state").textContent = report ? "a report" : stopped === null ? now.state : "recorded";
     $("state").className = `pill ${report || stopped !== null ? "still" : now.state}`;
@@ -146,18 +224,24 @@ function past(now) {
 }
 
 function slide(now) {
-  const first = recorder.first, last = recorder.last;
+  const first = recorder.first,
+    last = recorder.last;
   $("slider").min = first;
   $("slider").max = last;
   $("slider").step = 1;
-  if (document.activeElement !== $("slider") || stopped === null) $("slider").value = stopped === null ? last : stopped;
+  if (document.activeElement !== $("slider") || stopped === null)
+    $("slider").value = stopped === null ? last : stopped;
   $("moment").textContent = report ? `${ago(now.at - first)} of ${ago(last - first)}` : moment(now);
   $("live").textContent = report ? "End" : stopped === null ? "Live" : "Back to live";
   $("live").setAttribute("aria-pressed", stopped === null);
 }
 
 function moment(now) {
-  return report ? `after ${ago(now.at - recorder.first)}` : stopped === null ? "now" : `${ago(recorder.last - now.at)} ago`;
+  return report
+    ? `after ${ago(now.at - recorder.first)}`
+    : stopped === null
+      ? "now"
+      : `${ago(recorder.last - now.at)} ago`;
 }
 
 function stop(moment) {
@@ -170,7 +254,11 @@ function askKey() {
   return new Promise((done) => {
     const dialog = $("key");
     if (!dialog.open) dialog.showModal();
-    dialog.onclose = () => { sessionStorage.setItem("key", $("key-text").value.trim()); $("key-text").value = ""; done(); };
+    dialog.onclose = () => {
+      sessionStorage.setItem("key", $("key-text").value.trim());
+      $("key-text").value = "";
+      done();
+    };
   });
 }
 
@@ -183,12 +271,15 @@ function theme(next) {
 
 function openReport(file, name = "this recording") {
   // A recording, or a page with one or two in it. What cannot be shown changes nothing.
-  const before = { recorder, model, report }, use = (it) => {
-    ({ recorder, model, report } = it);
-    if (model) begin();
-  };
+  const before = { recorder, model, report },
+    use = (it) => {
+      ({ recorder, model, report } = it);
+      if (model) begin();
+    };
   try {
-    const next = new Recorder(), text = recordingOf(file), [head] = headOf(text);
+    const next = new Recorder(),
+      text = recordingOf(file),
+      [head] = headOf(text);
     if (head.comparison) openComparison(head, text);
     takeNotes(head);
     if (head.comparison) return;
@@ -203,44 +294,90 @@ function openReport(file, name = "this recording") {
 }
 
 function key(event) {
-  if (compared && compared.shown && event.key === "Escape" && model && event.target.id !== "notes" && !document.querySelector("dialog[open]")) compared.alone();
+  if (
+    compared &&
+    compared.shown &&
+    event.key === "Escape" &&
+    model &&
+    event.target.id !== "notes" &&
+    !document.querySelector("dialog[open]")
+  )
+    compared.alone();
   if (compared && compared.shown && !"t?".includes(event.key)) return;
-  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]")) {
+  if (
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey ||
+    /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) ||
+    document.querySelector("dialog[open]")
+  ) {
     if (event.key === "Escape" && event.target.id === "filter") event.target.blur();
     return;
   }
   const digit = "1234567890".indexOf(event.key);
-  if (event.key === " " && event.target.tagName !== "BUTTON") { event.preventDefault(); stop(stopped === null ? model.at : null); }
-  else if (event.key === "+" || event.key === "-") axis.scale(event.key === "+" ? 0.5 : 2);
-  else if (event.shiftKey && /^Arrow(Left|Right)$/.test(event.key)) axis.pan(event.key === "ArrowLeft" ? -0.25 : 0.25);
-  else if (event.key === "ArrowLeft" || event.key === "ArrowRight") { if (stopped !== null) stop(stopped + (event.key === "ArrowLeft" ? -250 : 250)); }
-  else if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
-  else if (event.key === "Escape" && views) { if (!views.detail.hide() && !axis.reset() && views.bars.moment !== null) views.bars.list(null); }
-  else if (event.key === "t") $("theme").click();
+  if (event.key === " " && event.target.tagName !== "BUTTON") {
+    event.preventDefault();
+    stop(stopped === null ? model.at : null);
+  } else if (event.key === "+" || event.key === "-") axis.scale(event.key === "+" ? 0.5 : 2);
+  else if (event.shiftKey && /^Arrow(Left|Right)$/.test(event.key))
+    axis.pan(event.key === "ArrowLeft" ? -0.25 : 0.25);
+  else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+    if (stopped !== null) stop(stopped + (event.key === "ArrowLeft" ? -250 : 250));
+  } else if (event.key === "/") {
+    event.preventDefault();
+    $("filter").focus();
+  } else if (event.key === "Escape" && views) {
+    if (!views.detail.hide() && !axis.reset() && views.bars.moment !== null) views.bars.list(null);
+  } else if (event.key === "t") $("theme").click();
   else if (event.key === "?") $("help").showModal();
-  else if (event.key === "p" && !report && model) ask("POST", model.state === "paused" ? "resume" : "pause?mode=keep");
+  else if (event.key === "p" && !report && model)
+    ask("POST", model.state === "paused" ? "resume" : "pause?mode=keep");
   else if (digit >= 0 && event.key !== "" && panels) panels.open(digit, true);
 }
 
 function start() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  axis = new TimeAxis(() => { if (model && views) render(); });
+  axis = new TimeAxis(() => {
+    if (model && views) render();
+  });
   theme(localStorageGet("theme") || (dark.matches ? "dark" : "light"));
-  dark.addEventListener("change", () => { if (!localStorageGet("theme")) theme(dark.matches ? "dark" : "light"); });
-  $("theme").addEventListener("click", () => { const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; localStorageSet("theme", next); theme(next); });
+  dark.addEventListener("change", () => {
+    if (!localStorageGet("theme")) theme(dark.matches ? "dark" : "light");
+  });
+  $("theme").addEventListener("click", () => {
+    const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    localStorageSet("theme", next);
+    theme(next);
+  });
   $("help-button").addEventListener("click", () => $("help").showModal());
-  $("live").addEventListener("click", () => stop(stopped === null && !report ? model && model.at : null));
+  $("live").addEventListener("click", () =>
+    stop(stopped === null && !report ? model && model.at : null),
+  );
   $("slider").addEventListener("input", () => {
     const at = Number($("slider").value);
     if (axis.zoomed && (at < axis.zoomed.from || at > axis.zoomed.to)) axis.zoomed = null;
     stop(at);
   });
-  $("span").addEventListener("input", () => { axis.zoomed = null; soon(); });
-  $("save").addEventListener("click", () => { if (model || compared) save(); });
-  $("notes-button").addEventListener("click", () => { showNotes($("notes-panel").hidden); $("notes").focus(); });
-  $("compare").addEventListener("click", () => { if (compared && !compared.shown) compared.show(); else $("compare-files").click(); });
+  $("span").addEventListener("input", () => {
+    axis.zoomed = null;
+    soon();
+  });
+  $("save").addEventListener("click", () => {
+    if (model || compared) save();
+  });
+  $("notes-button").addEventListener("click", () => {
+    showNotes($("notes-panel").hidden);
+    $("notes").focus();
+  });
+  $("compare").addEventListener("click", () => {
+    if (compared && !compared.shown) compared.show();
+    else $("compare-files").click();
+  });
   $("compare").hidden = !!recorded;
-  $("compare-files").addEventListener("change", async () => { await compareFiles([...$("compare-files").files]); $("compare-files").value = ""; });
+  $("compare-files").addEventListener("change", async () => {
+    await compareFiles([...$("compare-files").files]);
+    $("compare-files").value = "";
+  });
   $("open").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", async () => {
     const file = $("file").files[0];
@@ -248,14 +385,31 @@ function start() {
     $("file").value = ""; // the same one may be opened again
   });
   $("window").addEventListener("input", soon);
-  $("rank").addEventListener("change", () => { location.port = $("rank").value; });
+  $("rank").addEventListener("change", () => {
+    location.port = $("rank").value;
+  });
   addEventListener("keydown", key);
-  addEventListener("resize", () => { if (compared && compared.shown) compared.redraw(); soon(); });
+  addEventListener("resize", () => {
+    if (compared && compared.shown) compared.redraw();
+    soon();
+  });
   if (recorded) openReport(recorded.text);
   else follow();
 }
 
-function localStorageGet(name) { try { return localStorage.getItem(name); } catch { return null; } }
-function localStorageSet(name, value) { try { localStorage.setItem(name, value); } catch { /* a file has none in some browsers */ } }
+function localStorageGet(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+function localStorageSet(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch {
+    /* a file has none in some browsers */
+  }
+}
 
 start();

@@ -4,11 +4,21 @@
 const FAULTS = {
   "no fault": "",
   "503 for every tenth request": [{ action: "error", status: 503, every: 10 }],
-  "429 with Retry-After for every fifth": [{ action: "error", status: 429, retry_after: 2, every: 5 }],
-  "a stall of 3 s after 5 tokens, one in ten": [{ action: "stall", seconds: 3, after: 5, probability: 0.1 }],
-  "a slow first token (2 s), one in five": [{ action: "slow-first-token", seconds: 2, probability: 0.2 }],
-  "connections that break after 3 chunks, one in ten": [{ action: "disconnect", after: 3, probability: 0.1 }],
-  "chunks that are no JSON, one in ten": [{ action: "malformed-chunk", chunk: 2, probability: 0.1 }],
+  "429 with Retry-After for every fifth": [
+    { action: "error", status: 429, retry_after: 2, every: 5 },
+  ],
+  "a stall of 3 s after 5 tokens, one in ten": [
+    { action: "stall", seconds: 3, after: 5, probability: 0.1 },
+  ],
+  "a slow first token (2 s), one in five": [
+    { action: "slow-first-token", seconds: 2, probability: 0.2 },
+  ],
+  "connections that break after 3 chunks, one in ten": [
+    { action: "disconnect", after: 3, probability: 0.1 },
+  ],
+  "chunks that are no JSON, one in ten": [
+    { action: "malformed-chunk", chunk: 2, probability: 0.1 },
+  ],
   "a quota of 60 requests a minute": [{ action: "rate-limit", rate: 60, burst: 5 }],
 };
 
@@ -17,13 +27,51 @@ class Panels {
     this.ask = ask;
     this.model = model;
     this.server = model.server;
-    this.plan = { rate: 10, seconds: 30, prompt_tokens: 200, output_tokens: 100, groups: 4, shared: 96 };
+    this.plan = {
+      rate: 10,
+      seconds: 30,
+      prompt_tokens: 200,
+      output_tokens: 100,
+      groups: 4,
+      shared: 96,
+    };
     this.knobs = new Knobs(ask, Object.keys(this.server.ranks || {}).length);
-    const waits = ["wait", "Who waits", () => this.both(this.queue(), this.adapters())], cache = ["cache", "Watch the cache", async () => this.both(this.events(), ask && await this.index())];
-    this.tabs = [["load", "Send load", () => this.loads()], ["break", "Break it", () => this.faults()], ["tune", "Tune", () => this.knobs.make(this.wanted)], ["operate", "Operate", () => this.control()],
-      waits, cache, ["check", "Check clients", async () => this.both(await this.clients(), this.server.scripts && await this.scripts())], ["ranks", "Compare ranks", () => this.ranks()]];
+    const waits = ["wait", "Who waits", () => this.both(this.queue(), this.adapters())],
+      cache = [
+        "cache",
+        "Watch the cache",
+        async () => this.both(this.events(), ask && (await this.index())),
+      ];
+    this.tabs = [
+      ["load", "Send load", () => this.loads()],
+      ["break", "Break it", () => this.faults()],
+      ["tune", "Tune", () => this.knobs.make(this.wanted)],
+      ["operate", "Operate", () => this.control()],
+      waits,
+      cache,
+      [
+        "check",
+        "Check clients",
+        async () => this.both(await this.clients(), this.server.scripts && (await this.scripts())),
+      ],
+      ["ranks", "Compare ranks", () => this.ranks()],
+    ];
     if (!ask) this.tabs = [waits, cache];
-    $("tabs").replaceChildren(...this.tabs.map(([id, name], k) => el("button", { type: "button", role: "tab", id: `tab-${id}`, tabIndex: k ? -1 : 0, onclick: () => this.open(k) }, name)));
+    $("tabs").replaceChildren(
+      ...this.tabs.map(([id, name], k) =>
+        el(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            id: `tab-${id}`,
+            tabIndex: k ? -1 : 0,
+            onclick: () => this.open(k),
+          },
+          name,
+        ),
+      ),
+    );
     $("tabs").onkeydown = (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
@@ -40,7 +88,11 @@ class Panels {
     this.refreshes = [];
     for (const timer of this.timers || []) clearInterval(timer);
     this.timers = [];
-    [...$("tabs").children].forEach((tab, k) => { tab.setAttribute("aria-selected", k === place); tab.tabIndex = k === place ? 0 : -1; if (focus && k === place) tab.focus(); });
+    [...$("tabs").children].forEach((tab, k) => {
+      tab.setAttribute("aria-selected", k === place);
+      tab.tabIndex = k === place ? 0 : -1;
+      if (focus && k === place) tab.focus();
+    });
     $("tab-body").setAttribute("aria-labelledby", $("tabs").children[place].id);
     const body = await this.tabs[place][2]();
     this.wanted = "";
@@ -48,7 +100,9 @@ class Panels {
     this.render(this.model);
   }
 
-  both(...parts) { return el("div", { class: "parts" }, ...parts.map((part) => part && el("section", {}, part))); }
+  both(...parts) {
+    return el("div", { class: "parts" }, ...parts.map((part) => part && el("section", {}, part)));
+  }
 
   tune(name) {
     // The setting of this name, to be changed.
@@ -57,7 +111,9 @@ class Panels {
     $("tab-body").scrollIntoView({ block: "nearest" });
   }
 
-  changed(knobs) { if (this.tabs[this.now][0] === "tune") this.knobs.changed(knobs); }
+  changed(knobs) {
+    if (this.tabs[this.now][0] === "tune") this.knobs.changed(knobs);
+  }
 
   render(model) {
     this.model = model;
@@ -87,7 +143,10 @@ class Panels {
       if (sure && !made.dataset.sure) {
         made.dataset.sure = "yes";
         made.textContent = `${text}: really?`;
-        setTimeout(() => { delete made.dataset.sure; made.textContent = text; }, 3000);
+        setTimeout(() => {
+          delete made.dataset.sure;
+          made.textContent = text;
+        }, 3000);
         return;
       }
       work();
@@ -96,149 +155,528 @@ class Panels {
   }
 
   control() {
-    const told = el("p", { role: "status", class: "muted" }, "What is done here is done to this rank.");
-    const mode = select("What becomes of running requests", [["keep", "let them run on"], ["wait", "wait for them"], ["abort", "abort them"]]), level = select("Level of sleep", [["1", "level 1"], ["2", "level 2"], ["0", "level 0"]]);
+    const told = el(
+      "p",
+      { role: "status", class: "muted" },
+      "What is done here is done to this rank.",
+    );
+    const mode = select("What becomes of running requests", [
+        ["keep", "let them run on"],
+        ["wait", "wait for them"],
+        ["abort", "abort them"],
+      ]),
+      level = select("Level of sleep", [
+        ["1", "level 1"],
+        ["2", "level 2"],
+        ["0", "level 0"],
+      ]);
     const later = (path) => () => this.act(told, "POST", path())();
-    return el("div", {},
-      group("Pause", mode, this.button("Pause", later(() => `pause?mode=${mode.value}`)), this.button("Resume", later(() => "resume"))),
-      group("Sleep", level, this.button("Sleep", later(() => `sleep?level=${level.value}&mode=${mode.value}`)), this.button("Wake up", later(() => "wake_up"))),
-      group("Prefix cache", this.button("Reset", later(() => "reset_prefix_cache"))),
-      group("Drain", this.button("Take no more requests", later(() => "/admin/drain"), true)), told);
+    return el(
+      "div",
+      {},
+      group(
+        "Pause",
+        mode,
+        this.button(
+          "Pause",
+          later(() => `pause?mode=${mode.value}`),
+        ),
+        this.button(
+          "Resume",
+          later(() => "resume"),
+        ),
+      ),
+      group(
+        "Sleep",
+        level,
+        this.button(
+          "Sleep",
+          later(() => `sleep?level=${level.value}&mode=${mode.value}`),
+        ),
+        this.button(
+          "Wake up",
+          later(() => "wake_up"),
+        ),
+      ),
+      group(
+        "Prefix cache",
+        this.button(
+          "Reset",
+          later(() => "reset_prefix_cache"),
+        ),
+      ),
+      group(
+        "Drain",
+        this.button(
+          "Take no more requests",
+          later(() => "/admin/drain"),
+          true,
+        ),
+      ),
+      told,
+    );
   }
 
   loads() {
-    const field = (name, min, max, step = 1) => el("input", { type: "number", name, value: this.plan[name], min, max, step, oninput: (event) => { this.plan[name] = Number(event.target.value); } });
-    const fields = { rate: field("rate", 0.1, 500, 0.1), seconds: field("seconds", 1, 600), prompt_tokens: field("prompt_tokens", 1, 100000), output_tokens: field("output_tokens", 1, 100000), groups: field("groups", 0, 1000), shared: field("shared", 0, 100000) };
-    const names = { rate: "requests a second", seconds: "seconds", prompt_tokens: "prompt tokens", output_tokens: "output tokens", groups: "groups of prompts", shared: "tokens that a group shares" };
-    const told = el("p", { role: "status", class: "muted" }, "Completions, sent by the server to itself as clients send them."), state = el("p", { class: "mono" });
+    const field = (name, min, max, step = 1) =>
+      el("input", {
+        type: "number",
+        name,
+        value: this.plan[name],
+        min,
+        max,
+        step,
+        oninput: (event) => {
+          this.plan[name] = Number(event.target.value);
+        },
+      });
+    const fields = {
+      rate: field("rate", 0.1, 500, 0.1),
+      seconds: field("seconds", 1, 600),
+      prompt_tokens: field("prompt_tokens", 1, 100000),
+      output_tokens: field("output_tokens", 1, 100000),
+      groups: field("groups", 0, 1000),
+      shared: field("shared", 0, 100000),
+    };
+    const names = {
+      rate: "requests a second",
+      seconds: "seconds",
+      prompt_tokens: "prompt tokens",
+      output_tokens: "output tokens",
+      groups: "groups of prompts",
+      shared: "tokens that a group shares",
+    };
+    const told = el(
+        "p",
+        { role: "status", class: "muted" },
+        "Completions, sent by the server to itself as clients send them.",
+      ),
+      state = el("p", { class: "mono" });
     this.refreshes.push((model) => {
       const load = model.load;
-      state.textContent = load ? `${load.active ? "under way" : "over"}: ${whole(load.sent)} sent, ${whole(load.in_flight)} in flight, ${whole(load.answered)} answered, ${whole(load.failed)} failed${load.error ? ` (${load.error})` : ""}` : "";
+      state.textContent = load
+        ? `${load.active ? "under way" : "over"}: ${whole(load.sent)} sent, ${whole(load.in_flight)} in flight, ${whole(load.answered)} answered, ${whole(load.failed)} failed${load.error ? ` (${load.error})` : ""}`
+        : "";
     });
-    return el("div", {}, el("div", { class: "form" }, ...Object.entries(fields).map(([name, input]) => el("label", {}, names[name], input))),
-      el("div", { class: "row" }, this.button("Send", async () => { await this.act(told, "POST", "load", () => this.plan)(); if (told.className === "good") told.textContent = ""; }), this.button("Stop", this.act(told, "DELETE", "load"))), state, told);
+    return el(
+      "div",
+      {},
+      el(
+        "div",
+        { class: "form" },
+        ...Object.entries(fields).map(([name, input]) => el("label", {}, names[name], input)),
+      ),
+      el(
+        "div",
+        { class: "row" },
+        this.button("Send", async () => {
+          await this.act(told, "POST", "load", () => this.plan)();
+          if (told.className === "good") told.textContent = "";
+        }),
+        this.button("Stop", this.act(told, "DELETE", "load")),
+      ),
+      state,
+      told,
+    );
   }
 
   faults() {
-    const told = el("p", { role: "status", class: "muted" }), rules = el("textarea", { rows: 5, spellcheck: false, "aria-label": "Fault rules as JSON" }), rate = el("input", { type: "number", min: 0, max: 100, value: 0 });
-    const chosen = select("A rule to begin with", Object.keys(FAULTS).map((name) => [name, name]));
-    chosen.addEventListener("input", () => { rules.value = FAULTS[chosen.value] ? JSON.stringify(FAULTS[chosen.value], null, 1) : ""; });
-    const set = (name, value) => this.act(told, "POST", "/admin/config", () => ({ [name]: value() }));
+    const told = el("p", { role: "status", class: "muted" }),
+      rules = el("textarea", { rows: 5, spellcheck: false, "aria-label": "Fault rules as JSON" }),
+      rate = el("input", { type: "number", min: 0, max: 100, value: 0 });
+    const chosen = select(
+      "A rule to begin with",
+      Object.keys(FAULTS).map((name) => [name, name]),
+    );
+    chosen.addEventListener("input", () => {
+      rules.value = FAULTS[chosen.value] ? JSON.stringify(FAULTS[chosen.value], null, 1) : "";
+    });
+    const set = (name, value) =>
+      this.act(told, "POST", "/admin/config", () => ({ [name]: value() }));
     this.ask("GET", "/admin/config").then((answer) => {
       if (answer.status !== 200) return;
-      rules.value = answer.body["fault-rules"] ? JSON.stringify(answer.body["fault-rules"], null, 1) : "";
+      rules.value = answer.body["fault-rules"]
+        ? JSON.stringify(answer.body["fault-rules"], null, 1)
+        : "";
       rate.value = answer.body["failure-injection-rate"];
     });
     const struck = el("p", { class: "muted" });
     this.every(async () => {
-      const answer = await this.ask("GET", "/admin/verdict"), all = {};
+      const answer = await this.ask("GET", "/admin/verdict"),
+        all = {};
       if (answer.status !== 200) return;
-      for (const client of Object.values(answer.body.clients)) for (const [name, count] of Object.entries(client.faults)) all[name] = (all[name] || 0) + count;
-      struck.textContent = Object.keys(all).length ? `Struck so far: ${counts(all)}.` : "Nothing has gone wrong on purpose.";
+      for (const client of Object.values(answer.body.clients))
+        for (const [name, count] of Object.entries(client.faults))
+          all[name] = (all[name] || 0) + count;
+      struck.textContent = Object.keys(all).length
+        ? `Struck so far: ${counts(all)}.`
+        : "Nothing has gone wrong on purpose.";
     });
-    return el("div", {}, group("Rules", chosen, this.button("Apply", set("fault-rules", () => (rules.value.trim() === "" ? null : rules.value))), this.button("Clear", () => { rules.value = ""; set("fault-rules", () => null)(); })), rules,
-      group("Errors by chance", el("label", {}, rate, " % of requests"), this.button("Apply", set("failure-injection-rate", () => Number(rate.value)))), told, struck);
+    return el(
+      "div",
+      {},
+      group(
+        "Rules",
+        chosen,
+        this.button(
+          "Apply",
+          set("fault-rules", () => (rules.value.trim() === "" ? null : rules.value)),
+        ),
+        this.button("Clear", () => {
+          rules.value = "";
+          set("fault-rules", () => null)();
+        }),
+      ),
+      rules,
+      group(
+        "Errors by chance",
+        el("label", {}, rate, " % of requests"),
+        this.button(
+          "Apply",
+          set("failure-injection-rate", () => Number(rate.value)),
+        ),
+      ),
+      told,
+      struck,
+    );
   }
 
   events() {
-    const body = el("tbody"), place = table(["when", "message", "event", "blocks", "tokens", "first hash", "adapter"], body);
-    if (!this.server.publishes) return el("p", { class: "muted" }, "No KV events are published. --zmq-endpoint, or --kv-index, with a KV cache publishes them.");
+    const body = el("tbody"),
+      place = table(
+        ["when", "message", "event", "blocks", "tokens", "first hash", "adapter"],
+        body,
+      );
+    if (!this.server.publishes)
+      return el(
+        "p",
+        { class: "muted" },
+        "No KV events are published. --zmq-endpoint, or --kv-index, with a KV cache publishes them.",
+      );
     let last = null;
     this.refreshes.push((model) => {
       const rows = model.events.slice(-60).reverse();
       if (rows[0] === last && rows.length === body.children.length) return;
       last = rows[0];
-      body.replaceChildren(...rows.map(([at, kind, number, blocks, tokens, hash, adapter]) => el("tr", {}, cell(`-${ago(model.at - at)}`), cell(number), cell(kind), cell(blocks), cell(tokens || ""), cell(hash), cell(adapter))));
+      body.replaceChildren(
+        ...rows.map(([at, kind, number, blocks, tokens, hash, adapter]) =>
+          el(
+            "tr",
+            {},
+            cell(`-${ago(model.at - at)}`),
+            cell(number),
+            cell(kind),
+            cell(blocks),
+            cell(tokens || ""),
+            cell(hash),
+            cell(adapter),
+          ),
+        ),
+      );
     });
     return place;
   }
 
   async index() {
-    if (!this.server.index) return el("p", { class: "muted" }, "There is no index of pods. --kv-index keeps one.");
-    const prompt = el("textarea", { rows: 4, placeholder: "A prompt", "aria-label": "Prompt to score" }), told = el("div", { role: "status" }), pods = el("div");
+    if (!this.server.index)
+      return el("p", { class: "muted" }, "There is no index of pods. --kv-index keeps one.");
+    const prompt = el("textarea", {
+        rows: 4,
+        placeholder: "A prompt",
+        "aria-label": "Prompt to score",
+      }),
+      told = el("div", { role: "status" }),
+      pods = el("div");
     const score = async () => {
       const answer = await this.ask("POST", "/score_completions", { prompt: prompt.value });
       const scores = answer.status === 200 ? Object.entries(answer.body || {}) : [];
-      told.replaceChildren(answer.status !== 200 ? el("p", { class: "bad" }, answer.error) : scores.length ? table(["pod", "score"], el("tbody", {}, ...scores.map(([pod, value]) => el("tr", {}, cell(pod), cell(value))))) : el("p", { class: "muted" }, answer.body === null ? "Less than a block of tokens." : "No pod has the beginning of it."));
+      told.replaceChildren(
+        answer.status !== 200
+          ? el("p", { class: "bad" }, answer.error)
+          : scores.length
+            ? table(
+                ["pod", "score"],
+                el(
+                  "tbody",
+                  {},
+                  ...scores.map(([pod, value]) => el("tr", {}, cell(pod), cell(value))),
+                ),
+              )
+            : el(
+                "p",
+                { class: "muted" },
+                answer.body === null
+                  ? "Less than a block of tokens."
+                  : "No pod has the beginning of it.",
+              ),
+      );
     };
     const look = async () => {
       const answer = await this.ask("GET", "/kv/index");
       if (answer.status !== 200) return;
       const { size, pods: known, streams, skipped } = answer.body;
-      const sizes = size ? Object.entries(size).map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? whole(value) : value}`).join(", ") : "the backend does not answer";
-      pods.replaceChildren(el("p", { class: "muted" }, `${sizes}; skipped: ${sum(skipped.messages)} messages, ${sum(skipped.events)} events`),
-        table(["pod", "model", "rank", "last message", "behind"], el("tbody", {}, ...streams.map((it) => el("tr", {}, cell(it.pod), cell(it.model), cell(it.rank), cell(it.last_sequence), cell(it.lag_seconds === null ? "" : ms(it.lag_seconds * 1000)))))),
-        streams.length || !known ? "" : el("p", {}, `Pods: ${JSON.stringify(known)}`));
+      const sizes = size
+        ? Object.entries(size)
+            .map(
+              ([name, value]) =>
+                `${name.replaceAll("_", " ")} ${typeof value === "number" ? whole(value) : value}`,
+            )
+            .join(", ")
+        : "the backend does not answer";
+      pods.replaceChildren(
+        el(
+          "p",
+          { class: "muted" },
+          `${sizes}; skipped: ${sum(skipped.messages)} messages, ${sum(skipped.events)} events`,
+        ),
+        table(
+          ["pod", "model", "rank", "last message", "behind"],
+          el(
+            "tbody",
+            {},
+            ...streams.map((it) =>
+              el(
+                "tr",
+                {},
+                cell(it.pod),
+                cell(it.model),
+                cell(it.rank),
+                cell(it.last_sequence),
+                cell(it.lag_seconds === null ? "" : ms(it.lag_seconds * 1000)),
+              ),
+            ),
+          ),
+        ),
+        streams.length || !known ? "" : el("p", {}, `Pods: ${JSON.stringify(known)}`),
+      );
     };
     await this.every(look);
-    return el("div", {}, pods, prompt, el("div", { class: "row" }, this.button("Score", score)), told);
+    return el(
+      "div",
+      {},
+      pods,
+      prompt,
+      el("div", { class: "row" }, this.button("Score", score)),
+      told,
+    );
   }
 
   async clients() {
-    const place = el("div"), told = el("p", { role: "status" });
+    const place = el("div"),
+      told = el("p", { role: "status" });
     const look = async () => {
       const verdict = await this.ask("GET", "/admin/verdict");
-      if (verdict.status !== 200) { place.replaceChildren(el("p", { class: "bad" }, verdict.error)); return; }
+      if (verdict.status !== 200) {
+        place.replaceChildren(el("p", { class: "bad" }, verdict.error));
+        return;
+      }
       const clients = Object.entries(verdict.body.clients);
-      place.replaceChildren(el("p", { class: verdict.body.clean ? "good" : "bad" }, verdict.body.clean ? "No client has done anything wrong." : "Some clients take errors badly."),
-        clients.length ? table(["client", "requests", "errors", "faults", "left", "findings"], el("tbody", {}, ...clients.map(([name, it]) => el("tr", {}, cell(name), cell(it.requests), cell(counts(it.errors)), cell(counts(it.faults)), cell(it.disconnects), cell(it.findings.map((found) => `${found.kind} ${found.count}×: ${found.what}`).join(" ")))))) : "");
+      place.replaceChildren(
+        el(
+          "p",
+          { class: verdict.body.clean ? "good" : "bad" },
+          verdict.body.clean
+            ? "No client has done anything wrong."
+            : "Some clients take errors badly.",
+        ),
+        clients.length
+          ? table(
+              ["client", "requests", "errors", "faults", "left", "findings"],
+              el(
+                "tbody",
+                {},
+                ...clients.map(([name, it]) =>
+                  el(
+                    "tr",
+                    {},
+                    cell(name),
+                    cell(it.requests),
+                    cell(counts(it.errors)),
+                    cell(counts(it.faults)),
+                    cell(it.disconnects),
+                    cell(
+                      it.findings
+                        .map((found) => `${found.kind} ${found.count}×: ${found.what}`)
+                        .join(" "),
+                    ),
+                  ),
+                ),
+              ),
+            )
+          : "",
+      );
     };
     await this.every(look);
-    return el("div", {}, place, el("div", { class: "row" }, this.button("Begin anew", async () => { await this.act(told, "DELETE", "/admin/verdict")(); told.textContent = ""; look(); }, true)), told);
+    return el(
+      "div",
+      {},
+      place,
+      el(
+        "div",
+        { class: "row" },
+        this.button(
+          "Begin anew",
+          async () => {
+            await this.act(told, "DELETE", "/admin/verdict")();
+            told.textContent = "";
+            look();
+          },
+          true,
+        ),
+      ),
+      told,
+    );
   }
 
   async scripts() {
-    const place = el("div"), told = el("p", { role: "status" });
-    const row = (rule) => el("tr", { class: rule.answered ? "" : "muted" }, cell(rule.rule), cell(rule.name), cell(whole(rule.answered)), bad(rule.failed), bad(rule.too_slow));
-    const file = (it) => el("section", {}, el("h3", {}, it.path, it.model ? ` (for ${it.model})` : ""), it.error ? el("p", { class: "bad" }, `${it.error}; the rules of before stay`) : null,
-      table(["rule", "name", "answered", "failed", "too slow"], el("tbody", {}, ...it.rules.slice(0, 500).map(row))));
+    const place = el("div"),
+      told = el("p", { role: "status" });
+    const row = (rule) =>
+      el(
+        "tr",
+        { class: rule.answered ? "" : "muted" },
+        cell(rule.rule),
+        cell(rule.name),
+        cell(whole(rule.answered)),
+        bad(rule.failed),
+        bad(rule.too_slow),
+      );
+    const file = (it) =>
+      el(
+        "section",
+        {},
+        el("h3", {}, it.path, it.model ? ` (for ${it.model})` : ""),
+        it.error ? el("p", { class: "bad" }, `${it.error}; the rules of before stay`) : null,
+        table(
+          ["rule", "name", "answered", "failed", "too slow"],
+          el("tbody", {}, ...it.rules.slice(0, 500).map(row)),
+        ),
+      );
     const look = async () => {
       const answer = await this.ask("GET", "/admin/script");
       if (answer.status !== 200) place.replaceChildren(el("p", { class: "bad" }, answer.error));
-      else place.replaceChildren(el("p", { class: "muted" }, `${whole(answer.body.unanswered)} prompts were left to the mode below.`), ...answer.body.files.map(file));
+      else
+        place.replaceChildren(
+          el(
+            "p",
+            { class: "muted" },
+            `${whole(answer.body.unanswered)} prompts were left to the mode below.`,
+          ),
+          ...answer.body.files.map(file),
+        );
     };
     await this.every(look);
-    return el("div", {}, place, el("div", { class: "row" }, this.button("Count from nothing", async () => { await this.act(told, "DELETE", "/admin/script")(); told.textContent = ""; look(); })), told);
+    return el(
+      "div",
+      {},
+      place,
+      el(
+        "div",
+        { class: "row" },
+        this.button("Count from nothing", async () => {
+          await this.act(told, "DELETE", "/admin/script")();
+          told.textContent = "";
+          look();
+        }),
+      ),
+      told,
+    );
   }
 
   queue() {
-    const body = el("tbody"), line = el("p", { class: "muted" }), place = table(["request", "waits", "for", "adapter", "prompt"], body);
+    const body = el("tbody"),
+      line = el("p", { class: "muted" }),
+      place = table(["request", "waits", "for", "adapter", "prompt"], body);
     this.refreshes.push((model) => {
-      const waiting = [...model.bars.values()].filter((bar) => bar.end === null && (bar.phase === QUEUED || bar.phase === PREEMPTED));
+      const waiting = [...model.bars.values()].filter(
+        (bar) => bar.end === null && (bar.phase === QUEUED || bar.phase === PREEMPTED),
+      );
       waiting.sort((a, b) => b.phase - a.phase || a.arrival - b.arrival);
       line.textContent = `${whole(model.figures.running)} of ${whole(model.server.places)} places are taken, ${whole(waiting.length)} wait${waiting.length > 100 ? "; the first 100 by arrival" : waiting.length ? ", by arrival" : ""}.`;
       place.hidden = !waiting.length;
-      body.replaceChildren(...waiting.slice(0, 100).map((bar) => el("tr", {}, cell(bar.id), cell(ago(model.at - bar.parts[bar.parts.length - 1][1])), cell(why(model, bar)), cell(bar.adapter), cell(whole(bar.prompt)))));
+      body.replaceChildren(
+        ...waiting
+          .slice(0, 100)
+          .map((bar) =>
+            el(
+              "tr",
+              {},
+              cell(bar.id),
+              cell(ago(model.at - bar.parts[bar.parts.length - 1][1])),
+              cell(why(model, bar)),
+              cell(bar.adapter),
+              cell(whole(bar.prompt)),
+            ),
+          ),
+      );
     });
     return el("div", {}, line, place);
   }
 
   adapters() {
     if (!this.server.adapter_slots) return null;
-    const body = el("tbody"), line = el("p", { class: "muted" });
+    const body = el("tbody"),
+      line = el("p", { class: "muted" });
     this.refreshes.push((model) => {
-      const rows = new Map(Object.entries(model.adapters).map(([name, running]) => [name, { running, waiting: 0, here: true }]));
+      const rows = new Map(
+        Object.entries(model.adapters).map(([name, running]) => [
+          name,
+          { running, waiting: 0, here: true },
+        ]),
+      );
       for (const bar of model.bars.values()) {
-        if (bar.end !== null || !bar.adapter || bar.phase !== QUEUED && bar.phase !== PREEMPTED) continue;
+        if (bar.end !== null || !bar.adapter || (bar.phase !== QUEUED && bar.phase !== PREEMPTED))
+          continue;
         if (!rows.has(bar.adapter)) rows.set(bar.adapter, { running: 0, waiting: 0, here: false });
         rows.get(bar.adapter).waiting++;
       }
       line.textContent = `${Object.keys(model.adapters).length} of ${model.server.adapter_slots} adapter slots are taken.`;
-      body.replaceChildren(...[...rows].map(([name, it]) => el("tr", {}, cell(name), cell(it.here ? "in memory" : "to be loaded"), cell(it.running), cell(it.waiting))));
+      body.replaceChildren(
+        ...[...rows].map(([name, it]) =>
+          el(
+            "tr",
+            {},
+            cell(name),
+            cell(it.here ? "in memory" : "to be loaded"),
+            cell(it.running),
+            cell(it.waiting),
+          ),
+        ),
+      );
     });
     return el("div", {}, line, table(["adapter", "state", "running", "waiting"], body));
   }
 
   async ranks() {
-    const body = el("tbody"), told = el("p", { class: "bad" });
+    const body = el("tbody"),
+      told = el("p", { class: "bad" });
     const look = async () => {
       const answer = await this.ask("GET", "figures?ranks=all");
       told.textContent = answer.status === 200 ? "" : answer.error;
       if (answer.status !== 200) return;
-      body.replaceChildren(...Object.entries(answer.body).map(([rank, it]) => el("tr", {}, cell(rank), cell(this.server.ranks[rank]), cell(it.state), cell(it.running), cell(it.waiting), cell(`${(it.cache_usage * 100).toFixed(1)} %`), cell(whole(it.generated)))));
+      body.replaceChildren(
+        ...Object.entries(answer.body).map(([rank, it]) =>
+          el(
+            "tr",
+            {},
+            cell(rank),
+            cell(this.server.ranks[rank]),
+            cell(it.state),
+            cell(it.running),
+            cell(it.waiting),
+            cell(`${(it.cache_usage * 100).toFixed(1)} %`),
+            cell(whole(it.generated)),
+          ),
+        ),
+      );
     };
     await this.every(look);
-    return el("div", {}, table(["rank", "port", "state", "running", "waiting", "KV cache", "tokens"], body), told);
+    return el(
+      "div",
+      {},
+      table(["rank", "port", "state", "running", "waiting", "KV cache", "tokens"], body),
+      told,
+    );
   }
 }
 
@@ -246,18 +684,57 @@ function why(model, bar) {
   // What a request waits for, as far as it can be seen from outside.
   if (model.state === "paused" || model.state === "sleeping") return `the server is ${model.state}`;
   if (bar.phase === PREEMPTED) return "blocks: preempted";
-  if (bar.adapter && !(bar.adapter in model.adapters) && Object.keys(model.adapters).length >= model.server.adapter_slots) return "a slot of its adapter";
+  if (
+    bar.adapter &&
+    !(bar.adapter in model.adapters) &&
+    Object.keys(model.adapters).length >= model.server.adapter_slots
+  )
+    return "a slot of its adapter";
   return model.figures.running >= model.server.places ? "a place" : "blocks, or its turn in a step";
 }
 
-function bad(count) { return el("td", { class: count ? "bad" : "" }, whole(count)); }
-function select(label, options) { return el("select", { "aria-label": label }, ...options.map(([value, text]) => el("option", { value }, text))); }
-function group(name, ...parts) { return el("div", { class: "group" }, el("h3", {}, name), el("div", { class: "row" }, ...parts)); }
-function cell(text) { return el("td", {}, text === null || text === undefined ? "" : String(text)); }
-function table(names, body) { return el("div", { class: "table", tabIndex: 0 }, el("table", {}, el("thead", {}, el("tr", {}, ...names.map((name) => el("th", {}, name)))), body)); }
-function sum(of) { return typeof of === "number" ? of : Object.values(of).reduce((total, count) => total + count, 0); }
-function counts(of) { return Object.entries(of).map(([name, count]) => `${name}: ${count}`).join(", "); }
+function bad(count) {
+  return el("td", { class: count ? "bad" : "" }, whole(count));
+}
+function select(label, options) {
+  return el(
+    "select",
+    { "aria-label": label },
+    ...options.map(([value, text]) => el("option", { value }, text)),
+  );
+}
+function group(name, ...parts) {
+  return el("div", { class: "group" }, el("h3", {}, name), el("div", { class: "row" }, ...parts));
+}
+function cell(text) {
+  return el("td", {}, text === null || text === undefined ? "" : String(text));
+}
+function table(names, body) {
+  return el(
+    "div",
+    { class: "table", tabIndex: 0 },
+    el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, ...names.map((name) => el("th", {}, name)))),
+      body,
+    ),
+  );
+}
+function sum(of) {
+  return typeof of === "number" ? of : Object.values(of).reduce((total, count) => total + count, 0);
+}
+function counts(of) {
+  return Object.entries(of)
+    .map(([name, count]) => `${name}: ${count}`)
+    .join(", ");
+}
 function sentence(body) {
   if (!body || body["max-num-seqs"] !== undefined) return "Done.";
-  return Object.entries(body).filter(([, value]) => typeof value !== "object").map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`).join(", ") || "Done.";
+  return (
+    Object.entries(body)
+      .filter(([, value]) => typeof value !== "object")
+      .map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`)
+      .join(", ") || "Done."
+  );
 }

@@ -1,10 +1,15 @@
 "use strict";
 // The last five minutes: frames as they came, copies of the model to begin from, points for the charts.
 
-const RECORD_MS = 300000, MOST_BYTES = 48 << 20, COPY_EVERY_MS = 20000;
+const RECORD_MS = 300000,
+  MOST_BYTES = 48 << 20,
+  COPY_EVERY_MS = 20000;
 
 class Recorder {
-  constructor() { this.reset(); this.endless = false; }
+  constructor() {
+    this.reset();
+    this.endless = false;
+  }
 
   reset() {
     this.frames = []; // {at, text}
@@ -23,8 +28,11 @@ class Recorder {
   goOn(model, text) {
     // From a whole picture, which is kept for what came since the last frame; its bars know the first tokens.
     const last = this.points.length ? this.points[this.points.length - 1].at : -Infinity;
-    const missed = [...model.bars.values()].filter((bar) => bar.first > last && bar.first !== null).sort((a, b) => a.first - b.first);
-    for (const bar of missed) this.samples.push({ at: bar.first, ttft: [Math.round((bar.first - bar.arrival) * 10), 1] });
+    const missed = [...model.bars.values()]
+      .filter((bar) => bar.first > last && bar.first !== null)
+      .sort((a, b) => a.first - b.first);
+    for (const bar of missed)
+      this.samples.push({ at: bar.first, ttft: [Math.round((bar.first - bar.arrival) * 10), 1] });
     this.remember(model, last);
     this.shown = null;
     if (text) this.frames.push({ at: model.at, text });
@@ -42,23 +50,31 @@ class Recorder {
 
   add(frame, text, model) {
     this.frames.push({ at: model.at, text });
-    if (frame.ttft || frame.itl) this.samples.push({ at: frame.at, ttft: frame.ttft, itl: frame.itl });
+    if (frame.ttft || frame.itl)
+      this.samples.push({ at: frame.at, ttft: frame.ttft, itl: frame.itl });
     this.bytes += text.length;
-    if (model.at - this.copies[this.copies.length - 1].at >= this.spacing) this.copies.push({ at: model.at, model: model.clone() });
+    if (model.at - this.copies[this.copies.length - 1].at >= this.spacing)
+      this.copies.push({ at: model.at, model: model.clone() });
     this.point(model);
     if (!this.endless) this.forget(model.at);
   }
 
-  get spacing() { return this.endless ? Math.max(COPY_EVERY_MS, this.length / 12) : COPY_EVERY_MS; }
+  get spacing() {
+    return this.endless ? Math.max(COPY_EVERY_MS, this.length / 12) : COPY_EVERY_MS;
+  }
 
   point(model) {
-    const figures = { ...model.figures }, last = this.points[this.points.length - 1];
+    const figures = { ...model.figures },
+      last = this.points[this.points.length - 1];
     const seconds = last ? (model.at - last.at) / 1000 : 0;
-    const rate = (name) => (seconds > 0 ? Math.max(0, figures[name] - last.figures[name]) / seconds : 0);
+    const rate = (name) =>
+      seconds > 0 ? Math.max(0, figures[name] - last.figures[name]) / seconds : 0;
     const rates = {};
-    for (const name of ["generated", "prompt", "preemptions", "refused", "abort", "error"]) rates[name] = rate(name);
+    for (const name of ["generated", "prompt", "preemptions", "refused", "abort", "error"])
+      rates[name] = rate(name);
     rates.ended = rates.abort + rates.error + rate("stop") + rate("length") + rate("repetition");
-    for (const name of ["ttft", "itl"]) rates[name] = this.middle(name, model) ?? (last ? last.rates[name] : 0);
+    for (const name of ["ttft", "itl"])
+      rates[name] = this.middle(name, model) ?? (last ? last.rates[name] : 0);
     if (model.past) rates.itl = null; // not kept
     this.points.push({ at: model.at, figures, rates, pods: model.pods });
   }
@@ -72,11 +88,16 @@ class Recorder {
 
   forget(now) {
     const first = now - RECORD_MS;
-    while (this.frames.length && this.copies.length > 1 && (this.copies[1].at <= first || this.bytes > MOST_BYTES)) {
+    while (
+      this.frames.length &&
+      this.copies.length > 1 &&
+      (this.copies[1].at <= first || this.bytes > MOST_BYTES)
+    ) {
       this.copies.shift();
       const from = this.copies[0].at;
       let gone = 0;
-      while (gone < this.frames.length && this.frames[gone].at <= from) this.bytes -= this.frames[gone++].text.length;
+      while (gone < this.frames.length && this.frames[gone].at <= from)
+        this.bytes -= this.frames[gone++].text.length;
       this.frames.splice(0, gone);
     }
     let old = 0;
@@ -86,9 +107,15 @@ class Recorder {
     if (old > 40) this.samples.splice(0, old);
   }
 
-  get known() { return this.points.length ? Math.min(this.first, this.points[0].at) : this.first; } // the first moment of the curves
-  get first() { return this.copies.length ? this.copies[0].at : 0; }
-  get last() { return this.frames.length ? this.frames[this.frames.length - 1].at : this.first; }
+  get known() {
+    return this.points.length ? Math.min(this.first, this.points[0].at) : this.first;
+  } // the first moment of the curves
+  get first() {
+    return this.copies.length ? this.copies[0].at : 0;
+  }
+  get last() {
+    return this.frames.length ? this.frames[this.frames.length - 1].at : this.first;
+  }
 
   at(moment) {
     // The model at a moment. What was shown just before goes on from there.
@@ -97,7 +124,8 @@ class Recorder {
     for (const each of this.copies) if (each.at <= moment) copy = each;
     const model = shown && shown.at <= moment && shown.at >= copy.at ? shown : copy.model.clone();
     const from = after(this.frames, model.at);
-    for (let k = from; k < this.frames.length && this.frames[k].at <= moment; k++) model.apply(JSON.parse(this.frames[k].text));
+    for (let k = from; k < this.frames.length && this.frames[k].at <= moment; k++)
+      model.apply(JSON.parse(this.frames[k].text));
     this.shown = model;
     return model;
   }
@@ -112,7 +140,8 @@ class Recorder {
   read(text) {
     const lines = text.split("\n").filter((line) => line.trim());
     const picture = JSON.parse(lines[0]);
-    if (picture.version !== VERSION || !picture.frame) throw `This file is of another version of the console (${Number(picture.version)}; this page reads ${VERSION}).`;
+    if (picture.version !== VERSION || !picture.frame)
+      throw `This file is of another version of the console (${Number(picture.version)}; this page reads ${VERSION}).`;
     let model = new Model(picture);
     this.begin(model);
     this.endless = true;
@@ -120,7 +149,7 @@ class Recorder {
     this.length = (last.frame || last).at - model.at;
     for (const line of lines.slice(1)) {
       const frame = JSON.parse(line);
-      if (frame.frame) this.goOn(model = new Model(frame), line);
+      if (frame.frame) this.goOn((model = new Model(frame)), line);
       else {
         model.apply(frame);
         this.add(frame, line, model);
@@ -133,20 +162,25 @@ class Recorder {
 
 function after(list, moment) {
   // The place of the first one after a moment.
-  let low = 0, high = list.length;
+  let low = 0,
+    high = list.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (list[middle].at <= moment) low = middle + 1; else high = middle;
+    if (list[middle].at <= moment) low = middle + 1;
+    else high = middle;
   }
   return low;
 }
 
 class Tally {
   // Counts of latencies in a span of time, which goes on with time: what is new is added, what is old taken away.
-  constructor(name) { this.name = name; }
+  constructor(name) {
+    this.name = name;
+  }
 
   move(samples, from, to) {
-    if (!this.counts || samples[0] !== this.head || from < this.from || to < this.to) Object.assign(this, { counts: new Map(), head: samples[0], from, to: from });
+    if (!this.counts || samples[0] !== this.head || from < this.from || to < this.to)
+      Object.assign(this, { counts: new Map(), head: samples[0], from, to: from });
     this.count(samples, this.to, to, 1);
     this.count(samples, this.from, Math.min(from, to), -1);
     this.from = from;
@@ -157,7 +191,8 @@ class Tally {
     for (let k = after(samples, from); k < samples.length && samples[k].at <= to; k++) {
       pairs(samples[k][this.name], (value, count) => {
         const now = (this.counts.get(value) || 0) + sign * count;
-        if (now) this.counts.set(value, now); else this.counts.delete(value);
+        if (now) this.counts.set(value, now);
+        else this.counts.delete(value);
       });
     }
   }
@@ -180,7 +215,9 @@ class Spread {
   }
 
   within(limit) {
-    return this.rows.reduce((sum, [value, count]) => sum + (value <= limit ? count : 0), 0) / this.total;
+    return (
+      this.rows.reduce((sum, [value, count]) => sum + (value <= limit ? count : 0), 0) / this.total
+    );
   }
 
   buckets(bounds) {

@@ -36,13 +36,20 @@ function showNotes(on) {
 
 async function save() {
   const lines = compared && compared.shown ? compared.text() : recorder.text();
-  const [head, end] = headOf(lines), notes = $("notes").value;
+  const [head, end] = headOf(lines),
+    notes = $("notes").value;
   const text = JSON.stringify({ ...head, notes: notes || undefined }) + lines.slice(end);
   try {
-    const shell = recorded ? recorded.shell : await page("console/report.html"), at = shell.indexOf(PLACE) + PLACE.length;
+    const shell = recorded ? recorded.shell : await page("console/report.html"),
+      at = shell.indexOf(PLACE) + PLACE.length;
     // Escaping "<", which JSON has only within strings, keeps the recording from closing its element.
-    const blob = new Blob([shell.slice(0, at), text.replaceAll("<", "\\u003c"), shell.slice(at)], { type: "text/html" });
-    const link = el("a", { href: URL.createObjectURL(blob), download: `console-${new Date().toISOString().slice(0, 19).replaceAll(":", "")}.html` });
+    const blob = new Blob([shell.slice(0, at), text.replaceAll("<", "\\u003c"), shell.slice(at)], {
+      type: "text/html",
+    });
+    const link = el("a", {
+      href: URL.createObjectURL(blob),
+      download: `console-${new Date().toISOString().slice(0, 19).replaceAll(":", "")}.html`,
+    });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   } catch {
@@ -60,5 +67,8 @@ function warn(text) {
   // For four seconds, where the state stands.
   say(text);
   said = performance.now() + 4000;
-  setTimeout(() => { if (compared && compared.shown) compared.tell(); else soon(); }, 4100);
+  setTimeout(() => {
+    if (compared && compared.shown) compared.tell();
+    else soon();
+  }, 4100);
 }

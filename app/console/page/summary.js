@@ -13,7 +13,9 @@ function summaryOf(points, samples) {
   // Of each tile that has them, by its name: ["mean 12.4", "peak 31"].
   const lines = {};
   for (const tile of TILES.filter((it) => it.sum)) {
-    const [mean, peak] = tile.latency ? ofLatencies(samples, tile.latency) : ofCurve(points, tile.curve);
+    const [mean, peak] = tile.latency
+      ? ofLatencies(samples, tile.latency)
+      : ofCurve(points, tile.curve);
     if (peak !== null) lines[tile.name] = [`mean ${tile.sum(mean)}`, `peak ${tile.sum(peak)}`];
   }
   return lines;
@@ -21,7 +23,8 @@ function summaryOf(points, samples) {
 
 function ofCurve(points, curve) {
   // The mean over time, in which each point counts with the time since the one before, and the peak.
-  let total = 0, peak = null;
+  let total = 0,
+    peak = null;
   for (let k = 1; k < points.length; k++) {
     const value = curve(points[k]);
     total += value * (points[k].at - points[k - 1].at);
@@ -32,11 +35,14 @@ function ofCurve(points, curve) {
 
 function ofLatencies(samples, name) {
   // The mean and the greatest of all latencies, in milliseconds.
-  let total = 0, number = 0, peak = null;
-  for (const sample of samples) pairs(sample[name], (value, count) => {
-    total += value / 10 * count;
-    number += count;
-    peak = Math.max(peak ?? 0, value / 10);
-  });
+  let total = 0,
+    number = 0,
+    peak = null;
+  for (const sample of samples)
+    pairs(sample[name], (value, count) => {
+      total += (value / 10) * count;
+      number += count;
+      peak = Math.max(peak ?? 0, value / 10);
+    });
   return [total / number, peak];
 }

@@ -11,7 +11,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from app.base.clock.pause import LONGEST_WORK_S
+from app.base.clock.pause import MAX_WORK_S
 from app.engine.core.executor import SequenceContext
 from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Started, Tokens
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Reply
@@ -84,12 +84,12 @@ class BeamSearch(Handle):
             self._emit_beams(None)
 
     def _submit_due(self) -> None:
-        """Submits requests of this step for `LONGEST_WORK_S`, and the others in later turns."""
+        """Submits requests of this step for `MAX_WORK_S`, and the others in later turns."""
         step = self._step
         now = self._context.clock.now
         begun_s = now()
         while self._due and not self._is_over:
-            if now() - begun_s > LONGEST_WORK_S:
+            if now() - begun_s > MAX_WORK_S:
                 self._context.wheel.call_soon(partial(self._continue_with, self._submit_due))
                 return
             request, reply = self._due.pop()

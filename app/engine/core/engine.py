@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from app.base.clock.clock import Clock, Streams, TimerWheel
+from app.base.clock.clock import Clock
 from app.base.clock.pause import Pace
+from app.base.clock.random_streams import Streams
+from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.batch import Blocks, LoRASlots
 from app.engine.core.beam_search import BeamSearch

@@ -9,7 +9,8 @@ from typing import Any
 
 import gevent
 
-from app.base.clock.clock import Clock, TimerWheel
+from app.base.clock.clock import Clock
+from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import Recorder
 from app.engine.core.request import SequenceOutcome
 from app.engine.core.sequence import Sequence

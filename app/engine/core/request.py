@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.engine.core.constraints import Grammar
 from app.engine.core.outputs import Finish, Part, StopCause, TokenLogprob
 from app.engine.core.wire import ChoiceRequest, Sampling
-from app.engine.forms.schema.derivation import Grammar
 
 STOP = Finish("stop")
 LENGTH = Finish("length")

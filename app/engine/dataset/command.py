@@ -1,8 +1,10 @@
-"""`python -m app dataset`: makes a dataset from a file of conversations."""
+"""`python -m app dataset`: makes a dataset from a file of conversations.
+
+`run` is the command; `RecordWriter` turns conversations into records.
+"""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sqlite3
 import sys
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import ijson  # type: ignore[import-untyped]
 import msgspec
@@ -19,7 +21,9 @@ from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
 from app.engine.core.errors import DatasetError
-from app.engine.dataset.dataset import RecordedTokens, encode, ids_hash, replies_table
+from app.engine.dataset.catalogue import ids_hash
+from app.engine.dataset.table import replies_table
+from app.engine.dataset.tokens import RecordedTokens, encode
 from app.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
 from config.declaration import COMMAND
@@ -27,8 +31,10 @@ from config.flags import FlagParser, as_command, whole_number
 from config.loader import load
 
 BOM = b"\xef\xbb\xbf"
-HUMAN, MODEL = "human", "gpt"
-LOOK_BYTES = 4096
+HUMAN = "human"
+MODEL = "gpt"
+HEAD_BYTES = 4096
+"""Bytes of the file that must show the start of the JSON array."""
 ROWS_PER_INSERT = 1000
 CARD = """\
 # {title}
@@ -43,8 +49,9 @@ Recorded replies for Understudy and for llm-d's inference simulator, in the SQLi
 | conversations read | {conversations} |
 | records | {records} |
 
-Each question of a human with its reply is there twice: as a text prompt, and as a chat with all that was
-said before. A prompt is found by its token ids, so a server must use the same tokenizer and chat template.
+Each question of a human with its reply is stored twice: as a text prompt, and as a chat with all
+messages before it. A prompt is found by its token ids, so a server must use the same tokenizer and
+chat template.
 
 ## Table `{table}`
 
@@ -56,45 +63,186 @@ said before. A prompt is found by its token ids, so a server must use the same t
 | `n_gen_tokens` | INTEGER | tokens of the reply |
 """
 """Page beside a dataset that documents its origin and columns."""
+DESCRIPTION = """\
+Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) from a JSON file of
+conversations in ShareGPT format. The settings of the server are flags here, too: the model and its
+tokenizer matter.
+"""
 
 
-def conversations(file: BinaryIO) -> Iterator[object]:
-    """Yields the items of the JSON array in `file` one by one.
+@as_command(TokenizerError)
+def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
+    """Runs the command and returns its exit status.
 
-    Raises DatasetError for anything else.
+    `tokenizer_of` returns the tokenizer that the server would use.
     """
-    start = file.read(LOOK_BYTES)
-    if not start.removeprefix(BOM).lstrip().startswith(b"["):
+    parser = _parser()
+    options, flags = parser.parse_beside_settings(argv)
+    settings = load(flags, os.environ, warn=_warn)
+    table: str = options.table_name or settings.dataset.dataset_table_name
+    if not table.isidentifier():
+        raise ConfigError(
+            f"argument --table-name: {table!r} must be a name of letters, digits and underscores"
+        )
+    job = DatasetJob(
+        input=options.input,
+        output=options.output,
+        max_conversations=options.max_records,
+        table=table,
+        model=settings.model.model,
+    )
+    job.check_output()
+    tokenizer = tokenizer_of(settings)
+    try:
+        with job.input.open("rb") as source:
+            print(job.build(source, tokenizer))
+    except DatasetError as error:
+        raise DatasetError(f"{job.input}: {error}") from error
+    except OSError as error:
+        raise DatasetError(f"{error.filename or job.input}: {error.strerror or error}") from error
+    except DBAPIError as error:
+        raise DatasetError(f"the dataset cannot be written: {error.orig}") from error
+    return 0
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog=f"{COMMAND} dataset", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument(
+        "--input", required=True, type=Path, metavar="FILE.json", help="conversations to read"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to write"
+    )
+    parser.add_argument(
+        "--table-name", help="table to create [default: the setting dataset-table-name]"
+    )
+    parser.add_argument(
+        "--max-records",
+        type=whole_number(1),
+        default=10_000,
+        help="maximum number of conversations [10000]",
+    )
+    return parser
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+class DatasetJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One dataset to write: a table of replies, and a page that documents it."""
+
+    input: Path
+    output: Path
+    max_conversations: int
+    table: str
+    model: str
+
+    @property
+    def targets(self) -> tuple[Path, Path]:
+        """The SQLite file and the page."""
+        return self.output, self.output.with_suffix(".md")
+
+    def check_output(self) -> None:
+        """Raises DatasetError if the output cannot have its name, or exists."""
+        output, page = self.targets
+        if output == page:
+            raise DatasetError(f"{output} must end with .sqlite3, not with {output.suffix}")
+        for target in self.targets:
+            if target.exists():
+                raise DatasetError(f"{target} already exists and is not overwritten")
+
+    def build(self, source: BinaryIO, tokenizer: Tokenizer) -> str:
+        """Writes the dataset and returns a summary. A failure leaves no file behind."""
+        writer = RecordWriter(tokenizer)
+        size = os.fstat(source.fileno()).st_size
+        progress: Any = tqdm.wrapattr(
+            source, "read", total=size, desc=self.input.name, disable=None
+        )
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self.output.parent) as folder, progress as file:
+            parts = [Path(folder, target.name) for target in self.targets]
+            selected = islice(read_conversations(file), self.max_conversations)
+            write_sqlite(parts[0], self.table, writer.records(selected))
+            rejections = ""
+            if writer.rejected:
+                rejections = f"; {writer.rejected} were cut short: {writer.rejection}"
+            if not writer.recorded:
+                raise DatasetError(f"it has no question of a human with a reply{rejections}")
+            parts[1].write_text(self._card(writer, tokenizer), "utf-8")
+            for part, target in zip(parts, self.targets, strict=True):
+                os.replace(part, target)
+        return (
+            f"{self.output}: {writer.recorded} records of {writer.conversations} "
+            f"conversations{rejections}"
+        )
+
+    def _card(self, writer: RecordWriter, tokenizer: Tokenizer) -> str:
+        return CARD.format(
+            title=self.output.name.rpartition(".")[0] or self.output.name,
+            file=self.output.name,
+            source=self.input.name,
+            model=self.model,
+            tokenizer=tokenizer.name,
+            table=self.table,
+            conversations=writer.conversations,
+            records=writer.recorded,
+        )
+
+
+def read_conversations(file: BinaryIO) -> Iterator[object]:
+    """Yields the items of the JSON array in `file`.
+
+    Raises:
+        DatasetError: The file is not a JSON array.
+    """
+    head = file.read(HEAD_BYTES)
+    if not head.removeprefix(BOM).lstrip().startswith(b"["):
         raise DatasetError("it is not a JSON array of conversations")
-    file.seek(len(BOM) if start.startswith(BOM) else 0)
+    file.seek(len(BOM) if head.startswith(BOM) else 0)
     try:
         yield from ijson.items(file, "item", use_float=True)
     except ijson.JSONError as error:
-        said = error.args[0]
-        text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        raise DatasetError(f"it is not JSON: {text.splitlines()[0]}") from error
+        message = error.args[0]
+        if isinstance(message, bytes):
+            message = message.decode(errors="replace")
+        raise DatasetError(f"it is not JSON: {str(message).splitlines()[0]}") from error
 
 
-def pairs(conversation: object) -> Iterator[tuple[str, list[Message], str]]:
-    """Yields questions, messages up to each, and replies, up to the first turn of the wrong kind."""
-    turns = conversation.get("conversations") if isinstance(conversation, dict) else None
+class Exchange(NamedTuple):
+    """A question with its reply."""
+
+    question: str
+    messages: list[Message]
+    """All messages up to the question."""
+    reply: str
+
+
+def exchanges(conversation: object) -> Iterator[Exchange]:
+    """Yields the exchanges of a conversation, up to the first turn of the wrong kind."""
+    if not isinstance(conversation, dict):
+        return
+    turns = conversation.get("conversations")
     if not isinstance(turns, list):
         return
-    said: list[Message] = []
-    for question, reply in zip(turns[::2], turns[1::2], strict=False):
-        asked, answered = _text(question, HUMAN), _text(reply, MODEL)
-        if asked is None or answered is None:
+    messages: list[Message] = []
+    for question_turn, reply_turn in zip(turns[::2], turns[1::2], strict=False):
+        question = _text(question_turn, HUMAN)
+        reply = _text(reply_turn, MODEL)
+        if question is None or reply is None:
             return
-        said = [*said, {"role": "user", "content": asked}]
-        yield asked, said, answered
-        said = [*said, {"role": "assistant", "content": answered}]
+        messages = [*messages, {"role": "user", "content": question}]
+        yield Exchange(question, messages, reply)
+        messages = [*messages, {"role": "assistant", "content": reply}]
 
 
 def _text(turn: object, speaker: str) -> str | None:
     if not isinstance(turn, dict) or turn.get("from") != speaker:
         return None
     value = turn.get("value")
-    return value if isinstance(value, str) else None
+    if isinstance(value, str):
+        return value
+    return None
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -105,23 +253,25 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class RecordWriter:
-    """Turns conversations into records with the ids of `tokenizer`, and counts."""
+    """Turns conversations into records with the ids of `tokenizer`, and counts them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.conversations = self.recorded = self.refused = 0
-        self.refusal = ""
-        """Error text of the first refused question."""
+        self.conversations = 0
+        self.recorded = 0
+        self.rejected = 0
+        self.rejection = ""
+        """Error text of the first question that the tokenizer rejected."""
         self._tokenizer = tokenizer
 
     def records(self, conversations: Iterable[object]) -> Iterator[Record]:
-        """Yields two records for each reply:
+        """Yields two records for each reply: to the text, and to the chat.
 
-        to the text, and to the chat. Raises TokenizerError.
+        Raises TokenizerError as the tokenizer does.
         """
         for conversation in conversations:
             self.conversations += 1
             try:
-                for question, messages, reply in pairs(conversation):
+                for question, messages, reply in exchanges(conversation):
                     ids = self._tokenizer.encode(reply)
                     if not ids:
                         continue
@@ -133,118 +283,29 @@ class RecordWriter:
                     yield Record(ids_hash(text_ids), tokens)
                     yield Record(ids_hash(chat_ids), tokens)
             except TokenizerInputError as error:
-                self.refused += 1
-                self.refusal = self.refusal or str(error)
+                self.rejected += 1
+                self.rejection = self.rejection or str(error)
 
 
 def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None:
     """Writes all records into the new file `path`, in one transaction."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None)
+
     table = replies_table(table_name)
-    engine = create_engine(
-        "sqlite://", creator=lambda: sqlite3.connect(path, isolation_level=None), poolclass=NullPool
-    )
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    rows = map(_row, records)
     with engine.begin() as connection:
         connection.exec_driver_sql("BEGIN")
         table.create(connection)
-        rows = (
-            {
-                "prompt_hash": it.prompt_hash,
-                "gen_tokens": encode(it.tokens),
-                "n_gen_tokens": len(it.tokens),
-            }
-            for it in records
-        )
         while batch := list(islice(rows, ROWS_PER_INSERT)):
             connection.execute(insert(table), batch)
 
 
-ABOUT = """\
-Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) out of a JSON file with
-conversations in the form of ShareGPT. The settings of the server are flags here, too: the model and its
-tokenizer matter.
-"""
-
-
-@as_command(TokenizerError)
-def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
-    """Returns the exit status. `tokenizer_of` makes the tokenizer that the server would use."""
-    parser = FlagParser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)
-    parser.add_argument(
-        "--input", required=True, type=Path, metavar="FILE.json", help="conversations to read"
-    )
-    parser.add_argument(
-        "--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make"
-    )
-    parser.add_argument(
-        "--table-name", help="table to make, the setting dataset-table-name if not given"
-    )
-    parser.add_argument(
-        "--max-records", type=whole_number(1), default=10_000, help="conversations to take [10000]"
-    )
-    options, flags = parser.parse_beside_settings(argv)
-    settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
-    table: str = options.table_name or settings.dataset.dataset_table_name
-    if not table.isidentifier():
-        raise ConfigError(
-            f"argument --table-name: {table!r} must be a name of letters, digits and underscores"
-        )
-    output: Path = options.output
-    targets = [output, output.with_suffix(".md")]
-    if len(set(targets)) < len(targets):
-        raise DatasetError(f"{output} must end with .sqlite3, not with {output.suffix}")
-    for target in targets:
-        if target.exists():
-            raise DatasetError(f"{target} exists already and is not written over")
-    tokenizer = tokenizer_of(settings)
-    try:
-        with options.input.open("rb") as source:
-            print(_build(source, options, table, targets, settings.model.model, tokenizer))
-    except DatasetError as error:
-        raise DatasetError(f"{options.input}: {error}") from error
-    except OSError as error:
-        raise DatasetError(
-            f"{error.filename or options.input}: {error.strerror or error}"
-        ) from error
-    except DBAPIError as error:
-        raise DatasetError(f"the dataset cannot be written: {error.orig}") from error
-    return 0
-
-
-def _build(
-    source: BinaryIO,
-    options: argparse.Namespace,
-    table: str,
-    targets: Sequence[Path],
-    model: str,
-    tokenizer: Tokenizer,
-) -> str:
-    output, recorder = targets[0], RecordWriter(tokenizer)
-    size = os.fstat(source.fileno()).st_size
-    counted: Any = tqdm.wrapattr(source, "read", total=size, desc=options.input.name, disable=None)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=output.parent) as folder, counted as file:
-        sqlite, page = parts = [Path(folder, target.name) for target in targets]
-        write_sqlite(
-            sqlite, table, recorder.records(islice(conversations(file), options.max_records))
-        )
-        refused = (
-            f"; {recorder.refused} were cut short: {recorder.refusal}" if recorder.refused else ""
-        )
-        if not recorder.recorded:
-            raise DatasetError(f"it has no question of a human with a reply{refused}")
-        card = CARD.format(
-            title=output.name.rpartition(".")[0] or output.name,
-            file=output.name,
-            source=options.input.name,
-            model=model,
-            tokenizer=tokenizer.name,
-            table=table,
-            conversations=recorder.conversations,
-            records=recorder.recorded,
-        )
-        page.write_text(card, "utf-8")
-        for part, target in zip(parts, targets, strict=True):
-            os.replace(part, target)
-    return (
-        f"{output}: {recorder.recorded} records of {recorder.conversations} conversations{refused}"
-    )
+def _row(record: Record) -> dict[str, object]:
+    return {
+        "prompt_hash": record.prompt_hash,
+        "gen_tokens": encode(record.tokens),
+        "n_gen_tokens": len(record.tokens),
+    }

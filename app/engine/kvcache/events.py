@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from msgspec import Raw, Struct, field
 from msgspec.msgpack import Encoder
@@ -199,6 +199,13 @@ def is_name(endpoint: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+class EventSource(Protocol):
+    """Passes on the KV events of this server."""
+
+    def listen(self, listener: Callable[[str, int, Any], None]) -> None:
+        """Calls `listener` with topic, sequence number and batch of all later events."""
 
 
 class PublisherSettings(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, TypeAlias
 
+from app.engine.core.constraints import Constraints, Size
 from app.engine.core.outputs import Part
 from app.engine.core.request import (
     LENGTH,
@@ -23,7 +24,6 @@ from app.engine.core.request import (
     Span,
     ToolCalls,
 )
-from app.engine.forms.schema import Schemas, Size
 from app.engine.simulated.corpus import Corpus
 from app.text.base import Tokenizer
 from config.settings import ToolSettings
@@ -63,7 +63,7 @@ class CallReplies:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, corpus: Corpus, schemas: Schemas, settings: ToolSettings
+        self, tokenizer: Tokenizer, corpus: Corpus, schemas: Constraints, settings: ToolSettings
     ) -> None:
         self._tokenizer = tokenizer
         self._corpus = corpus

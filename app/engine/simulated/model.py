@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 from zlib import crc32
 
 import msgspec
 from msgspec.structs import replace
 
+from app.engine.core.constraints import Constraints, SchemaError
 from app.engine.core.errors import SchemaUnsatisfiable
 from app.engine.core.outputs import LazySequence, Part, TokenLogprob
 from app.engine.core.request import (
@@ -23,9 +24,6 @@ from app.engine.core.request import (
     ScriptedReply,
     joined,
 )
-from app.engine.dataset import dataset_of
-from app.engine.forms.schema import SchemaError, Schemas
-from app.engine.forms.schema.derivation import write
 from app.engine.simulated.beams import BeamVariants
 from app.engine.simulated.calls import CallReplies
 from app.engine.simulated.corpus import Corpus
@@ -36,9 +34,6 @@ from app.engine.simulated.scripted import ScriptedReplies, as_thoughts, delays_o
 from app.engine.simulated.token_chooser import biased, chooser
 from app.text.base import Tokenizer
 from config.settings import Settings
-
-if TYPE_CHECKING:
-    from app.engine.dataset.dataset import Dataset
 
 TRIES = 4
 """Texts drawn to find one that fits the limit."""
@@ -71,6 +66,35 @@ class RandomStreams:
     calls: Random
 
 
+class RecordedReply(Protocol):
+    """A recorded reply, cut or repeated to the length that a request asks for."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ids of the tokens."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Texts of the tokens."""
+
+    @property
+    def missing(self) -> int:
+        """Number of tokens to add."""
+
+    @property
+    def reached_limit(self) -> bool:
+        """True if the reply ends because of its limit."""
+
+
+class RecordedReplies(Protocol):
+    """The port for recorded conversations; the extension `datasets` implements it."""
+
+    def reply(
+        self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
+    ) -> RecordedReply | None:
+        """Returns a recorded reply of the request's model; None without one, or after a failure."""
+
+
 class NullModel:
     """Returns empty replies, as a pooling model does: its outputs are not text."""
 
@@ -96,14 +120,14 @@ class SimulatedModel:
         tokenizer: Tokenizer,
         corpus: Corpus,
         *,
-        datasets: Mapping[str, Dataset],
-        schemas: Schemas,
+        recorded: RecordedReplies | None,
+        schemas: Constraints,
         streams: RandomStreams,
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
         self._corpus = corpus
-        self._datasets = datasets
+        self._recorded_replies = recorded
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         self._schemas = schemas
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
@@ -273,22 +297,21 @@ class SimulatedModel:
             if request.limited and len(ids) >= request.max_tokens:
                 finish = LENGTH
             reply = Reply(self._tokenizer.pieces(ids), ids, finish)
-        elif self._datasets:
-            reply = self._recorded(request, rng)
+        elif self._recorded_replies is not None:
+            reply = self._recorded(self._recorded_replies, request, rng)
         if reply is None:
             reply = self._random.reply(request, rng)
         if tokens is None:
             return reply
         return biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
 
-    def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
+    def _recorded(
+        self, replies: RecordedReplies, request: EngineRequest, rng: Random
+    ) -> Reply | None:
         """Returns a recorded reply; None without a dataset for the model, and when it fails."""
-        dataset = dataset_of(self._datasets, request.model)
-        if dataset is None:
-            return None
         max_tokens = request.max_tokens
         min_tokens = max_tokens if request.ignore_eos else max(1, request.min_tokens)
-        recorded = dataset.reply(request.prompt_ids, request.turns, min_tokens, max_tokens, rng=rng)
+        recorded = replies.reply(request, min_tokens=min_tokens, max_tokens=max_tokens, rng=rng)
         if recorded is None:
             return None
         ids, texts = self._corpus.compose(recorded.missing, rng)
@@ -321,7 +344,7 @@ class SimulatedModel:
         tools = self._settings.tools
         if constraint.grammar is not None:
             size = min(USUAL_SIZE, max_tokens * CHARACTERS_PER_TOKEN) * SHARES[attempt]
-            return write(constraint.grammar, int(size), rng, tools, speak=self._prose)
+            return self._schemas.derive_text(constraint.grammar, int(size), rng, tools, self._prose)
         if constraint.choices:
             return rng.choice(constraint.choices)
         if constraint.regex is not None:

@@ -31,6 +31,7 @@ class Share(Struct, frozen=True):
 
     @property
     def share(self) -> float:
+        """Share of the requests, from 0 to 1."""
         return self.good / self.requests
 
     def __str__(self) -> str:
@@ -38,6 +39,8 @@ class Share(Struct, frozen=True):
 
 
 class Goodput(Share, frozen=True):
+    """Requests of a run that met all their limits."""
+
     by_class: dict[str, Share] = {}
     """Only of a trace with the column `class`."""
 
@@ -47,7 +50,7 @@ class Price(Struct, frozen=True):
 
     total: float
     per_million_input_tokens: float
-    """If nothing else were paid for; the same holds for output."""
+    """The whole price, divided by input tokens only; the same holds for output."""
     per_million_output_tokens: float
 
 
@@ -55,8 +58,8 @@ def read_limits(words: Sequence[str]) -> Limits:
     """Reads words such as `ttft:500` and `chat=tpot:50`. Raises ValueError with the rule."""
     limits: dict[str, dict[str, float]] = defaultdict(dict)
     for word in words:
-        name, _, rest = word.rpartition("=")
-        metric, _, text = rest.partition(":")
+        class_name, _, limit = word.rpartition("=")
+        metric, _, text = limit.partition(":")
         try:
             milliseconds = float(text)
         except ValueError:
@@ -65,72 +68,87 @@ def read_limits(words: Sequence[str]) -> Limits:
             raise ValueError(
                 f"must be [CLASS=]{'|'.join(METRICS)}:MILLISECONDS above 0, not {word[:40]!r}"
             )
-        if metric in limits[name]:
-            raise ValueError(f"has {metric} twice" + (f" for {name}" if name else ""))
-        limits[name][metric] = milliseconds / 1000
+        if metric in limits[class_name]:
+            raise ValueError(f"has {metric} twice" + (f" for {class_name}" if class_name else ""))
+        limits[class_name][metric] = milliseconds / 1000
     return dict(limits)
 
 
 def goodput(outcome: SimulationOutcome, limits: Limits, per_s: float) -> Goodput:
     """Counts the requests that met their limits; `per_s` is 1 / duration."""
-    load, good = outcome.load, good_requests(outcome, limits)
-    its: list[list[bool]] = [[] for _ in load.classes]
+    load = outcome.load
+    good = good_requests(outcome, limits)
+    good_by_kind: list[list[bool]] = [[] for _ in load.classes]
     for kind, is_good in zip(load.kind, good, strict=False):
-        its[kind].append(is_good)
-    shares = (Share(len(own), sum(own), sum(own) * per_s) for own in its)
-    by_class = dict(zip(load.classes, shares, strict=True))
+        good_by_kind[kind].append(is_good)
+    by_class = {}
+    for class_name, class_good in zip(load.classes, good_by_kind, strict=True):
+        count = sum(class_good)
+        by_class[class_name] = Share(len(class_good), count, count * per_s)
     return Goodput(len(good), sum(good), sum(good) * per_s, by_class)
 
 
 def good_requests(outcome: SimulationOutcome, limits: Limits) -> list[bool]:
-    """Returns which requests met all their limits; one without a first token has missed them."""
+    """Returns for each request whether it met all its limits; one without a first token did not."""
     return [max(ratios.values(), default=0.0) <= 1 for ratios in limit_ratios(outcome, limits)]
 
 
-def limits_of(limits: Limits, name: str) -> dict[str, float]:
+def limits_of(limits: Limits, class_name: str) -> dict[str, float]:
     """Returns the limits of a class, by metric."""
-    return {**limits.get("", {}), **limits.get(name, {})}
+    return {**limits.get("", {}), **limits.get(class_name, {})}
 
 
 def limit_ratios(outcome: SimulationOutcome, limits: Limits) -> Iterator[dict[str, float]]:
-    """Yields each request's times by metric, as shares of its limits; inf without a first token."""
+    """Yields each request's times by metric, as shares of its limits.
+
+    The shares are infinite without a first token.
+    """
     load = outcome.load
-    of_class = [limits_of(limits, name) for name in load.classes or [""]]
-    columns = (
+    limits_by_kind = [limits_of(limits, name) for name in load.classes or [""]]
+    rows = zip(
         outcome.send_s,
         outcome.first_s,
         outcome.last_s,
         load.output_tokens,
         load.kind or repeat(0),
+        strict=False,
     )
-    for send_s, first_s, last_s, output, kind in zip(*columns, strict=False):
-        took_s = {
-            "ttft": first_s - send_s,
-            "tpot": (last_s - first_s) / (output - 1) if output > 1 else 0.0,
-            "e2el": last_s - send_s,
-        }
+    for send_s, first_s, last_s, output_tokens, kind in rows:
         if math.isnan(first_s):
             yield dict.fromkeys(METRICS, math.inf)
-        else:
-            yield {metric: took_s[metric] / limit_s for metric, limit_s in of_class[kind].items()}
+            continue
+        tpot_s = 0.0
+        if output_tokens > 1:
+            tpot_s = (last_s - first_s) / (output_tokens - 1)
+        seconds = {"ttft": first_s - send_s, "tpot": tpot_s, "e2el": last_s - send_s}
+        kind_limits = limits_by_kind[kind]
+        yield {metric: seconds[metric] / limit_s for metric, limit_s in kind_limits.items()}
 
 
 def check_classes(limits: Limits, load: LoadTrace) -> None:
-    """Raises ConfigError for limits of a class that the load does not have."""
-    if unknown := [name for name in limits if name and name not in load.classes]:
-        known = (
-            f"; known are {', '.join(load.classes)}" if load.classes else ", and no column class"
-        )
-        raise ConfigError(f"--goodput: {load.origin} has no requests of class {unknown[0]}{known}")
+    """Checks that the load has all classes of the limits. Raises ConfigError if it has not."""
+    for name in limits:
+        if name and name not in load.classes:
+            classes = ", and no column class"
+            if load.classes:
+                classes = f"; known are {', '.join(load.classes)}"
+            raise ConfigError(f"--goodput: {load.origin} has no requests of class {name}{classes}")
 
 
-def lines(its: Goodput, limits: Limits) -> list[str]:
+def goodput_lines(result: Goodput, limits: Limits) -> list[str]:
     """Returns one line for each class, and one for all requests."""
-    found = []
-    for name, share in (its.by_class or {"": its}).items():
-        of = f" of {name}" if its.by_class else ""
-        told = [
-            f"{metric} {1000 * limit_s:g} ms" for metric, limit_s in limits_of(limits, name).items()
-        ]
-        found.append(f"goodput{of}: {share} ({', '.join(told) or 'no limit'})")
-    return [*found, f"goodput: {its}"] if its.by_class else found
+    if not result.by_class:
+        return [f"goodput: {result} ({_limits_text(limits, '')})"]
+    lines = [
+        f"goodput of {name}: {share} ({_limits_text(limits, name)})"
+        for name, share in result.by_class.items()
+    ]
+    return [*lines, f"goodput: {result}"]
+
+
+def _limits_text(limits: Limits, class_name: str) -> str:
+    texts = [
+        f"{metric} {1000 * limit_s:g} ms"
+        for metric, limit_s in limits_of(limits, class_name).items()
+    ]
+    return ", ".join(texts) or "no limit"

@@ -18,32 +18,32 @@ import numpy
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from app.lab.fidelity.fitting import PULL, SOFT, Certainty, Problem
-from app.lab.fidelity.simulation import Progress, each
+from app.lab.fidelity.fitting import PULL, SMOOTHING, Certainty, Problem
+from app.lab.fidelity.simulation import Progress
+from app.lab.fidelity.workers import map_jobs
 
 STEP = 0.03
 """Change of a constant's logarithm, for derivatives."""
 LONG_STEP = 0.1
-"""Change of a constant's logarithm for certainties:
-
-long, so that roughness does not pass for information.
+"""Change of a constant's logarithm for certainties: long, so that roughness does not pass for
+information.
 """
-DOWNHILL = 5
-LENGTHS = (1.0, 0.5, 0.2, 0.05)
+MAX_GAUSS_NEWTON_STEPS = 5
+STEP_SHARES = (1.0, 0.5, 0.2, 0.05)
 """Shares of a Gauss-Newton step that are tried."""
-LONGEST = 1.5
+MAX_GAUSS_NEWTON_MOVE = 1.5
 """Most spreads that a constant moves in a Gauss-Newton step."""
 RISE = 2e-4
 """Rise of the loss at distance 1 from the first candidate of CMA-ES."""
 SIGMA = 0.4
 """Step size of the first generation of CMA-ES."""
-PATIENCE = 16
+MAX_STALLED_GENERATIONS = 16
 """Generations without an improvement after which the search ends."""
-WORTHWHILE = 0.01
+MIN_IMPROVEMENT = 0.01
 """Least improvement, as a share of the loss."""
 NOISE = 0.008
 """Least error of a figure from other causes than constants, as a share."""
-BEFORE = 2.0
+PRIOR_DEVIATION = 2.0
 """Prior standard deviation of a constant from its start, in spreads."""
 
 Array: TypeAlias = NDArray[numpy.float64]
@@ -51,42 +51,57 @@ Pool: TypeAlias = ProcessPoolExecutor | None
 
 
 class SearchResult(Struct, frozen=True):
+    """The best candidate of a search, and the reason for the end of the search."""
+
     x: list[float]
     loss: float
     evaluations: int
-    why: str
+    reason: str
 
 
 class Search:
-    def __init__(self, problem: Problem, pool: Pool, most: int, progress: Progress) -> None:
-        """`most` limits the evaluations, roughly; `progress` receives their number."""
-        self._problem, self._pool, self._most, self._progress = problem, pool, most, progress
-        self._evaluations, self._loss = 0, inf
+    """Searches the candidate with the least loss."""
+
+    def __init__(
+        self, problem: Problem, pool: Pool, max_evaluations: int, progress: Progress
+    ) -> None:
+        """`max_evaluations` is a rough limit; `progress` receives the number of evaluations."""
+        self._problem = problem
+        self._pool = pool
+        self._max_evaluations = max_evaluations
+        self._progress = progress
+        self._evaluations = 0
+        self._loss = inf
         self._best = numpy.zeros(len(problem.constants))
 
     def run(self, seed: int) -> SearchResult:
-        self._try([self._best])
-        for _ in range(DOWNHILL):
-            if self._evaluations >= self._most:
+        """Runs the search; `seed` is that of CMA-ES."""
+        self._evaluate([self._best])
+        for _ in range(MAX_GAUSS_NEWTON_STEPS):
+            if self._evaluations >= self._max_evaluations:
                 break
             second, first = self._curvature()
-            before, x = self._loss, self._best
-            step = numpy.linalg.solve(second, first).clip(-LONGEST, LONGEST)
-            self._try(x - share * step for share in LENGTHS)
-            if self._loss >= 0.95 * before:
+            last_loss = self._loss
+            x = self._best
+            move = numpy.linalg.solve(second, first)
+            move = move.clip(-MAX_GAUSS_NEWTON_MOVE, MAX_GAUSS_NEWTON_MOVE)
+            self._evaluate(x - share * move for share in STEP_SHARES)
+            if self._loss >= 0.95 * last_loss:
                 break
-        why = self._wander(seed)
-        return SearchResult(self._best.tolist(), self._loss, self._evaluations, why)
+        reason = self._run_cma(seed)
+        return SearchResult(self._best.tolist(), self._loss, self._evaluations, reason)
 
-    def _try(self, given: Iterable[Array]) -> list[float]:
-        candidates = list(given)
-        found = list(each(self._pool, self._problem.loss, candidates))
+    def _evaluate(self, candidates: Iterable[Array]) -> list[float]:
+        """Returns the losses of the candidates, and keeps the best candidate."""
+        candidates = list(candidates)
+        losses = list(map_jobs(self._pool, self._problem.loss, candidates))
         self._evaluations += len(candidates)
-        least = min(range(len(found)), key=found.__getitem__)
-        if found[least] < self._loss:
-            self._best, self._loss = candidates[least], found[least]
-        self._progress(min(self._evaluations, self._most))
-        return found
+        best = min(range(len(losses)), key=losses.__getitem__)
+        if losses[best] < self._loss:
+            self._best = candidates[best]
+            self._loss = losses[best]
+        self._progress(min(self._evaluations, self._max_evaluations))
+        return losses
 
     def _curvature(self) -> tuple[Array, Array]:
         """Returns second (n, n) and first (n,) derivative of the loss at the best x, by
@@ -95,10 +110,11 @@ class Search:
         x = self._best
         self._evaluations += 2 * len(x) + 1
         errors, rows = slopes(self._problem, x, self._pool)
-        weighted = rows / numpy.sqrt(errors * errors + SOFT * SOFT) / len(errors)
-        return weighted @ rows.T + 2 * PULL * numpy.eye(len(x)), weighted @ errors + 2 * PULL * x
+        weighted = rows / numpy.sqrt(errors * errors + SMOOTHING * SMOOTHING) / len(errors)
+        second = weighted @ rows.T + 2 * PULL * numpy.eye(len(x))
+        return second, weighted @ errors + 2 * PULL * x
 
-    def _wander(self, seed: int) -> str:
+    def _run_cma(self, seed: int) -> str:
         """Runs CMA-ES around the best candidate, with axes of equal rise; returns the reason for
         its end.
         """
@@ -108,21 +124,21 @@ class Search:
         with catch_warnings():
             simplefilter("ignore")  # the package warns about missing optional packages
             cma = import_module("cma")
-            options = {
-                "seed": seed + 1,
-                "verbose": -9,
-                "verb_log": 0,
-            }  # seed 0 would be a random seed
+            # Seed 0 would be a random seed.
+            options = {"seed": seed + 1, "verbose": -9, "verb_log": 0}
             strategy = cma.CMAEvolutionStrategy([0.0] * len(second), SIGMA, options)
-        middle, mark, since = self._best, self._loss, 0
-        while self._evaluations < self._most:
-            asked = strategy.ask()
-            strategy.tell(asked, self._try(middle + axes @ z for z in asked))
-            since += 1
-            if self._loss < mark * (1 - WORTHWHILE):
-                mark, since = self._loss, 0
-            if since >= PATIENCE or strategy.stop():
-                self._try([middle + axes @ strategy.result.xfavorite])
+        center = self._best
+        improved_loss = self._loss
+        stalled_generations = 0
+        while self._evaluations < self._max_evaluations:
+            points = strategy.ask()
+            strategy.tell(points, self._evaluate(center + axes @ point for point in points))
+            stalled_generations += 1
+            if self._loss < improved_loss * (1 - MIN_IMPROVEMENT):
+                improved_loss = self._loss
+                stalled_generations = 0
+            if stalled_generations >= MAX_STALLED_GENERATIONS or strategy.stop():
+                self._evaluate([center + axes @ strategy.result.xfavorite])
                 return "nothing improved any more"
         return "all evaluations were done"
 
@@ -133,9 +149,12 @@ def slopes(problem: Problem, x: Array, pool: Pool, step: float = STEP) -> tuple[
     Longer steps average over roughness.
     """
     moves = step / numpy.array([constant.spread for constant in problem.constants])
-    moved = [x + sign * row for row in numpy.diag(moves) for sign in (1, -1)]
-    seen = numpy.array([numpy.ravel(errors) for errors in each(pool, problem.errors, [*moved, x])])
-    return seen[-1], (seen[0:-1:2] - seen[1:-1:2]) / (2 * moves[:, numpy.newaxis])
+    candidates = [x + sign * row for row in numpy.diag(moves) for sign in (1, -1)]
+    candidates.append(x)
+    errors = numpy.array(
+        [numpy.ravel(errors) for errors in map_jobs(pool, problem.errors, candidates)]
+    )
+    return errors[-1], (errors[0:-1:2] - errors[1:-1:2]) / (2 * moves[:, numpy.newaxis])
 
 
 def certainties(problem: Problem, x: Sequence[float], pool: Pool) -> list[Certainty]:
@@ -143,28 +162,33 @@ def certainties(problem: Problem, x: Sequence[float], pool: Pool) -> list[Certai
 
     Errors are taken as linear in the constants near the best candidate. Bayesian linear regression
     gives the standard deviation of each constant. The noise is the remaining error, the prior is
-    `BEFORE` spreads.
+    `PRIOR_DEVIATION` spreads.
     """
     errors, rows = slopes(problem, numpy.array(x), pool, LONG_STEP)
     noise = max(NOISE, float(numpy.sqrt(numpy.mean(errors * errors))))
-    covariance = numpy.linalg.inv(rows @ rows.T / noise**2 + numpy.eye(len(x)) / BEFORE**2)
+    prior = numpy.eye(len(x)) / PRIOR_DEVIATION**2
+    covariance = numpy.linalg.inv(rows @ rows.T / noise**2 + prior)
     values = problem.candidate(x)
-    start = dict(zip((it.name for it in problem.constants), problem.values, strict=True))
-    told = [
-        Certainty(
-            it.name, start[it.name], values[it.name], it.spread * sqrt(covariance[place, place])
+    starts: dict[str, float] = {}
+    results = []
+    for index, constant in enumerate(problem.constants):
+        starts[constant.name] = problem.values[index]
+        results.append(
+            Certainty(
+                constant.name,
+                start=problem.values[index],
+                value=values[constant.name],
+                deviation=constant.spread * sqrt(covariance[index, index]),
+            )
         )
-        for place, it in enumerate(problem.constants)
-    ]
-    if not {"base", "weights"} <= set(start):
-        return told
+    if not {"base", "weights"} <= set(starts):
+        return results
     # Recordings separate the two only with steps of very different sizes.
-    whole = values["base"] + values["weights"]
-    shares = numpy.array(
-        [
-            it.spread * values[it.name] / whole * (it.name in ("base", "weights"))
-            for it in problem.constants
-        ]
-    )
-    off = sqrt(shares @ covariance @ shares)
-    return [*told, Certainty("base + weights", start["base"] + start["weights"], whole, off)]
+    total = values["base"] + values["weights"]
+    shares = numpy.zeros(len(x))
+    for index, constant in enumerate(problem.constants):
+        if constant.name in ("base", "weights"):
+            shares[index] = constant.spread * values[constant.name] / total
+    deviation = sqrt(shares @ covariance @ shares)
+    total_start = starts["base"] + starts["weights"]
+    return [*results, Certainty("base + weights", total_start, total, deviation)]

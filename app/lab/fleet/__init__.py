@@ -1,4 +1,1 @@
-"""`python -m app fleet`:
-
-servers, an indexer and a proxy on one machine, to compare routing policies.
-"""
+"""`python -m app fleet`: servers, an indexer and a proxy on one machine, to compare policies."""

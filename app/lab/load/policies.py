@@ -4,17 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Generic, TypeVar
 
-RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = (
-    "random",
-    "round-robin",
-    "least-requests",
-    "prefix-aware",
-)
+RANDOM = "random"
+ROUND_ROBIN = "round-robin"
+LEAST_REQUESTS = "least-requests"
+PREFIX_AWARE = "prefix-aware"
 POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
 BLOCKS_PER_REQUEST = 25.0
-"""Blocks that a request in flight counts against a pod:
+"""Cached blocks that weigh as much as one request in flight.
 
-2,000 tokens (125 blocks) are five requests.
+A prefix of 2,000 tokens (125 blocks) weighs as much as five requests.
 """
 
 Pod = TypeVar("Pod")
@@ -26,24 +24,30 @@ class IndexerError(Exception):
 
 
 class RandomChoice:
+    """Chooses a random pod."""
+
     fallbacks = 0
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
     def choose(self, incoming: object, pods: Sequence[Pod], in_flight: Mapping[Pod, int]) -> Pod:
+        """Returns the pod for a request."""
         return self._rng.choice(pods)
 
 
 class RoundRobin:
+    """Chooses one pod after another."""
+
     fallbacks = 0
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._choices = 0
 
     def choose(self, incoming: object, pods: Sequence[Pod], in_flight: Mapping[Pod, int]) -> Pod:
-        pod = pods[self._turn % len(pods)]
-        self._turn += 1
+        """Returns the pod for a request."""
+        pod = pods[self._choices % len(pods)]
+        self._choices += 1
         return pod
 
 
@@ -66,24 +70,36 @@ class PrefixAware(Generic[Request, Pod]):
         self.fallbacks = 0
 
     def choose(self, incoming: Request, pods: Sequence[Pod], in_flight: Mapping[Pod, int]) -> Pod:
-        """Waits for the indexer first; `in_flight` is read afterwards."""
+        """Returns the pod for a request.
+
+        Waits for the indexer first; `in_flight` is read afterwards.
+        """
         scores: Mapping[Pod, float] = {}
         try:
             scores = self._scores(incoming)
         except IndexerError:
             self.fallbacks += 1
-        worth = [scores.get(pod, 0.0) - BLOCKS_PER_REQUEST * in_flight[pod] for pod in pods]
-        most = max(worth)
-        best = [pod for pod, value in zip(pods, worth, strict=True) if value == most]
-        return best[0] if len(best) == 1 else self._rng.choice(best)
+        values = [scores.get(pod, 0.0) - BLOCKS_PER_REQUEST * in_flight[pod] for pod in pods]
+        best_value = max(values)
+        best_pods = [pod for pod, value in zip(pods, values, strict=True) if value == best_value]
+        if len(best_pods) == 1:
+            return best_pods[0]
+        return self._rng.choice(best_pods)
 
 
 def make_policy(
     name: str, scores: Callable[[Request], Mapping[Pod, float]], rng: Random
 ) -> RandomChoice | RoundRobin | PrefixAware[Request, Pod]:
+    """Makes the policy of that name from `POLICIES`."""
     if name == RANDOM:
         return RandomChoice(rng)
     if name == ROUND_ROBIN:
         return RoundRobin()
-    # Without scores, the pod with the fewest requests is the best.
-    return PrefixAware(scores if name == PREFIX_AWARE else lambda request: {}, rng)
+    if name == LEAST_REQUESTS:
+        # Without scores, the pod with the fewest requests is the best.
+        return PrefixAware(_no_scores, rng)
+    return PrefixAware(scores, rng)
+
+
+def _no_scores(request: object) -> Mapping[Pod, float]:
+    return {}

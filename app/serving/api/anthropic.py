@@ -64,7 +64,7 @@ class MessageWriter(BlockWriter):
         self.begin(output)
         stop = {"stop_reason": None, "stop_sequence": None}
         usage: JsonObject = {
-            "input_tokens": self.usage.told(self._prompt_tokens, 0)[0],
+            "input_tokens": self.usage.override(self._prompt_tokens, 0)[0],
             "output_tokens": 0,
         }
         return _event("message_start", message=self._message([], stop, usage))
@@ -141,7 +141,7 @@ class MessageWriter(BlockWriter):
         """Returns token counts; `input_tokens` excludes the cache's tokens when the server reports
         them.
         """
-        prompt_tokens, tokens = self.usage.told(self._prompt_tokens, self.choices[0].tokens)
+        prompt_tokens, tokens = self.usage.override(self._prompt_tokens, self.choices[0].tokens)
         if not self._prompt_details:
             return {"input_tokens": prompt_tokens, "output_tokens": tokens}
         read, created = self.told_cached, self.told_created
@@ -281,7 +281,9 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     ]
 
 
-def message_chats(pipeline: RequestPipeline) -> Callable[[wire.Asked], ChatCompletionRequest]:
+def message_chats(
+    pipeline: RequestPipeline,
+) -> Callable[[wire.AnthropicRequest], ChatCompletionRequest]:
     tokenizer = pipeline.tokenizer
     effort = pipeline.settings.reply.anthropic_disabled_thinking_effort
     merges_system = cache(partial(_merges_system, tokenizer))

@@ -5,10 +5,11 @@ from functools import wraps
 from typing import TypeVar
 
 from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.backend import BackendUnavailable
+from app.kvindex.backend import BackendUnavailableError
 from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex
-from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout, UnknownModelError
+from app.kvindex.tokenization import TokenizationBusyError, TokenizationTimeoutError
+from app.kvindex.tokenizers import UnknownModelError
 from app.serving.api.chat.prompt import chat_options
 from app.serving.api.pipeline import ChatRules
 from app.serving.http.context import BodyLimits, RequestContext
@@ -28,7 +29,7 @@ Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 def routes(index: KvIndex, settings: Settings) -> list[Route]:
     at, model, rules = settings.kvindex, settings.model.model, ChatRules.of(settings.api)
     body, aliases = (
-        BodyLimits.of(settings.server),
+        BodyLimits.from_settings(settings.server),
         dict.fromkeys(settings.model.served_names, model),
     )
 
@@ -96,11 +97,11 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
                 return json_response(answer(asked))
             except UnknownModelError as error:
                 raise not_found(str(error), "model") from None
-            except (TokenizerLoadError, TokenizationBusy) as error:
+            except (TokenizerLoadError, TokenizationBusyError) as error:
                 raise unavailable(str(error)) from None
-            except TokenizationTimeout as error:
+            except TokenizationTimeoutError as error:
                 raise timed_out(str(error)) from None
-            except BackendUnavailable as error:
+            except BackendUnavailableError as error:
                 raise unavailable(f"The index cannot be asked now: {error}.") from None
 
         return post(path, handle, docs=docs)

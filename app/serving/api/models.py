@@ -11,7 +11,7 @@ from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import malformed, not_found
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, RouteDocs, get, post
-from app.serving.protocol.coercion import Misfit, convert
+from app.serving.protocol.coercion import ConversionError, convert
 from app.serving.protocol.decoding import Request, decode, read_json
 from app.serving.protocol.rules import check_unicode
 
@@ -141,9 +141,9 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         check_unicode(value)
         try:
             asked = convert(RegisterAdapterRequest, value)
-        except Misfit as misfit:
+        except ConversionError as error:
             raise malformed(
-                f"{'.'.join(map(str, misfit.path))}: expected {misfit.expected}"
+                f"{'.'.join(map(str, error.path))}: expected {error.expected}"
             ) from None
         load(LoadAdapterRequest(lora_name=asked.name, lora_path=asked.src))
         return Response(f"Adapter {asked.name} is registered.".encode())

@@ -3,7 +3,7 @@
 from a decoded body to the engine's requests and the answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -14,18 +14,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.base.clock.pause import Slices
+from app.engine.core.constraints import Constraints
 from app.engine.core.request import Constraint, EngineRequest, ToolCalls
 from app.engine.core.wire import Sampling, TextForm
-from app.engine.forms.schema import Schemas
 from app.serving.api.chat.media import BuiltPrompt, encoded, placeholders
 from app.serving.api.chat.parts import constraint_of, tag_of, thinking, tool_calls_of
+from app.serving.api.fault import Fault, FaultInjection
 from app.serving.api.identity import Identity, ResponseMeta, address_of
 from app.serving.api.models import ServedModels
 from app.serving.api.responder import Responder
 from app.serving.api.sampling import RealModel, SamplingDefaults, check_real, text_form
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import Fault
-from app.serving.faults.injector import FaultInjector
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
@@ -43,9 +42,7 @@ from config.sections.api import ApiSettings, json_object
 from config.settings import Settings
 
 if TYPE_CHECKING:
-    from app.serving.api.script import (
-        ScriptResolver,
-    )  # imports templates, too, which few servers need
+    from app.serving.api.reply_rules import ReplyRules
 
 SLICE = 12_000
 """Values processed between two pauses: about 4 ms."""
@@ -78,6 +75,11 @@ R = TypeVar("R", bound=GenerationRequest)
 Asked = ValidatedRequest[GenerationRequest]
 
 
+def always_fast(settings: Settings) -> bool:
+    """Returns True: no extension needs to see plain requests."""
+    return True
+
+
 class ChatRules(Struct, frozen=True):
     trusts_templates: bool = False
     template_kwargs: Mapping[str, object] = {}
@@ -97,9 +99,9 @@ class RequestPipeline:
     tokenizer: Tokenizer
     identity: Identity
     responder: Responder
-    faults: FaultInjector
+    faults: FaultInjection | None
     limits: ModelLimits
-    schemas: Schemas
+    schemas: Constraints
     images: Random
     """Draws which replies have an image."""
     chat_rules: ChatRules = ChatRules()
@@ -107,8 +109,10 @@ class RequestPipeline:
     real: RealModel | None = None
     keeps_turns: bool = False
     """Prompts carry the texts of their messages, which datasets look up."""
-    scripts: "ScriptResolver | None" = None
-    asks_plugins: bool = False
+    scripts: "ReplyRules | None" = None
+    """Rules that decide replies; None while there are none."""
+    keeps_fast_path: Callable[[Settings], bool] = always_fast
+    """Returns whether plain requests may take the fast path while the settings are in force."""
     slices: Slices = field(default_factory=partial(Slices, SLICE))
     """Counts texts of all requests that become tokens, and pauses now and then."""
 
@@ -121,10 +125,17 @@ class RequestPipeline:
 
     def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
         """Validates the request as far as possible before its prompts are tokens."""
-        self.faults.inject(context, request.model)
+        if self.faults is not None:
+            self.faults.inject(context, request.model)
         model = self.models.resolve(request.model)
         self.responder.engine.check_accepting(request.n or 1)
         return ValidatedRequest(request, model, self.limits)
+
+    def damaged(self, response: Response, context: RequestContext) -> Response:
+        """Returns `response` with the damage of the request's fault, if it has one."""
+        if self.faults is None:
+            return response
+        return self.faults.damage(response, context.kept(Fault), context)
 
     def check_text(self, text: str) -> None:
         """Raises ApiError 400 for a text that cannot fit the context, before any work.

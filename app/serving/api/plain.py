@@ -24,7 +24,7 @@ from app.serving.http.response import PendingResponse, Response
 from app.serving.protocol.completions import DEFAULT_MAX_TOKENS
 from app.serving.protocol.options import Int64
 from app.serving.protocol.validation import GREEDY_BELOW
-from app.text.memo import KnownPrompts, known_chats, known_texts
+from app.text.memo import PromptMemo, chat_memo, text_memo
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
@@ -117,7 +117,7 @@ class PlainGeneration:
         pipeline: RequestPipeline,
         kind: type[PlainChat | PlainCompletion],
         id_prefix: str,
-        known: KnownPrompts,
+        known: PromptMemo,
         options: Callable[..., ResponseOptions],
         prompt: Callable[[Sequence[int]], dict[str, Any]],
         writer: Callable[[ResponseMeta, Any], ResponseWriter],
@@ -134,7 +134,7 @@ class PlainGeneration:
         self._prompt_ids = known.ids
         self._model = pipeline.models.names[0]
         self._context_tokens = pipeline.limits.max_model_len
-        self._longest_reply = pipeline.limits.room_behind(0)
+        self._longest_reply = pipeline.limits.max_reply_tokens(0)
         self._most_prompt_tokens = PART_BLOCKS * pipeline.settings.kvcache.block_size
         """Longest prompt that the engine takes without a pause."""
         self._names: frozenset[str | None] = frozenset()
@@ -150,16 +150,12 @@ class PlainGeneration:
         pipeline = self._pipeline
         special = (
             settings.reply.mode == "echo"
-            or settings.replay.replay != ""
             or pipeline.limits.reasons
             or pipeline.chat_rules.template_kwargs
             or settings.model.omni
             or settings.model.mm_encoder_only
-            or pipeline.keeps_turns
-            or pipeline.scripts is not None
-            or pipeline.asks_plugins
             or pipeline.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
-            or not pipeline.faults.is_quiet
+            or not pipeline.keeps_fast_path(settings)
         )
         self._bodies.clear()
         self._names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
@@ -203,7 +199,7 @@ class PlainGeneration:
         ids = self._prompt_ids(key)
         if not ids or len(ids) > self._most_prompt_tokens:
             return None
-        room = min(context_tokens - len(ids), self._longest_reply)  # `room_behind`, inlined
+        room = min(context_tokens - len(ids), self._longest_reply)  # `max_reply_tokens`, inlined
         most = room if limit is None else min(limit, room)
         if most < 1 or request.min_tokens > most:
             return None
@@ -250,7 +246,7 @@ def plain_chats(pipeline: RequestPipeline) -> PlainGeneration:
         role, parses = pipeline.settings.api.response_role, pipeline.limits.parses
         return ChatResponseOptions(**shared, prompt_ids=(), role=role, parses=parses)
 
-    known, prompt = known_chats(pipeline.tokenizer), lambda ids: {"prompt_ids": ids}
+    known, prompt = chat_memo(pipeline.tokenizer), lambda ids: {"prompt_ids": ids}
     return PlainGeneration(pipeline, PlainChat, "chatcmpl", known, options, prompt, ChatWriter)
 
 
@@ -258,7 +254,7 @@ def plain_completions(pipeline: RequestPipeline) -> PlainGeneration:
     def options(**shared: Any) -> CompletionResponseOptions:
         return CompletionResponseOptions(**shared, prompts=())
 
-    known, prompt = known_texts(pipeline.tokenizer), lambda ids: {"prompts": (EchoedPrompt(ids),)}
+    known, prompt = text_memo(pipeline.tokenizer), lambda ids: {"prompts": (EchoedPrompt(ids),)}
     return PlainGeneration(
         pipeline, PlainCompletion, "cmpl", known, options, prompt, CompletionWriter
     )

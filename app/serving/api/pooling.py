@@ -24,10 +24,10 @@ from app.engine.core.errors import Aborted, CallerLeft, QueueFull, TooManyReques
 from app.engine.core.request import EngineRequest
 from app.engine.vectors import TASKS, Bag, PoolingModel, logit, packing, sigmoid
 from app.serving.api.chat.prompt import own_template
+from app.serving.api.fault import Fault
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline, priority_of
 from app.serving.api.writer import ChoiceState, WholeWriter
-from app.serving.faults.fault import Fault, damage
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
@@ -42,7 +42,7 @@ from app.text.files import is_matryoshka, model_config
 from config.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from app.serving.scripts.action import ScriptedAnswer
+    from app.serving.api.reply_rules import ScriptedAnswer
 
 EMBEDDINGS = "/v1/embeddings"
 COHERE = "/v2/embed"
@@ -569,7 +569,7 @@ class PoolingRunner:
             shapes = [(len(each), len(each[0])) if nested else (len(each[0]),) for each in rows]
             headers["metadata"] = _metadata(request, job, shapes, packed)
         response = Response(b"".join(packed), 200, headers, content_type="application/octet-stream")
-        return damage(response, context.kept(Fault), context)
+        return self.pipeline.damaged(response, context)
 
     def _list(self, context: RequestContext, job: PoolingJob, items: Iterable[object]) -> Response:
         data, tokens, meta = (
@@ -585,7 +585,7 @@ class PoolingRunner:
 
     def _answer(self, context: RequestContext, answer: object) -> Response:
         response = json_response(answer, 200, self.pipeline.responder.headers)
-        return damage(response, context.kept(Fault), context)
+        return self.pipeline.damaged(response, context)
 
     def _paced(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:

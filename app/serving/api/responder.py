@@ -8,7 +8,7 @@ greenlet wakes and yields each chunk. Both ways write the same bytes at the same
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import gevent
 from gevent.event import Event as Bell
@@ -19,9 +19,9 @@ from app.engine.core.client import EngineClient
 from app.engine.core.outputs import EngineOutput, Failed, Started, TakeToken, TokenBacklog, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import Handle
+from app.serving.api.fault import Fault, FaultInjection
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import Fault, damage
-from app.serving.http.connection import Connection, StreamTransport, watched
+from app.serving.http.client_connection import ClientConnection, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import (
@@ -32,6 +32,7 @@ from app.serving.http.response import (
     StreamingBody,
     json_response,
 )
+from app.serving.http.stream_transport import StreamTransport
 from app.serving.protocol.common import encode
 
 SLICE_TOKENS = 256
@@ -63,6 +64,7 @@ class Responder:
     headers: Mapping[str, str]
     keep_alive_s: float
     """Seconds between comments in idle streams of chats and completions; see `EventStream`."""
+    faults: FaultInjection | None = field(default=None, kw_only=True)
 
     def respond(
         self,
@@ -84,7 +86,9 @@ class Responder:
             response = json_response(
                 body or b"", CLIENT_GONE if body is None else 200, self.headers
             )
-        return response if fault is None else damage(response, fault, context)
+        if fault is None or self.faults is None:
+            return response
+        return self.faults.damage(response, fault, context)
 
     def respond_soon(
         self,
@@ -122,7 +126,7 @@ class Responder:
         self,
         requests: Sequence[EngineRequest],
         writer: ResponseWriter,
-        connection: Connection | None,
+        connection: ClientConnection | None,
         may_join: bool = True,
     ) -> Response:
         """`may_join`: a stream that is already complete may leave in one piece."""
@@ -142,7 +146,7 @@ class Responder:
         self,
         requests: Sequence[EngineRequest],
         writer: ResponseWriter,
-        connection: Connection | None,
+        connection: ClientConnection | None,
     ) -> bytes | None:
         """Sleeps until all choices are over, and returns the answer; None when the client has left."""
         collector = ResponseCollector(self.engine, requests, writer)
@@ -210,7 +214,7 @@ class ResponseCollector:
         assert self._handle is not None
         self._handle.future.add_done_callback(over)
 
-    def wait(self, connection: Connection | None) -> None:
+    def wait(self, connection: ClientConnection | None) -> None:
         bell = Bell()
         self.on_done(lambda future: bell.set())
         try:
@@ -236,7 +240,7 @@ class EventStream(StreamingBody):
         self,
         writer: ResponseWriter,
         choices: int,
-        connection: Connection | None = None,
+        connection: ClientConnection | None = None,
         entries_per_token: int = 1,
         keep_alive_s: float = 0.0,
     ) -> None:

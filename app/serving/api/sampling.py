@@ -56,7 +56,12 @@ def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> Text
                 closed = {"required": [*call], "additionalProperties": False}
                 kinds.append({"type": "object", "properties": call, **closed})
             most = {"maxItems": 1} if calls.max_calls == 1 else {}
-            schema = {"type": "array", "minItems": calls.min_calls, "items": {"anyOf": kinds}, **most}
+            schema = {
+                "type": "array",
+                "minItems": calls.min_calls,
+                "items": {"anyOf": kinds},
+                **most,
+            }
         return TextForm(json_schema=msgspec.json.encode(schema).decode())
     if wanted is None:
         return None

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from app.base.clock.pause import Pace, Slices
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt
+from app.serving.api.reply_rules import ScriptedAnswer
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.injector import FaultInjector, facts_of
 from app.serving.http.context import RequestContext
@@ -18,15 +19,14 @@ from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest, c
 from app.serving.protocol.chat import Message as WireMessage
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.validation import GenerationRequest
-from app.serving.scripts.action import ScriptedAnswer
-from app.serving.scripts.matching import (
-    KNOWN,
-    MATCH_PER_INPUT_S,
+from app.serving.scripts.matched_request import (
+    MATCH_SECONDS_PER_INPUT,
+    MAX_VALUE_CHARACTERS,
     MatchBudget,
     MatchedRequest,
     Message,
 )
-from app.serving.scripts.rules import ScriptFailure
+from app.serving.scripts.rules import RuleFailureError
 from app.serving.scripts.script_set import Decision, ScriptSet
 from app.text.base import Tokenizer
 
@@ -83,13 +83,15 @@ class ScriptResolver:
         budget = MatchBudget()
         for number, conversation in enumerate(self._conversations(asked, prompts)):
             slices.spend(PROMPT_STEPS + self.book.rules)
-            budget.extend(MATCH_PER_INPUT_S)
+            budget.extend(MATCH_SECONDS_PER_INPUT)
             first = requests[number * requests[0].n]
             own = requests[number * first.n : (number + 1) * first.n]
             seen = request_of(context, asked.model or first.model, conversation, tools)
             seen.budget = budget
             repeats = first.seed is not None or first.greedy
-            rng = Random(f"{first.seed} {seen.last[:KNOWN]}") if repeats else None
+            rng = (
+                Random(f"{first.seed} {seen.last_text[:MAX_VALUE_CHARACTERS]}") if repeats else None
+            )
             decision = self.decide(context, seen, rng)
             if decision is None:
                 directed += own
@@ -120,7 +122,7 @@ class ScriptResolver:
         slices = Slices()
         budget = MatchBudget()
         for messages in inputs:
-            budget.extend(MATCH_PER_INPUT_S)
+            budget.extend(MATCH_SECONDS_PER_INPUT)
             slices.spend(PROMPT_STEPS + self.book.rules)
             seen = request_of(context, model, messages_of(messages), {}, wants)
             seen.budget = budget
@@ -139,9 +141,9 @@ class ScriptResolver:
         """
         try:
             decision = self.book.decide(request, own)
-            context.rule = "" if decision is None else decision.rule.place
+            context.rule = "" if decision is None else decision.rule.location
             return decision
-        except ScriptFailure as error:
+        except RuleFailureError as error:
             raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
 
     def _conversations(

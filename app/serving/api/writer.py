@@ -185,7 +185,7 @@ class ResponseWriter:
         tokens = (
             choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
         )
-        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
+        prompt_tokens, tokens = self.usage.override(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens, missing, missing)
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:

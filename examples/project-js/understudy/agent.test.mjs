@@ -17,7 +17,8 @@ async function runAgent(baseURL, question) {
     const { message } = (await answer.json()).choices[0];
     if (!message.tool_calls?.length) return message.content;
     messages.push(message);
-    for (const call of message.tool_calls) messages.push({ role: "tool", tool_call_id: call.id, content: "sunny" });
+    for (const call of message.tool_calls)
+      messages.push({ role: "tool", tool_call_id: call.id, content: "sunny" });
   }
 }
 
@@ -29,7 +30,10 @@ after(() => server.stop());
 test("the agent calls the tool", async () => {
   const call = { name: "get_weather", arguments: { city: "Rome" } };
   await server.reply({ when: { tool_result: false }, then: { tool_calls: [call] } });
-  await server.reply({ when: { tool_result: "get_weather" }, then: { text: "In Rome it is {{ tool_result }}." } });
+  await server.reply({
+    when: { tool_result: "get_weather" },
+    then: { text: "In Rome it is {{ tool_result }}." },
+  });
   assert.equal(await runAgent(server.baseURL, "Is it warm in Rome?"), "In Rome it is sunny.");
   const [, second] = await server.verify({ times: 2, contains: "Rome" });
   assert.equal(second.request.messages.at(-1).content, "sunny");

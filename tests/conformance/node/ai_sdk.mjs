@@ -4,7 +4,15 @@ import { createRequire } from "node:module";
 
 const [folder, url, name] = process.argv.slice(2);
 const require = createRequire(folder + "/");
-const { generateObject, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } = require("ai");
+const {
+  generateObject,
+  generateText,
+  jsonSchema,
+  stepCountIs,
+  streamObject,
+  streamText,
+  tool,
+} = require("ai");
 const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
@@ -19,12 +27,21 @@ const model = provider(name);
 const asked = { model, prompt: "Say something.", maxOutputTokens: 6, seed: 1, maxRetries: 0 };
 const schema = jsonSchema({
   type: "object",
-  properties: { city: { type: "string", maxLength: 20 }, days: { type: "integer", minimum: 1, maximum: 5 } },
+  properties: {
+    city: { type: "string", maxLength: 20 },
+    days: { type: "integer", minimum: 1, maximum: 5 },
+  },
   required: ["city", "days"],
   additionalProperties: false,
 });
 const weather = tool({ inputSchema: schema, execute: ({ city }) => "sun in " + city });
-const calling = { model, prompt: "How is the weather?", tools: { weather }, toolChoice: "required", maxRetries: 0 };
+const calling = {
+  model,
+  prompt: "How is the weather?",
+  tools: { weather },
+  toolChoice: "required",
+  maxRetries: 0,
+};
 
 async function refused(request) {
   try {

@@ -31,14 +31,17 @@ async function refused(request) {
 
 const whole = await client.chat.completions.create(asked);
 const { data: models } = await client.models.list();
-const stream = client.chat.completions.stream({ ...asked, stream_options: { include_usage: true } });
+const stream = client.chat.completions.stream({
+  ...asked,
+  stream_options: { include_usage: true },
+});
 const deltas = [];
 stream.on("content", (delta) => deltas.push(delta));
 const gathered = await stream.finalChatCompletion();
 
 const call = (await client.chat.completions.create(calling)).choices[0].message.tool_calls[0];
-const streamedCall = (await client.chat.completions.stream(calling).finalChatCompletion()).choices[0].message
-  .tool_calls[0];
+const streamedCall = (await client.chat.completions.stream(calling).finalChatCompletion())
+  .choices[0].message.tool_calls[0];
 const answered = await client.chat.completions
   .runTools({
     ...calling,
@@ -46,7 +49,12 @@ const answered = await client.chat.completions
     tools: [
       {
         type: "function",
-        function: { name: "weather", parameters, parse: JSON.parse, function: ({ city }) => "sun in " + city },
+        function: {
+          name: "weather",
+          parameters,
+          parse: JSON.parse,
+          function: ({ city }) => "sun in " + city,
+        },
       },
     ],
   })
@@ -55,15 +63,28 @@ const answered = await client.chat.completions
 const parsed = await client.chat.completions.parse({
   model,
   messages,
-  response_format: { type: "json_schema", json_schema: { name: "place", schema: parameters, strict: true } },
+  response_format: {
+    type: "json_schema",
+    json_schema: { name: "place", schema: parameters, strict: true },
+  },
 });
 
 const texts = [];
-for await (const chunk of await client.completions.create({ model, prompt: "hello", max_tokens: 6, stream: true })) {
+for await (const chunk of await client.completions.create({
+  model,
+  prompt: "hello",
+  max_tokens: 6,
+  stream: true,
+})) {
   texts.push(chunk.choices[0].text);
 }
 const kinds = [];
-for await (const event of await client.responses.create({ model, input: "hi", max_output_tokens: 6, stream: true })) {
+for await (const event of await client.responses.create({
+  model,
+  input: "hi",
+  max_output_tokens: 6,
+  stream: true,
+})) {
   kinds.push(event.type);
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from scripts.derive_facts import facts
+from research.derive_facts import facts
 from tests.conformance.recording import TOKENIZER
 from tests.conformance.test_facts import FACTS
 from tests.running_server import RunningServer

@@ -17,7 +17,7 @@ import requests
 
 from app.console.page import report_of
 from app.engine.core.outputs import Tokens
-from app.lab.load.report import quantile
+from app.lab.load.statistics import quantile
 from tests.console.conftest import until
 from tests.console.watched import Watched
 from tests.engine.harness import START_S

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app.core.extensions import BUILT_IN
+from app.core.built_in import BUILT_IN
 from tests.running_server import ROOT
 
 CHAT = """
 import sys
-from app.wiring.factory import create_app
+from app.core.application import create_app
 from config.loader import load
 
 client = create_app(load(("--force-dummy-tokenizer",), {})).test_client()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from app.core.application import tokenizer_of
 from app.lab.fleet import command
 from app.lab.fleet.fleet import Fleet
-from app.wiring.factory import tokenizer_of
 from tests.running_server import ROOT
 
 SMALL = ["--requests", "6", "--groups", "2", "--prefix-tokens", "64", "--no-png"]
@@ -76,7 +76,7 @@ def test_a_run_prints_the_table_and_writes_the_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @contextmanager
-    def the_same_fleet(*arguments: object) -> Iterator[Fleet]:
+    def the_same_fleet(*args: object, **kwargs: object) -> Iterator[Fleet]:
         yield fleet
 
     monkeypatch.setattr(command, "running_fleet", the_same_fleet)

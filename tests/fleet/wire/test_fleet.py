@@ -1,16 +1,16 @@
 """Real pods and a real indexer: routing by prefix finds what is cached, also behind the proxy."""
 
 import json
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from app.lab.fleet.command import demonstrate, proxied
-from app.lab.fleet.fleet import Fleet, Workload
+from app.lab.fleet.command import compare_policies, running_proxy
+from app.lab.fleet.fleet import Fleet
 from app.lab.fleet.routing import Incoming, policies_of
+from app.lab.fleet.workload import Workload
 from tests.fleet import stubs
 
 POLICIES = policies_of((), {})
@@ -28,7 +28,7 @@ def completion(
 
 
 def test_every_policy_is_played(fleet: Fleet, workload: Workload, options: Namespace) -> None:
-    played = demonstrate(fleet, workload, options, POLICIES, time.perf_counter)
+    played = compare_policies(fleet, workload, options, POLICIES)
     summaries = {at.policy: at for at in played}
     assert list(summaries) == ["random", "round-robin", "prefix-aware"]
     for at in summaries.values():
@@ -52,10 +52,10 @@ FORMS: dict[str, Callable[[int], dict[str, object]]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_prompt_goes_where_it_is_cached(fleet: Fleet, form: str) -> None:
     path, body = form.partition("?")[0], FORMS[form]
-    with proxied(fleet, POLICIES["prefix-aware"], Random(1)) as (address, proxy):
+    with running_proxy(fleet, POLICIES["prefix-aware"], Random(1)) as (address, proxy):
         home, cached = completion(address, body(0), path)
         assert cached == 0
-        fleet.settle()
+        fleet.wait_for_index()
         for number in range(1, 5):
             pod, cached = completion(address, body(number), path)
             assert pod == home and cached > 100
@@ -65,9 +65,9 @@ def test_a_prompt_goes_where_it_is_cached(fleet: Fleet, form: str) -> None:
 def test_what_is_forgotten_is_not_known_to_the_indexer(fleet: Fleet) -> None:
     body = {"prompt": "Soon forgotten, as so much before it has been. " * 20}
     asked = Incoming("/v1/completions", json.dumps(body).encode())
-    with proxied(fleet, POLICIES["round-robin"], Random(1)) as (address, _):
+    with running_proxy(fleet, POLICIES["round-robin"], Random(1)) as (address, _):
         completion(address, body)
-    fleet.settle()
+    fleet.wait_for_index()
     assert fleet.indexer.scores(asked)
-    fleet.forget()
+    fleet.clear_caches()
     assert not fleet.indexer.scores(asked)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import gevent
 import pytest
 
-from app.lab.fleet.fleet import ROOT, FleetError, Processes, ServerProcess, inherited
+from app.lab.fleet.processes import ROOT, FleetError, Processes, ServerProcess, server_environment
 
 SERVE = """
 import sys
@@ -57,7 +57,7 @@ def test_servers_answer_in_the_block_and_are_gone_after_it() -> None:
 
 
 def test_one_that_does_not_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.lab.fleet.fleet.STOP_LIMIT_S", 0.1)
+    monkeypatch.setattr("app.lab.fleet.processes.STOP_TIMEOUT_S", 0.1)
     with processes() as started:
         server = begun(started, "server", STUBBORN)
         started.wait(server)
@@ -88,7 +88,7 @@ def test_settings_of_this_environment_are_not_those_of_a_pod() -> None:
         "POD_NAME": "p",
         "PYTHONHASHSEED": "0",
     }
-    assert inherited(environ) == {"PATH": "/bin", "PYTHONPATH": str(ROOT)}
-    assert "KV_INDEX_REDIS_URL" not in inherited({"KV_INDEX_REDIS_URL": "redis://another"})
-    assert inherited({"HF_TOKEN": "mine"})["HF_TOKEN"] == "mine"
-    assert inherited({"PYTHONPATH": "/mine"}) == {"PYTHONPATH": f"{ROOT}:/mine"}
+    assert server_environment(environ) == {"PATH": "/bin", "PYTHONPATH": str(ROOT)}
+    assert "KV_INDEX_REDIS_URL" not in server_environment({"KV_INDEX_REDIS_URL": "redis://another"})
+    assert server_environment({"HF_TOKEN": "mine"})["HF_TOKEN"] == "mine"
+    assert server_environment({"PYTHONPATH": "/mine"}) == {"PYTHONPATH": f"{ROOT}:/mine"}

@@ -9,8 +9,10 @@ import gevent
 import pytest
 import redis
 
-from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp, TooManyHolders
-from app.kvindex.pool import PublishedMessage
+from app.kvindex.backend import BackendUnavailableError
+from app.kvindex.holders import HolderLimitError
+from app.kvindex.messages import PublishedMessage
+from app.kvindex.operations import Clear, Remove, Stamp
 from app.kvindex.redis_backend import RedisBackend
 from tests.kvcache.sockets import until
 from tests.kvindex.engines import PROMPT, block, content, holders_of, source, store
@@ -38,18 +40,20 @@ def connect(server: RedisServer, namespace: str = "x", **settings: object) -> Re
     return RedisBackend(server.url, namespace=namespace, **settings)  # type: ignore[arg-type]
 
 
-def test_indexers_that_share_it_see_the_same(redis_process: RedisServer, namespace: str) -> None:
+def test_indexers_that_share_redis_have_equal_scores(
+    redis_process: RedisServer, namespace: str
+) -> None:
     one, two = connect(redis_process, namespace), connect(redis_process, namespace)
     one.apply(A, [store([1, 2], [11, 12])])
     assert content(two, [11, 12]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
     two.apply(B, [store([1], [11], "cpu", adapter="alice")])
     two.apply(A, [Remove(0, "gpu", [1])])
     assert content(one, [11, 12]) == {11: {("b", "cpu")}, 12: {("a", "gpu")}}
-    assert one.lookup([11]).holders.mask("alice")
+    assert one.lookup([11]).holders.candidates("alice")
     assert one.size() == two.size() and one.pods() == ["a", "b"]
 
 
-def test_a_batch_that_several_indexers_hear_is_applied_once(
+def test_a_batch_that_several_indexers_receive_is_applied_once(
     redis_process: RedisServer, namespace: str
 ) -> None:
     one, two = connect(redis_process, namespace), connect(redis_process, namespace)
@@ -62,7 +66,7 @@ def test_a_batch_that_several_indexers_hear_is_applied_once(
     assert two.position(A) == Stamp(2, 102.0) and two.position(B) is None
 
 
-def test_a_restart_that_several_indexers_notice_clears_once(
+def test_a_restart_that_several_indexers_detect_clears_once(
     redis_process: RedisServer, namespace: str
 ) -> None:
     one, two = connect(redis_process, namespace), connect(redis_process, namespace)
@@ -76,13 +80,13 @@ def test_a_restart_that_several_indexers_notice_clears_once(
     assert set(content(one, [11, 12, 13, 21, 22])) == {21, 22}
 
 
-def test_what_an_interrupted_clear_left_is_removed_by_the_next_indexer_that_starts(
+def test_the_next_indexer_completes_an_interrupted_clear(
     redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = connect(redis_process, namespace)
     keys = range(1, 1500)
     backend.apply(A, [store(keys, keys)])
-    monkeypatch.setattr(backend, "tidy", lambda: 0)
+    monkeypatch.setattr(backend, "sweep", lambda: 0)
     backend.apply(A, [Clear(), store([5], [9_999])])
     assert content(backend, [1, 5, 1499, 9_999]) == {9_999: {("a", "gpu")}}
     again = connect(redis_process, namespace)  # as at the start of another indexer
@@ -94,13 +98,11 @@ def test_what_an_interrupted_clear_left_is_removed_by_the_next_indexer_that_star
     ]
 
 
-def test_more_holders_than_there_is_room_for_are_refused(
-    redis_process: RedisServer, namespace: str
-) -> None:
-    backend = connect(redis_process, namespace, most_holders=2)
+def test_holders_above_the_limit_are_rejected(redis_process: RedisServer, namespace: str) -> None:
+    backend = connect(redis_process, namespace, max_holders=2)
     for pod in (A, B):
         backend.apply(pod, [store([1], [11])])
-    with pytest.raises(TooManyHolders):
+    with pytest.raises(HolderLimitError):
         backend.apply(source("c"), [store([2], [12]), Clear()])
     assert content(backend, [11, 12]) == {11: {("a", "gpu"), ("b", "gpu")}}
     backend.clear("a")
@@ -108,7 +110,7 @@ def test_more_holders_than_there_is_room_for_are_refused(
     assert holders_of(backend, 11) == {("b", "gpu"), ("c", "gpu")}
 
 
-def test_namespaces_do_not_meet(redis_process: RedisServer) -> None:
+def test_namespaces_are_separate(redis_process: RedisServer) -> None:
     one, two = connect(redis_process, "one"), connect(redis_process, "two")
     one.apply(A, [store([1], [11])])
     assert content(two, [11]) == {} and two.pods() == []
@@ -119,9 +121,7 @@ def test_namespaces_do_not_meet(redis_process: RedisServer) -> None:
     one.clear("a")
 
 
-def test_a_block_that_nobody_stores_again_in_time_is_forgotten(
-    redis_process: RedisServer, namespace: str
-) -> None:
+def test_blocks_expire_after_the_ttl(redis_process: RedisServer, namespace: str) -> None:
     backend = connect(redis_process, namespace, ttl_s=1)
     backend.apply(A, [store([1], [11])])
     client = redis_process.client()
@@ -140,7 +140,7 @@ def put(place: Station, sequence: int, **more: object) -> None:
     place.pool.put(PublishedMessage("a", "m", sequence, payload, **more))  # type: ignore[arg-type]
 
 
-def test_nothing_is_lost_while_redis_is_away(own_server: RedisServer) -> None:
+def test_nothing_is_lost_while_redis_is_unavailable(own_server: RedisServer) -> None:
     with station(connect(own_server, timeout_s=0.5)) as place:
         place.engine(connect=False)
         put(place, 0)
@@ -156,10 +156,10 @@ def test_nothing_is_lost_while_redis_is_away(own_server: RedisServer) -> None:
         gevent.killall(workers)
         assert place.matched(PROMPT) == {"a": 6}
         assert place.index.metrics.skipped_messages == {} == place.index.metrics.skipped_events
-        assert place.index.backend.times_lost == 0
+        assert place.index.backend.loss_count == 0
 
 
-def test_a_redis_that_comes_back_empty_is_filled_by_replays(own_server: RedisServer) -> None:
+def test_replays_refill_a_redis_that_lost_its_data(own_server: RedisServer) -> None:
     with station(connect(own_server, timeout_s=0.5)) as place:
         engine = place.engine(connect=False)
         for sequence in range(3):
@@ -170,12 +170,12 @@ def test_a_redis_that_comes_back_empty_is_filled_by_replays(own_server: RedisSer
         own_server.start()
         put(place, 3, replay=engine.replay)
         place.until(lambda: place.matched(PROMPT) == {"a": 4})
-        assert place.index.backend.times_lost == 1
+        assert place.index.backend.loss_count == 1
         assert "index_backend_losses_total 1.0" in place.index.metrics.render({}, 1)
         assert place.index.metrics.skipped_events == {}
 
 
-def test_an_indexer_that_starts_again_fills_what_it_missed(own_server: RedisServer) -> None:
+def test_a_restarted_indexer_replays_missed_batches(own_server: RedisServer) -> None:
     with station(connect(own_server)) as place:
         engine = place.engine(connect=False)
         for sequence in range(3):
@@ -191,7 +191,7 @@ def test_an_indexer_that_starts_again_fills_what_it_missed(own_server: RedisServ
         assert place.index.metrics.skipped_messages == {}
 
 
-def test_scripts_that_redis_has_forgotten_are_sent_again(
+def test_scripts_that_redis_dropped_are_sent_again(
     redis_process: RedisServer, namespace: str
 ) -> None:
     backend = connect(redis_process, namespace)
@@ -201,18 +201,18 @@ def test_scripts_that_redis_has_forgotten_are_sent_again(
     assert len(content(backend, [11, 12])) == 2
 
 
-def test_a_connection_that_breaks_is_made_again(redis_process: RedisServer, namespace: str) -> None:
+def test_a_broken_connection_is_reopened(redis_process: RedisServer, namespace: str) -> None:
     backend = connect(redis_process, namespace)
     backend.apply(A, [store([1], [11])])
     redis_process.client().client_kill_filter(_type="normal", skipme=True)
     assert holders_of(backend, 11) == {("a", "gpu")}
 
 
-def test_a_full_redis_is_one_that_does_not_answer(own_server: RedisServer) -> None:
+def test_a_full_redis_counts_as_unavailable(own_server: RedisServer) -> None:
     backend = connect(own_server)
     client: redis.Redis = own_server.client()
     client.config_set("maxmemory", 1)
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(BackendUnavailableError):
         backend.apply(A, [store([1], [11])])
     client.config_set("maxmemory", 0)
     backend.apply(A, [store([1], [11])])

@@ -20,7 +20,7 @@ import gevent
 from app.base.clock.pause import share_loop
 from app.text.base import TokenizerError
 from app.text.huggingface import default_tokenizer
-from app.kvindex.tokenizers import TokenizerLibrary
+from app.kvindex.tokenizers import TokenizerLibrary, TokenizerSources
 
 share_loop()
 
@@ -31,8 +31,9 @@ def load(source):
         hang.acquire()  # a library that blocks its native thread, event loop or not
     return default_tokenizer()
 
-sources = {"hangs": "hangs", "good": "good"}
-library = TokenizerLibrary(load, sources=sources, folder=Path("nowhere"), timeout_s=0.3)
+by_model = {"hangs": "hangs", "good": "good"}
+sources = TokenizerSources(by_model=by_model, folder=Path("nowhere"))
+library = TokenizerLibrary(load, sources, timeout_s=0.3)
 def ask(model):
     try:
         return library.get(model).name
@@ -47,7 +48,7 @@ for each in asked:
 
 
 @pytest.mark.parametrize("how", ["patched", "plain"])
-def test_a_load_that_hangs_keeps_neither_requests_nor_the_event_loop_nor_the_process(
+def test_a_hanging_load_blocks_neither_requests_nor_the_event_loop_nor_the_exit(
     how: str,
 ) -> None:
     command = [sys.executable, "-c", HANGING, how]

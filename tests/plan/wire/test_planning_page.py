@@ -51,6 +51,4 @@ def test_a_cluster_needs_dask_and_one_line_says_so(python: Path) -> None:
     plan = planning_words()
     done = run(python, *plan, "--backend", "dask=127.0.0.1:1", cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert (
-        done.stderr == "error: --backend: needs distributed: pip install -r requirements-dask.txt\n"
-    )
+    assert done.stderr == "error: --backend: needs distributed: pip install -e '.[dask]'\n"

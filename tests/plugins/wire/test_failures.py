@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,11 +12,12 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.core.request import STOP, EngineRequest, Reply, ScriptedReply
-from app.plugins.registry import Guard, length_of, reply_of
+from app.engine.core.request import EngineRequest, ScriptedReply
+from app.plugins.guard import Guard
+from tests.plugins.conftest import plugin_module
 from tests.running_server import RunningServer, running_server
 
-WRONG = """
+MIDDLEWARE = """
 from math import nan
 
 class Wrong(Middleware):
@@ -30,51 +30,47 @@ class Wrong(Middleware):
         if "x-end" in context.headers:
             response.headers["X-Split"] = "a\\r\\nb"
 
-@hookimpl
-def middleware(host):
-    return Wrong()
-
-@hookimpl
-def reply(host):
-    def said(request, rng):
-        match request.echo_text:
-            case "raise": raise RuntimeError("reply")
-            case "exit": raise SystemExit(3)
-            case "wrong": return 42
-            case "calls": return ScriptedReply(calls=(("f", "no JSON"),))
-            case "waits": return ScriptedReply(text="x", per_token_s=nan)
-            case "refuse": raise ApiError(418, "Teapot", "No coffee.")
-            case "hold":
-                from time import perf_counter
-                end = perf_counter() + 0.1
-                while perf_counter() < end: pass
-    return said
-
-@hookimpl
-def length(host):
-    return lambda request, rng: "long"
-
-@hookimpl
-def fault(host):
-    def wrong(facts):
-        return "503" if facts.header("x-fault-of-mine") else None
-    return wrong
-
-@hookimpl
-def metrics(host):
-    return lambda: "vllm:num_requests_running 7\\n"
-
-@hookimpl
-def routes(host):
-    return [get("/mine/raises", lambda context: 1 / 0), get("/mine/wrong", lambda context: "text")]
-"""
-COST = """
 class Cost:
     def seconds(self, batch, start_s, idle):
         return -1.0
+"""
+WRONG = """
+def middleware(self):
+    return {Position.AUTHENTICATED: [Wrong()]}
 
-@hookimpl
-def step_cost(host, profile):
+def reply(self):
+    return self.write
+
+def write(self, request, rng):
+    match request.echo_text:
+        case "raise": raise RuntimeError("reply")
+        case "exit": raise SystemExit(3)
+        case "wrong": return 42
+        case "calls": return ScriptedReply(calls=(("f", "no JSON"),))
+        case "waits": return ScriptedReply(text="x", per_token_s=nan)
+        case "refuse": raise ApiError(418, "Teapot", "No coffee.")
+        case "hold":
+            from time import perf_counter
+            end = perf_counter() + 0.1
+            while perf_counter() < end: pass
+
+def reply_length(self):
+    return lambda request, rng: "long"
+
+def fault(self):
+    return lambda facts: "503" if facts.header("x-fault-of-mine") else None
+
+def metrics(self):
+    return [lambda: "vllm:num_requests_running 7\\n"]
+
+def routes(self):
+    return {
+        "wrong": [
+            get("/mine/raises", lambda context: 1 / 0), get("/mine/wrong", lambda context: "text")
+        ]
+    }
+
+def step_cost(self, profile):
     return Cost()
 """
 
@@ -82,7 +78,7 @@ def step_cost(host, profile):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("plugins") / "wrong.py"
-    path.write_text(f"from app.plugins import *\nAPI = 1\n{WRONG}{COST}")
+    path.write_text(plugin_module(WRONG, "wrong", before=MIDDLEWARE))
     with running_server("--plugin", str(path), "--profile", "qwen3-14b-h100") as running:
         yield running
 
@@ -142,7 +138,7 @@ def test_other_hooks_that_fail_give_nothing(server: RunningServer) -> None:
     assert hook(server, "metrics")["errors"] >= 1
     assert chat(server, "Hi").json()["usage"]["completion_tokens"] == 3
     assert hook(server, "step_cost")["errors"] >= 3
-    assert hook(server, "length")["errors"] >= 1
+    assert hook(server, "reply_length")["errors"] >= 1
 
 
 def test_a_long_hold_and_an_error_are_counted_and_logged_once(server: RunningServer) -> None:
@@ -161,22 +157,17 @@ def test_a_reply_off_the_loop_may_block(tmp_path: Path) -> None:
     """While one waits for a file, without gevent's knowledge, another request is answered."""
     ready = tmp_path / "ready"
     path = tmp_path / "slow.py"
-    path.write_text(
-        f"""
-from pathlib import Path
-from gevent.monkey import get_original
-from app.plugins import *
-API = 1
+    before = "from pathlib import Path\nfrom gevent.monkey import get_original\n"
+    body = f"""
+def reply(self):
+    return off_loop(self.wait)
 
-@hookimpl
-def reply(host):
-    def said(request, rng):
-        while not Path({str(ready)!r}).exists():
-            get_original("time", "sleep")(0.01)
-        return f"waited, {{host.request().path}}"
-    return off_loop(said)
+def wait(self, request, rng):
+    while not Path({str(ready)!r}).exists():
+        get_original("time", "sleep")(0.01)
+    return f"waited, {{self.request().path}}"
 """
-    )
+    path.write_text(plugin_module(body, "slow", before))
     with running_server("--plugin", str(path)) as server, ThreadPoolExecutor() as pool:
         waiting = pool.submit(chat, server, "Hi")
         while not hook(server, "reply")["calls"]:
@@ -192,11 +183,8 @@ def test_a_middleware_on_the_fast_path_fails_its_own_request_and_cannot_wait(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "fast.py"
-    path.write_text(
-        """
+    before = """
 import time
-from app.plugins import *
-API = 1
 
 class Picky(Middleware):
     def begin(self, context):
@@ -204,12 +192,9 @@ class Picky(Middleware):
             raise KeyError("begin")
         if "x-wait" in context.headers:
             time.sleep(0.01)
-
-@hookimpl
-def middleware(host):
-    return Picky()
 """
-    )
+    body = "def middleware(self):\n    return {Position.AUTHENTICATED: [Picky()]}\n"
+    path.write_text(plugin_module(body, "fast", before))
     with running_server("--plugin", str(path)) as server:
         assert chat(server, "Hi").status_code == 200
         assert [
@@ -239,13 +224,10 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-def test_whatever_a_plugin_gives_a_source_gives_a_reply_or_none(given: Any) -> None:
-    guard, made = Guard("any", "reply"), Reply((), (), STOP)
-    reply = guard.checked(
-        lambda request, rng: given, partial(reply_of, lambda request, script: made)
-    )
-    assert reply(REQUEST, Random(1)) is (None if given is None or guard.errors else made)
-    length = Guard("any", "length").checked(lambda request, rng: given, length_of)(
-        REQUEST, Random(1)
-    )
+def test_any_result_of_a_plugin_becomes_a_reply_or_none(given: Any) -> None:
+    guard = Guard("any", "reply")
+    reply = guard.reply(lambda request, rng: given)(REQUEST, Random(1))
+    assert (reply is None) == (given is None or guard.errors > 0)
+    assert reply is None or isinstance(reply, ScriptedReply)
+    length = Guard("any", "reply_length").length(lambda request, rng: given)(REQUEST, Random(1))
     assert length is None or type(length) is int

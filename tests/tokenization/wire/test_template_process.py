@@ -69,7 +69,7 @@ def test_the_server_s_own_templates_start_no_process(process: TemplateProcess) -
     assert process._worker is None
 
 
-def test_a_process_is_kept_while_templates_fail_in_ordinary_ways(process: TemplateProcess) -> None:
+def test_the_process_survives_ordinary_template_errors(process: TemplateProcess) -> None:
     assert render(process, "a") == "a"
     pid = pid_of(process)
     for source, reason in (
@@ -105,7 +105,7 @@ def test_a_process_is_kept_while_templates_fail_in_ordinary_ways(process: Templa
         (DOUBLING, "too much memory|takes more than 0.3 s"),
     ],
 )
-def test_a_template_that_takes_too_much_is_stopped(
+def test_a_template_above_its_limits_is_stopped(
     process: TemplateProcess, source: str, reason: str
 ) -> None:
     with pytest.raises(ChatTemplateError, match=reason):
@@ -122,7 +122,7 @@ def test_a_process_that_has_died_is_replaced(process: TemplateProcess) -> None:
     assert render(process, "b") == "b"
 
 
-def test_a_request_that_gives_up_does_not_leave_its_answer_to_the_next() -> None:
+def test_an_abandoned_request_does_not_leave_its_answer_to_the_next() -> None:
     process = TemplateProcess(cpu_s=30.0)
     assert render(process, "a") == "a"
     with pytest.raises(TimeoutError), gevent.Timeout(0.05, TimeoutError):
@@ -138,7 +138,7 @@ def test_a_process_without_an_answer_is_stopped() -> None:
     process.close()
 
 
-def test_the_process_knows_no_secrets(
+def test_the_process_has_no_secrets(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -167,7 +167,7 @@ def workers_of(server: RunningServer) -> list[int]:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_a_hostile_template_is_a_400_and_the_worker_goes_on(
+def test_a_hostile_template_is_a_400_and_the_worker_continues(
     server: RunningServer, path: str
 ) -> None:
     """Health checks are answered while the template runs, and afterwards by the same process."""

@@ -10,7 +10,7 @@ from tests.tokenization.test_loading import cached_repository
 
 
 def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts/train_tokenizer.py"), "--output", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "research/train_tokenizer.py"), "--output", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
     shipped = ROOT / "app/text/data"
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -31,7 +31,7 @@ LONG_WORK = {
 }
 
 
-def test_other_greenlets_run_while_much_is_done() -> None:
+def test_other_greenlets_run_during_long_work() -> None:
     program = """
 import sys
 from gevent import monkey; monkey.patch_all()
@@ -73,7 +73,7 @@ for name in ("nobody/nothing", "no name at all", "somebody/without"):
 """
 
 
-def test_offline_only_the_cache_is_asked(tmp_path: Path) -> None:
+def test_offline_mode_uses_only_the_cache(tmp_path: Path) -> None:
     cached_repository(tmp_path / "hub", "somebody/small")
     (cached_repository(tmp_path / "hub", "somebody/without") / "tokenizer.json").unlink()
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
@@ -90,7 +90,7 @@ def test_offline_only_the_cache_is_asked(tmp_path: Path) -> None:
     assert done.stderr.count("WARNING") == len(done.stderr.splitlines()) == 1
 
 
-def test_the_hub_library_is_not_imported_for_nothing() -> None:
+def test_the_hub_library_is_imported_only_when_needed() -> None:
     program = "import sys; from app.text.huggingface import load_tokenizer; load_tokenizer('m')"
     program += "; assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -305,5 +305,5 @@ def test_a_server_that_cannot_trace_says_so_in_one_line(tmp_path: Path) -> None:
     ):
         pass
     lines = [line for line in str(ended.value).splitlines() if "otlp-traces-endpoint" in line]
-    assert [line for line in lines if "pip install -r requirements-tracing.txt" in line]
+    assert [line for line in lines if "pip install -e '.[tracing]'" in line]
     assert "Traceback" not in str(ended.value)

@@ -2,10 +2,16 @@
 
 import os
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 
 from tests.running_server import ROOT
+
+PLUGIN = "vllm_understudy.pytest_plugin"
+IS_INSTALLED = any(plugin.value == PLUGIN for plugin in entry_points(group="pytest11"))
+"""True after `uv sync` or `pip install -e .`; pytest then loads the plugin without an option."""
+PLUGIN_OPTIONS = () if IS_INSTALLED else ("-p", PLUGIN)
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +22,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     programs = tmp_path_factory.mktemp("bin")
     words = {
         "understudy": "-m vllm_understudy",
-        "pytest": "-m pytest -p vllm_understudy.pytest_plugin",
+        "pytest": " ".join(("-m pytest", *PLUGIN_OPTIONS)),
     }
     for name, module in words.items():
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')

@@ -11,6 +11,7 @@ import yaml
 import vllm_understudy
 from config.settings import BY_NAME
 from tests.running_server import ROOT
+from tests.vllm_understudy.wire.conftest import PLUGIN_OPTIONS
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 [TESTS, BLOCK, _] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -19,14 +20,7 @@ RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAG
 
 def test_its_tests_pass(tmp_path: Path) -> None:
     (tmp_path / "test_client.py").write_text(TESTS)
-    plugin = [
-        "-p",
-        "vllm_understudy.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        f"{ROOT}/pyproject.toml",
-    ]
+    plugin = [*PLUGIN_OPTIONS, "-p", "no:cacheprovider", "-c", f"{ROOT}/pyproject.toml"]
     command = [sys.executable, "-m", "pytest", *plugin, "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert "3 passed" in done.stdout, done.stdout + done.stderr

@@ -22,7 +22,9 @@ import requests
 from tests.running_server import ROOT, ending, free_port
 
 pytestmark = pytest.mark.timeout(300)
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+GROUPS = PYPROJECT["dependency-groups"]
 CLIENT = Path(__file__).with_name("client_project.py")
 HERE = Path(sys.executable).parent
 PATIENCE_S = 120
@@ -79,7 +81,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment in which nothing but the wheel was installed, and pytest."""
     folder = tmp_path_factory.mktemp("environment")
     run(HERE / "python", "-m", "venv", "--without-pip", folder, cwd=folder)
-    pytests = re.findall(r"(?m)^pytest==\S+", (ROOT / "requirements-dev.txt").read_text())
+    pytests = [line for line in GROUPS["test"] if line.startswith("pytest==")]
     python = folder / "bin" / "python"
     # Not by pip, which takes a minute to compile what is hardly imported.
     need_index(
@@ -186,7 +188,7 @@ def test_help_names_what_an_installation_has(installed: Path, elsewhere: Path) -
     for words in ((), ("serve",), ("record", "--proxy")):
         told = run(installed / "understudy", *words, "--help", cwd=elsewhere)
         assert told.returncode == 0
-        assert not re.search(r"python -m|requirements-|gunicorn wsgi", told.stdout)
+        assert not re.search(r"python -m|install -e|gunicorn wsgi", told.stdout)
 
 
 def test_it_claims_no_other_name(installed: Path, elsewhere: Path) -> None:
@@ -219,30 +221,3 @@ def test_the_project_that_it_writes_passes_its_tests(installed: Path, tmp_path: 
     assert not [path for path in tmp_path.rglob("*") if path.name in ("__pycache__", "README.md")]
     done = run(installed / "pytest", "-p", "no:cacheprovider", "understudy", cwd=tmp_path)
     assert "3 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_dependencies_are_those_that_are_pinned() -> None:
-    def ranges(file: str) -> list[str]:
-        own = (
-            (ROOT / file)
-            .read_text()
-            .partition("# What those need")[0]
-            .partition("# What it needs in")[0]
-        )
-        return re.findall(r"(?m)^([\w.\[\]-]+)==(\d+\.\d+)", own)
-
-    def written(file: str) -> list[str]:
-        includes = re.findall(r"(?m)^-r requirements-(\w+)\.txt$", (ROOT / file).read_text())
-        extras = [f"vllm-understudy[{name}]" for name in includes]
-        return extras + [f"{name}~={version}" for name, version in ranges(file)]
-
-    assert PROJECT["dependencies"] == written("requirements.txt")
-    assert PROJECT["optional-dependencies"] == {
-        "calibrate": written("requirements-calibrate.txt"),
-        "dask": written("requirements-dask.txt"),
-        "engine": written("requirements-engine.txt"),
-        "fleet": written("requirements-fleet.txt"),
-        "grpc": written("requirements-grpc.txt"),
-        "plan": written("requirements-plan.txt"),
-        "tracing": written("requirements-tracing.txt"),
-    }

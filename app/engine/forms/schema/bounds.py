@@ -1,11 +1,12 @@
-"""Shared by reading and drawing: names of keywords, sizes of values, a work budget, errors."""
-
-from enum import IntEnum
+"""Schema keywords, sizes of values, work budgets and errors, shared by reading and drawing."""
 
 from app.base.clock.pause import pause_if_possible
+from app.engine.core.constraints import MAX_PATH_LENGTH
+from app.engine.core.constraints import SchemaError as SchemaError
+from app.engine.core.constraints import Size as Size
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-SCHEMAS = frozenset(
+SCHEMA_KEYWORDS = frozenset(
     [
         "additionalItems",
         "additionalProperties",
@@ -15,32 +16,19 @@ SCHEMAS = frozenset(
         "if",
         "items",
         "not",
+        "propertyNames",
+        "then",
     ]
-    + ["propertyNames", "then"]
 )
-LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
-MAPS_OF_SCHEMAS = frozenset(
+"""Keywords whose value is a schema."""
+SCHEMA_LIST_KEYWORDS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+"""Keywords whose value is a list of schemas."""
+SCHEMA_MAP_KEYWORDS = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 )
-LONGEST_PATH = 200
-"""Most characters of a path in an error, from the path's end."""
-STEPS_A_PAUSE = 400
+"""Keywords whose value maps names to schemas."""
+STEPS_PER_PAUSE = 400
 """Steps of work, about 4 ms, between pauses for other greenlets."""
-
-
-class SchemaError(ValueError):
-    """A schema or pattern that cannot be used; `path` leads there, such as
-    ``properties.city.type``.
-    """
-
-    def __init__(self, message: str, path: str = "") -> None:
-        self.path = path if len(path) <= LONGEST_PATH else f"...{path[-LONGEST_PATH:]}"
-        super().__init__(f"{self.path}: {message}" if path else message)
-
-
-def inner_path(path: str, name: str) -> str:
-    """Returns the path of `name` in `path`, cut to the length that an error shows."""
-    return f"{path}.{name}"[-LONGEST_PATH - 1 :] if path else name
 
 
 class Unsatisfiable(SchemaError):
@@ -48,7 +36,7 @@ class Unsatisfiable(SchemaError):
 
 
 class WorkExhausted(SchemaError):
-    """The work budget is used up: no further draw helps."""
+    """The work budget is used up; further draws cannot help."""
 
 
 class WorkBudget:
@@ -58,7 +46,7 @@ class WorkBudget:
 
     def __init__(self, steps: int) -> None:
         self.left = steps
-        self._pause_at = steps - STEPS_A_PAUSE
+        self._pause_at = steps - STEPS_PER_PAUSE
 
     def spend(self, steps: int = 1) -> None:
         """Subtracts `steps`. Raises WorkExhausted when none are left."""
@@ -66,15 +54,12 @@ class WorkBudget:
         if self.left < self._pause_at:
             if self.left < 0:
                 raise WorkExhausted("the schema takes too much work to satisfy")
-            self._pause_at = self.left - STEPS_A_PAUSE
+            self._pause_at = self.left - STEPS_PER_PAUSE
             pause_if_possible()
 
 
-class Size(IntEnum):
-    LEAST = 0
-    """Few characters, and empty objects where allowed."""
-    BRIEF = 1
-    """Few characters."""
-    FRUGAL = 2
-    """No optional parts, but no empty objects either."""
-    USUAL = 3
+def join_path(path: str, name: str) -> str:
+    """Returns the path of `name` inside `path`, cut to the length that an error shows."""
+    if path:
+        return f"{path}.{name}"[-MAX_PATH_LENGTH - 1 :]
+    return name

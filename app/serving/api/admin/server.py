@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
-from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 from msgspec import Struct
@@ -12,29 +11,23 @@ from msgspec import Struct
 from app.base import Bounded
 from app.base.clock.clock import Clock
 from app.base.metrics.instruments import CONTENT_TYPE, Exposition
-from app.base.metrics.recorder import Figures
 from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
-from app.engine.kvcache.events import PublisherSettings, of_rank
 from app.serving.api.responder import ServerLoad
-from app.serving.faults.injector import FaultAudit
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed, unavailable
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs, post, probe
+from app.serving.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs, probe
 from config import VLLM_VERSION, ConfigError
 from config.fake_metrics import FakeMetricsError, merged
-from config.plugins import API
-from config.settings import ServerSettings
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
 
-    from app.serving.scripts.script_set import ScriptSet
 
 T = TypeVar("T")
-FAKES = "fake-metrics"
+FAKE_METRICS = "fake-metrics"
 """The only setting that may be given in parts."""
 TIMEOUT_S = 5.0
 PASSED_ON = ("authorization", "x-admin-key", "content-type")
@@ -78,10 +71,6 @@ class RanksQuery(Struct):
 
     check: bool = False
     ranks: Literal["all"] | None = None
-
-
-class VerdictQuery(Struct):
-    over: bool = False
 
 
 def action(operation: str, work: Work, docs: RouteDocs = NO_DOCS) -> Route:
@@ -145,23 +134,6 @@ def metrics_routes(exposition: Exposition) -> list[Route]:
     return [Route(methods=ANY_METHOD, path="/metrics", handle=metrics)]
 
 
-def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:
-    """Statistics of a server whose model computes; vLLM has no such route."""
-
-    def stats(context: RequestContext) -> object:
-        """Choices, tokens and mean seconds since the start of this rank, and choices of now."""
-        now = figures()
-        return {
-            "requests_served": int(sum(now.finished.values())),
-            "total_tokens_generated": int(now.generated),
-            "average_response_time": now.e2e.sum / max(1, sum(now.e2e.counts)),
-            "queue_length": int(now.waiting),
-            "active_requests": int(now.running),
-        }
-
-    return [action("GET /stats", stats)]
-
-
 def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
     """`rooms` is read anew at each request: it may grow."""
 
@@ -178,65 +150,6 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
         return {**sums, "caches": sizes}
 
     return [action("GET /admin/memory", memory)]
-
-
-def report_routes(
-    audit: FaultAudit,
-    plugins: Callable[[], Mapping[str, object]] | None,
-    publisher: PublisherSettings,
-    publishes: bool,
-    server: ServerSettings,
-    bootstrap: str,
-) -> list[Route]:
-    """Returns the routes. `publisher` and the URL `bootstrap` are rank 0's; the others' follow."""
-
-    def plugin_report(context: RequestContext) -> object:
-        """The plugins, their settings, and how often each hook was asked, failed or held the event
-        loop.
-        """
-        return plugins() if plugins else {"api": API, "plugins": []}
-
-    def verdict(context: RequestContext) -> object:
-        """Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."""
-        return audit.report(context.query().get("over", "").lower() in ("1", "true", "yes"))
-
-    def begin_anew(context: RequestContext) -> object:
-        """Restarts the audit, for the next test."""
-        audit.restart()
-        return audit.report()
-
-    def source(rank: int) -> dict[str, object]:
-        endpoint, replay = publisher.endpoint, publisher.replay_endpoint
-        return {
-            "enable_kv_cache_events": publishes,
-            "publisher": "zmq" if publishes else "null",
-            "endpoint": of_rank(endpoint, rank) if endpoint else "",
-            "replay_endpoint": of_rank(replay, rank) if replay else "",
-            "buffer_steps": publisher.replay_batches,
-            "hwm": publisher.hwm,
-            "max_queue_size": publisher.queue_events,
-            "topic": publisher.topic,
-        }
-
-    def sources(context: RequestContext) -> object:
-        """The publisher of every rank, by its number."""
-        return {str(rank): source(rank) for rank in server.ranks}
-
-    def query(context: RequestContext) -> object:
-        """The engine of every rank, by its number, as of Mooncake's bootstrap server."""
-        ids = {
-            str(k): uuid5(NAMESPACE_URL, f"{bootstrap}/{k}")
-            for k in range(server.data_parallel_size)
-        }
-        return {rank: {"engine_id": str(own_id)} for rank, own_id in ids.items()}
-
-    return [
-        action("GET /admin/plugins", plugin_report),
-        action("GET /admin/verdict", verdict, RouteDocs(query=VerdictQuery)),
-        action("DELETE /admin/verdict", begin_anew),
-        action("GET /kv_event_sources", sources),
-        action("GET /query", query),
-    ]
 
 
 def routes(
@@ -266,8 +179,9 @@ def routes(
         """
         values = json_body(data := body.read(context), dict[str, Any])
         try:
-            if FAKES in values:
-                values[FAKES] = merged(live.current.metrics.fake_metrics, values[FAKES])
+            if FAKE_METRICS in values:
+                fake_metrics = live.current.metrics.fake_metrics
+                values[FAKE_METRICS] = merged(fake_metrics, values[FAKE_METRICS])
             changed = live.changed(values)
         except (ConfigError, FakeMetricsError) as error:
             raise bad_request(f"{error}.") from None
@@ -290,27 +204,6 @@ def routes(
         action("POST /admin/config", change, change_docs),
         action("POST /admin/drain", drain, RouteDocs(query=RanksQuery)),
     ]
-
-
-def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
-    """POST /fake_metrics (simulator.md 2.1); POST /admin/config changes them, too."""
-
-    def change(context: RequestContext) -> Response:
-        """Changes some keys of the fake metrics: 204, or 400 and no change for any wrong key."""
-        update = body.read(context)
-        try:
-            live.change({FAKES: merged(live.current.metrics.fake_metrics, update)})
-        except ValueError as error:
-            raise bad_request(str(error), FAKES) from None
-        return Response(b"", 204)
-
-    docs = RouteDocs(
-        body=(ANY_OBJECT,),
-        example={"running-requests": 3},
-        media=NO_MEDIA,
-        status=204,
-    )
-    return [post("/fake_metrics", change, docs=docs)]
 
 
 class PeerRanks:
@@ -372,17 +265,3 @@ class PeerRanks:
         raise ApiError(
             answer.status, known.get("type", "Error"), f"Rank {rank}: {known.get('message')}"
         )
-
-
-def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
-
-    def report(context: RequestContext) -> object:
-        """Number of answers of each rule of each script."""
-        return siblings.answers(context, book.report())
-
-    def begin_anew(context: RequestContext) -> object:
-        """Restarts the counts of all rules, for the next test."""
-        book.restart()
-        return siblings.answers(context, book.report())
-
-    return [action("GET /admin/script", report), action("DELETE /admin/script", begin_anew)]

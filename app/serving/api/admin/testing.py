@@ -1,24 +1,20 @@
-"""Routes of tests:
-
-the journal, and rules for replies that are set at run time (docs/testing.md).
-"""
+"""Routes of the journal, for tests (docs/testing.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from app.serving.api.admin.server import ANY_OBJECT, PeerRanks, action, json_body
-from app.serving.http.context import BodyLimits, RequestContext
+from app.serving.api.admin.server import PeerRanks, action
+from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.route import Route, RouteDocs
 from app.serving.middleware.journal import Journal
 from app.serving.protocol.decoding import decode_query
 
 if TYPE_CHECKING:
-    from app.serving.scripts.script_set import AddedRule, ScriptSet
+    pass
 
 RULES = "/admin/script/rules"
 
@@ -28,12 +24,6 @@ class JournalQuery(Struct, forbid_unknown_fields=True):
     contains: str = ""
     scope: str | None = None
     limit: Annotated[int, Meta(ge=1)] | None = None
-    ranks: str = ""
-
-
-class RulesQuery(Struct, forbid_unknown_fields=True):
-    scope: str | None = None
-    id: int | None = None
     ranks: str = ""
 
 
@@ -58,69 +48,4 @@ def journal_routes(journal: Journal, siblings: PeerRanks) -> list[Route]:
     return [
         action("GET /admin/journal", entries, docs),
         action("DELETE /admin/journal", forget, docs),
-    ]
-
-
-def rule_routes(
-    open_book: Callable[[], ScriptSet],
-    changed: Callable[[], None],
-    body: BodyLimits,
-    siblings: PeerRanks,
-) -> list[Route]:
-    """Returns the routes. `changed` is called after each change of rules."""
-
-    def rows(rules: Iterable[AddedRule]) -> object:
-        return {"rules": [each.row() for each in rules]}
-
-    def show(context: RequestContext) -> object:
-        """The rules that were set at run time, with their counts."""
-        scope = decode_query(context.query(), RulesQuery).scope
-        added = open_book().added
-        return siblings.answers(
-            context, rows(each for each in added if scope in (None, each.scope))
-        )
-
-    def add(context: RequestContext) -> object:
-        """Sets rules at run time, in a file's form:
-
-        PUT replaces those of the `scope`, POST appends.
-        """
-        query, data = decode_query(context.query(), RulesQuery), body.read(context)
-        book, document = open_book(), json_body(data, dict[str, object])
-        if "rules" not in document:
-            document = {"rules": [document]}
-        try:
-            added = book.read_rules(document, query.scope)
-            replaced = query.scope if context.method == "PUT" else ()
-            book.use_rules([*(each for each in book.added if each.scope != replaced), *added])
-        except ValueError as error:
-            raise bad_request(f"{str(error).rstrip('.')}.") from None
-        changed()
-        return siblings.answers(context, rows(added), data)
-
-    def remove(context: RequestContext) -> object:
-        """Removes all rules of run time, those of a `scope`, or the one with this `id`; shows the
-        others.
-        """
-        query, book = decode_query(context.query(), RulesQuery), open_book()
-        gone = {
-            it.id
-            for it in book.added
-            if query.scope in (None, it.scope) and query.id in (None, it.id)
-        }
-        book.use_rules([each for each in book.added if each.id not in gone])
-        changed()
-        return siblings.answers(context, rows(book.added))
-
-    docs = RouteDocs(query=RulesQuery)
-    add_docs = RouteDocs(
-        body=(ANY_OBJECT,),
-        example={"rules": [{"when": {"message": "hi"}, "then": {"text": "Hello."}}]},
-        query=RulesQuery,
-    )
-    return [
-        action(f"GET {RULES}", show, docs),
-        action(f"PUT {RULES}", add, add_docs),
-        action(f"POST {RULES}", add, add_docs),
-        action(f"DELETE {RULES}", remove, docs),
     ]

@@ -293,7 +293,7 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         except ApiError as error:
             # A field that vLLM checks late is refused without a `param`.
             field = (error.param or "").removeprefix("body.").partition(".")[0]
-            if error.type != "Bad Request" or field not in wire.BATCH_LATE:
+            if error.type != "Bad Request" or field not in wire.FIELDS_CHECKED_LATE_IN_BATCH:
                 raise
             raise bad_request(error.message) from None
         asked = pipeline.admit(request, context)

@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
 from app.base.clock.pause import pause_if_possible
+from app.engine.core.constraints import Constraints, Grammar, SchemaError
 from app.engine.core.request import Constraint, JsonSchema, ToolCalls, ToolFunction
-from app.engine.forms.schema import SchemaError, Schemas, untaken
-from app.engine.forms.schema.derivation import Grammar
 from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.options import NamedToolChoice, StructuredOutputs
 from app.serving.protocol.options import Tool as ToolParam
-from app.serving.protocol.responses import ResponsesChat
+from app.serving.protocol.response_chat import ResponsesChat
 from app.serving.protocol.tokenize import TokenizeChatRequest
 from app.serving.protocol.validation import GenerationRequest, check_depth
 from config.settings import ToolSettings
@@ -51,7 +50,10 @@ def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) ->
 
 
 def tool_calls_of(
-    request: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas, computes: bool = False
+    request: ChatCompletionRequest,
+    settings: ToolSettings,
+    schemas: Constraints,
+    computes: bool = False,
 ) -> ToolCalls | None:
     """Returns the calls that a chat allows; a null `tool_choice` is `auto`.
 
@@ -80,10 +82,12 @@ def tool_calls_of(
         ToolFunction(it.function.name, it.function.parameters or NO_PARAMETERS) for it in params
     ]
     most = 1 if named or request.parallel_tool_calls is False else len(tools)
-    return ToolCalls(tools=tuple(tools), min_calls=least, max_calls=most, named=named, lenient=lenient)
+    return ToolCalls(
+        tools=tuple(tools), min_calls=least, max_calls=most, named=named, lenient=lenient
+    )
 
 
-def _check_tools(params: Sequence[ToolParam], schemas: Schemas) -> None:
+def _check_tools(params: Sequence[ToolParam], schemas: Constraints) -> None:
     for number, tool in enumerate(params, 1):
         if number % MOST_TOOLS == 0:
             pause_if_possible()
@@ -95,22 +99,19 @@ def _check_tools(params: Sequence[ToolParam], schemas: Schemas) -> None:
             raise bad_request(message, None if function.strict else "tools") from None
 
 
-def tag_of(tag: str, request: GenerationRequest, schemas: Schemas) -> Grammar:
+def tag_of(tag: str, request: GenerationRequest, schemas: Constraints) -> Grammar:
     """Returns the grammar of a structural tag.
 
     ApiError 400 for an invalid tag, at once as in vLLM.
     """
     field = "structured_outputs" if request.structured_outputs is not None else "response_format"
-    schemas.load()
-    from app.engine.forms.grammar.structural_tags import compile_structural_tag
-
     try:
-        return compile_structural_tag(tag, schemas)
+        return schemas.compile_structural_tag(tag)
     except SchemaError as error:
         raise bad_request(f"Invalid structural tag specification: {error}", field) from None
 
 
-def constraint_of(wanted: StructuredOutputs, schemas: Schemas) -> Constraint | None:
+def constraint_of(wanted: StructuredOutputs, schemas: Constraints) -> Constraint | None:
     """Returns the constraint on the text, a structural tag aside. ApiError 400 for a bad one."""
     if wanted.json is not None:
         return Constraint(schema=_schema_of(wanted.json, schemas))
@@ -120,16 +121,13 @@ def constraint_of(wanted: StructuredOutputs, schemas: Schemas) -> Constraint | N
         return Constraint(regex=wanted.regex)
     if wanted.grammar is None:
         return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
-    schemas.load()
-    from app.engine.forms.grammar.structural_tags import compile_grammar
-
     try:
-        return Constraint(grammar=compile_grammar(wanted.grammar))
+        return Constraint(grammar=schemas.compile_grammar(wanted.grammar))
     except SchemaError as error:
         raise bad_request(f"Invalid grammar specification: {error}") from None
 
 
-def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
+def _schema_of(given: str | JsonObject, schemas: Constraints) -> JsonSchema:
     schema: object = given
     if isinstance(given, str):
         try:
@@ -141,7 +139,7 @@ def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
         schemas.compile(schema)
     except SchemaError as error:
         raise bad_request(f"The schema of the reply cannot be used: {error}.") from None
-    if (keyword := untaken(schema)) is not None:
+    if (keyword := schemas.refused_keyword(schema)) is not None:
         raise bad_request(f"The schema of the reply cannot be used: {keyword} is not implemented.")
     return cast(JsonSchema, schema)
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import fields
 
+from app.engine.core.constraints import Constraints
 from app.engine.core.request import ToolCalls
-from app.engine.forms.schema import Schemas
 from app.engine.parsing import THINK_BEGIN, THINK_END
 from app.serving.api.anthropic import message_chats
 from app.serving.api.chat.media import BuiltPrompt
@@ -27,8 +27,8 @@ from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import EXAMPLE_CHAT
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.options import StreamOptions, StructuredOutputs
+from app.serving.protocol.response_chat import chat_request as chat_of_response
 from app.serving.protocol.responses import ResponsesRequest
-from app.serving.protocol.responses import chat_request as chat_of_response
 from app.serving.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
 from config.settings import ToolSettings
 
@@ -293,7 +293,7 @@ def sampling_params(
 
 
 def form_of(
-    asked: ValidatedRequest[GenerationRequest], settings: ToolSettings, schemas: Schemas
+    asked: ValidatedRequest[GenerationRequest], settings: ToolSettings, schemas: Constraints
 ) -> StructuredOutputs | None:
     """Returns the constraint on the reply; required tool calls have their own.
 

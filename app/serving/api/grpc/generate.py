@@ -20,16 +20,17 @@ from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt, Features
 from app.serving.api.completions import completion_prompt
 from app.serving.api.errors import as_stream_error
+from app.serving.api.fault import Fault
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import ALL
 from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import DamagedStream, Fault
+from app.serving.faults.damage import DamagedStream
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_implemented
 from app.serving.http.response import Response
-from app.serving.http.route import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
+from app.serving.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.completions import CompletionRequest
@@ -330,7 +331,7 @@ class RpcWriter(ResponseWriter):
         if said is None:
             chunk = engine.GenerateStreamChunk(
                 token_ids=[token_id],
-                prompt_tokens=self.usage.told(len(self._prompt_ids), 0)[0],
+                prompt_tokens=self.usage.override(len(self._prompt_ids), 0)[0],
                 completion_tokens=1,
                 cached_tokens=self.told_cached,
                 output_logprobs=self._of_reply(engine.OutputLogProbs(), entries)
@@ -357,7 +358,7 @@ class RpcWriter(ResponseWriter):
 
     def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Proto) -> bytes:
         """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
-        prompt_tokens, tokens = self.usage.told(len(self._prompt_ids), len(ids))
+        prompt_tokens, tokens = self.usage.override(len(self._prompt_ids), len(ids))
         said = engine.GenerateComplete(
             output_ids=ids,
             finish_reason=finish.reason,

@@ -42,7 +42,7 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling import EMBEDDINGS, PoolingRunner, served_routes
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_found, not_implemented
-from app.serving.http.route import (
+from app.serving.http.rpc import (
     MessageFeed,
     RpcCode,
     RpcMethod,
@@ -335,7 +335,7 @@ def _method(name: str, handler: Callable[[Proto, RequestContext], Told]) -> RpcM
         told = handler(read(context, kind), context)
         return told if isinstance(told, RpcResponse) else RpcResponse(framed_message(told))
 
-    return RpcMethod(f"/{name}", handle, each=service in REFLECTIONS)
+    return RpcMethod(f"/{name}", handle, answers_each=service in REFLECTIONS)
 
 
 def _counted(open_streams: set[RpcResponse], most: int, response: RpcResponse) -> RpcResponse:

@@ -24,7 +24,7 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responder import Responder
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.serving.api.writer import ResponseWriter
-from app.serving.http.connection import Connection, watched
+from app.serving.http.client_connection import ClientConnection, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import EVENT_STREAM, Response, json_response
@@ -34,6 +34,12 @@ from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import encode, encode_to_keep
 from app.serving.protocol.decoding import decode_query
+from app.serving.protocol.response_chat import (
+    ResponsesChat,
+    chat_request,
+    echo_text,
+    prepend_history,
+)
 from app.serving.protocol.response_tools import called_tools
 
 MOST_RESPONSES = 1000
@@ -126,7 +132,7 @@ class KeptResponse:
         self.changed.set()
         self.changed = Bell()
 
-    def follow(self, start: int, connection: Connection | None) -> Iterator[bytes]:
+    def follow(self, start: int, connection: ClientConnection | None) -> Iterator[bytes]:
         """Yields the events from number `start` on as they come, until the end or until the client
         leaves.
         """
@@ -252,7 +258,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
     def create_response(context: RequestContext) -> Response:
         """The answer to some input: whole, as a stream, or in the background."""
         asked = pipeline.decode(context, wire.ResponsesRequest)
-        chat = wire.chat_request(asked)
+        chat = chat_request(asked)
         try:
             accepted = pipeline.admit(chat, context)
         except ApiError as error:
@@ -320,9 +326,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
     ]
 
 
-def _follow_on(
-    asked: wire.ResponsesRequest, chat: wire.ResponsesChat, store: ResponseStore
-) -> None:
+def _follow_on(asked: wire.ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
     """Puts the conversation so far before the input.
 
     ApiError for an unknown response, or without a store.
@@ -338,7 +342,7 @@ def _follow_on(
         both = "previous_input_messages and previous_response_id exclude each other."
         raise invalid(both, "previous_response_id")
     before = store.get(asked.previous_response_id)
-    wire.go_on(chat, before.messages, before.items())
+    prepend_history(chat, before.messages, before.items())
 
 
 def response_prompt(
@@ -351,13 +355,13 @@ def response_prompt(
         room = pipeline.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
         chat.truncate_prompt_tokens, chat.truncation_side = max(room, 1), "left"
     prompt = chat_prompt(pipeline, chat, chat.messages)
-    return replace(prompt, echo_text=wire.echo_text(asked.input), turns=())
+    return replace(prompt, echo_text=echo_text(asked.input), turns=())
 
 
 def _shape(
     pipeline: RequestPipeline, asked: wire.ResponsesRequest, ids: Sequence[int], head: ResponseMeta
 ) -> ResponsesOptions:
-    most_tokens = pipeline.limits.room_behind(len(ids), asked.max_output_tokens)
+    most_tokens = pipeline.limits.max_reply_tokens(len(ids), asked.max_output_tokens)
     hides = pipeline.limits.parses and not asked.include_reasoning
     return ResponsesOptions(
         response=new_response(asked, head, most_tokens),

@@ -259,7 +259,7 @@ class ResponsesWriter(BlockWriter):
         choice, options = self.choices[0], self._options
         reason = choice.finish.reason
         status = STATUS.get(reason, "completed")
-        prompt_tokens, tokens = self.usage.told(len(options.prompt_ids), choice.tokens)
+        prompt_tokens, tokens = self.usage.override(len(options.prompt_ids), choice.tokens)
         read, created, thoughts = self.told_cached, self.told_created, choice.reasoning_tokens
         usage: JsonObject = {
             "input_tokens": prompt_tokens,
@@ -321,7 +321,7 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
     """
     if asked.background is None or asked.truncation is None:
         raise bad_request("The response cannot repeat a null: leave background and truncation out.")
-    form = asked.text and asked.text.format and asked.text.format.told()
+    form = asked.text and asked.text.format and asked.text.format.to_json()
     text = asked.text and {"format": form, "verbosity": asked.text.verbosity}
     # Raw, because these may be nested deeply, and a stream repeats them three times.
     return ResponseObject(

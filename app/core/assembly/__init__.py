@@ -1,0 +1,1 @@
+"""Builds the parts of a server, one module for each group of parts."""

@@ -1,0 +1,197 @@
+"""Builds the recorder of metrics, the KV cache, and the engine, simulated or an extension's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.base.metrics.recorder import Recorder, RecorderOptions
+from app.core.assembly.derived import cache_config
+from app.engine.core.batch import LoRASlots
+from app.engine.core.constraints import Constraints, NoConstraints
+from app.engine.core.engine import Engine, EngineParts
+from app.engine.core.lifecycle import Lifecycle
+from app.engine.core.request import ScriptedReply
+from app.engine.kvcache.cache import KVCacheManager
+from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.residency import Residency
+from app.engine.kvcache.stores import store_of
+from app.engine.lora import AdapterMemory
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from app.core.extensions import ServerParts
+    from app.engine.core.request import EngineRequest, Model, Reply
+    from app.engine.core.step_cost import CostModel
+    from app.engine.kvcache.publisher import Publisher
+    from config import Settings
+    from config.profile import Profile
+
+
+class ReplySource:
+    """Converts what an extension decides about a reply to tokens."""
+
+    def __init__(
+        self,
+        decide: Callable[[EngineRequest, Random], str | ScriptedReply | None],
+        tokenize: Callable[[EngineRequest, ScriptedReply], Reply],
+    ) -> None:
+        self._decide = decide
+        self._tokenize = tokenize
+
+    def __call__(self, request: EngineRequest, rng: Random) -> Reply | None:
+        """Returns the reply; None to leave it to the next source."""
+        decision = self._decide(request, rng)
+        if isinstance(decision, str):
+            decision = ScriptedReply(text=decision)
+        if decision is None or decision.passes:
+            return None
+        return self._tokenize(request, decision)
+
+
+def build_recorder(settings: Settings, rank: int) -> Recorder:
+    """Returns the recorder of the engine's metrics, with the families that the settings need."""
+    lora = settings.lora
+    shows_adapters = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
+    latency = settings.latency
+    has_transfer_latency = bool(
+        latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token
+    )
+    return Recorder(
+        settings.model.served_names[0],
+        settings.model.max_model_len,
+        cache_config(settings),
+        str(rank),
+        options=RecorderOptions(
+            max_loras=lora.max_loras if shows_adapters else None,
+            block_times=settings.kvcache.kv_cache_metrics,
+            older_names=settings.metrics.simulator_metrics,
+            transfers=has_transfer_latency or settings.kvcache.kv_connector == "nixl",
+            steps=settings.steps.shared or settings.engine.is_real,
+        ),
+    )
+
+
+def build_constraints(parts: ServerParts) -> Constraints:
+    """Returns an extension's constraints; without one, each is refused."""
+    for extension in parts.extensions:
+        constraints = extension.constraints()
+        if constraints is not None:
+            return constraints
+    return NoConstraints()
+
+
+def add_cache(parts: ServerParts) -> None:
+    """Sets the simulated KV cache, and its publisher where a client may receive the events.
+
+    An encoder has no cache, and a real engine has its own.
+    """
+    settings = parts.settings
+    options = settings.kvcache
+    is_simulated = not (settings.model.mm_encoder_only or settings.engine.is_real)
+    if not is_simulated or not options.enable_kvcache:
+        return
+    parts.publisher = _publisher(parts)
+    parts.event_source = parts.publisher
+    hasher = BlockHasher(
+        options.prefix_caching_hash_algo,
+        options.block_size,
+        options.hash_seed,
+        parts.streams("hashes"),
+    )
+    parts.cache = KVCacheManager(
+        options.kv_cache_size,
+        hasher,
+        parts.recorder,
+        adapter_of=parts.adapters.adapter,
+        publish=None if parts.publisher is None else parts.publisher.put,
+        store=store_of(options.kv_connector, options.block_size),
+    )
+    if options.kv_cache_metrics:
+        residency = Residency(
+            parts.recorder,
+            options.kv_cache_metrics_sample,
+            parts.streams("residency"),
+            parts.clock.now,
+        )
+        parts.cache.pool.observers.append(residency)
+
+
+def _publisher(parts: ServerParts) -> Publisher | None:
+    has_endpoint = parts.kv_events.endpoint or parts.kv_events.replay_endpoint
+    has_listener = any(extension.reads_kv_events for extension in parts.extensions)
+    if not (has_endpoint or has_listener):
+        return None
+    from app.engine.kvcache.publisher import Publisher  # imports ZMQ
+
+    return Publisher(parts.kv_events)
+
+
+def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
+    """Sets the engine of the first extension that has one, or else the simulated one."""
+    for extension in parts.extensions:
+        other = extension.engine()
+        if other is not None:
+            parts.engine = other.engine
+            parts.lifecycle = other.lifecycle
+            parts.real_model = other.real_model
+            parts.event_source = other.event_source
+            return
+    settings = parts.settings
+    profile: Profile | None = None
+    cost: CostModel | None = None
+    if settings.steps.shared:
+        from config.datasheet import chosen_profile  # imports YAML
+
+        profile = chosen_profile(settings)
+        cost = _step_cost(parts, profile)
+    lora_slots = LoRASlots(settings.lora.max_loras, parts.adapters.__contains__, adapter_memory)
+    engine_parts = EngineParts(
+        model=_simulated_model(parts),
+        recorder=parts.recorder,
+        clock=parts.clock,
+        streams=parts.streams,
+        lora=lora_slots,
+        cache=parts.cache,
+    )
+    engine = Engine(settings, engine_parts, profile, cost)
+    parts.live.subscribe(engine.on_settings)
+    parts.engine = engine
+    parts.lifecycle = Lifecycle(engine, parts.recorder, parts.cache)
+
+
+def _step_cost(parts: ServerParts, profile: Profile) -> CostModel | None:
+    for extension in parts.extensions:
+        cost = extension.step_cost(profile)
+        if cost is not None:
+            return cost
+    return None
+
+
+def _simulated_model(parts: ServerParts) -> Model:
+    settings = parts.settings
+    if settings.model.task != "generate":
+        return NullModel()
+    recorded_replies = None
+    for extension in parts.extensions:
+        recorded_replies = recorded_replies or extension.recorded_replies()
+    model = SimulatedModel(
+        settings,
+        parts.tokenizer,
+        Corpus(parts.tokenizer, sample_sentences()),
+        recorded=recorded_replies,
+        schemas=parts.constraints,
+        streams=RandomStreams(text=parts.streams("text"), calls=parts.streams("calls")),
+    )
+    sources = []
+    for extension in parts.extensions:
+        decide = extension.reply()
+        if decide is not None:
+            sources.append(ReplySource(decide, model.scripted_reply))
+    lengths = [extension.reply_length() for extension in parts.extensions]
+    model.ask_first(sources, next(filter(None, lengths), None))
+    parts.live.subscribe(model.on_settings)
+    return model

@@ -1,0 +1,55 @@
+"""Builds the middleware around every request, the outermost first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Position
+from app.serving.middleware.cors import Cors
+from app.serving.middleware.foreign_pages import ForeignPages
+from app.serving.middleware.http_log import HttpLog
+from app.serving.middleware.load_reports import LoadReports
+from app.serving.middleware.rate_limits import RateLimits
+from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
+
+if TYPE_CHECKING:
+    from app.core.extensions import ServerParts
+    from app.serving.middleware.http_metrics import HttpMetrics
+
+
+def build_middleware(
+    parts: ServerParts, http_metrics: HttpMetrics, limits: RateLimits
+) -> MiddlewareStack:
+    """Returns the middleware of the core, with that of the extensions at their positions."""
+    settings = parts.settings
+    http_log = HttpLog()
+    names = (parts.server.host, parts.server.pod_name)
+    foreign_pages = ForeignPages(settings.access, names)
+    for follower in (http_log, parts.keys, limits, foreign_pages):
+        parts.live.subscribe(follower.on_settings)
+    added = _by_position(parts)
+    stack = MiddlewareStack(
+        [
+            http_metrics,
+            http_log,
+            *added[Position.OUTSIDE],
+            RequestIds(settings.api.enable_request_id_headers),
+            Cors(settings.access),
+            parts.keys,
+            limits,
+            *added[Position.AUTHENTICATED],
+            foreign_pages,
+            LoadReports(parts.recorder.figures),
+            *added[Position.INNERMOST],
+        ]
+    )
+    parts.live.subscribe(stack.on_settings)
+    return stack
+
+
+def _by_position(parts: ServerParts) -> dict[Position, list[Middleware]]:
+    added: dict[Position, list[Middleware]] = {position: [] for position in Position}
+    for extension in parts.extensions:
+        for position, middleware in extension.middleware().items():
+            added[position] += middleware
+    return added

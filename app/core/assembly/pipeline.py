@@ -1,0 +1,99 @@
+"""Builds the pipeline that validates requests for generation and hands them to the engine."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from app.serving.api.identity import Identity, pod_headers
+from app.serving.api.models import ServedModels
+from app.serving.api.pipeline import ChatRules, RequestPipeline
+from app.serving.api.responder import Responder, ServerLoad
+from app.serving.protocol.validation import ModelLimits
+
+if TYPE_CHECKING:
+    from app.core.extensions import ServerParts
+    from app.serving.api.fault import FaultInjection
+    from app.serving.api.reply_rules import ReplyRules
+    from config import Settings
+
+UNKNOWN_VOCABULARY_SIZE = 2**31
+"""Assumed vocabulary size of a remote tokenizer that does not return one."""
+
+
+def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
+    """Returns the pipeline of all API families that generate text."""
+    settings = parts.settings
+    model = settings.model
+    faults = _fault_injection(parts)
+    responder = Responder(
+        engine=parts.engine,
+        load=load,
+        headers=pod_headers(parts.server),
+        keep_alive_s=max(0.0, settings.api.sse_keep_alive_interval),
+        faults=faults,
+    )
+    host = settings.kvcache.kv_side_channel_host or parts.server.pod_ip or socket.gethostname()
+
+    def keeps_fast_path(changed: Settings) -> bool:
+        return all(extension.keeps_fast_path(changed) for extension in parts.extensions)
+
+    pipeline = RequestPipeline(
+        settings=settings,
+        body=parts.body,
+        models=ServedModels(
+            names=model.served_names,
+            root=model.model,
+            max_model_len=model.max_model_len,
+            adapters=parts.adapters,
+            any_name=model.takes_any_name,
+        ),
+        tokenizer=parts.tokenizer,
+        identity=Identity(settings, host, parts.streams("ids")),
+        responder=responder,
+        faults=faults,
+        limits=_limits(parts),
+        schemas=parts.constraints,
+        images=parts.streams("images"),
+        chat_rules=ChatRules.of(settings.api),
+        rank=parts.rank,
+        real=parts.real_model,
+        keeps_turns=any(extension.reads_messages for extension in parts.extensions),
+        scripts=_reply_rules(parts),
+        keeps_fast_path=keeps_fast_path,
+    )
+    parts.live.subscribe(pipeline.on_settings)
+    return pipeline
+
+
+def _limits(parts: ServerParts) -> ModelLimits:
+    settings = parts.settings
+    reasons = bool(settings.reply.reasoning_parser)
+    parses_calls = settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice
+    max_new_tokens = None
+    if parts.real_model is not None:
+        max_new_tokens = parts.real_model.defaults.max_new_tokens
+    return ModelLimits(
+        max_model_len=settings.model.max_model_len,
+        vocab_size=parts.tokenizer.vocab_size or UNKNOWN_VOCABULARY_SIZE,
+        max_logprobs=settings.api.max_logprobs,
+        reasons=reasons,
+        parses=reasons or bool(parses_calls),
+        max_new_tokens=max_new_tokens,
+    )
+
+
+def _fault_injection(parts: ServerParts) -> FaultInjection | None:
+    for extension in parts.extensions:
+        faults = extension.fault_injection()
+        if faults is not None:
+            return faults
+    return None
+
+
+def _reply_rules(parts: ServerParts) -> ReplyRules | None:
+    for extension in parts.extensions:
+        rules = extension.reply_rules()
+        if rules is not None:
+            return rules
+    return None

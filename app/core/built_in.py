@@ -1,0 +1,82 @@
+"""The list of built-in extensions, and the selection that the settings enable."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.core.extensions import Extension
+    from config import Settings
+
+PACKAGE = "app.extensions"
+BUILT_IN = (
+    "forms",
+    "datasets",
+    "faults",
+    "scripts",
+    "journal",
+    "tracing",
+    "recording",
+    "anthropic",
+    "responses",
+    "disaggregation",
+    "pooling",
+    "label_reads",
+    "grpc",
+    "fake_metrics",
+    "kv_index",
+    "llm",
+    "devmode",
+    "console",
+    "plugins",
+    "lab",
+    "openapi",
+)
+"""Names of the built-in extensions, in the order of their calls.
+
+`openapi` is the last one: it describes the routes of all others.
+"""
+log = logging.getLogger(__name__)
+
+
+def present_extensions() -> list[type[Extension]]:
+    """Returns the built-in extensions, in the order of `BUILT_IN`.
+
+    A package whose folder was deleted is left out. So is, with a warning, an extension that
+    requires one that is left out.
+    """
+    extensions: dict[str, type[Extension]] = {}
+    missing = {name for name in BUILT_IN if find_spec(f"{PACKAGE}.{name}") is None}
+    for name in BUILT_IN:
+        if name in missing:
+            continue
+        requirement = _missing_requirement(name, missing)
+        if requirement is None:
+            extensions[name] = import_module(f"{PACKAGE}.{name}").EXTENSION
+        else:
+            missing.add(name)
+            log.warning("extension %s is off: it requires %s", name, requirement)
+    return list(extensions.values())
+
+
+def _missing_requirement(name: str, missing: Collection[str]) -> str | None:
+    """Returns an extension that `name` requires and that is missing; None without one."""
+    try:
+        extension: type[Extension] = import_module(f"{PACKAGE}.{name}").EXTENSION
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(f"{PACKAGE}."):
+            raise
+        return error.name.removeprefix(f"{PACKAGE}.")
+    for requirement in extension.requires:
+        if requirement in missing:
+            return requirement
+    return None
+
+
+def enabled_extensions(settings: Settings) -> list[type[Extension]]:
+    """Returns the built-in extensions that are present and that `settings` enable."""
+    return [extension for extension in present_extensions() if extension.is_enabled(settings)]

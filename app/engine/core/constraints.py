@@ -1,0 +1,142 @@
+"""The port for constrained replies: values of JSON schemas, texts of patterns and grammars.
+
+The extension `forms` implements it. Without it, requests with such a form are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from random import Random
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from config.settings import ToolSettings
+
+MAX_PATH_LENGTH = 200
+"""Most characters of a path in an error, from the path's end."""
+Grammar: TypeAlias = Any
+"""A grammar that `Constraints` has compiled."""
+
+
+class SchemaError(ValueError):
+    """A schema, pattern or grammar that cannot be used.
+
+    `path` leads to the place in a schema, such as ``properties.city.type``.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        self.path = path
+        if len(path) > MAX_PATH_LENGTH:
+            self.path = f"...{path[-MAX_PATH_LENGTH:]}"
+        super().__init__(f"{self.path}: {message}" if path else message)
+
+
+class Size(IntEnum):
+    """How much a drawn value holds."""
+
+    LEAST = 0
+    """Few characters, and empty objects where allowed."""
+    BRIEF = 1
+    """Few characters."""
+    FRUGAL = 2
+    """No optional parts, but no empty objects either."""
+    USUAL = 3
+
+
+class CompiledSchema(Protocol):
+    """A JSON schema from which values can be drawn."""
+
+    def sample(self, rng: Random, settings: ToolSettings, size: Size = Size.USUAL) -> object:
+        """Returns a JSON value that satisfies the schema. Raises SchemaError without one."""
+
+    def accepts(self, value: Any) -> bool:
+        """Returns whether `value` satisfies the schema."""
+
+
+class SchemaCompiler(Protocol):
+    """Compiles JSON schemas."""
+
+    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
+        """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts.
+
+        Raises:
+            SchemaError: the schema cannot be used.
+        """
+
+
+class Constraints(SchemaCompiler, Protocol):
+    """Compiles schemas, patterns and grammars, and writes texts that satisfy them."""
+
+    def load(self) -> None:
+        """Imports what compiling needs, off the event loop."""
+
+    def refused_keyword(self, schema: object) -> str | None:
+        """Returns the keyword for which vLLM refuses a compiled schema; None without one."""
+
+    def compile_structural_tag(self, tag: str) -> Grammar:
+        """Returns the grammar of a structural tag. Raises SchemaError."""
+
+    def compile_grammar(self, text: str) -> Grammar:
+        """Returns the grammar that `text` describes, in EBNF or Lark's notation.
+
+        Raises:
+            SchemaError: the text is no grammar.
+        """
+
+    def derive_text(
+        self,
+        grammar: Grammar,
+        characters: int,
+        rng: Random,
+        settings: ToolSettings,
+        free_text: Callable[[int, Random], str],
+    ) -> str:
+        """Returns a text of `grammar` with about so many characters.
+
+        `free_text` writes text where the grammar allows any. Raises SchemaError.
+        """
+
+    def matching_text(self, pattern: str, rng: Random) -> str:
+        """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
+
+
+class NoConstraints:
+    """Refuses every schema, pattern and grammar: the extension `forms` is off."""
+
+    def load(self) -> None:
+        """Does nothing: there is nothing to import."""
+
+    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
+        """Raises SchemaError."""
+        self._refuse()
+
+    def refused_keyword(self, schema: object) -> str | None:
+        """Returns None: no schema is ever compiled."""
+        return None
+
+    def compile_structural_tag(self, tag: str) -> Grammar:
+        """Raises SchemaError."""
+        self._refuse()
+
+    def compile_grammar(self, text: str) -> Grammar:
+        """Raises SchemaError."""
+        self._refuse()
+
+    def derive_text(
+        self,
+        grammar: Grammar,
+        characters: int,
+        rng: Random,
+        settings: ToolSettings,
+        free_text: Callable[[int, Random], str],
+    ) -> str:
+        """Raises SchemaError."""
+        self._refuse()
+
+    def matching_text(self, pattern: str, rng: Random) -> str:
+        """Raises SchemaError."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise SchemaError("this server was built without the extension forms")

@@ -1,0 +1,45 @@
+"""Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension
+from app.engine.kvcache.memo import Memo
+
+if TYPE_CHECKING:
+    from app.base import Bounded
+    from app.core.extensions import ServerParts
+    from app.serving.http.route import Route
+    from config import Settings
+
+THREADS_LIMIT_BYTES = 64 << 20
+
+
+class AnthropicMessages(Extension):
+    """POST /v1/messages, and the count of its tokens."""
+
+    name = "anthropic"
+
+    def __init__(self, parts: ServerParts) -> None:
+        super().__init__(parts)
+        self._threads = Memo[str, bytes](THREADS_LIMIT_BYTES)
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether the model generates text."""
+        return settings.model.task == "generate"
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes of messages."""
+        from app.serving.api.anthropic import routes
+
+        return {"anthropic": routes(self.parts.pipeline, self._threads)}
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the conversations that later requests may continue."""
+        return {"threads": self._threads}
+
+
+EXTENSION = AnthropicMessages

@@ -1,0 +1,46 @@
+"""The console: a page that shows the inside of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension, Position
+
+if TYPE_CHECKING:
+    from app.base import Bounded
+    from app.console.application import Console
+    from app.serving.http.route import Route
+    from app.serving.middleware.stack import Middleware
+    from config import Settings
+
+
+class ServerConsole(Extension):
+    """GET /console, and the routes that it reads."""
+
+    name = "console"
+    requires = ("devmode",)
+    _console: Console
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether the console is on."""
+        return settings.api.console
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the observer of requests."""
+        from app.console.application import Console
+
+        self._console = Console(self.parts)
+        return {Position.INNERMOST: [self._console]}
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the page and its routes."""
+        return self._console.routes()
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the requests that the page shows."""
+        return {"console requests": self._console.observer.bars}
+
+
+EXTENSION = ServerConsole

@@ -1,0 +1,83 @@
+"""Recorded conversations as replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Command, Extension
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from app.core.extensions import ServerParts
+    from app.engine.core.request import EngineRequest
+    from app.engine.dataset.dataset import Dataset, Recorded
+    from config import Settings
+
+
+class DatasetReplies:
+    """See `app.engine.simulated.model.RecordedReplies`."""
+
+    def __init__(self, datasets: Mapping[str, Dataset]) -> None:
+        self._datasets = datasets
+
+    def reply(
+        self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
+    ) -> Recorded | None:
+        """Returns a reply from the dataset of the request's model; None without one."""
+        from app.engine.dataset import dataset_of
+
+        dataset = dataset_of(self._datasets, request.model)
+        if dataset is None:
+            return None
+        return dataset.reply(request.prompt_ids, request.turns, min_tokens, max_tokens, rng)
+
+
+class Datasets(Extension):
+    """Replies from files of recorded conversations, one file for each model or one for all."""
+
+    name = "datasets"
+
+    def __init__(self, parts: ServerParts) -> None:
+        from app.engine.dataset import open_datasets, prepare
+
+        super().__init__(parts)
+        prepare(parts.settings.dataset)  # a server without our arbiter has not called `prepare`
+        self._datasets = open_datasets(parts.settings.dataset, parts.tokenizer)
+        self.reads_messages = bool(self._datasets)
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether a dataset is set. An encoder generates no text."""
+        return bool(settings.dataset.files) and not settings.model.mm_encoder_only
+
+    @classmethod
+    def prepare(cls, settings: Settings) -> None:
+        """Downloads the dataset if its file is missing. Raises DatasetError."""
+        from app.engine.dataset import prepare
+
+        prepare(settings.dataset)
+
+    @classmethod
+    def commands(cls) -> Mapping[str, Command]:
+        """Returns the command that makes a dataset."""
+        return {"dataset": Command(_run_command, "make a dataset of recorded conversations")}
+
+    def recorded_replies(self) -> DatasetReplies | None:
+        """Returns the replies of all datasets; None if no file can be used."""
+        return DatasetReplies(self._datasets) if self._datasets else None
+
+    def keeps_fast_path(self, settings: Settings) -> bool:
+        """Returns whether there is no dataset: it looks up the texts of messages."""
+        return not self._datasets
+
+
+def _run_command(argv: Sequence[str]) -> int:
+    from app.core.application import tokenizer_of
+    from app.engine.dataset.command import run
+
+    return run(argv, tokenizer_of)
+
+
+EXTENSION = Datasets

@@ -1,0 +1,43 @@
+"""Routes for disaggregated serving: token-level generation, rendering, and KV events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension
+
+if TYPE_CHECKING:
+    from app.serving.http.route import Route
+
+
+class Disaggregation(Extension):
+    """Generation of token ids, rendering and derendering, and where KV events are published."""
+
+    name = "disaggregation"
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes of generation, and the routes that routers read at their start."""
+        from app.serving.api.generate import routes as generate
+        from app.serving.api.generate.sources import source_routes
+
+        parts = self.parts
+        settings = parts.settings
+        blueprints: dict[str, Sequence[Route]] = {}
+        if settings.model.task == "generate":
+            blueprints["generate"] = generate.routes(
+                parts.pipeline,
+                settings.api.enable_scale_out or settings.api.tokens_only,
+                parts.weights,
+                parts.server.server_dev_mode,
+            )
+        blueprints["kv_event_sources"] = source_routes(
+            parts.kv_events,
+            publishes=parts.publisher is not None,
+            server=parts.server,
+            first_port=settings.server.port,
+        )
+        return blueprints
+
+
+EXTENSION = Disaggregation

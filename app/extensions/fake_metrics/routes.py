@@ -1,0 +1,30 @@
+"""POST /fake_metrics; POST /admin/config changes fake metrics, too."""
+
+from app.serving.api.admin.server import ANY_OBJECT, FAKE_METRICS
+from app.serving.http.context import BodyLimits, RequestContext
+from app.serving.http.errors import bad_request
+from app.serving.http.response import Response
+from app.serving.http.route import NO_MEDIA, Route, RouteDocs, post
+from config.fake_metrics import merged
+from config.validation import LiveSettings
+
+
+def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
+    """Returns the route."""
+
+    def change(context: RequestContext) -> Response:
+        """Changes some keys of the fake metrics: 204, or 400 and no change for any wrong key."""
+        update = body.read(context)
+        try:
+            live.change({FAKE_METRICS: merged(live.current.metrics.fake_metrics, update)})
+        except ValueError as error:
+            raise bad_request(str(error), FAKE_METRICS) from None
+        return Response(b"", 204)
+
+    docs = RouteDocs(
+        body=(ANY_OBJECT,),
+        example={"running-requests": 3},
+        media=NO_MEDIA,
+        status=204,
+    )
+    return [post("/fake_metrics", change, docs=docs)]

@@ -1,0 +1,59 @@
+"""Failure injection, and the audit of how clients behave then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension, Position
+
+if TYPE_CHECKING:
+    from app.base import Bounded
+    from app.core.extensions import ServerParts
+    from app.serving.faults.injector import FaultInjector
+    from app.serving.http.route import Route
+    from app.serving.middleware.stack import Middleware
+    from config import Settings
+
+
+class Faults(Extension):
+    """Makes requests fail: by a header, a plugin, a rule or by chance."""
+
+    name = "faults"
+    injector: FaultInjector
+
+    def __init__(self, parts: ServerParts) -> None:
+        from app.serving.faults.audit import FaultAudit
+        from app.serving.faults.injector import FaultInjector
+
+        super().__init__(parts)
+        self.injector = FaultInjector(parts.streams("faults"), parts.clock.now)
+        self._audit = FaultAudit(self.injector, parts.clock.now)
+        parts.live.subscribe(self.injector.on_settings)
+
+    def fault_injection(self) -> FaultInjector:
+        """Returns the injector, which also asks other extensions."""
+        sources = [extension.fault() for extension in self.parts.extensions]
+        self.injector.use_sources([source for source in sources if source is not None])
+        return self.injector
+
+    def keeps_fast_path(self, settings: Settings) -> bool:
+        """Returns whether only faults that a header asks for can occur."""
+        return self.injector.is_quiet
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the audit of clients."""
+        return {Position.INNERMOST: [self._audit]}
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes of the audit's verdict."""
+        from app.serving.faults.routes import routes
+
+        return {"verdict": routes(self._audit)}
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the rules of headers, and the clients of the audit."""
+        return {"fault scripts": self.injector, "client audit": self._audit}
+
+
+EXTENSION = Faults

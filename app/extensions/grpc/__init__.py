@@ -1,0 +1,40 @@
+"""vLLM's gRPC service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension
+
+if TYPE_CHECKING:
+    from app.serving.http.rpc import RpcService
+    from config import Settings
+
+
+class Grpc(Extension):
+    """Generation, embeddings, health and KV events over gRPC."""
+
+    name = "grpc"
+    requires = ("faults", "pooling")
+    reads_kv_events = True
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether a port serves gRPC."""
+        return settings.server.speaks_grpc
+
+    def rpc(self) -> RpcService:
+        """Returns the methods of the service."""
+        from app.serving.api.grpc.service import EngineService  # imports protobuf
+
+        parts = self.parts
+        service = EngineService(
+            parts.pipeline, parts.lifecycle, parts.is_ready, self._cache_usage, parts.publisher
+        )
+        return service.methods()
+
+    def _cache_usage(self) -> float:
+        return self.parts.recorder.figures().cache_usage
+
+
+EXTENSION = Grpc

@@ -1,0 +1,48 @@
+"""The journal: the last requests and their replies, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension, Position
+
+if TYPE_CHECKING:
+    from app.core.extensions import ServerParts
+    from app.serving.http.route import Route
+    from app.serving.middleware.journal import Journal
+    from app.serving.middleware.stack import Middleware
+
+DEFAULT_ENTRIES = 1000
+"""Entries of a server with a console or with scripts, where the setting names no number."""
+
+
+class RequestJournal(Extension):
+    """Keeps the last requests, with their replies, for GET /admin/journal."""
+
+    name = "journal"
+    journal: Journal
+
+    def __init__(self, parts: ServerParts) -> None:
+        from app.serving.middleware.journal import Journal
+
+        super().__init__(parts)
+        settings = parts.settings
+        max_entries = settings.api.journal
+        if max_entries is None:
+            wants_entries = settings.api.console or bool(settings.scripts.script)
+            max_entries = DEFAULT_ENTRIES if wants_entries else 0
+        self.journal = Journal(max_entries, bears_key=parts.keys.bears_key)
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the journal, which also notes requests that are refused."""
+        return {Position.OUTSIDE: [self.journal]}
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes that show and clear the journal."""
+        from app.serving.api.admin.testing import journal_routes
+
+        return {"journal": journal_routes(self.journal, self.parts.peers)}
+
+
+EXTENSION = RequestJournal

@@ -1,0 +1,75 @@
+"""The index of KV blocks, which scores pods by the cached prefix of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension
+
+if TYPE_CHECKING:
+    from app.base import Bounded
+    from app.base.metrics.instruments import Families
+    from app.kvindex.service import KvIndex
+    from app.serving.flask.application import BackgroundService, Understudy
+    from app.serving.http.route import Route
+    from app.text.base import Tokenizer
+    from config import Settings
+
+INDEXER = "indexer"
+"""Role of a server that has an index only, and no model."""
+
+
+class KvIndexing(Extension):
+    """An index beside a server of a model, or alone in a server with the role of an indexer."""
+
+    name = "kv_index"
+    requires = ("openapi",)
+    reads_kv_events = True
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether this server has an index."""
+        return settings.kvindex.kv_index or settings.kvindex.role == INDEXER
+
+    @classmethod
+    def application(cls, settings: Settings, tokenizer: Tokenizer) -> Understudy | None:
+        """Returns the application of an indexer."""
+        if settings.kvindex.role != INDEXER:
+            return None
+        from app.extensions.kv_index.indexer import build_indexer  # imports database clients
+
+        return build_indexer(settings, tokenizer)
+
+    @cached_property
+    def _index(self) -> KvIndex:
+        """The index. It follows the events of this server, too."""
+        from app.kvindex.service import BatchListener, build_index
+
+        parts = self.parts
+        index = build_index(parts.settings, parts.tokenizer)
+        if parts.event_source is not None:
+            parts.event_source.listen(BatchListener(index, parts.settings.model.model))
+        return index
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes of scores and of the state of the index."""
+        from app.serving.api.kv_index import routes
+
+        return {"kv_index": routes(self._index, self.parts.settings)}
+
+    def services(self) -> Sequence[BackgroundService]:
+        """Returns the index, which subscribes to the events of pods."""
+        return (self._index,)
+
+    def metrics(self) -> Sequence[Families]:
+        """Returns the families of the index."""
+        return (self._index.metrics_text,)
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the memory of the index."""
+        return self._index.caches
+
+
+EXTENSION = KvIndexing

@@ -1,0 +1,90 @@
+"""The real engine: a small model that computes its replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Command, Extension, OtherEngine
+
+if TYPE_CHECKING:
+    from app.core.extensions import ServerParts
+    from app.engine.core.remote_engine import RemoteEngine
+    from app.engine.core.wire import EngineProcessOptions
+    from app.engine.kvcache.events import PublisherSettings
+    from app.serving.flask.application import BackgroundService
+    from app.serving.http.route import Route
+    from app.text.base import Tokenizer
+    from config import Settings
+
+
+class RealEngine(Extension):
+    """Serves the model of an engine process that the arbiter starts."""
+
+    name = "llm"
+    requires = ("forms",)
+
+    def __init__(self, parts: ServerParts) -> None:
+        super().__init__(parts)
+        self._engine: RemoteEngine | None = None
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether the engine of this server is real."""
+        return settings.engine.is_real
+
+    @classmethod
+    def commands(cls) -> Mapping[str, Command]:
+        """Returns the command that writes a reply without a server."""
+        return {
+            "generate": Command(_run_generate, "let a real model write a reply, or chat with it")
+        }
+
+    @classmethod
+    def tokenizer(cls, settings: Settings) -> Tokenizer:
+        """Returns the tokenizer beside the weights of the model. Raises ConfigError."""
+        from app.extensions.llm.real_engine import model_tokenizer
+
+        return model_tokenizer(settings)
+
+    @classmethod
+    def engine_process(
+        cls, settings: Settings, kv_events: PublisherSettings
+    ) -> EngineProcessOptions:
+        """Returns the options of the engine process. Raises ConfigError."""
+        from app.extensions.llm.real_engine import engine_options
+
+        return engine_options(settings, kv_events)
+
+    def engine(self) -> OtherEngine:
+        """Returns the client of the engine process."""
+        from app.engine.core.remote_lifecycle import RemoteLifecycle
+        from app.extensions.llm.real_engine import real_model, remote_engine  # imports ZMQ
+
+        parts = self.parts
+        self._engine = remote_engine(parts.settings, parts.tokenizer, parts.recorder, parts.clock)
+        return OtherEngine(
+            engine=self._engine,
+            lifecycle=RemoteLifecycle(self._engine),
+            real_model=real_model(parts.settings, parts.tokenizer),
+            event_source=self._engine,
+        )
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the route of the engine's statistics."""
+        from app.extensions.llm.routes import statistics_routes
+
+        return {"stats": statistics_routes(self.parts.recorder.figures)}
+
+    def services(self) -> Sequence[BackgroundService]:
+        """Returns the client of the engine process."""
+        return () if self._engine is None else (self._engine,)
+
+
+def _run_generate(argv: Sequence[str]) -> int:
+    from app.llm.command import run
+
+    return run(argv)
+
+
+EXTENSION = RealEngine

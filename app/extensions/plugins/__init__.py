@@ -1,0 +1,177 @@
+"""Plugins of third parties, as one extension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+
+from app.core.extensions import Command, Extension, Position
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from app.base.metrics.instruments import Families
+    from app.core.extensions import ServerParts
+    from app.engine.core.request import EngineRequest, ScriptedReply
+    from app.engine.core.step_cost import CostModel
+    from app.lab.fleet.routing import PolicyMaker
+    from app.lab.load.autoscale import AutoscalerStart
+    from app.plugins.registry import PluginRegistry
+    from app.serving.api.fault import Fault, RequestFacts
+    from app.serving.http.context import RequestContext
+    from app.serving.http.route import Route
+    from app.serving.middleware.stack import Middleware
+    from config import Settings
+    from config.profile import Profile
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class FirstResult(Generic[P, T]):
+    """Asks functions in order, and returns the first result other than None."""
+
+    def __init__(self, functions: Sequence[Callable[P, T | None]]) -> None:
+        self._functions = functions
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Returns the first result; None without one."""
+        for function in self._functions:
+            result = function(*args, **kwargs)
+            if result is not None:
+                return result
+        return None
+
+
+class Plugins(Extension):
+    """Calls the hooks of plugins, and lists the plugins."""
+
+    name = "plugins"
+    _decides_replies = False
+
+    def __init__(self, parts: ServerParts) -> None:
+        super().__init__(parts)
+        self._registry: PluginRegistry | None = None
+        self._fast_path_checks: Sequence[Callable[[Settings], bool]] = ()
+        if not parts.settings.PLUGINS:
+            return
+        from app.plugins.registry import PluginRegistry
+
+        self._registry = PluginRegistry(parts)
+        self._fast_path_checks = self._registry.fast_path_checks()
+        decides_replies = self._registry.overrides("reply", "reply_length")
+        self._decides_replies = decides_replies and not parts.settings.engine.is_real
+        self.reads_messages = self._decides_replies or self._registry.reads_messages
+
+    @classmethod
+    def prepare(cls, settings: Settings) -> None:
+        """Calls all hooks once, before the workers do. Raises ConfigError for a wrong hook."""
+        if settings.PLUGINS:
+            from app.core.application import build, tokenizer_of
+            from app.core.built_in import enabled_extensions
+
+            build(settings, tokenizer_of(settings), enabled_extensions(settings), rank=0)
+
+    @classmethod
+    def commands(cls) -> Mapping[str, Command]:
+        """Returns the command that lists plugins."""
+        about = "list the extensions and plugins, with hooks and settings"
+        return {"plugins": Command(_run_command, about)}
+
+    def step_cost(self, profile: Profile) -> CostModel | None:
+        """Returns the cost model of the first plugin that has one."""
+        named_cost = None if self._registry is None else self._registry.step_cost(profile)
+        return None if named_cost is None else named_cost[1]
+
+    def reply(self) -> Callable[[EngineRequest, Random], ScriptedReply | None] | None:
+        """Returns the first reply of a plugin."""
+        sources = [] if self._registry is None else self._registry.replies()
+        return FirstResult(sources) if sources else None
+
+    def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
+        """Returns the first length of a plugin."""
+        sources = [] if self._registry is None else self._registry.lengths()
+        return FirstResult(sources) if sources else None
+
+    def fault(self) -> Callable[[RequestFacts], Fault | None] | None:
+        """Returns the first fault of a plugin."""
+        sources = [] if self._registry is None else self._registry.faults()
+        return FirstResult(sources) if sources else None
+
+    def keeps_fast_path(self, settings: Settings) -> bool:
+        """Returns whether no plugin decides replies, and no plugin objects."""
+        if self._decides_replies:
+            return False
+        return all(check(settings) for check in self._fast_path_checks)
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the plugins' middleware."""
+        return {} if self._registry is None else self._registry.middleware()
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the report of plugins, and the plugins' own routes."""
+        from app.serving.api.admin.server import action
+
+        blueprints: dict[str, Sequence[Route]] = {
+            "plugins": [action("GET /admin/plugins", self._report)]
+        }
+        if self._registry is not None:
+            blueprints |= self._registry.routes(self.parts.routes)
+        return blueprints
+
+    def _report(self, context: RequestContext) -> object:
+        """The plugins, their settings, and the calls, failures and delays of each hook."""
+        from config.plugins import API
+
+        if self._registry is None:
+            return {"api": API, "plugins": []}
+        return self._registry.report()
+
+    def metrics(self) -> Sequence[Families]:
+        """Returns the plugins' metric families."""
+        return () if self._registry is None else self._registry.families()
+
+
+def step_costs(
+    settings: Settings, profile: Profile
+) -> tuple[str, Callable[[Profile], CostModel]] | None:
+    """Returns the name of the plugin that sets step costs, and its cost models; None without."""
+    if not settings.PLUGINS:
+        return None
+    from app.plugins.registry import plugged_costs
+
+    return plugged_costs(settings, profile)
+
+
+def autoscalers(settings: Settings) -> Mapping[str, AutoscalerStart]:
+    """Returns the autoscaling policies of plugins, by name."""
+    if not settings.PLUGINS:
+        return {}
+    from app.plugins.registry import plugged_autoscalers
+
+    return plugged_autoscalers(settings)
+
+
+def routing_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
+    """Returns the routing policies of plugins, by name."""
+    if not settings.PLUGINS:
+        return {}
+    from app.plugins.registry import plugged_policies
+
+    return plugged_policies(settings)
+
+
+def _run_command(argv: Sequence[str]) -> int:
+    if not {"--help", "-h"} & {*argv}:
+        from app.plugins.command import run
+
+        return run(argv)
+    from config.declaration import COMMAND
+
+    print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
+    print("List the built-in extensions of a server with these settings, and its plugins with")
+    print("their hooks and settings (docs/plugins.md).")
+    return 0
+
+
+EXTENSION = Plugins

@@ -1,0 +1,152 @@
+"""Recorded exchanges: replayed, compared with a server, or recorded from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Command, Extension, Position
+from app.extensions.faults import Faults
+from app.extensions.journal import RequestJournal
+
+if TYPE_CHECKING:
+    from app.core.extensions import ServerParts
+    from app.serving.flask.application import BackgroundService
+    from app.serving.http.context import RequestContext
+    from app.serving.http.response import Response
+    from app.serving.http.route import Route
+    from app.serving.middleware.stack import Middleware
+    from app.serving.recording.library import Recording
+    from app.serving.recording.recorder import Upstream
+    from config import Settings
+
+
+class Recordings(Extension):
+    """Answers requests with recorded exchanges, and asks a target for missing ones."""
+
+    name = "recording"
+    requires = ("faults", "journal")
+
+    def __init__(self, parts: ServerParts) -> None:
+        from app.base.clock.clock import LiveClock
+        from app.base.clock.timer_wheel import TimerWheel
+        from app.serving.recording.replay import Replay, ReplayServices
+
+        super().__init__(parts)
+        recording, upstream = open_recording(parts.settings)
+        self._upstream = upstream
+        clock = LiveClock()  # a clock has one alarm; the engine uses that of `parts.clock`
+        services = ReplayServices(
+            body_limits=parts.body,
+            faults=parts.get(Faults).injector,
+            wheel=TimerWheel(clock),
+            now=clock.now,
+            journal=parts.get(RequestJournal).journal,
+            has_keys=self._has_keys,
+        )
+        self._replay = Replay(recording, services, parts.settings.replay.replay_miss, upstream)
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether a recording is set."""
+        return bool(settings.replay.replay)
+
+    @classmethod
+    def prepare(cls, settings: Settings) -> None:
+        """Checks the recording and its targets. Raises ConfigError."""
+        recording, upstream = open_recording(settings, warns=False)  # the workers repeat warnings
+        recording.close()
+        if upstream is not None:
+            upstream.file.close()
+
+    @classmethod
+    def commands(cls) -> Mapping[str, Command]:
+        """Returns commands that make recordings, compare them, and convert them."""
+        return {
+            "record --proxy": Command(_run_proxy, "keep the exchanges with a real server"),
+            "drift": Command(_run_drift, "compare a recording with a live server"),
+            "script from-recording": Command(_run_to_script, "make a script of a recording"),
+        }
+
+    def _has_keys(self) -> bool:
+        return bool(self.parts.live.current.access.api_key)
+
+    def keeps_fast_path(self, settings: Settings) -> bool:
+        """Returns False: each request is looked up in the recording."""
+        return False
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the replay, which answers instead of the routes."""
+        return {Position.INNERMOST: [self._replay]}
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the route of the replay's counts."""
+        from app.serving.http.route import get
+
+        return {"replay": [get("/admin/replay", self._report)]}
+
+    def _report(self, context: RequestContext) -> Response:
+        from app.serving.http.response import json_response
+
+        return json_response(self._replay.report())
+
+    def services(self) -> Sequence[BackgroundService]:
+        """Returns the file that gets the exchanges with targets."""
+        return () if self._upstream is None else (self._upstream.file,)
+
+
+def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, Upstream | None]:
+    """Opens the recording of the settings, and the upstream of their targets.
+
+    The upstream adds the answers of the targets to the file of the recording. `warns` logs a line
+    for each part of the file that cannot be read.
+
+    Raises:
+        ConfigError: the file cannot be read or written, or a target is wrong.
+    """
+    from app.serving.http.client import Target
+    from app.serving.recording.exchange import RecordingError
+    from app.serving.recording.library import Recording
+    from app.serving.recording.recorder import Upstream
+    from app.serving.recording.writer import RecordingFile
+    from config import ConfigError
+
+    replay = settings.replay
+    upstream = None
+    try:
+        if replay.target:
+            targets = Target.by_model(replay.target)
+            urls = ", ".join(target.url for target in targets.values())
+            file = RecordingFile(Path(replay.replay), urls, adds=True)
+            upstream = Upstream(targets, file, replay.target_timeout)
+        recording = Recording(
+            replay.replay,
+            finds_similar=replay.replay_miss == "nearest",
+            grows=upstream is not None,
+            warns=warns,
+        )
+    except RecordingError as error:
+        raise ConfigError(f"setting replay: {error}") from None
+    return recording, upstream
+
+
+def _run_proxy(argv: Sequence[str]) -> int:
+    from app.serving.recording.proxy import run
+
+    return run(argv)
+
+
+def _run_drift(argv: Sequence[str]) -> int:
+    from app.serving.recording.drift import run
+
+    return run(argv)
+
+
+def _run_to_script(argv: Sequence[str]) -> int:
+    from app.serving.recording.to_script import run
+
+    return run(argv[1:])
+
+
+EXTENSION = Recordings

@@ -1,0 +1,44 @@
+"""OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension
+
+if TYPE_CHECKING:
+    from app.base import Bounded
+    from app.core.extensions import ServerParts
+    from app.serving.http.route import Route
+    from config import Settings
+
+
+class Responses(Extension):
+    """POST /v1/responses, and the stored responses."""
+
+    name = "responses"
+
+    def __init__(self, parts: ServerParts) -> None:
+        from app.serving.api.responses.routes import ResponseStore
+
+        super().__init__(parts)
+        self._store = ResponseStore(parts.settings.api.enable_responses_store)
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether the model generates text."""
+        return settings.model.task == "generate"
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes of responses."""
+        from app.serving.api.responses.routes import routes
+
+        return {"responses": routes(self.parts.pipeline, self._store)}
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the stored responses."""
+        return {"responses": self._store}
+
+
+EXTENSION = Responses

@@ -1,0 +1,129 @@
+"""Scripted replies: rules from files, and rules that are set at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from app.base.clock.pause import call_off_hub
+from app.core.extensions import Command, Extension
+from app.extensions.faults import Faults
+
+if TYPE_CHECKING:
+    from app.base import Bounded
+    from app.core.extensions import ServerParts
+    from app.serving.api.script import ScriptResolver
+    from app.serving.flask.application import BackgroundService
+    from app.serving.http.route import Route
+    from app.serving.scripts.script_set import ScriptSet
+    from config import Settings
+
+SCRIPT_SET = "app.serving.scripts.script_set"
+"""Module that imports YAML and Jinja; a server without rules does not need it."""
+
+
+class Scripts(Extension):
+    """Decides the replies to requests by rules."""
+
+    name = "scripts"
+    requires = ("faults", "forms")
+
+    def __init__(self, parts: ServerParts) -> None:
+        super().__init__(parts)
+        self._script_set: ScriptSet | None = None
+        settings = parts.settings
+        self._is_possible = not (settings.model.mm_encoder_only or settings.engine.is_real)
+        self._has_files = bool(settings.scripts.script) and self._is_possible
+
+    @classmethod
+    def prepare(cls, settings: Settings) -> None:
+        """Checks the files of rules. Raises ConfigError."""
+        if settings.scripts.script:
+            from app.serving.scripts.script_set import check_scripts
+
+            check_scripts(settings.scripts)
+
+    @classmethod
+    def commands(cls) -> Mapping[str, Command]:
+        """Returns the command that checks and tries scripts."""
+        about = "check and try scripted replies, or make a script of a recording"
+        return {"script": Command(_run_command, about)}
+
+    def open(self) -> ScriptSet:
+        """Returns the rules, which may be none until some are set at run time.
+
+        Raises:
+            ApiError: 400, the model generates no text or is real.
+        """
+        if not self._is_possible:
+            from app.serving.http.errors import bad_request
+
+            raise bad_request(
+                "Rules for replies need the simulated engine, and a model that generates text."
+            )
+        call_off_hub(import_module, SCRIPT_SET)
+        if self._script_set is None:
+            from app.serving.scripts.script_set import open_scripts
+
+            parts = self.parts
+            self._script_set = open_scripts(
+                parts.settings.scripts,
+                parts.constraints,
+                parts.streams("scripts"),
+                parts.clock.now,
+            )
+        return self._script_set
+
+    def reply_rules(self) -> ScriptResolver | None:
+        """Returns what asks the rules; None while there are none."""
+        if self._has_files:
+            self.open()
+        return self._resolver()
+
+    def _resolver(self) -> ScriptResolver | None:
+        if self._script_set is None or not self._script_set.rules:
+            return None
+        from app.serving.api.script import ScriptResolver
+
+        injector = self.parts.get(Faults).injector
+        return ScriptResolver(self._script_set, self.parts.tokenizer, injector)
+
+    def _use_rules(self) -> None:
+        """Asks the rules from now on; without rules, the fast path is open again."""
+        self.parts.pipeline.scripts = self._resolver()
+        self.parts.live.change({})
+
+    def keeps_fast_path(self, settings: Settings) -> bool:
+        """Returns whether there are no rules."""
+        return self._script_set is None or not self._script_set.rules
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes that show and set rules."""
+        from app.serving.scripts.routes import rule_routes, script_routes
+
+        parts = self.parts
+        blueprints: dict[str, Sequence[Route]] = {
+            "rules": rule_routes(self.open, self._use_rules, parts.body, parts.peers)
+        }
+        if self._script_set is not None:
+            blueprints["script"] = script_routes(self._script_set, parts.peers)
+        return blueprints
+
+    def services(self) -> Sequence[BackgroundService]:
+        """Returns the watch over the files of rules."""
+        return () if self._script_set is None else (self._script_set,)
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the counters of rules."""
+        return {} if self._script_set is None else {"script counters": self._script_set}
+
+
+def _run_command(argv: Sequence[str]) -> int:
+    from app.serving.api.script import messages_of
+    from app.serving.scripts.command import run
+
+    return run(argv, messages_of)
+
+
+EXTENSION = Scripts

@@ -1,0 +1,36 @@
+"""Spans of requests for an OpenTelemetry collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension, Position
+
+if TYPE_CHECKING:
+    from app.serving.middleware.stack import Middleware
+    from config import Settings
+
+
+class Tracing(Extension):
+    """Sends a span for each request, with child spans for the phases of its sequences."""
+
+    name = "tracing"
+
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether a collector is set."""
+        return settings.tracing.otlp_traces_endpoint is not None
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the tracing of requests, which also covers those that are refused."""
+        from app.base.tracing import create_tracing
+        from app.serving.middleware.traces import Traces
+
+        parts = self.parts
+        sender, make_tracer = create_tracing(parts.settings.tracing)
+        caches = {"spans": sender}
+        return {Position.OUTSIDE: [Traces(make_tracer, parts.clock, parts.delays, caches=caches)]}
+
+
+EXTENSION = Tracing

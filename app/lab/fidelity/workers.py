@@ -1,0 +1,67 @@
+"""Processes that run independent simulations at once."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from threading import Thread
+from typing import TypeVar
+
+PARENT_CHECK_S = 0.5
+"""Seconds between two checks of a worker that its parent still runs. The workers of loky have no
+handle of their parent.
+"""
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@contextmanager
+def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Yields a pool for independent runs, or None for a single process.
+
+    An exception in the block stops all runs.
+    """
+    if processes <= 1:
+        yield None
+        return
+    # "spawn", as a fork would copy the threads and event loops of the caller.
+    context = multiprocessing.get_context("spawn")
+    earlier_children = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(processes, context, exit_with_parent, (os.getpid(),)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - earlier_children:
+                process.terminate()
+            raise
+
+
+def map_jobs(
+    pool: ProcessPoolExecutor | None, work: Callable[[Job], Result], jobs: Iterable[Job]
+) -> Iterator[Result]:
+    """Returns the results of `work` in the order of `jobs`, which a pool runs in parallel."""
+    if pool is None:
+        return map(work, jobs)
+    # `pool.map` would cancel the jobs on Ctrl-C, and a pool that was shut down prints a traceback
+    # for each canceled job.
+    futures = [pool.submit(work, job) for job in jobs]
+    return (future.result() for future in futures)
+
+
+def exit_with_parent(parent: int) -> None:
+    """Initializes a worker: it ignores Ctrl-C, and exits when the process `parent` has ended.
+
+    Ctrl-C reaches all processes of the terminal, and the parent handles it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_wait_for_end, args=(parent,), daemon=True).start()
+
+
+def _wait_for_end(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)

@@ -1,1 +1,0 @@
-"""Factories: build the app, its engine and its index."""

@@ -1,0 +1,101 @@
+"""Data sheets of devices."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+GIB = 1 << 30
+TERA = 1e12
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    """An accelerator.
+
+    Operations are per second and dense; sheets often have twice as many, with sparsity.
+    """
+
+    name: str
+    bandwidth: float
+    """Memory bandwidth, in bytes per second."""
+    flops: float
+    """Operations per second in bf16."""
+    flops_8bit: float | None
+    """Operations per second in fp8; None without fp8 arithmetic."""
+    memory: float
+    """Bytes for a process: the sheet's memory, less the share of driver and error correction."""
+    link: float
+    """Bytes per second to the server's other devices, in one direction: half of the sheet's figure.
+    """
+    sheet: str
+    max_num_batched_tokens: int = 8192
+    """vLLM's default for a server on this device, which is higher from 70 GiB on, but for A100."""
+    max_num_seqs: int = 1024
+    """vLLM's default, in the same way."""
+
+
+DEVICES: Mapping[str, Device] = {
+    "h100": Device(
+        name="H100 SXM 80 GB",
+        bandwidth=3.35 * TERA,
+        flops=989.4 * TERA,
+        flops_8bit=1978.9 * TERA,
+        memory=79.2 * GIB,
+        link=0.45 * TERA,
+        sheet="NVIDIA H100 Tensor Core GPU, data sheet: 3.35 TB/s, BF16 1,979 and FP8 3,958 TFLOPS"
+        " with sparsity, NVLink 900 GB/s",
+    ),
+    "h200": Device(
+        name="H200 SXM 141 GB",
+        bandwidth=4.8 * TERA,
+        flops=989.4 * TERA,
+        flops_8bit=1978.9 * TERA,
+        memory=139.8 * GIB,
+        link=0.45 * TERA,
+        sheet="NVIDIA H200 Tensor Core GPU, data sheet: 4.8 TB/s, 141 GB, arithmetic and NVLink as"
+        " H100 SXM",
+    ),
+    "a100": Device(
+        name="A100 SXM 80 GB",
+        bandwidth=2.039 * TERA,
+        flops=312 * TERA,
+        flops_8bit=None,
+        memory=79.2 * GIB,
+        link=0.3 * TERA,
+        sheet="NVIDIA A100 Tensor Core GPU, data sheet: 2,039 GB/s, BF16 312 TFLOPS, NVLink"
+        " 600 GB/s",
+        max_num_batched_tokens=2048,
+        max_num_seqs=256,
+    ),
+    "l40s": Device(
+        name="L40S 48 GB",
+        bandwidth=0.864 * TERA,
+        flops=362 * TERA,
+        flops_8bit=733 * TERA,
+        memory=44.4 * GIB,
+        link=0.032 * TERA,
+        sheet="NVIDIA L40S, data sheet: 864 GB/s, BF16 362 and FP8 733 TFLOPS, PCIe Gen4 x16"
+        " 64 GB/s",
+        max_num_batched_tokens=2048,
+        max_num_seqs=256,
+    ),
+    "mi300x": Device(
+        name="MI300X 192 GB",
+        bandwidth=5.3 * TERA,
+        flops=1307.4 * TERA,
+        flops_8bit=2614.9 * TERA,
+        memory=191.9 * GIB,
+        link=0.448 * TERA,
+        sheet="AMD Instinct MI300X, data sheet: 5.3 TB/s, BF16 1,307.4 and FP8 2,614.9 TFLOPS,"
+        " Infinity Fabric 896 GB/s",
+    ),
+    "b200": Device(
+        name="B200 SXM 180 GB",
+        bandwidth=8 * TERA,
+        flops=2250 * TERA,
+        flops_8bit=4500 * TERA,
+        memory=178.4 * GIB,
+        link=0.9 * TERA,
+        sheet="NVIDIA DGX B200, data sheet (eight of them): 64 TB/s, FP8 72 PFLOPS with sparsity"
+        " and BF16 half of it, 1,440 GB, NVLink 14.4 TB/s",
+    ),
+}

@@ -1,0 +1,96 @@
+"""Storage formats of weights and KV cache, from the `quantization_config` of a model."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from config.declaration import ConfigError
+from config.kernels import Format
+from config.memory import BF16_BYTES
+from config.shapes import ModelShape, Quantization
+
+MXFP4_ROWS = 256
+"""Experts in MXFP4 are padded to a multiple of this number of rows."""
+
+
+class StorageFormat(Struct, frozen=True, kw_only=True):
+    """Storage format of weights and cache, and precision of products."""
+
+    weight_bytes: float
+    """Bytes of one weight of the projections, with its share of scales."""
+    cache_bytes: float = BF16_BYTES
+    """Bytes of one number in the KV cache."""
+    in_8bit: bool = False
+    """Products are in 8 bits, if the device supports them."""
+    kind: str = "bf16"
+    kernels: Format | None = None
+    """Format of the kernels that compute with these weights; None without constants for them."""
+
+    def model_bytes(self, shape: ModelShape) -> float:
+        """Returns the bytes of all weights. In a model in MXFP4 only the experts have 4 bits."""
+        shared, expert = shape.weights()
+        if self.kernels != "mxfp4" or not shape.num_experts:
+            projections = self.weight_bytes * (shared + expert * shape.num_experts)
+            return BF16_BYTES * shape.table_weights + projections
+        rows = shape.moe_intermediate_size
+        padding = -(-rows // MXFP4_ROWS) * MXFP4_ROWS / rows
+        experts = self.weight_bytes * expert * padding * shape.num_experts
+        return BF16_BYTES * (shape.table_weights + shared) + experts
+
+
+FP8 = StorageFormat(weight_bytes=1, in_8bit=True, kernels="fp8")
+FORMATS: Mapping[str, StorageFormat] = {
+    "fp8": FP8,
+    "fbgemm_fp8": FP8,
+    "modelopt": FP8,
+    "modelopt FP8": FP8,
+    "mxfp4": StorageFormat(weight_bytes=(4 + 8 / 32) / 8, kernels="mxfp4"),
+    "modelopt NVFP4": StorageFormat(weight_bytes=(4 + 8 / 16) / 8, kernels="nvfp4"),
+    "bitsandbytes": StorageFormat(weight_bytes=(4 + 16 / 64) / 8),
+}
+"""Method and algorithm -> format, without the size of the cache."""
+
+
+def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
+    """Returns the storage format.
+
+    Raises:
+        ConfigError: The method is unknown; the message begins with `origin`.
+    """
+    if config is None:
+        return StorageFormat(weight_bytes=BF16_BYTES, kernels="bf16")
+    method = config.quant_method.lower().removesuffix("_marlin")
+    kind = f"{method} {config.quant_algo}".strip()
+    cache_bytes = 1 if config.kv_cache_scheme else BF16_BYTES
+    if kind in FORMATS:
+        storage = replace(FORMATS[kind], cache_bytes=cache_bytes, kind=kind)
+        if storage.kernels == "fp8" and config.weight_block_size:
+            return replace(storage, kernels="fp8-block")
+        return storage
+    if method in ("awq", "gptq"):
+        weight_bytes = config.bits / 8
+        if config.group_size > 0:  # a group shares a scale of 2 bytes and a zero
+            weight_bytes += (2 + config.bits / 8) / config.group_size
+        return StorageFormat(weight_bytes=weight_bytes, cache_bytes=cache_bytes, kind=method)
+    if method == "compressed-tensors" and config.config_groups:
+        return _compressed_tensors(config, cache_bytes)
+    known = f"{', '.join(FORMATS)}, awq, gptq, compressed-tensors with its groups"
+    raise ConfigError(f"{origin}: quantization_config: quant_method {kind} is none of {known}")
+
+
+def _compressed_tensors(config: Quantization, cache_bytes: float) -> StorageFormat:
+    group = next(iter(config.config_groups.values()))
+    weights = group.weights
+    activations = group.input_activations
+    weight_bytes = weights.num_bits / 8
+    if weights.group_size and weights.group_size > 0:  # a group shares a scale of 2 bytes
+        weight_bytes += 2 / weights.group_size
+    in_8bit = activations is not None and activations.num_bits == 8
+    return StorageFormat(
+        weight_bytes=weight_bytes,
+        cache_bytes=cache_bytes,
+        in_8bit=in_8bit,
+        kind=f"compressed-tensors {weights.num_bits} bits",
+        kernels="fp8" if in_8bit and weights.num_bits == 8 else None,
+    )

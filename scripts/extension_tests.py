@@ -1,0 +1,80 @@
+"""Finds changed extensions, and the tests of an extension.
+
+python -m scripts.extension_tests tests NAME: prints the test paths for an extension, which are its
+folder in `tests/extensions` or `tests`, the test files that name it or its module, and the tests of
+the contract.
+
+python -m scripts.extension_tests changed COMMIT: prints the names of the extensions that changed
+since a commit, as a JSON list. A change of the contract counts for every extension.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTENSIONS = "app/extensions"
+TESTS = "tests/extensions"
+OTHER_FILES = {"devmode": ("test_lifecycle", "test_scale_out", "test_weights")}
+"""Extension -> test files with other names."""
+CONTRACT = "app/core"
+CONTRACT_TESTS = "tests/core"
+
+
+def extension_names(root: Path = ROOT) -> list[str]:
+    """Returns the names of the extensions in the repository."""
+    return sorted(path.parent.name for path in (root / EXTENSIONS).glob("*/__init__.py"))
+
+
+def pytest_paths(name: str, root: Path = ROOT) -> list[str]:
+    """Returns the paths to pass to pytest for an extension."""
+    module = f"{EXTENSIONS.replace('/', '.')}.{name}"
+    stems = OTHER_FILES.get(name, ())
+    folders = [
+        folder for folder in (f"{TESTS}/{name}", f"tests/{name}") if (root / folder).is_dir()
+    ]
+    paths = [CONTRACT_TESTS, *folders]
+    for file in sorted((root / "tests").rglob("test_*.py")):
+        path = str(file.relative_to(root))
+        if path.startswith(tuple(f"{folder}/" for folder in paths)):
+            continue
+        if name in file.stem or file.stem in stems or module in file.read_text("utf-8"):
+            paths.append(path)
+    return paths
+
+
+def changed_extensions(changed_files: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Returns the extensions among `names` to which the changed files belong."""
+    files = list(changed_files)
+    if any(file.startswith(f"{CONTRACT}/") for file in files):
+        return sorted(names)
+    changed = []
+    for name in sorted(names):
+        folders = (f"{EXTENSIONS}/{name}/", f"{TESTS}/{name}/")
+        if any(file.startswith(folders) for file in files):
+            changed.append(name)
+    return changed
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    match arguments:
+        case ["tests", name] if name in extension_names():
+            print(" ".join(pytest_paths(name)))
+        case ["changed", commit]:
+            command = ["git", "diff", "--name-only", f"{commit}...HEAD"]
+            output = subprocess.check_output(command, cwd=ROOT, text=True)
+            print(json.dumps(changed_extensions(output.splitlines(), extension_names())))
+        case _:
+            names = ", ".join(extension_names())
+            print(
+                f"error: tests EXTENSION, or changed COMMIT; extensions: {names}", file=sys.stderr
+            )
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""The scripts behind the workflows, and the files that a contributor reads first."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.extension_tests import OTHER_FILES, changed_extensions, pytest_paths
+from scripts.release import contradictions
+from tests.running_server import ROOT
+
+NAMES = ("devmode", "openapi")
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+MAKEFILE = (ROOT / "Makefile").read_text()
+MAX_ROOT_ENTRIES = 34
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("app/extensions/devmode/routes.py", ["devmode"]),
+        ("tests/extensions/openapi/test_document.py", ["openapi"]),
+        ("app/core/extensions.py", ["devmode", "openapi"]),
+        ("app/serving/http/route.py", []),
+        ("app/extensions/devmode2/routes.py", []),
+    ],
+)
+def test_a_changed_file_belongs_to_its_extension(file: str, expected: list[str]) -> None:
+    assert changed_extensions([file, "README.md"], NAMES) == expected
+
+
+def test_tests_of_an_extension_are_found_by_folder_and_by_module(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "extensions" / "uptime"
+    folder.mkdir(parents=True)
+    (folder / "test_uptime.py").write_text("import app.extensions.uptime\n")
+    (tmp_path / "tests" / "api").mkdir()
+    (tmp_path / "tests" / "api" / "test_a.py").write_text("from app.extensions.uptime import x\n")
+    (tmp_path / "tests" / "api" / "test_b.py").write_text("from app.extensions.other import x\n")
+    paths = pytest_paths("uptime", tmp_path)
+    assert paths == ["tests/core", "tests/extensions/uptime", "tests/api/test_a.py"]
+
+
+def test_files_with_other_names_exist() -> None:
+    stems = {file.stem for file in (ROOT / "tests").rglob("test_*.py")}
+    assert {stem for stems_of in OTHER_FILES.values() for stem in stems_of} <= stems
+
+
+def test_a_release_has_one_version(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
+    (tmp_path / "clients" / "js").mkdir(parents=True)
+    (tmp_path / "clients" / "js" / "package.json").write_text('{"version": "1.1.0"}')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0\n")
+    assert contradictions("v1.2.0", tmp_path) == [
+        "clients/js has version 1.1.0, the tag has 1.2.0",
+    ]
+    assert len(contradictions("1.3", tmp_path)) == 4
+
+
+def test_the_present_version_can_be_released() -> None:
+    [version] = re.findall(r'(?m)^version = "(.*)"', (ROOT / "pyproject.toml").read_text())
+    assert contradictions(f"v{version}") == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_call_make_targets_and_pinned_actions(path: Path) -> None:
+    targets = set(re.findall(r"(?m)^([a-z-]+):", MAKEFILE))
+    for job in yaml.safe_load(path.read_text())["jobs"].values():
+        for step in job["steps"]:
+            if "uses" in step:
+                assert re.search(r"@[0-9a-f]{40}$", step["uses"]), step
+                continue
+            for line in step["run"].splitlines():
+                command = re.search(r"make (?:-\S+ )*([a-z-]+)", line)
+                assert command and command[1] in targets, line
+
+
+def test_the_root_of_the_repository_is_small() -> None:
+    ignored = {name.rstrip("/") for name in (ROOT / ".gitignore").read_text().split()} | {".git"}
+    entries = sorted({path.name for path in ROOT.iterdir()} - ignored)
+    entries = [name for name in entries if not name.endswith((".log", ".sqlite", ".egg-info"))]
+    assert len(entries) <= MAX_ROOT_ENTRIES, entries
+
+
+def test_contributing_names_make_targets_that_exist() -> None:
+    targets = set(re.findall(r"(?m)^([a-z-]+):", MAKEFILE))
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"(?m)(?:`|^\$ )make ([a-z-]+)", page))
+    assert named and named <= targets

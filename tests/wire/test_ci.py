@@ -1,0 +1,98 @@
+"""The second tries of .ci/run: how many tests may need one, and what the last lines name."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.running_server import ROOT
+
+SCRIPT = (ROOT / ".ci" / "run").read_text("utf-8")
+[LIMITS] = re.findall(r"(?m)^MAX_SECOND_TRIES=\d+\n\w+=\S+\n", SCRIPT)
+FUNCTIONS = "".join(
+    re.findall(rf"(?ms)^{name}\(\) {{\n.*?^}}\n", SCRIPT)[0]
+    for name in ("needs_second_try", "twice", "not_tested", "summary")
+)
+[OPTIONS] = re.findall(r'(?m)^export AGAIN="(.*)"$', SCRIPT)
+TESTS = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range({count}))
+def test_that_passes_the_second_time(number):
+    state = Path(f"state-{{number}}")
+    is_second_try = state.exists()
+    state.touch()
+    assert is_second_try
+
+def test_that_fails():
+    assert not {always}
+
+def test_that_passes():
+    pass
+"""
+
+
+def run_twice(
+    folder: Path, *, flaky_count: int, fails: bool = False, command: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs tests of which `flaky_count` fail only the first time, as a stage of .ci/run does."""
+    (folder / "test_flaky.py").write_text(TESTS.format(count=flaky_count, always=fails))
+    make = folder / "make"
+    make.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pytest -q test_flaky.py\n')
+    make.chmod(0o755)
+    script = "\n".join(
+        [
+            "set -euo pipefail",
+            LIMITS,
+            f'export alone="$PWD" AGAIN="{OPTIONS}"',
+            FUNCTIONS,
+            "trap summary EXIT",
+            f"twice {command or make}",
+        ]
+    )
+    variables = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def test_three_tests_may_need_a_second_try_and_are_named_in_the_last_lines(tmp_path: Path) -> None:
+    done = run_twice(tmp_path, flaky_count=3)
+    assert done.returncode == 0, done.stderr
+    named = re.findall(r"(?m)^FAILED AT FIRST: (.*)$", done.stderr)
+    name = "test_flaky.py::test_that_passes_the_second_time"
+    assert named == [f"{name}[{number}]" for number in range(3)]
+    assert "3 passed" in done.stdout
+
+
+def test_four_failed_tests_fail_the_run_without_a_second_try(tmp_path: Path) -> None:
+    done = run_twice(tmp_path, flaky_count=4)
+    assert done.returncode == 1 and "more than 3 tests failed" in done.stderr
+    assert done.stderr.count("FAILED AT FIRST: ") == 4
+    assert done.stdout.count(" failed") == 1
+
+
+def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
+    done = run_twice(tmp_path, flaky_count=1, fails=True)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout
+
+
+def test_a_failure_without_a_failed_test_gets_no_second_try(tmp_path: Path) -> None:
+    done = run_twice(tmp_path, flaky_count=0, command="false")
+    assert done.returncode == 1 and done.stderr.startswith("failed without a failed test\n")
+
+
+@pytest.mark.parametrize("stage", ["docs", "engine", "servers"])
+def test_a_stage_that_cannot_be_prepared_fails_the_run_at_its_end(stage: str) -> None:
+    [body] = re.findall(rf"(?ms)^{stage}\(\) {{\n(.*?)^}}\n", SCRIPT)
+    assert re.search(r"(?m)^    else\n        not_tested ", body)
+    assert re.search(r'(?s)if \[ -s "\$alone/not-tested" \].*exit 1\nfi\n$', SCRIPT)
