@@ -83,7 +83,9 @@ class CallReplies:
             field = endless_text(calls.tools[0].schema)
             if field is not None:
                 return self._endless_call(calls.tools[0].name, field, request.max_tokens, rng)
-        max_tokens = request.max_tokens if request.limited else sys.maxsize
+        max_tokens = sys.maxsize
+        if request.limited:
+            max_tokens = request.max_tokens
         first_too_long: Reply | None = None
         for version in self._versions(calls, count, rng):
             reply = self.marked_up(version, max_tokens)
@@ -115,7 +117,9 @@ class CallReplies:
                 separators = USUAL
             drawn: list[tuple[str, str]] = []
             for _ in range(number):
-                tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
+                tool = calls.tools[0]
+                if not calls.named:
+                    tool = rng.choice(calls.tools)
                 compiled = self._schemas.compile(tool.schema, calls.lenient)
                 arguments = compiled.sample(rng, self.settings, size)
                 text = json.dumps(arguments, ensure_ascii=False, separators=separators)
@@ -128,7 +132,9 @@ class CallReplies:
         all_ids = self._tokenizer.encode(text)
         ids = all_ids[:max_tokens]
         pieces = self._tokenizer.pieces(ids)
-        raw = "" if len(ids) == len(all_ids) else "".join(pieces)
+        raw = ""
+        if len(ids) < len(all_ids):
+            raw = "".join(pieces)
         texts, spans = _shown(pieces, calls, raw)
         return Reply(texts, ids, LENGTH if raw else STOP, spans)
 
@@ -156,7 +162,7 @@ def written(
         text += "}"
         if not terse or number < len(calls):
             text += CLOSING
-        part = Part("call", number - 1, name, "", *call_id)
+        part = Part("call", number - 1, name, id="".join(call_id))
         spans.append(CallSpan(part, named=named, start=start, end=end, until=len(text)))
     return text, spans
 
@@ -172,7 +178,7 @@ def _shown(
     spans: list[Span] = []
     offset = 0
     for part, named, start, end, until in calls:
-        named_part = Part("call", part.number, part.name, raw, part.id)
+        named_part = Part("call", part.number, part.name, raw, id=part.id)
         unnamed_part = Part("call", part.number, "", raw)
         is_last = part is calls[-1].part
         while len(texts) < len(pieces) and (offset < until or is_last):

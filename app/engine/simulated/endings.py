@@ -46,9 +46,12 @@ def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
         stop, start = first_stop
         end = start + len(stop)
         count = next(place for place in range(1, len(offsets)) if offsets[place] >= end)
-        text = text[: end if request.include_stop else start]
+        text = text[:end] if request.include_stop else text[:start]
         finish = Finish("stop", stop)
-    held = 0 if request.include_stop else max(map(len, request.stop)) - 1
+    held = 0
+    """Characters that are held back, as a stop string may begin with them."""
+    if not request.include_stop:
+        held = max(map(len, request.stop)) - 1
     texts: list[str] = []
     for begin in range(0, count, PART_TOKENS):
         end = min(begin + PART_TOKENS, count)

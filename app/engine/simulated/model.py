@@ -310,7 +310,9 @@ class SimulatedModel:
     ) -> Reply | None:
         """Returns a recorded reply; None without a dataset for the model, and when it fails."""
         max_tokens = request.max_tokens
-        min_tokens = max_tokens if request.ignore_eos else max(1, request.min_tokens)
+        min_tokens = max(1, request.min_tokens)
+        if request.ignore_eos:
+            min_tokens = max_tokens
         recorded = replies.reply(request, min_tokens=min_tokens, max_tokens=max_tokens, rng=rng)
         if recorded is None:
             return None

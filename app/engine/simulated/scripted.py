@@ -29,9 +29,12 @@ class ScriptedReplies:
         if script.in_parts:
             reply = self._in_parts(request, script)
         else:
-            thoughts = THOUGHTS.format(script.reasoning) if script.reasoning else ""
-            calls = written(script.calls)[0] if script.calls else ""
-            reply = self._plain(thoughts + script.text + calls, request)
+            text = script.text
+            if script.reasoning:
+                text = THOUGHTS.format(script.reasoning) + text
+            if script.calls:
+                text += written(script.calls)[0]
+            reply = self._plain(text, request)
         reply = reply.cut(request.max_tokens)
         if script.finish is not None and reply.finish == STOP:
             reply.finish = Finish(script.finish)

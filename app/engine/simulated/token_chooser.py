@@ -51,8 +51,10 @@ class TokenChooser:
             self._unnamed = 0.0
         weights = [other * exp(bias[token]) if token in bias else other for token in self._ids]
         self._sums = list(accumulate(weights))
-        self._best = max(zip(weights, self._ids, strict=True)) if greedy else (0.0, 0)
-        """Weight and id of the likeliest named token."""
+        self._best = 0.0, 0
+        """Weight and id of the likeliest named token; only for a greedy choice."""
+        if greedy:
+            self._best = max(zip(weights, self._ids, strict=True))
 
     def never_keeps(self, original: int) -> bool:
         """Returns whether `original` is forbidden, or nearly so, even where it is the original."""

@@ -79,7 +79,9 @@ class WholeSentences:
             if self._can_fill(room - len(phrase.ids)):
                 return phrase
         fitting = [length for length in lengths if self._can_fill(room - length)]
-        return rng.choice(lengths[rng.choice(fitting)]) if fitting else None
+        if not fitting:
+            return None
+        return rng.choice(lengths[rng.choice(fitting)])
 
     def _can_fill(self, room: int) -> bool:
         """Returns whether followers fill `room`; assumed for a room above the known sums."""
