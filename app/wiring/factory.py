@@ -46,6 +46,7 @@ from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.plain import plain_chats, plain_completions
 from app.serving.api.responder import Responder, ServerLoad
 from app.serving.api.responses import routes as responses
+from app.serving.api.responses.store import ResponseStore
 from app.serving.faults.injector import FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
@@ -549,7 +550,7 @@ class Assembly:
             self.live.subscribe(chats.on_settings)
             self.live.subscribe(texts.on_settings)
             store, threads = (
-                responses.ResponseStore(api.enable_responses_store),
+                ResponseStore(api.enable_responses_store),
                 Memo[str, bytes](64 << 20),
             )
             memos = {"plain chats": chats.known, "plain prompts": texts.known}

@@ -15,7 +15,8 @@ from app.serving.api.completions import CompletionResponseOptions, CompletionWri
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import SLICE
 from app.serving.api.pipeline import Asked, check_answer_size
-from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
+from app.serving.api.responses.response import new_response
+from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.errors import ApiError
 from app.serving.protocol.common import encode

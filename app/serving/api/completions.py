@@ -6,10 +6,11 @@ from msgspec import Struct, UnsetType
 
 from app.engine.core.outputs import Started, Tokens
 from app.serving.api.chat.media import BuiltPrompt
+from app.serving.api.choice_state import ChoiceState
+from app.serving.api.chunk_writer import ChunkWriter, PlainChoice
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
 from app.serving.api.pipeline import RequestPipeline, check_repeated
-from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response
@@ -47,11 +48,11 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         self._logprobs: dict[int, CompletionLogprobs] = {}
         """Log probabilities of each choice that a stream has begun to show."""
 
-    def begin(self, output: Started, keeps_first: bool = True) -> None:
+    def record_start(self, output: Started, keep_first: bool = True) -> None:
         self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
-        super().begin(output, keeps_first)
+        super().record_start(output, keep_first)
 
-    def _shown(
+    def _build_choice(
         self, choice: ChoiceState, output: Tokens, of: slice, ends: bool
     ) -> wire.CompletionChunkChoice:
         options, index = self._options, output.index
@@ -71,9 +72,9 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             shown.token_ids = output.ids[of]
         return shown
 
-    def _usage(self, index: int) -> Usage:
+    def _choice_usage(self, index: int) -> Usage:
         prompt = self._options.prompts[index // self._options.n]
-        return self._usage_of(len(prompt.ids), (self.choices[index],))
+        return self._count_usage(len(prompt.ids), (self.choices[index],))
 
     def _text_of(self, prompt: EchoedPrompt, text: str, echoes: bool) -> str:
         """Returns a choice's text. With token ids, vLLM leaves out the prompt's text."""
@@ -91,22 +92,24 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         names = self._options.prompts[number].token_names
         return logprobs.lists([self._prompt_entries[number] or (), *own], names)
 
-    def _whole_usage(self, missing: None | UnsetType) -> Usage:
+    def _total_usage(self, missing: None | UnsetType) -> Usage:
         options = self._options
-        usage = self._usage_of(
+        usage = self._count_usage(
             sum([len(prompt.ids) for prompt in options.prompts]), self.choices, missing
         )
         if options.prompt_details and options.prompts:
-            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, missing, missing)
+            usage.prompt_tokens_details = PromptTokensDetails(
+                self.reported_cached_tokens, missing, missing
+            )
         return usage
 
     def whole(self) -> wire.Completion:
-        return self._answer(wire.Completion, self._choice)
+        return self._build_answer(wire.Completion, self._choice)
 
     def _choice(self, index: int, choice: ChoiceState) -> wire.CompletionChoice:
         options = self._options
         prompt = options.prompts[index // options.n]
-        text = self._text_of(prompt, choice.said()["text"], options.echo)
+        text = self._text_of(prompt, choice.texts_by_kind()["text"], options.echo)
         logprobs = None
         if options.logprobs:
             own = CompletionLogprobs(options.token_id_names)

@@ -24,9 +24,10 @@ from app.engine.core.errors import Aborted, CallerLeft, QueueFull, TooManyReques
 from app.engine.core.request import EngineRequest
 from app.engine.vectors import TASKS, Bag, PoolingModel, logit, packing, sigmoid
 from app.serving.api.chat.prompt import own_template
+from app.serving.api.choice_state import ChoiceState
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline, priority_of
-from app.serving.api.writer import ChoiceState, WholeWriter
+from app.serving.api.writer import WholeWriter
 from app.serving.faults.fault import Fault, damage
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request

@@ -182,7 +182,7 @@ class ResponseCollector:
             self._error, self.unfinished = output.error, 0
             self._abort()
             return
-        self._writer.take(output)
+        self._writer.collect(output)
         if type(output) is Tokens and output.finish is not None:
             self.unfinished -= 1
 

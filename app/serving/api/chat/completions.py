@@ -11,10 +11,11 @@ from app.engine.core.outputs import Part, Started, Tokens
 from app.serving.api.chat.media import BuiltPrompt, features, media_tokens
 from app.serving.api.chat.parts import TELLS_EMPTY, check_tool_choice
 from app.serving.api.chat.prompt import chat_options, chat_prompt
+from app.serving.api.choice_state import ChoiceState
+from app.serving.api.chunk_writer import CHUNK_END, ChunkWriter, PlainChoice, chunk_end
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
-from app.serving.api.writer import END, ChoiceState, ChunkWriter, PlainChoice, chunk_end
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
@@ -84,19 +85,19 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             or options.parsed is not None
         )
         super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
-        self._parsed = options.parsed
+        self._on_parsed = options.parsed
         is_bare = options.top_logprobs is None and not options.token_ids or options.hides
-        self._plain_calls = is_bare and not options.beams and not options.continuous_usage
+        self._calls_are_plain = is_bare and not options.beams and not options.continuous_usage
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
 
-    def _start(self, output: Started) -> bytes:
+    def _render_start(self, output: Started) -> bytes:
         """Returns the role chunks of all choices together, when the first choice begins."""
         if self.started is not None:
             return b""
-        self.begin(output)
+        self.record_start(output)
         options = self._options
-        usage = self._usage(0) if options.continuous_usage else UNSET
+        usage = self._choice_usage(0) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
         end = chunk_end(common.ChunkTail(usage, UNSET, ids, options.prompt_text))
         openings, chunks = [(wire.Delta(options.role, ""), end)], list[bytes]()
@@ -109,37 +110,37 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     @cached_property
     def _thoughts(self) -> Sequence[bytes]:
-        return PLAIN_THOUGHT.begins(self._head, self._options.n)
+        return PLAIN_THOUGHT.prefixes(self._head, self._options.n)
 
-    def _plain_thoughts(self, output: Tokens, number: int) -> bytes:
+    def _render_plain_thoughts(self, output: Tokens, number: int) -> bytes:
         choice = self.choices[output.index]
         choice.tokens += number
         choice.reasoning_tokens += number
         if not self._options.show_reasoning:
             return b""
         shown = [text for text in output.texts[:number] if text or self._options.empty_thoughts]
-        return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
+        return PLAIN_THOUGHT.render(self._thoughts[output.index], shown)
 
-    def _call(self, output: Tokens, part: Part) -> bytes:
+    def _render_call(self, output: Tokens, part: Part) -> bytes:
         """Returns the name with the first token that knows it, arguments, and the end of the
         choice.
         """
         choice, texts, ends = self.choices[output.index], output.texts, output.finish is not None
-        first = int(bool(texts and part.name) and choice.current(part) is None)
+        first = int(bool(texts and part.name) and choice.current_segment(part) is None)
         last = max(first, len(texts) - ends)
-        chunks = [self._special(output, 0)] if first else []
+        chunks = [self._render_token(output, 0)] if first else []
         choice.tokens += len(output.ids[first:last])
         if shown := [text for text in texts[first:last] if text]:
             call = wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=HOLE))
             delta = wire.Delta(content=None, tool_calls=[call])
             before, end = template(wire.ChunkChoice(output.index, delta, token_ids=None))
-            before, end = self._head + before, end + END
+            before, end = self._head + before, end + CHUNK_END
             chunks.append(before + (end + before).join(map(encode, shown)) + end)
         if ends and (len(texts) > 1 or not first):
-            chunks.append(self._special(output, max(0, len(texts) - 1)))
+            chunks.append(self._render_token(output, max(0, len(texts) - 1)))
         return b"".join(chunks)
 
-    def _shown(
+    def _build_choice(
         self, choice: ChoiceState, output: Tokens, of: slice, ends: bool
     ) -> wire.ChunkChoice | None:
         options, part, ids, text = (
@@ -179,8 +180,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if part.kind == "image":
             return wire.Delta(content=[wire.ContentBlock("image_url", image_url={"url": text})])
         calls: list[wire.ToolCall] = []
-        if part.name and choice.current(part) is None:
-            begun = choice.begin(part, part.id or self._options.new_call_id())
+        if part.name and choice.current_segment(part) is None:
+            begun = choice.open_segment(part)
+            begun.id = part.id or self._options.new_call_id()
             calls.append(
                 wire.ToolCall(begun.id, "function", part.number, wire.FunctionCall(part.name))
             )
@@ -197,21 +199,25 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return "tool_calls"
         return reason
 
-    def _whole_usage(self, missing: None | UnsetType) -> common.Usage:
+    def _total_usage(self, missing: None | UnsetType) -> common.Usage:
         options, choices = self._options, self.choices
-        usage = self._usage_of(len(options.prompt_ids), choices, missing)
+        usage = self._count_usage(len(options.prompt_ids), choices, missing)
         if options.reasons:
             thoughts = sum(choice.reasoning_tokens for choice in choices)
             usage.completion_tokens_details = common.CompletionTokensDetails(thoughts)
         if options.prompt_details:
-            counts = self.told_cached, self.told_created, options.media_tokens or missing
+            counts = (
+                self.reported_cached_tokens,
+                self.reported_created_tokens,
+                options.media_tokens or missing,
+            )
             usage.prompt_tokens_details = common.PromptTokensDetails(*counts)
         return usage
 
-    def _usage(self, index: int) -> common.Usage:
+    def _choice_usage(self, index: int) -> common.Usage:
         choice = self.choices[index]
         usage, thoughts = (
-            self._usage_of(len(self._options.prompt_ids), (choice,)),
+            self._count_usage(len(self._options.prompt_ids), (choice,)),
             choice.reasoning_tokens,
         )
         reasons = self._options.reasons
@@ -225,7 +231,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if options.parsed is not None:
             for choice in self.choices:
                 options.parsed(False, choice.called, 1)
-        answer = self._answer(wire.ChatCompletion, self._choice)
+        answer = self._build_answer(wire.ChatCompletion, self._choice)
         answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
         answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
         answer.prompt_text, answer.ec_transfer_params = options.prompt_text, self.encoded_media
@@ -243,7 +249,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
 
     def _message(self, choice: ChoiceState) -> wire.ChatMessage:
-        options, said = self._options, choice.said()
+        options, said = self._options, choice.texts_by_kind()
         text = said["text"] if options.echo is None else options.echo + said["text"]
         message = wire.ChatMessage(options.role, text)
         if "image" in said:

@@ -12,11 +12,12 @@ from msgspec import UNSET, UnsetType
 from app.engine.core.lifecycle import WeightUpdates
 from app.engine.core.outputs import EngineOutput, TokenLogprob, Tokens
 from app.serving.api.chat.media import BuiltPrompt
+from app.serving.api.choice_state import ChoiceState
 from app.serving.api.generate import derender, render
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.writer import ChoiceState, ResponseWriter
+from app.serving.api.writer import ResponseWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, forbidden, malformed
 from app.serving.http.response import DONE, Response, event_of, json_response
@@ -46,7 +47,7 @@ class GenerateWriter(ResponseWriter):
         self._begun = False
         self._versions: list[list[wire.WeightVersion]] = [[] for _ in self.choices]
 
-    def _tokens(self, output: Tokens) -> bytes:
+    def _render_tokens(self, output: Tokens) -> bytes:
         self._note_weights(output)
         number = max(
             len(output.texts), output.finish is not None
@@ -70,7 +71,7 @@ class GenerateWriter(ResponseWriter):
             )
         usage = None
         if options.continuous_usage:
-            usage = self._usage_of(len(options.prompt_ids), (choice,), None)
+            usage = self._count_usage(len(options.prompt_ids), (choice,), None)
         prompt_ids = options.prompt_ids if first and options.token_ids else UNSET
         return event_of(wire.GenerateChunk(self._meta.id, usage, prompt_ids, self._mode, (shown,)))
 
@@ -78,13 +79,13 @@ class GenerateWriter(ResponseWriter):
         options = self._options
         if not options.include_usage or self.has_failed:
             return DONE
-        usage = self._whole_usage(UNSET)
+        usage = self._total_usage(UNSET)
         return event_of(wire.GenerateChunk(self._meta.id, usage, UNSET, self._mode, ())) + DONE
 
-    def take(self, output: EngineOutput) -> None:
+    def collect(self, output: EngineOutput) -> None:
         if type(output) is Tokens:
             self._note_weights(output)
-        super().take(output)
+        super().collect(output)
 
     def _note_weights(self, output: Tokens) -> None:
         spans, start = self._versions[output.index], self.choices[output.index].tokens
@@ -93,10 +94,12 @@ class GenerateWriter(ResponseWriter):
             spans.append(wire.WeightVersion(version, start, start))
         spans[-1].end = start + len(output.ids)
 
-    def _whole_usage(self, missing: None | UnsetType) -> Usage:
-        usage = self._usage_of(len(self._options.prompt_ids), self.choices, missing)
+    def _total_usage(self, missing: None | UnsetType) -> Usage:
+        usage = self._count_usage(len(self._options.prompt_ids), self.choices, missing)
         if self._options.prompt_details:
-            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, missing, missing)
+            usage.prompt_tokens_details = PromptTokensDetails(
+                self.reported_cached_tokens, missing, missing
+            )
         return usage
 
     def whole(self) -> wire.GenerateResponse:
@@ -105,13 +108,13 @@ class GenerateWriter(ResponseWriter):
             request_id=meta.id,
             model=meta.model,
             created=meta.created,
-            usage=self._whole_usage(None),
+            usage=self._total_usage(None),
             prompt_logprobs=prompt_entries(self.prompt_logprobs),
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
             kv_transfer_params=self.transfer,
             ec_transfer_params=self.encoded_media,
             output_mode=self._mode,
-            choices=self.each_choice(self._choice),
+            choices=self.render_choices(self._choice),
         )
 
     def _choice(self, index: int, choice: ChoiceState) -> wire.GenerateChoice:
@@ -119,7 +122,7 @@ class GenerateWriter(ResponseWriter):
         shown = wire.GenerateChoice(index, finish.reason, finish.stop_reason, choice.ids)
         shown.weight_versions = self._versions[index]
         if options.text:
-            shown.text = choice.said()["text"]
+            shown.text = choice.texts_by_kind()["text"]
         if options.logprobs:
             shown.logprobs = common.LogprobContent(rendered(choice.logprobs, self._entry))
         return shown

@@ -309,7 +309,7 @@ class RpcWriter(ResponseWriter):
             self.has_failed = True
             self.outcome.fail(as_stream_error(output.error))
         else:
-            self.take(output)
+            self.collect(output)
         return b""
 
     def closing(self) -> bytes:
@@ -332,7 +332,7 @@ class RpcWriter(ResponseWriter):
                 token_ids=[token_id],
                 prompt_tokens=self.usage.told(len(self._prompt_ids), 0)[0],
                 completion_tokens=1,
-                cached_tokens=self.told_cached,
+                cached_tokens=self.reported_cached_tokens,
                 output_logprobs=self._of_reply(engine.OutputLogProbs(), entries)
                 if entries
                 else None,
@@ -363,7 +363,7 @@ class RpcWriter(ResponseWriter):
             finish_reason=finish.reason,
             prompt_tokens=prompt_tokens,
             completion_tokens=tokens,
-            cached_tokens=self.told_cached,
+            cached_tokens=self.reported_cached_tokens,
             output_logprobs=logprobs,
             input_logprobs=self._of_prompt(),
             index=index,
