@@ -7,10 +7,10 @@ from msgspec import Struct, UnsetType
 from app.engine.core.outputs import Started, Tokens
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.choice_state import ChoiceState
-from app.serving.api.chunk_writer import ChunkWriter, PlainChoice
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
 from app.serving.api.pipeline import RequestPipeline, check_repeated
+from app.serving.api.writer import ChunkWriter, PlainChoice
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response

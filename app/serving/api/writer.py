@@ -1,31 +1,40 @@
-"""Base of the response writers, which render the engine's outputs as an answer of an API family.
+"""Response writers, which render the engine's outputs as an answer of an API family.
 
-Start with `ResponseWriter`. `chunk_writer` and `block_writer` hold the bases of the streaming
-families.
+Start with `ResponseWriter`, the base of all. `ChunkWriter` is the base of chats and completions,
+whose streams have a chunk for each token; `block_writer` has the base of Messages and Responses.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.base.clock.pause import Slices
-from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.serving.api.choice_state import ChoiceState
 from app.serving.api.errors import as_stream_error
+from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import SLICE, SomeEntries
-from app.serving.http.response import error_event
+from app.serving.http.response import DONE, error_event
+from app.serving.protocol.chat import ChunkChoice
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import (
+    ChunkHead,
+    ChunkTail,
     ECTransferParams,
     KVTransferParams,
     PerRequestMetrics,
     Usage,
     UsageOverrides,
     encode,
+    template,
 )
+from app.serving.protocol.completions import CompletionChunkChoice
+
+CHUNK_END = b"]}\n\n"
 
 T = TypeVar("T", bound=Struct)
+Options = TypeVar("Options", bound=ResponseOptions)
 
 
 class ResponseWriter:
@@ -189,3 +198,168 @@ class WholeWriter(ResponseWriter):
     def whole(self) -> Struct:
         """Returns the whole answer, once all outputs are collected."""
         return self._answer(self.choices)
+
+
+class ChunkWriter(ResponseWriter, Generic[Options]):
+    """Writes chats and completions.
+
+    The chunks of plain tokens are constant but for their text, and are joined from bytes.
+    """
+
+    keeps_alive = True
+    kind: str
+    plain_text: "PlainChoice"
+    _head = b""
+    """Bytes that all chunks start with, up to the list of choices."""
+    _plain_prefixes: Sequence[bytes] = ()
+    """Start of each choice's plain chunks, up to the text; empty when tokens are not plain."""
+    _calls_are_plain = False
+    """Tokens within a tool call have chunks that are constant but for their text."""
+    _render_call: Callable[[Tokens, Part], bytes]
+    _render_plain_thoughts: Callable[[Tokens, int], bytes]
+    _build_choice: Callable[
+        [ChoiceState, Tokens, slice, bool], ChunkChoice | CompletionChunkChoice | None
+    ]
+    """Returns the choice of a chunk for a slice of the tokens; None when they show nothing.
+
+    The last parameter is true for the last tokens; the caller adds the finish reason.
+    """
+    _choice_usage: Callable[[int], Usage]
+    """Returns the usage of a choice while the stream runs."""
+    _total_usage: Callable[[None | UnsetType], Usage]
+    """Returns the usage of the answer; the argument stands for unknown fields."""
+
+    def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
+        super().__init__(choices)
+        self._meta = meta
+        self._options = options
+        self._plain = plain
+        self._on_parsed: Callable[[bool, bool, int], None] | None = None
+        """See `ChatResponseOptions.on_parsed`."""
+
+    def record_start(self, output: Started, keep_first: bool = True) -> None:
+        """Writes the bytes that all chunks start with, once for a stream."""
+        if self.started is None and keep_first:
+            meta = self._meta
+            head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
+            self._head = b'data: %b,"choices":[' % head[:-1]
+            if self._plain:
+                self._plain_prefixes = self.plain_text.prefixes(self._head, len(self.choices))
+        super().record_start(output, keep_first)
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """Returns the bytes before and after the text in the chunk of a plain token."""
+        if not self._plain_prefixes:
+            return None
+        return self._plain_prefixes[index], self.plain_text.suffix
+
+    def _render_tokens(self, output: Tokens) -> bytes:
+        index = output.index
+        part = output.part
+        texts = output.texts
+        plain_count = 0
+        chunks: list[bytes] = []
+        if self._on_parsed is not None:
+            in_call = part is not None and part.kind == "call"
+            self._on_parsed(True, in_call, max(1, len(output.ids)))
+        if self._plain and (part is None or part.kind == "reasoning"):
+            plain_count = max(0, len(texts) - (output.finish is not None))
+        if plain_count and part is None:
+            self.choices[index].tokens += plain_count
+            chunks.append(self.plain_text.render(self._plain_prefixes[index], texts[:plain_count]))
+        elif plain_count:
+            chunks.append(self._render_plain_thoughts(output, plain_count))
+        if part is not None and part.kind == "call" and self._calls_are_plain:
+            return self._render_call(output, part)
+        for position in range(plain_count, max(len(texts), output.finish is not None)):
+            chunks.append(self._render_token(output, position))
+        return b"".join(chunks)
+
+    def _render_token(self, output: Tokens, position: int) -> bytes:
+        """Returns the chunk of the token at `position` in `output`.
+
+        The last chunk has the fingerprint, unless a chunk with the stream's usage follows.
+        """
+        choice = self.choices[output.index]
+        options = self._options
+        is_last = position + 1 >= len(output.texts)
+        # The text of a whole beam is a single text of many tokens.
+        span = slice(position, None if is_last else position + 1)
+        finish = None
+        if is_last:
+            finish = output.finish
+        choice.tokens += len(output.ids[span])
+        chunk_choice = self._build_choice(choice, output, span, finish is not None)
+        if chunk_choice is None:
+            return b""
+        if finish is not None:
+            choice.finish = finish
+            choice.ended_s = output.at_s
+            chunk_choice.finish_reason = self._finish_reason(choice)
+            chunk_choice.stop_reason = finish.stop_reason
+        has_fingerprint = finish is not None and not options.include_usage
+        end = CHUNK_END
+        if options.continuous_usage or has_fingerprint:
+            tail = ChunkTail()
+            if options.continuous_usage:
+                tail.usage = self._choice_usage(output.index)
+            if has_fingerprint:
+                tail.system_fingerprint = self._meta.signature
+            end = chunk_end(tail)
+        return self._head + encode(chunk_choice) + end
+
+    def _finish_reason(self, choice: ChoiceState) -> str:
+        return choice.finish.reason
+
+    def closing(self) -> bytes:
+        """Returns the end of the stream: a chunk with the usage, if requested, and `[DONE]`."""
+        options = self._options
+        if not options.include_usage or self.has_failed:
+            return DONE
+        tail = ChunkTail(self._total_usage(UNSET), self._meta.signature)
+        if options.metrics:
+            tail.metrics = self.timing(UNSET) or UNSET
+        return self._head + chunk_end(tail) + DONE
+
+    def _build_answer(
+        self, answer_type: Callable[..., T], render: Callable[[int, ChoiceState], Struct]
+    ) -> T:
+        meta = self._meta
+        return answer_type(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=self.render_choices(render),
+            usage=self._total_usage(None),
+            system_fingerprint=meta.fingerprint,
+            kv_transfer_params=self.transfer,
+            metrics=self.timing() if self._options.metrics else None,
+        )
+
+
+class PlainChoice:
+    """Chunks of plain tokens, which differ in the index of the choice and in the text alone."""
+
+    def __init__(self, choice: Struct) -> None:
+        """Encodes `choice`, which has a `HOLE` in place of its index and its text."""
+        self._before_index, self._before_text, end = template(choice)
+        self.suffix = end + CHUNK_END
+
+    def prefixes(self, head: bytes, choices: int) -> list[bytes]:
+        """Returns the bytes before the text, for each choice."""
+        start = head + self._before_index
+        return [b"%b%d%b" % (start, index, self._before_text) for index in range(choices)]
+
+    def render(self, prefix: bytes, texts: Sequence[str]) -> bytes:
+        """Returns the chunks of some texts of the choice with this prefix."""
+        if not texts:
+            return b""
+        return prefix + (self.suffix + prefix).join(map(encode, texts)) + self.suffix
+
+
+def chunk_end(tail: ChunkTail) -> bytes:
+    """Returns the bytes after the choices of a chunk."""
+    fields = encode(tail)
+    if fields == b"{}":
+        return CHUNK_END
+    return b"],%b\n\n" % fields[1:]

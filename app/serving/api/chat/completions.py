@@ -12,10 +12,10 @@ from app.serving.api.chat.media import BuiltPrompt, features, media_tokens
 from app.serving.api.chat.parts import TELLS_EMPTY, check_tool_choice
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.choice_state import ChoiceState
-from app.serving.api.chunk_writer import CHUNK_END, ChunkWriter, PlainChoice, chunk_end
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
+from app.serving.api.writer import CHUNK_END, ChunkWriter, PlainChoice, chunk_end
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
