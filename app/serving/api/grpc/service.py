@@ -39,7 +39,8 @@ from app.serving.api.grpc.generate import (
     read,
 )
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.pooling import EMBEDDINGS, PoolingRunner, served_routes
+from app.serving.api.pooling import EMBEDDINGS, served_routes
+from app.serving.api.pooling_runner import PoolingRunner
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_found, not_implemented
 from app.serving.http.route import (
@@ -146,7 +147,7 @@ class EngineService:
             raise bad_request("tokenized input is needed", "tokenized")
         check_prompt_length(len(given), self._pipeline.limits.max_model_len)
         request = EmbeddingRequest(input=list(given), request_id=asked.request_id)
-        job = runner.pool(context, request, "", "embed")
+        job = runner.run(context, request, "", "embed")
         [[vector]] = runner.rows(request, job, "embed")
         return engine.EmbedResponse(
             prompt_tokens=job.prompt_tokens, embedding_dim=len(vector), embedding=vector
