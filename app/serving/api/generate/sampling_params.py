@@ -143,7 +143,7 @@ def rendered_form(
 
 
 def _hermes_tag(calls: ToolCalls, strict: set[str], is_single: bool) -> str:
-    """Returns a structural tag for calls in Hermes form; only strict tools keep to their schemas."""
+    """Returns a structural tag for calls in Hermes form; schemas bind strict tools only."""
     tags: list[JsonObject] = [
         {
             "type": "tag",
