@@ -20,7 +20,8 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, HeadersFrame
 
-from app.serving.api.grpc.generate import SERVICE, engine
+from app.serving.api.grpc.messages import engine
+from app.serving.api.grpc.reflection import SERVICE
 from app.serving.http.route import framed
 from benchmarks import cores
 from benchmarks.connections import HOST
