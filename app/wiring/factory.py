@@ -553,7 +553,7 @@ class Assembly:
                 ResponseStore(api.enable_responses_store),
                 Memo[str, bytes](64 << 20),
             )
-            memos = {"plain chats": chats.known, "plain prompts": texts.known}
+            memos = {"plain chats": chats.known_prompts, "plain prompts": texts.known_prompts}
             app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
             app.add_routes("chat", chat.routes(pipeline, chats))
             app.add_routes("completions", completions.routes(pipeline, texts))

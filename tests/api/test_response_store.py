@@ -22,7 +22,9 @@ def stored(name: str, status: str = "completed", size: int = 0, **fields: Any) -
         ResponsesRequest(input="hi"), ResponseMeta(name, 1_700_000_000, "m", "fp"), 9
     )
     response.status = status
-    return StoredResponse.of(response, [{"role": "user", "content": "x" * size}], **fields)
+    return StoredResponse.from_response(
+        response, [{"role": "user", "content": "x" * size}], **fields
+    )
 
 
 def missing(store: ResponseStore, name: str) -> bool:

@@ -53,6 +53,8 @@ class ResponseWriter:
     usage = UsageOverrides()
     transfer: KVTransferParams | None = None
     encoded_media: ECTransferParams | None = None
+    image = False
+    """The reply ends with an image."""
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
     _render_tokens: Callable[[Tokens], bytes]

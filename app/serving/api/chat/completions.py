@@ -14,7 +14,7 @@ from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.choice_state import ChoiceState
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered
-from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
+from app.serving.api.pipeline import IMAGE_HEADER, RequestPipeline, boolean_header, check_repeated
 from app.serving.api.writer import CHUNK_END, ChunkWriter, PlainChoice, chunk_end
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
@@ -86,6 +86,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
         super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
         self._on_parsed = options.parsed
+        self.image = options.blocks
         is_bare = options.top_logprobs is None and not options.token_ids or options.hides
         self._calls_are_plain = is_bare and not options.beams and not options.continuous_usage
         if options.top_logprobs is not None and not options.hides:
@@ -283,14 +284,12 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
         image, model = False, pipeline.settings.model
         if model.omni:  # by the request's own choice, else by a draw
-            own = truth(context, SEND_IMAGE)
+            own = boolean_header(context, IMAGE_HEADER)
             image = (
                 pipeline.images.random() * 100 < model.image_emission_rate if own is None else own
             )
         options = response_options(pipeline, asked, meta, request.messages, prompt, image)
-        return pipeline.submit(
-            asked, meta, [prompt], ChatWriter(meta, options), context, image=image
-        )
+        return pipeline.submit(asked, meta, [prompt], ChatWriter(meta, options), context)
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""

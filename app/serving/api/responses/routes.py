@@ -74,7 +74,7 @@ class ResponseHandlers:
         if request.store and store.enabled:
             queued = replace(options.response, status="queued")
             events = list[bytes]() if request.background and chat.stream else None
-            stored = StoredResponse.of(queued, chat.messages, events)
+            stored = StoredResponse.from_response(queued, chat.messages, events)
 
         def store_final(response: wire.ResponseObject) -> None:
             if stored is not None:

@@ -56,7 +56,7 @@ class StoredResponse:
     """Is set once, at the next change of the events; followers then wait for the next bell."""
 
     @classmethod
-    def of(
+    def from_response(
         cls,
         response: ResponseObject,
         messages: Sequence[Message],
