@@ -21,7 +21,7 @@ from app.base.clock.pause import Pace
 from app.engine.core.errors import Aborted, CallerLeft, QueueFull, TooManyRequests
 from app.engine.core.request import EngineRequest
 from app.engine.vectors import Bag, PoolingModel, logit, sigmoid
-from app.serving.api.chat.prompt import own_template
+from app.serving.api.chat.prompt import request_template
 from app.serving.api.choice_state import ChoiceState
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline, priority_of
@@ -266,7 +266,9 @@ class PoolingRunner:
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 add_special_tokens=bool(request.add_special_tokens),
-                chat_template=own_template(request.chat_template, kwargs, self.pipeline.chat_rules),
+                chat_template=request_template(
+                    request.chat_template, kwargs, self.pipeline.chat_rules
+                ),
                 chat_template_kwargs=kwargs,
             )
             for conversation in request.conversations:
