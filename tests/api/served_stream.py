@@ -9,8 +9,9 @@ import gevent
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Tokens
 from app.engine.core.sequence import Handle
+from app.serving.api.choice_state import ChoiceState
 from app.serving.api.responder import EventStream
-from app.serving.api.writer import ChoiceState, ResponseWriter
+from app.serving.api.writer import ResponseWriter
 from app.serving.http.client_connection import ClientConnection
 from app.serving.http.stream_transport import LAST_CHUNK, StreamTransport, WriteBatcher
 

@@ -35,7 +35,7 @@ class Texts:
     def closing(self) -> bytes:
         return b"[end]"
 
-    def take(self, event: EngineOutput) -> None:
+    def collect(self, event: EngineOutput) -> None:
         self.taken.append(event)
 
     def body(self) -> bytes:

@@ -18,8 +18,9 @@ from msgspec import Struct
 
 from app.engine.vectors import LOGIT_RANGE
 from app.serving.api.chat.media import BuiltPrompt
+from app.serving.api.choice_state import ChoiceState
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.writer import ChoiceState, WholeWriter
+from app.serving.api.writer import WholeWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request, not_implemented
 from app.serving.http.response import Response

@@ -231,6 +231,9 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     None stands for the server's default.
     """
 
+    after_results: ClassVar[bool] = False
+    """True if a simulation replies with text, as the last input is a result of a tool."""
+
     messages: list[Message]
     logprobs: bool | None = False
     top_logprobs: int | None = 0

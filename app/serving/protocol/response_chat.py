@@ -28,7 +28,7 @@ SHARED_FIELDS = (
 class ResponsesChat(ChatCompletionRequest, kw_only=True):
     """The chat of a response."""
 
-    after_results: bool = False
+    after_results: bool = False  # type: ignore[misc]  # a field only here
     """True after results of tools.
 
     A simulation then replies with text, but a script may call tools again.
