@@ -194,7 +194,7 @@ class ResponseCollector:
         """Number of unfinished choices; 0 once one has failed."""
         self.has_left = False
         """The client has left."""
-        handle = engine.submit(requests, self.emit)
+        handle = engine.submit(requests, self.emit, awaited=True)
         if self.unfinished:
             self._handle = handle
         elif self._error is not None:
