@@ -165,8 +165,9 @@ class ModelShape(Struct, kw_only=True):
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
     def weights(self) -> tuple[int, int]:
-        """Returns two counts over all layers: weights that every token needs, and weights of one
-        expert.
+        """Returns the weights that every token needs, and the weights of one expert.
+
+        Both are summed over all layers.
         """
         width = self.hidden_size
         query_width = self.num_attention_heads * self.head_dim

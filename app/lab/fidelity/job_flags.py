@@ -76,7 +76,7 @@ def make_job(
     _check_plan_flags(options, swept)
     plan = SimulationPlan(
         profile=profile,
-        pods=1 if options.pods is None else options.pods,
+        pods=options.pods or 1,
         policy=options.policy,
         in_flight=options.in_flight,
         turnaround_s=options.turnaround or 0.0,
@@ -148,7 +148,7 @@ def _read_goodput(options: Namespace) -> Limits | None:
 def _make_disaggregation(
     options: Namespace, swept: str, kv_bytes: float | None
 ) -> Disaggregation | None:
-    """Returns the split into prefill and decode pods, of a sweep the first; None without a split."""
+    """Returns the split into prefill and decode pods, if any; the first of a sweep."""
     sweeps = swept == PREFILL_PODS
     kv_bytes = options.kv_bytes_per_token or kv_bytes
     is_split = options.prefill_pods is not None or options.decode_pods is not None

@@ -142,8 +142,9 @@ def draw_curves(
     points: Sequence[Point],
     objectives: Sequence[Objective] = (),
 ) -> None:
-    """Draws latencies and output tokens/s over the swept setting, the objectives, and the best
-    value.
+    """Draws a saturation curve, the objectives, and the best value.
+
+    The panels are three latencies and the output tokens/s, over the swept setting.
     """
     labels = [point_label(name, point) for point in points]
     values = [point.value for point in points]

@@ -150,8 +150,9 @@ def compared_figures(
 
 
 def write_requests(path: Path, outcome: SimulationOutcome) -> None:
-    """Writes a CSV row for each request, in order of the load: the columns of a trace, then times
-    and pod.
+    """Writes a CSV row for each request, in order of the load.
+
+    The columns are those of a trace, then times and pod.
     """
     names = [*COLUMNS, "send_s", "first_s", "last_s", "pod"]
     if outcome.load.session:

@@ -103,8 +103,9 @@ def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> Poi
 
 
 def curve_table(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
-    """Returns the saturation curve as a Markdown table, and the best value that meets the
-    objectives.
+    """Returns the saturation curve as a Markdown table, and the best value.
+
+    The best value is the one that meets the objectives.
     """
     first = points[0].summary
     head = ["P:D" if name == PREFILL_PODS else name, *COLUMNS]

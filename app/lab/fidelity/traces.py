@@ -145,7 +145,7 @@ def _append_mooncake_row(
 
 
 def _start_at_zero(load: LoadTrace) -> None:
-    """Sorts the requests of a public trace, which may be out of order, and moves the first to 0 s."""
+    """Sorts the requests of a public trace, and moves the first one to 0 s."""
     load.rows = "request"
     load.first_row = 1
     if any(earlier_s > later_s for earlier_s, later_s in pairwise(load.arrival_s)):

@@ -68,9 +68,7 @@ def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
 
 
 def draw_plan(searches: Mapping[str, FleetSearch], path: Path) -> None:
-    """Draws a panel for each load: price and worst latency of all fleets, their front, the
-    cheapest.
-    """
+    """Draws a panel for each load, with price and worst latency of its fleets."""
     columns = min(2, len(searches))
     rows = -(-len(searches) // columns)
     title = "Price and worst latency of fleets: device, tensor-parallel size, pods"
@@ -86,7 +84,7 @@ def _draw_search(axes: Axes, name: str, search: FleetSearch, *, has_labels: bool
     cheapest = search.cheapest()
     _draw_fleets(axes, search.fleets(), label="simulated", style=".", color=GREY)
     _draw_fleets(axes, search.front(), label="Pareto front", style="-", color=BLUE)
-    best = [] if cheapest is None else [cheapest]
+    best = [cheapest] if cheapest else []
     _draw_fleets(axes, best, label="cheapest within the SLO", style="o", color=GREEN)
     axes.axhline(100, color=RED, linestyle="--", linewidth=1, label="SLO")
     axes.set(title=f"{name}: {cheapest}" if cheapest else name, xlabel="price an hour")

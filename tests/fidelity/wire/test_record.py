@@ -49,7 +49,7 @@ def test_a_trace_is_played_with_the_prefixes_of_its_groups(
     assert record.run(["--target", server.url, "--trace", str(trace), "--out", str(out)]) == 0
     [run] = read_recordings(str(out))
     assert (run.input_tokens, run.output_tokens) == ([40, 50], [3, 4])
-    prompts = record.prompts(record.read_trace(trace), "m", range(100), 1)
+    prompts = record.plan_requests(record.read_trace(trace), "m", range(100), 1)
     one, two = (json.loads(wanted.body)["prompt"] for wanted in prompts)
     assert one[:32] == two[:32] and one[32:] != two[32:40] and (len(one), len(two)) == (40, 50)
 
