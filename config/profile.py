@@ -162,7 +162,9 @@ def read_profile(name_or_path: str) -> Profile:
     from config.yaml_file import parse_yaml
 
     shipped = SHIPPED / f"{name_or_path}.yaml"
-    path = str(shipped) if "/" not in name_or_path and shipped.is_file() else name_or_path
+    path = name_or_path
+    if "/" not in name_or_path and shipped.is_file():
+        path = str(shipped)
     if not Path(path).is_file():
         names = ", ".join(shipped_profiles())
         raise ConfigError(f"profile {name_or_path}: neither a file nor one of {names}")

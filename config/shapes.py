@@ -162,7 +162,10 @@ class ModelShape(Struct, kw_only=True):
     @property
     def table_weights(self) -> int:
         """Weights of the embedding and of the output, which may share one table."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        table = self.vocab_size * self.hidden_size
+        if self.tie_word_embeddings:
+            return table
+        return 2 * table
 
     def weights(self) -> tuple[int, int]:
         """Returns the weights that every token needs, and the weights of one expert.
@@ -220,12 +223,17 @@ def _check_architecture(architecture: object, origin: str) -> None:
 def _check_parts(document: Mapping[str, object], origin: str, architecture: object) -> None:
     """Raises ConfigError for a part of a model whose cost is not known."""
     text_config = document.get("text_config")
-    for fields in (document, text_config if isinstance(text_config, dict) else {}):
+    parts = [document]
+    if isinstance(text_config, dict):
+        parts.append(text_config)
+    for fields in parts:
         for field, part in UNKNOWN_PARTS.items():
             if fields.get(field):
                 raise _unknown_part(field, part, origin, architecture)
         layer_types = fields.get("layer_types")
-        for kind in layer_types if isinstance(layer_types, list) else ():
+        if not isinstance(layer_types, list):
+            continue
+        for kind in layer_types:
             if isinstance(kind, str) and kind not in KNOWN_LAYERS:
                 raise _unknown_part("layer_types", f"layers of {kind}", origin, architecture)
     if text_config:

@@ -10,7 +10,7 @@ from app.console.compare import RunFigures, compare
 from app.console.page import comparison_of
 from app.lab.fidelity.film import Film
 from app.lab.fidelity.job import Job, read_load
-from app.lab.fidelity.job_flags import STDOUT
+from app.lab.fidelity.job_flags import json_file
 from app.lab.fidelity.results import write_results
 from app.lab.fidelity.run_table import compared_figures
 from app.lab.fidelity.summary import RunSummary
@@ -75,8 +75,7 @@ def _check_options(options: Namespace) -> None:
             raise UsageError(f"--{name} is of one run, not of --compare")
     if first.resolve() == second.resolve():
         raise UsageError(f"--compare: {second} is named twice")
-    json_path = None if options.json == STDOUT else options.json
-    check_output_paths([options.html, json_path], options.compare)
+    check_output_paths([options.html, json_file(options)], options.compare)
 
 
 def _job_of_file(path: Path, make_job: MakeJob) -> Job:

@@ -277,6 +277,11 @@ def _check_synthetic_flags(flags: Set[str], arrivals: str | None, rate_is_swept:
             raise UsageError(rule)
 
 
+def json_file(options: Namespace) -> Path | None:
+    """Returns the file of `--json`, if any."""
+    return None if options.json == STDOUT else options.json
+
+
 def check_files(options: Namespace) -> None:
     """Checks that the output files can be written.
 
@@ -287,9 +292,8 @@ def check_files(options: Namespace) -> None:
     for name in ("requests", "html"):
         if options.sweep is not None and getattr(options, name) is not None:
             raise UsageError(f"--{name} is of one run, not of --sweep")
-    json_path = None if options.json == STDOUT else options.json
     check_output_paths(
-        [options.requests, options.plot, options.html, json_path],
+        [options.requests, options.plot, options.html, json_file(options)],
         [options.trace, options.model_config, options.profile],
     )
     check_picture_path(options.plot)

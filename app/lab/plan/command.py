@@ -196,4 +196,4 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
         print(line, file=sys.stderr)
     for line in missed:
         print(f"error: {line}", file=sys.stderr)
-    return 1 if missed else 0
+    return int(bool(missed))

@@ -53,7 +53,9 @@ class Slo:
         if self.limits:
             shares.append(self._judge_limits(outcome))
         share, text = max(shares)
-        return Verdict(share, text if share > 1 else "", summary)
+        if share <= 1:
+            text = ""
+        return Verdict(share, text, summary)
 
     def _judge_limits(self, outcome: SimulationOutcome) -> tuple[float, str]:
         """Returns the share of the limits that enough requests meet, and the worst limit."""
