@@ -211,12 +211,12 @@ def _check_architecture(architecture: object, origin: str) -> None:
     if not isinstance(architecture, str) or architecture in MATRICES:
         return
     kinds = ", ".join(name.removesuffix("ForCausalLM") for name in MATRICES)
-    hint = f"; known are {kinds}, each of them ForCausalLM"
+    hint = f"; known are {kinds}, each with ForCausalLM"
     for name in MATRICES:
         if name.lower() == architecture.lower():
             hint = f"; did you mean {name}?"
     raise ConfigError(
-        f"{origin}: architectures: {architecture} is none that a data sheet can tell of{hint}"
+        f"{origin}: architectures: {architecture} is not supported by profile auto{hint}"
     )
 
 

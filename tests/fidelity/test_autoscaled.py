@@ -153,7 +153,7 @@ def test_an_autoscaled_load_has_a_maximum_length(
             [*SCALED, "--autoscale-every", "0"],
             "argument --autoscale-every: '0' must be a duration from 100ms",
         ),
-        ([*LOAD, "--scrape-interval", "1s"], "--autoscale and --cold-start go together, and"),
+        ([*LOAD, "--scrape-interval", "1s"], "--autoscale and --cold-start go together; "),
         ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither a sweep of pods nor"),
     ],
 )

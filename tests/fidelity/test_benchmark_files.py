@@ -178,7 +178,7 @@ def test_wrong_csv_files_are_rejected_in_one_line(tmp_path: Path, text: str, rul
 
 
 def test_unknown_formats_are_rejected(tmp_path: Path) -> None:
-    assert "is no file of vllm bench serve, guidellm or aiperf" in refused(
+    assert "is not a known file of vllm bench serve, guidellm or aiperf" in refused(
         tmp_path, {"results": []}
     )
     assert "profile_export.jsonl" in refused(

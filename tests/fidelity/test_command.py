@@ -209,7 +209,7 @@ FAILURES: list[tuple[list[str], str]] = [
         ([], "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests"),
         (
             ["--rate", "5"],
-            "a load that has a rate alone never ends: give --seconds or --num-requests",
+            "a load with only a rate never ends: give --seconds or --num-requests",
         ),
         (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals go with --rate"),
         (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
@@ -237,14 +237,17 @@ FAILURES: list[tuple[list[str], str]] = [
             [*DRAWN, "--sweep", "pods=1:2:0.5"],
             "argument --sweep: 'pods=1:2:0.5' must be whole numbers",
         ),
-        ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
+        (
+            [*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"],
+            "--requests applies to a single run",
+        ),
         (
             [*DRAWN, "--slo", "ttft=1"],
             "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99",
         ),
         ([*DRAWN, "--json", "x", "--requests", "./x"], "x is named twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
-        (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
+        (["--trace", "x.csv", "--seconds", "3"], "--seconds describes a drawn load"),
         *FAILURES,
     ],
 )

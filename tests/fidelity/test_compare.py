@@ -172,11 +172,11 @@ def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
         ("[1, 2]", "prefix.yaml: must be a mapping of options to values"),
         ("policy:", "prefix.yaml: policy must be a value, or a list of values"),
         ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
-        ("help: true", "prefix.yaml: help is of the whole comparison, not of one run"),
-        ("html: x.html", "prefix.yaml: html is of the whole comparison, not of one run"),
+        ("help: true", "prefix.yaml: help applies to the whole comparison, not to a single run"),
+        ("html: x.html", "prefix.yaml: html applies to the whole comparison, not to a single run"),
         (
             "trace: absent.csv",
-            "prefix.yaml: --rate is of a load that is drawn, and --trace is a whole load",
+            "prefix.yaml: --rate describes a drawn load and cannot be given with --trace",
         ),
         ("seed: 5", "--compare needs one seed for both runs, not 1 and 5"),
         ("pods: yes", "prefix.yaml: argument --pods: expected one argument"),
@@ -195,7 +195,7 @@ def test_flags_of_a_single_run_are_rejected(
     both = ["--compare", *files(tmp_path, "", "")]
     for flag, value in (("--plot", "x.png"), ("--requests", "x.csv"), ("--sweep", "pods=1:2:1")):
         assert refusal(capsys, *FLEET, *both, flag, value, status=2) == (
-            f"{flag} is of one run, not of --compare"
+            f"{flag} applies to a single run and cannot be given with --compare"
         )
     twice = refusal(capsys, *FLEET, "--compare", both[1], f"./{Path(both[1]).name}", status=2)
     assert twice.endswith("random.yaml is named twice")

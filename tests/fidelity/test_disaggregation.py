@@ -183,7 +183,7 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
         ),
         (
             [*SPLIT, "--profile", "./old.yaml"],
-            "profile ./old.yaml does not tell the bytes of a token's keys",
+            "profile ./old.yaml does not have the bytes of a token's keys and values",
         ),
     ],
 )

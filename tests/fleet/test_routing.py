@@ -250,7 +250,7 @@ def test_the_table_has_a_row_per_policy_and_notes_on_failures() -> None:
     ]
     assert failure_notes([summary(fallbacks=2)]) == [
         "random: 2 requests were routed without the indexer, which failed",
-        "random: 1 requests failed, most of them so: status 502: no pod",
+        "random: 1 requests failed, most often with: status 502: no pod",
     ]
     assert (
         failure_notes([summarize("random", ANSWERED, [], duration_s=2.0, pods=["a"], fallbacks=0)])

@@ -72,7 +72,7 @@ def _check_options(options: Namespace) -> None:
     first, second = options.compare
     for name in ("sweep", "requests", "plot"):
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name} is of one run, not of --compare")
+            raise UsageError(f"--{name} applies to a single run and cannot be given with --compare")
     if first.resolve() == second.resolve():
         raise UsageError(f"--compare: {second} is named twice")
     check_output_paths([options.html, json_file(options)], options.compare)
@@ -90,7 +90,9 @@ def _job_of_file(path: Path, make_job: MakeJob) -> Job:
     words = []
     for name, value in document.items():
         if name in SHARED_OPTIONS:
-            raise ConfigError(f"{path}: {name} is of the whole comparison, not of one run")
+            raise ConfigError(
+                f"{path}: {name} applies to the whole comparison, not to a single run"
+            )
         if value is None or isinstance(value, Mapping):
             raise ConfigError(f"{path}: {name} must be a value, or a list of values")
         if isinstance(value, bool):

@@ -64,7 +64,7 @@ def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Loa
 def _read_benchmark(path: Path) -> LoadTrace:
     runs = read_recordings(str(path))
     if len(runs) > 1:
-        raise ConfigError(f"{path}: it has {len(runs)} runs, and a load is one")
+        raise ConfigError(f"{path}: it has {len(runs)} runs; a load must have a single run")
     return replace(runs[0].load, origin=str(path))
 
 
