@@ -153,8 +153,8 @@ def datasheet_profile(
     device = DEVICES.get(device_name.lower())
     if device is None:
         raise ConfigError(
-            f"device {device_name}: must be one of {', '.join(DEVICES)}; for other devices calibrate"
-            " makes a profile of a recording"
+            f"device {device_name}: must be one of {', '.join(DEVICES)}; for other devices"
+            " calibrate makes a profile of a recording"
         )
     if devices < 1 or shape.num_attention_heads % devices:
         raise ConfigError(
