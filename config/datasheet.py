@@ -153,8 +153,8 @@ def datasheet_profile(
     device = DEVICES.get(device_name.lower())
     if device is None:
         raise ConfigError(
-            f"device {device_name}: none of {', '.join(DEVICES)}; a recording of any other makes"
-            " its profile (calibrate)"
+            f"device {device_name}: must be one of {', '.join(DEVICES)}; for other devices"
+            " calibrate makes a profile of a recording"
         )
     if devices < 1 or shape.num_attention_heads % devices:
         raise ConfigError(
@@ -210,9 +210,7 @@ def datasheet_profile(
 def _kernel_sum(
     shape: ModelShape, storage: StorageFormat, device_name: str, devices: int
 ) -> KernelSum | None:
-    """Returns the sum over kernels; None for a device without constants for the products and
-    experts.
-    """
+    """Returns the sum over kernels; None for a device without constants for the model."""
     kernels = KERNELS.get(device_name)
     weights = storage.kernels
     if kernels is None or weights is None:
@@ -234,7 +232,7 @@ def _kernel_sum(
 
 
 def _checked(shape: ModelShape, weights: Format, device: Device) -> str:
-    """Returns how far a sum over kernels was checked for such models, and whether on this device."""
+    """Returns how far a sum over kernels was checked for such models and this device."""
     device_name = device.name.split()[0]
     comparison = CHECKED_KERNELS.get((weights, shape.num_experts > 0))
     if comparison is None:

@@ -10,6 +10,7 @@ from config.kernels import (
     NS,
     US,
     EngineOverhead,
+    ExpertLayer,
     Format,
     Kernels,
     Rates,
@@ -100,8 +101,9 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         return 2 * self.kernels.all_reduce.seconds(size, self.devices, self.device.link)
 
     def _network(self, tokens: int, inner_width: float) -> float:
-        """Returns the seconds of a layer's feed-forward network with `inner_width` numbers on a
-        device.
+        """Returns the seconds of a layer's feed-forward network.
+
+        A device has `inner_width` numbers of a token between its products.
         """
         width = self.shape.hidden_size
         into = self._product(tokens, (self.shape.matrices - 1) * inner_width, width)
@@ -129,12 +131,15 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         shape = self.shape
         width = shape.hidden_size
         constants = self.kernels.experts[self.weights]
-        seconds = constants.seconds(
-            tokens,
-            width,
-            shape.moe_intermediate_size / self.devices,
+        layer = ExpertLayer(
+            width=width,
+            inner_width=shape.moe_intermediate_size / self.devices,
             experts=shape.num_experts,
             experts_per_row=shape.num_experts_per_tok,
+        )
+        seconds = constants.seconds(
+            tokens,
+            layer,
             weight_bytes=BYTES[self.weights],
             rates=self._rates(self.weights),
         )

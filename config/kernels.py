@@ -68,8 +68,19 @@ class Product(Struct, frozen=True):
         return self.t0_us * US + norm(reading, computing, self.p)
 
 
+class ExpertLayer(Struct, frozen=True, kw_only=True):
+    """Sizes of the experts of a layer."""
+
+    width: int
+    """Numbers of a row."""
+    inner_width: float
+    """Numbers of a row within an expert, on one device."""
+    experts: int
+    experts_per_row: int
+
+
 class Experts(Struct, frozen=True):
-    """The experts of a layer, as a product; two constants are of steps with more than 512 tokens."""
+    """The experts of a layer, as a product; two constants are for large steps (prefills)."""
 
     t0_us: float
     memory: float
@@ -86,23 +97,16 @@ class Experts(Struct, frozen=True):
     every device.
     """
 
-    def seconds(
-        self,
-        rows: int,
-        width: float,
-        inner_width: float,
-        *,
-        experts: int,
-        experts_per_row: int,
-        weight_bytes: float,
-        rates: Rates,
-    ) -> float:
+    def seconds(self, rows: int, layer: ExpertLayer, *, weight_bytes: float, rates: Rates) -> float:
         """Returns the seconds for rows that choose their experts uniformly."""
-        used_experts = experts * (1 - (1 - experts_per_row / experts) ** rows)
-        weights = 3 * width * inner_width
-        activations = 2 * rows * experts_per_row * (2 * width + 3 * inner_width)
-        read_bytes = weight_bytes * used_experts * weights + activations
-        operations = 2 * rows * experts_per_row * weights
+        width = layer.width
+        unused_share = (1 - layer.experts_per_row / layer.experts) ** rows
+        used_experts = layer.experts * (1 - unused_share)
+        weights = 3 * width * layer.inner_width
+        chosen = rows * layer.experts_per_row
+        activation_bytes = 2 * chosen * (2 * width + 3 * layer.inner_width)
+        read_bytes = weight_bytes * used_experts * weights + activation_bytes
+        operations = 2 * chosen * weights
         reading = read_bytes / (rates.bandwidth * self.memory)
         computing = operations / (rates.flops * self.compute)
         seconds = self.t0_us * US + norm(reading, computing, self.p)

@@ -1,8 +1,8 @@
-"""Memory of a device beside weights and KV cache: what vLLM's profiling run takes (docs/fidelity.md,
-"KV blocks").
+"""Memory of a device that vLLM takes beside weights and KV cache (docs/fidelity.md, "KV blocks").
 
-The run computes a step of `max-num-batched-tokens`, then samples for `max-num-seqs` sequences. The
-larger of both peaks is kept free, beside the weights and what is allocated outside PyTorch.
+Its profiling run determines this memory. The run computes a step of `max-num-batched-tokens`, then
+samples for `max-num-seqs` sequences. The larger of both peaks is kept free, beside the weights and
+what is allocated outside PyTorch.
 """
 
 import re

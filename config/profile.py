@@ -79,7 +79,7 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     prefills: Seconds = 0.0
     """Added to a step with prefill."""
     window: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
-    """Sliding window of attention in tokens, in `window-share` of the layers; 0 without a window."""
+    """Sliding window of attention in tokens, in `window-share` of the layers; 0 for no window."""
     window_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     per_context: Seconds = 0.0
     """For each token in the context of a decode."""
@@ -162,7 +162,9 @@ def read_profile(name_or_path: str) -> Profile:
     from config.yaml_file import parse_yaml
 
     shipped = SHIPPED / f"{name_or_path}.yaml"
-    path = str(shipped) if "/" not in name_or_path and shipped.is_file() else name_or_path
+    path = name_or_path
+    if "/" not in name_or_path and shipped.is_file():
+        path = str(shipped)
     if not Path(path).is_file():
         names = ", ".join(shipped_profiles())
         raise ConfigError(f"profile {name_or_path}: neither a file nor one of {names}")

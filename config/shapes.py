@@ -162,11 +162,15 @@ class ModelShape(Struct, kw_only=True):
     @property
     def table_weights(self) -> int:
         """Weights of the embedding and of the output, which may share one table."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        table = self.vocab_size * self.hidden_size
+        if self.tie_word_embeddings:
+            return table
+        return 2 * table
 
     def weights(self) -> tuple[int, int]:
-        """Returns two counts over all layers: weights that every token needs, and weights of one
-        expert.
+        """Returns the weights that every token needs, and the weights of one expert.
+
+        Both are summed over all layers.
         """
         width = self.hidden_size
         query_width = self.num_attention_heads * self.head_dim
@@ -207,24 +211,29 @@ def _check_architecture(architecture: object, origin: str) -> None:
     if not isinstance(architecture, str) or architecture in MATRICES:
         return
     kinds = ", ".join(name.removesuffix("ForCausalLM") for name in MATRICES)
-    hint = f"; known are {kinds}, each of them ForCausalLM"
+    hint = f"; known are {kinds}, each with ForCausalLM"
     for name in MATRICES:
         if name.lower() == architecture.lower():
             hint = f"; did you mean {name}?"
     raise ConfigError(
-        f"{origin}: architectures: {architecture} is none that a data sheet can tell of{hint}"
+        f"{origin}: architectures: {architecture} is not supported by profile auto{hint}"
     )
 
 
 def _check_parts(document: Mapping[str, object], origin: str, architecture: object) -> None:
     """Raises ConfigError for a part of a model whose cost is not known."""
     text_config = document.get("text_config")
-    for fields in (document, text_config if isinstance(text_config, dict) else {}):
+    parts = [document]
+    if isinstance(text_config, dict):
+        parts.append(text_config)
+    for fields in parts:
         for field, part in UNKNOWN_PARTS.items():
             if fields.get(field):
                 raise _unknown_part(field, part, origin, architecture)
         layer_types = fields.get("layer_types")
-        for kind in layer_types if isinstance(layer_types, list) else ():
+        if not isinstance(layer_types, list):
+            continue
+        for kind in layer_types:
             if isinstance(kind, str) and kind not in KNOWN_LAYERS:
                 raise _unknown_part("layer_types", f"layers of {kind}", origin, architecture)
     if text_config:

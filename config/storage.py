@@ -75,8 +75,8 @@ def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
         return StorageFormat(weight_bytes=weight_bytes, cache_bytes=cache_bytes, kind=method)
     if method == "compressed-tensors" and config.config_groups:
         return _compressed_tensors(config, cache_bytes)
-    known = f"{', '.join(FORMATS)}, awq, gptq, compressed-tensors with its groups"
-    raise ConfigError(f"{origin}: quantization_config: quant_method {kind} is none of {known}")
+    methods = f"{', '.join(FORMATS)}, awq, gptq, compressed-tensors with its groups"
+    raise ConfigError(f"{origin}: quantization_config: quant_method {kind} is none of {methods}")
 
 
 def _compressed_tensors(config: Quantization, cache_bytes: float) -> StorageFormat:

@@ -26,7 +26,7 @@ from msgspec import Struct
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from config.devices import DEVICES
 from config.kernel_constants import KERNELS
-from config.kernels import BYTES, Experts, Format, Product, Rates
+from config.kernels import BYTES, ExpertLayer, Experts, Format, Product, Rates
 
 FOLDERS = {
     "h100": "h100_sxm",
@@ -145,15 +145,13 @@ def experts(tables: Tables) -> Iterator[tuple[str, Fit]]:
         at, size = tables.at(kind), BYTES[kind]
 
         def model(x: Sequence[float], row: Row, at: Rates = at, size: float = size) -> float:
-            return Experts(*x).seconds(
-                row["num_tokens"],
-                row["hidden_size"],
-                row["inter_size"] / row["moe_tp_size"],
+            layer = ExpertLayer(
+                width=row["hidden_size"],
+                inner_width=row["inter_size"] / row["moe_tp_size"],
                 experts=row["num_experts"],
                 experts_per_row=row["topk"],
-                weight_bytes=size,
-                rates=at,
             )
+            return Experts(*x).seconds(row["num_tokens"], layer, weight_bytes=size, rates=at)
 
         if own:
             yield (

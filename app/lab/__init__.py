@@ -1,1 +1,1 @@
-"""Simulation off line, calibration, fleets and loads."""
+"""Offline simulation, its calibration, fleets, loads and plans."""

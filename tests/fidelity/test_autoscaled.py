@@ -30,7 +30,7 @@ SCALED = [
 POLICY = ["--policy", "least-requests"]
 
 
-def test_pods_count_from_the_start_of_their_loading_until_they_are_gone(
+def test_gpu_hours_include_loading_and_draining_pods(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "run.svg"
@@ -80,7 +80,9 @@ def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     ] == lines[-3:-1]
 
 
-def test_a_plugin_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_can_supply_the_autoscaling_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     example = ROOT / "examples" / "plugins" / "look_ahead.py"
     flags = ["simulate", *SCALED, *POLICY, "--json", "-", "--plugin"]
     starts = []
@@ -111,7 +113,7 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
             read_cold_start(text, 0.0)
 
 
-def test_a_load_has_an_end_to_which_the_autoscaler_looks(
+def test_an_autoscaled_load_has_a_maximum_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed = [
@@ -151,11 +153,11 @@ def test_a_load_has_an_end_to_which_the_autoscaler_looks(
             [*SCALED, "--autoscale-every", "0"],
             "argument --autoscale-every: '0' must be a duration from 100ms",
         ),
-        ([*LOAD, "--scrape-interval", "1s"], "--autoscale and --cold-start go together, and"),
+        ([*LOAD, "--scrape-interval", "1s"], "--autoscale and --cold-start go together; "),
         ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither a sweep of pods nor"),
     ],
 )
-def test_bad_input_is_told_in_one_line(
+def test_wrong_flags_are_rejected_in_one_line(
     argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refusal(capsys, *argv, status=2 if told.startswith("argument") else 1).startswith(told)

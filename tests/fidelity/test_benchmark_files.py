@@ -64,7 +64,7 @@ def aiperf(**changes: object) -> dict[str, object]:
     return {"metadata": started, "metrics": METRICS, "error": None, **changes}
 
 
-def test_vllm_bench_serve(tmp_path: Path) -> None:
+def test_results_of_vllm_bench_serve_are_read(tmp_path: Path) -> None:
     [run] = read(tmp_path, VLLM)
     assert run.send_s == run.arrival_s == [0.0, 0.5]  # in order of arrival, from the first on
     assert run.input_tokens == [200, 100] and run.output_tokens == [2, 3]
@@ -94,14 +94,14 @@ def test_vllm_bench_serve(tmp_path: Path) -> None:
         (dict.fromkeys(LISTS, []), "no requests"),
     ],
 )
-def test_what_vllm_may_have_written_wrong(
+def test_wrong_results_of_vllm_bench_serve_are_rejected(
     tmp_path: Path, changes: dict[str, object], rule: str
 ) -> None:
     document = {name: value for name, value in {**VLLM, **changes}.items() if value is not None}
     assert rule in refused(tmp_path, document)
 
 
-def test_guidellm_of_all_ages(tmp_path: Path) -> None:
+def test_reports_of_all_guidellm_versions_are_read(tmp_path: Path) -> None:
     for name in ("iteration", "token_iteration"):
         timings = {"request_start": 50.0, f"first_{name}": 50.2, f"last_{name}": 50.25}
         [run] = read(tmp_path, guidellm(timings, incomplete=[{}, {}]))
@@ -117,7 +117,7 @@ def test_guidellm_of_all_ages(tmp_path: Path) -> None:
     assert "request 1: has no moments of its first and last token" in no_stream
 
 
-def test_aiperf(tmp_path: Path) -> None:
+def test_exports_of_aiperf_are_read(tmp_path: Path) -> None:
     warmup = aiperf(metadata={"request_start_ns": 1, "benchmark_phase": "warmup"})
     later = aiperf(metadata={"request_start_ns": 6_000_000_000})
     lines = "\n".join(json.dumps(it) for it in (warmup, later, aiperf()))
@@ -137,14 +137,14 @@ def test_aiperf(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_aiperf_may_have_written_wrong(
+def test_wrong_exports_of_aiperf_are_rejected(
     tmp_path: Path, changes: dict[str, object], rule: str
 ) -> None:
     lines = json.dumps(aiperf()) + "\n" + json.dumps(aiperf(**changes))
     assert rule in refused(tmp_path, lines)
 
 
-def test_csv_packed_or_not_with_one_moment_or_both(tmp_path: Path) -> None:
+def test_csv_files_may_be_compressed_and_lack_arrival_or_send(tmp_path: Path) -> None:
     for file in ("run.csv", "run.csv.gz"):
         [run] = read(tmp_path, CSV + "0.5,10,3,0.75,1,2\n\n1.5,20,1,1.5,2,2\n", file)
         assert (run.name, run.arrival_s, run.send_s) == ("run", [0.0, 1.0], [0.25, 1.0])
@@ -173,12 +173,12 @@ def test_csv_packed_or_not_with_one_moment_or_both(tmp_path: Path) -> None:
         (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last at 1 s"),
     ],
 )
-def test_csv_that_is_wrong_is_told_in_one_line(tmp_path: Path, text: str, rule: str) -> None:
+def test_wrong_csv_files_are_rejected_in_one_line(tmp_path: Path, text: str, rule: str) -> None:
     assert rule in refused(tmp_path, text, "run.csv")
 
 
-def test_files_of_nobody_are_refused(tmp_path: Path) -> None:
-    assert "is no file of vllm bench serve, guidellm or aiperf" in refused(
+def test_unknown_formats_are_rejected(tmp_path: Path) -> None:
+    assert "is not a known file of vllm bench serve, guidellm or aiperf" in refused(
         tmp_path, {"results": []}
     )
     assert "profile_export.jsonl" in refused(

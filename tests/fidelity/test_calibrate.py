@@ -53,7 +53,7 @@ def problem() -> Problem:
     return make_problem(start, [run_of(load(3, 30, 800)), run_of(load(9, 45, 2000))], fixed)
 
 
-def test_constants_are_found_again_and_called_identified() -> None:
+def test_a_fit_recovers_and_identifies_the_constants() -> None:
     made = problem()
     found = Search(made, None, 160, lambda done: None).run(seed=3)
     known = certainties(made, found.x, None)
@@ -65,12 +65,12 @@ def test_constants_are_found_again_and_called_identified() -> None:
     assert {"weights", "per_token"} <= {it.name for it in known if it.is_identified}
 
 
-def test_the_same_seed_finds_the_same() -> None:
+def test_equal_seeds_give_equal_fits() -> None:
     one, other = (Search(problem(), None, 30, lambda done: None).run(seed=5) for _ in range(2))
     assert one == other
 
 
-def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
+def test_similar_steps_identify_only_the_sum_of_base_and_weights() -> None:
     fixed = [it.name for it in CONSTANTS if it.name not in ("base", "weights")]
     made = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
     known = certainties(made, [0.0, 0.0], None)
@@ -87,7 +87,7 @@ def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
     assert line not in told
 
 
-def test_an_idle_server_tells_what_host_and_engine_add_and_the_kernels_stay() -> None:
+def test_runs_of_an_idle_server_fit_only_base_and_front() -> None:
     auto = datasheet_profile(QWEN, "h100")
     cost = msgspec.structs.replace(auto.cost, base=3 * auto.cost.base)
     front = msgspec.structs.replace(auto.front, front=0.5 * auto.front.front)
@@ -112,7 +112,7 @@ def test_an_idle_server_tells_what_host_and_engine_add_and_the_kernels_stay() ->
     assert "base and front are fitted, all other constants stay" in line
 
 
-def test_the_time_at_which_prompts_are_cut_is_found_again() -> None:
+def test_a_fit_recovers_the_engine_step_time() -> None:
     start, recording = read_profile("smollm2-135m-cpu"), load(2, 60, 300)
     true = msgspec.structs.replace(
         start, engine=msgspec.structs.replace(start.engine, engine_step_time=0.16)
@@ -125,7 +125,7 @@ def test_the_time_at_which_prompts_are_cut_is_found_again() -> None:
     assert not make_problem(TRUE, [run], fixed).constants
 
 
-def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
+def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     small = msgspec.structs.replace(
         TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17)
@@ -182,7 +182,7 @@ def test_the_command_writes_a_profile_a_table_and_a_picture(
     )
 
 
-def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
+def test_calibrate_can_start_from_a_data_sheet(tmp_path: Path) -> None:
     config, names = (
         tmp_path / "config.json",
         ("hidden_size", "num_hidden_layers", "num_attention_heads"),
@@ -223,7 +223,7 @@ def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line_and_nothing_is_written(
+def test_wrong_input_is_rejected_in_one_line_without_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "mine.yaml"
@@ -242,7 +242,7 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_is_written(
     assert not out.exists()
 
 
-def test_without_the_optimizer_it_says_how_to_get_it(
+def test_a_missing_optimizer_is_reported_with_the_install_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cma", None)
@@ -257,7 +257,7 @@ def test_without_the_optimizer_it_says_how_to_get_it(
     assert "pip install -e '.[calibrate]'" in capsys.readouterr().err
 
 
-def test_a_start_of_another_machine_gets_the_costs_of_the_recorded_one() -> None:
+def test_the_start_is_scaled_to_the_recorded_server() -> None:
     costs = {
         name: 40 * getattr(TRUE.cost, name)
         for name in ("base", "weights", "per_token", "per_attention")
@@ -270,7 +270,7 @@ def test_a_start_of_another_machine_gets_the_costs_of_the_recorded_one() -> None
     assert scale_start(TRUE, runs) is TRUE
 
 
-def test_a_fit_that_misses_the_means_is_called_useless() -> None:
+def test_a_fit_with_large_mean_errors_is_reported_as_useless() -> None:
     good, bad = [0.05] * 12, [0.01, 0.02, 0.9, 0.9, 0.0, 0.0, 0.3, 0.3, -0.8, -0.2, 0.0, 0.0]
     assert misfits({"good": good, "tail": [0.0, 0.1, 0.9, 0.9] * 3}, 120) == []
     [told] = misfits({"good": good, "bad": bad}, 120)

@@ -48,7 +48,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_the_figures_are_those_of_the_requests(
+def test_figures_match_the_written_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, requests, picture = (
@@ -79,7 +79,9 @@ def test_the_figures_are_those_of_the_requests(
     assert figures(capsys, "--trace", str(requests))["ttft_s"] == summary["ttft_s"]
 
 
-def test_a_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_line_for_each_figure_and_objective(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("qwen3-14b-h100: drawn load, ") and lines[0].endswith(
@@ -91,7 +93,7 @@ def test_a_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
 
 
-def test_the_limits_of_the_engine_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_set_the_limits_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     closed = ["--num-requests", "40", "--input-tokens", "64", "--output-tokens", "64"]
     free = figures(capsys, *closed)
     assert free["running"]["peak"] == 40
@@ -105,7 +107,9 @@ def test_the_limits_of_the_engine_are_flags(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_a_data_sheet_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_auto_uses_the_data_sheet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "config.json"
     config.write_bytes(msgspec.json.encode(SHAPE))
     auto = ["--num-requests", "20", "--profile", "auto", "--model-config", str(config), "--device"]
@@ -143,7 +147,7 @@ def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
 
 
-def test_a_sweep_tells_rows_without_an_answer(
+def test_a_sweep_reports_rows_without_an_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (trace := tmp_path / "trace.csv").write_text(
@@ -161,7 +165,9 @@ def test_equal_runs_draw_equal_files(tmp_path: Path) -> None:
     assert first == second and first.startswith(b"<?xml")
 
 
-def test_groups_share_their_beginnings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prefix_aware_routing_finds_more_cached_prefixes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     load = ["--rate", "20", "--seconds", "5", "--input-tokens", "50", "--prefix-groups", "2"]
     fleet = ["--pods", "4", "--policy"]
     argv = [*load, "--prefix-tokens", "1600", *fleet]
@@ -203,7 +209,7 @@ FAILURES: list[tuple[list[str], str]] = [
         ([], "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests"),
         (
             ["--rate", "5"],
-            "a load that has a rate alone never ends: give --seconds or --num-requests",
+            "a load with only a rate never ends: give --seconds or --num-requests",
         ),
         (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals go with --rate"),
         (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
@@ -231,18 +237,21 @@ FAILURES: list[tuple[list[str], str]] = [
             [*DRAWN, "--sweep", "pods=1:2:0.5"],
             "argument --sweep: 'pods=1:2:0.5' must be whole numbers",
         ),
-        ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
+        (
+            [*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"],
+            "--requests applies to a single run",
+        ),
         (
             [*DRAWN, "--slo", "ttft=1"],
             "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99",
         ),
         ([*DRAWN, "--json", "x", "--requests", "./x"], "x is named twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
-        (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
+        (["--trace", "x.csv", "--seconds", "3"], "--seconds describes a drawn load"),
         *FAILURES,
     ],
 )
-def test_bad_input_is_told_in_one_line(
+def test_wrong_flags_are_rejected_in_one_line(
     argv: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -281,7 +290,7 @@ def test_sweeps_and_objectives_are_read() -> None:
             read_sweep(text)
 
 
-def test_progress_is_told_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_appears_only_for_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     with progress_bar(stream, "read", 8, "bytes") as progress:
         progress(4)

@@ -91,7 +91,9 @@ def test_the_router_that_finds_prompts_is_better_and_the_sentence_says_why(
     assert [cell.strip() for cell in rows["ITL p50"].split("|")[2:4]] == itl
 
 
-def test_a_file_has_any_option_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_may_have_any_option_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = "rate: 5\nseconds: 4\nenable-prefix-caching: {}\ngoodput: ['ttft:500', 'tpot:50']\npods: 2\n"
     told = figures(
         capsys, "--compare", *files(tmp_path, options.format("true"), options.format("false"))
@@ -100,7 +102,7 @@ def test_a_file_has_any_option_of_a_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert all(its["goodput"]["requests"] == its["requests"] for its in told["runs"].values())
 
 
-def test_files_of_one_name_are_told_apart_by_their_paths(
+def test_files_of_equal_names_are_labeled_by_their_paths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "old").mkdir()
@@ -111,7 +113,7 @@ def test_files_of_one_name_are_told_apart_by_their_paths(
     assert list(told["runs"]) == list(map(str, paths))
 
 
-def test_what_costs_more_is_named_with_what_it_gains() -> None:
+def test_the_sentence_names_costs_and_gains() -> None:
     assert sentence() == (None, "Neither is better: no figure that decides differs by 5 %.")
     assert sentence(TTFT_p99=103.0)[0] is None
     assert sentence(TTFT_p99=25.0) == (
@@ -131,7 +133,7 @@ def test_what_costs_more_is_named_with_what_it_gains() -> None:
     )
 
 
-def test_what_does_not_explain_is_not_named() -> None:
+def test_the_sentence_leaves_out_figures_that_explain_nothing() -> None:
     """Fewer cached tokens and longer queues are no reasons for a better run."""
     a = RunFigures("a", BASE | {"prompt tokens cached": 0.6, "mean wait in the queue": 1.0})
     b = RunFigures(
@@ -140,11 +142,11 @@ def test_what_does_not_explain_is_not_named() -> None:
     assert compare(a, b).sentence.endswith("; these figures do not show why.")
 
 
-def test_few_requests_have_no_p99_that_decides() -> None:
+def test_p99_does_not_decide_for_few_requests() -> None:
     assert sentence(TTFT_p99=10.0, requests=50.0)[1].startswith("Neither is better")
 
 
-def test_runs_of_different_loads_are_told() -> None:
+def test_different_loads_are_reported() -> None:
     """Latencies of twice the load are compared, with a warning."""
     assert sentence(requests=400.0)[1].endswith("differs by 5 %; but the loads differ in requests.")
     more = {"requests": 400.0, "output tokens/s": 2000.0, "GPU-hours": 1.0}
@@ -154,7 +156,7 @@ def test_runs_of_different_loads_are_told() -> None:
     )
 
 
-def test_runs_without_a_request_in_common_are_refused_in_one_line() -> None:
+def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
     with pytest.raises(
         ValueError, match="^idle has no request that ended: there is nothing to compare$"
     ):
@@ -170,30 +172,30 @@ def test_runs_without_a_request_in_common_are_refused_in_one_line() -> None:
         ("[1, 2]", "prefix.yaml: must be a mapping of options to values"),
         ("policy:", "prefix.yaml: policy must be a value, or a list of values"),
         ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
-        ("help: true", "prefix.yaml: help is of the whole comparison, not of one run"),
-        ("html: x.html", "prefix.yaml: html is of the whole comparison, not of one run"),
+        ("help: true", "prefix.yaml: help applies to the whole comparison, not to a single run"),
+        ("html: x.html", "prefix.yaml: html applies to the whole comparison, not to a single run"),
         (
             "trace: absent.csv",
-            "prefix.yaml: --rate is of a load that is drawn, and --trace is a whole load",
+            "prefix.yaml: --rate describes a drawn load and cannot be given with --trace",
         ),
         ("seed: 5", "--compare needs one seed for both runs, not 1 and 5"),
         ("pods: yes", "prefix.yaml: argument --pods: expected one argument"),
     ],
 )
-def test_a_bad_file_is_told_in_one_line(
+def test_a_wrong_file_is_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
 ) -> None:
     assert told in refusal(capsys, *FLEET, "--compare", *files(tmp_path, "", text))
 
 
-def test_what_is_of_one_run_is_refused(
+def test_flags_of_a_single_run_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     both = ["--compare", *files(tmp_path, "", "")]
     for flag, value in (("--plot", "x.png"), ("--requests", "x.csv"), ("--sweep", "pods=1:2:1")):
         assert refusal(capsys, *FLEET, *both, flag, value, status=2) == (
-            f"{flag} is of one run, not of --compare"
+            f"{flag} applies to a single run and cannot be given with --compare"
         )
     twice = refusal(capsys, *FLEET, "--compare", both[1], f"./{Path(both[1]).name}", status=2)
     assert twice.endswith("random.yaml is named twice")

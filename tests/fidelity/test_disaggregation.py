@@ -80,7 +80,7 @@ def test_a_transfer_waits_for_blocks_and_prefill_for_the_transfer() -> None:
     st.sampled_from([inf, 2000.0, 100.0]),
     st.none() | st.integers(1, 6),
 )
-def test_no_request_is_lost_and_no_block(
+def test_no_request_or_block_is_lost(
     requests: list[tuple[float, int, int]],
     groups: Any,
     policy: str,
@@ -126,7 +126,7 @@ LOAD = ["--rate", "20", "--seconds", "5", "--input-tokens", "2000", "--output-to
 SPLIT = [*LOAD, "--prefill-pods", "2", "--decode-pods", "1"]
 
 
-def test_the_table_tells_the_pools_apart(capsys: Capture) -> None:
+def test_the_table_has_a_line_for_each_pool(capsys: Capture) -> None:
     summary = figures(capsys, *SPLIT, "--transfer-latency", "20ms")
     its, requests = summary["disaggregation"], summary["requests"]
     assert [sum(its[name]["requests_per_pod"]) for name in ("prefill", "decode")] == [
@@ -183,11 +183,11 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
         ),
         (
             [*SPLIT, "--profile", "./old.yaml"],
-            "profile ./old.yaml does not tell the bytes of a token's keys",
+            "profile ./old.yaml does not have the bytes of a token's keys and values",
         ),
     ],
 )
-def test_flags_that_do_not_fit_are_told(
+def test_conflicting_flags_are_rejected(
     argv: list[str], told: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -41,7 +41,7 @@ def filmed(pods: int = 1, **engine: Any) -> tuple[LoadTrace, SimulationOutcome, 
 
 
 @pytest.mark.parametrize("pods", [1, 3])
-def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
+def test_frames_have_the_times_of_every_request(pods: int) -> None:
     load, outcome, film, page = filmed(pods)
     begin_s, figures = min(outcome.send_s), page.figures
     assert len(page.bars) == len(page.ended) == len(load)
@@ -68,7 +68,7 @@ def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
     )
 
 
-def test_a_fleet_has_a_lane_a_pod_and_counts_a_shared_block_once() -> None:
+def test_frames_of_a_fleet_have_a_lane_per_pod_and_count_shared_blocks_once() -> None:
     profile = profile_of("qwen3-14b-h100", None, 1, None)
     plan = SimulationPlan(profile=profile, pods=3, policy="prefix-aware")
     sizes = {"input_tokens": Between(50, 90), "output_tokens": Between(20, 60), "prefix_groups": 5}
@@ -91,7 +91,7 @@ def test_a_fleet_has_a_lane_a_pod_and_counts_a_shared_block_once() -> None:
     assert film.picture(outcome).began is None
 
 
-def test_pods_of_prefill_and_of_decode_have_lanes_too() -> None:
+def test_prefill_and_decode_pods_have_lanes() -> None:
     profile = profile_of("qwen3-14b-h100", None, 1, None)
     split = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e10)
     plan = SimulationPlan(profile=profile, pods=3, disaggregation=split)
@@ -124,7 +124,7 @@ def test_pods_of_an_autoscaled_fleet_load_and_get_ready(tmp_path: Path) -> None:
     ]
 
 
-def test_large_ones_are_thinned_out_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_films_are_thinned_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_recorder, "MAX_BARS", 50)
     monkeypatch.setattr(step_recorder, "MAX_STEPS", 100)
     load, outcome, film, page = filmed(num_gpu_blocks=100, max_num_seqs=64, max_model_len=1100)

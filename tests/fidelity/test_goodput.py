@@ -32,7 +32,7 @@ def trace_of(path: Path, classes: bool = True) -> str:
     return str(path)
 
 
-def test_the_good_ones_are_those_of_the_requests(
+def test_goodput_matches_the_written_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, requests = trace_of(tmp_path / "trace.csv"), tmp_path / "requests.csv"
@@ -51,7 +51,9 @@ def test_the_good_ones_are_those_of_the_requests(
     assert found["good_per_s"] == pytest.approx(sum(good) / summary["duration_s"])
 
 
-def test_the_price_is_that_of_the_hours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_price_is_proportional_to_the_gpu_hours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = trace_of(tmp_path / "trace.csv", classes=False)
     summary = figures(capsys, "--trace", trace, "--pods", "3", "--gpu-hour-price", "2.5")
     hours, price = 3 * summary["duration_s"] / 3600, summary["price"]
@@ -73,7 +75,7 @@ def test_the_price_is_that_of_the_hours(tmp_path: Path, capsys: pytest.CaptureFi
         (["a=ttft:1", "a=ttft:2"], "has ttft twice for a"),
     ],
 )
-def test_a_wrong_limit_is_told_in_one_line(
+def test_a_wrong_limit_is_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: list[str], rule: str
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")
@@ -97,7 +99,7 @@ def test_limits_of_one_class_count_its_misses_per_interval(
     assert found["goodput"]["by_class"]["chat"]["good"] == 30
 
 
-def test_a_class_that_no_request_has_is_told(
+def test_a_class_without_requests_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, plain = trace_of(tmp_path / "trace.csv"), trace_of(tmp_path / "plain.csv", classes=False)
@@ -114,7 +116,7 @@ def test_a_class_that_no_request_has_is_told(
     ),
     st.dictionaries(st.sampled_from(METRICS), st.floats(1, 20_000), min_size=1),
 )
-def test_a_looser_limit_is_met_by_no_fewer(
+def test_a_looser_limit_is_met_by_at_least_as_many_requests(
     moments: list[tuple[float, float, int]], limits: dict[str, float]
 ) -> None:
     load = LoadTrace("drawn")

@@ -67,7 +67,7 @@ def client(url: str, now: Callable[[], float] = perf_counter) -> RecordingClient
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
+def test_times_are_those_of_the_first_and_last_token(size: int) -> None:
     whole = b"".join(ANSWER)
     shredded = [whole[place : place + size] for place in range(0, len(whole), size)]
     pieces = ANSWER if size == 1000 else shredded[:20] + [b"".join(shredded[20:])]
@@ -104,7 +104,7 @@ def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
         ),
     ],
 )
-def test_an_answer_that_is_none_ends_it(pieces: list[bytes], rule: str) -> None:
+def test_an_invalid_response_ends_the_recording(pieces: list[bytes], rule: str) -> None:
     with answering(pieces) as (url, _), pytest.raises(RecordError) as told:
         client(url).run(TWO)
     assert rule in str(told.value) and "\n" not in str(told.value)
@@ -127,7 +127,7 @@ def test_a_target_is_a_url_that_may_end_with_v1() -> None:
         (["--trace", "nothing.csv"], "nothing.csv"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
+def test_wrong_flags_are_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "run.csv"

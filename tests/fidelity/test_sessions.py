@@ -49,7 +49,7 @@ SESSIONS = st.builds(
 
 @settings(max_examples=50, deadline=None)
 @given(SESSIONS, st.sampled_from(FLEETS))
-def test_a_turn_comes_when_its_answer_has_been_thought_about(
+def test_a_turn_arrives_after_the_answer_and_the_think_time(
     recipe: Recipe, fleet: dict[str, Any]
 ) -> None:
     load = draw_load(recipe, 100)
@@ -86,7 +86,7 @@ def test_a_session_of_one_turn_is_a_request(requests: list[tuple[float, int, int
     assert (moments(out), out.preemptions) == (moments(plain), plain.preemptions)
 
 
-def test_a_router_sees_conversations() -> None:
+def test_prefix_aware_routing_keeps_conversations_on_their_pod() -> None:
     recipe = Recipe(input_tokens=Between(400, 500), requests=6, rate=2.0, turns=4, think_s=1.0)
     load = draw_load(recipe, 4000)
     out = simulate(load, SimulationPlan(profile=ROOMY, pods=3, policy="prefix-aware"))
@@ -94,7 +94,7 @@ def test_a_router_sees_conversations() -> None:
     assert all(out.pod[number] == out.pod[turn] for number, turn in load.next_turns().items())
 
 
-def test_cached_tokens_of_a_tree_are_those_counted_by_hand(tmp_path: Path) -> None:
+def test_cached_tokens_of_a_prefix_tree_match_a_manual_count(tmp_path: Path) -> None:
     rows = [  # tokens, ids, cached: whole blocks of 16 that an earlier request has, never the last token
         (1100, [0, 1, 2], 0),
         (1537, [0, 1, 3, 9], 1024),
@@ -121,7 +121,7 @@ def test_cached_tokens_of_a_tree_are_those_counted_by_hand(tmp_path: Path) -> No
 
 @settings(max_examples=15, deadline=None)
 @given(SESSIONS)
-def test_what_a_run_writes_is_the_load_again(recipe: Recipe) -> None:
+def test_written_requests_read_back_as_the_load(recipe: Recipe) -> None:
     load, plan = draw_load(recipe, 100), SimulationPlan(profile=PLAIN)
     film = Film(load, plan, "sessions")
     out = simulate(load, plan, watch=film.watch)

@@ -57,7 +57,7 @@ def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
     return list(zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True))
 
 
-def test_moments_of_steps_that_are_fixed_and_of_the_front() -> None:
+def test_times_of_requests_with_fixed_step_and_front_costs() -> None:
     def seen(
         *requests: tuple[float, int, int], profile: Profile = PLAIN
     ) -> list[tuple[float, float, float]]:
@@ -81,7 +81,7 @@ FRONTED = msgspec.structs.replace(PLAIN, front=FrontCosts(front=0.001))
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, st.integers(1, 8), st.sampled_from([0.0, 0.005]), st.sampled_from([FRONTED, REAL]))
-def test_a_fleet_of_one_is_as_the_client_of_one_engine(
+def test_a_single_pod_equals_one_engine(
     requests: list[tuple[float, int, int]], places: int, turnaround_s: float, profile: Profile
 ) -> None:
     load = load_of(requests)
@@ -100,7 +100,7 @@ def test_a_fleet_of_one_is_as_the_client_of_one_engine(
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, st.sampled_from(["random", "round-robin"]), st.integers(2, 4))
-def test_pod_by_pod_is_as_all_together(
+def test_independent_pods_equal_pods_on_one_timeline(
     requests: list[tuple[float, int, int]], policy: str, pods: int
 ) -> None:
     load, plan = load_of(requests), SimulationPlan(profile=REAL, pods=pods, policy=policy)
@@ -121,7 +121,7 @@ def test_pod_by_pod_is_as_all_together(
     st.integers(1, 3),
     st.none() | st.integers(1, 6),
 )
-def test_everybody_gets_all_tokens_whatever_is_shared(
+def test_every_request_completes_with_shared_prefixes(
     requests: list[tuple[float, int, int]],
     groups: list[tuple[int, int]],
     policy: str,
@@ -144,7 +144,7 @@ def test_everybody_gets_all_tokens_whatever_is_shared(
     assert outcome.cached_tokens < sum(load.input_tokens)
 
 
-def test_who_shares_a_beginning_computes_the_rest_only() -> None:
+def test_cached_prefixes_are_not_computed_again() -> None:
     profile = msgspec.structs.replace(PLAIN, cost=CostConstants(per_token=0.001, p=1))
     # Of 22 shared tokens 5 whole blocks are found; of a prompt of 20 never the block of the last
     # token.
@@ -162,7 +162,7 @@ def test_who_shares_a_beginning_computes_the_rest_only() -> None:
     assert outcome.cached_tokens == 0
 
 
-def test_policies_do_what_they_say() -> None:
+def test_policies_choose_the_expected_pods() -> None:
     requests = [(0.0, 8, 20)] * 4 + [(0.0, 8, 2)] * 4
     load = load_of(requests, [(number % 2, 8) for number in range(8)])
     plan = SimulationPlan(profile=PLAIN, pods=4, policy="round-robin")
@@ -210,7 +210,7 @@ def test_no_request_is_lost_when_pods_join_and_leave(
         assert pod.blocks.free == pod.blocks.capacity
 
 
-def test_prompts_are_cut_by_time_as_the_real_engine_cuts_them() -> None:
+def test_engine_step_time_cuts_prompts_like_the_real_engine() -> None:
     """Steps with a part of a prompt take 0.2 s, or 1.25 times what their decodes take, and use that
     up.
     """

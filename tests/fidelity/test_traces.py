@@ -70,7 +70,7 @@ def test_columns_are_found_by_name_and_others_ignored(tmp_path: Path) -> None:
         BENCHMARK,
     ],
 )
-def test_public_formats_are_recognised(tmp_path: Path, text: str, packed: bool) -> None:
+def test_public_formats_are_detected(tmp_path: Path, text: str, packed: bool) -> None:
     (path := tmp_path / "load").write_bytes(
         gzip.compress(text.encode()) if packed else text.encode()
     )
@@ -81,7 +81,7 @@ def test_public_formats_are_recognised(tmp_path: Path, text: str, packed: bool) 
     assert load.origin == str(path)
 
 
-def test_hash_ids_are_paths_of_a_tree(tmp_path: Path) -> None:
+def test_hash_ids_become_paths_of_a_tree(tmp_path: Path) -> None:
     load = read_trace(trace(tmp_path, MOONCAKE))
     assert list(load.arrival_s) == pytest.approx([0.0, 0.04, 0.08, 0.12, 0.16])
     paths = [load.path(number) for number in range(5)]
@@ -103,7 +103,7 @@ def test_turns_follow_each_other_in_their_session(tmp_path: Path) -> None:
     assert list(load.arrival_s) == [0, 1, 2, 2, 2, 2]
 
 
-def test_groups_have_numbers_and_no_name_is_no_group(tmp_path: Path) -> None:
+def test_groups_are_numbered_and_an_empty_name_is_no_group(tmp_path: Path) -> None:
     path = trace(
         tmp_path, GROUPED + "0,9,1,sales,8\n1,9,1,,\n2,9,1,help,4\n3,9,1,sales,9\n4,9,1,sales,0\n"
     )
@@ -167,13 +167,15 @@ def test_groups_have_numbers_and_no_name_is_no_group(tmp_path: Path) -> None:
         (MOONCAKE.replace("27482", "-1"), ", row 1: Expected `float` >= 0.0"),
         (MOONCAKE + "{", ", row 6: "),
         (MOONCAKE + '{"x": ' + "[" * 10000, ", row 6: maximum recursion depth exceeded"),
-        (BENCHMARK + "\n" + BENCHMARK, ": it has 2 runs, and a load is one"),
-        ('{"a": 1}', "is no file of vllm bench serve, guidellm or aiperf"),
+        (BENCHMARK + "\n" + BENCHMARK, ": it has 2 runs; a load must have a single run"),
+        ('{"a": 1}', "is not a known file of vllm bench serve, guidellm or aiperf"),
         (b"\xff\xfe\x00", ": it is neither text in UTF-8"),
         (gzip.compress(HEADER.encode(), mtime=0)[:-9], ": it cannot be unpacked"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str | bytes, told: str) -> None:
+def test_wrong_traces_are_rejected_in_one_line(
+    tmp_path: Path, text: str | bytes, told: str
+) -> None:
     (path := tmp_path / "trace.csv").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ConfigError) as caught:
         read_trace(path)
@@ -183,7 +185,7 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str | bytes, t
 
 @settings(max_examples=25, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["", HEADER, SESSIONS, AZURE, BURSTGPT, MOONCAKE]))
-def test_whatever_a_file_holds_is_read_or_refused(content: bytes, start: str) -> None:
+def test_any_file_is_read_or_rejected(content: bytes, start: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
         path.write_bytes(start.encode() + content)

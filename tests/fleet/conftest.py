@@ -10,7 +10,7 @@ import pytest
 
 from app.core.application import tokenizer_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.lab.fleet.fleet import Fleet, running_fleet
+from app.lab.fleet.fleet import Fleet, FleetPlan, running_fleet
 from app.lab.fleet.fleet_flags import read_flags
 from app.lab.fleet.processes import Processes
 from app.lab.fleet.workload import Workload, make_workload
@@ -51,13 +51,13 @@ def workload(options: Namespace) -> Workload:
 @pytest.fixture(scope="session")
 def fleet(workload: Workload, options: Namespace) -> Iterator[Fleet]:
     """Two pods and an indexer. Leave them running."""
-    with running_fleet(
-        load(FAST),
-        FAST,
-        workload,
+    plan = FleetPlan(
+        flags=FAST,
+        settings=load(FAST),
+        workload=workload,
         pods=options.pods,
         seed=options.seed,
-        processes=Processes(time.monotonic, gevent.sleep),
-        progress=lambda done: None,
-    ) as running:
-        yield running
+    )
+    processes = Processes(time.monotonic, gevent.sleep)
+    with running_fleet(plan, processes, lambda done: None) as fleet:
+        yield fleet

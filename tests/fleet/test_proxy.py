@@ -48,7 +48,7 @@ def two_pods() -> Iterator[tuple[str, str]]:
         yield one, two
 
 
-def test_a_request_passes_with_its_headers_and_the_answer_with_its_status() -> None:
+def test_headers_and_status_are_forwarded() -> None:
     pod = stubs.Pod("one")
     headers = {"Authorization": "Bearer k", "X-Request-Id": "7"}
     with (
@@ -66,7 +66,7 @@ def test_a_request_passes_with_its_headers_and_the_answer_with_its_status() -> N
 
 
 @pytest.mark.parametrize("head", [b"", CHUNKED + b"5\r\nhello\r\n"])
-def test_a_client_that_leaves_ends_the_request_at_the_pod(head: bytes) -> None:
+def test_a_client_disconnect_ends_the_request_at_the_pod(head: bytes) -> None:
     talker = stubs.Talker(head)
     with behind(talker) as (address, proxy, told):
         connection = HttpConnection(proxy, stubs.PATIENCE_S)
@@ -78,7 +78,7 @@ def test_a_client_that_leaves_ends_the_request_at_the_pod(head: bytes) -> None:
         stubs.eventually(lambda: told.in_flight[address] == 0)
 
 
-def test_a_dead_pod_is_passed_over() -> None:
+def test_an_unreachable_pod_is_skipped() -> None:
     dead, policy = stubs.unused_address(), Always()
     with (
         stubs.serving(stubs.Pod("alive")) as alive,
@@ -92,7 +92,7 @@ def test_a_dead_pod_is_passed_over() -> None:
     assert told.in_flight == {dead: 0, alive: 0}
 
 
-def test_without_any_pod_or_its_answer_the_answer_is_502() -> None:
+def test_no_reachable_pod_gives_status_502() -> None:
     expected = {
         "message": "no pod can be reached",
         "type": "Bad Gateway",
@@ -112,7 +112,7 @@ def test_without_any_pod_or_its_answer_the_answer_is_502() -> None:
         assert told.in_flight[address] == 0
 
 
-def test_a_dead_indexer_leaves_the_choice_to_load() -> None:
+def test_an_unreachable_indexer_falls_back_to_load() -> None:
     policy = PrefixAware(Indexer(stubs.unused_address()).scores, Random(1))
     with two_pods() as (one, two), stubs.proxying([one, two], policy) as (proxy, told):
         told.in_flight[one] += 1
@@ -122,7 +122,7 @@ def test_a_dead_indexer_leaves_the_choice_to_load() -> None:
         assert json.loads(exchange(proxy, "GET", "/routing")[1])["fallbacks"] == 3
 
 
-def test_the_proxy_answers_for_itself_and_models_come_from_the_least_loaded_pod() -> None:
+def test_health_is_answered_by_the_proxy_and_models_by_the_least_loaded_pod() -> None:
     with two_pods() as (one, two), stubs.proxying([one, two], RoundRobin()) as (proxy, told):
         told.in_flight[one] += 1
         assert exchange(proxy, "GET", "/v1/models") == (201, b"two")

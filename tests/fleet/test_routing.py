@@ -56,13 +56,13 @@ def failing(incoming: Incoming) -> Mapping[str, float]:
         ({"elsewhere": 99.0, "b": 1.0}, (0, 0, 0), "b"),  # no pod of ours
     ],
 )
-def test_a_prefix_counts_less_the_requests_in_flight(
+def test_requests_in_flight_count_against_cached_prefixes(
     scores: dict[str, float], in_flight: tuple[int, int, int], chosen: str
 ) -> None:
     assert prefix_aware(scores).choose(ANY, PODS, dict(zip(PODS, in_flight, strict=True))) == chosen
 
 
-def test_an_indexer_that_fails_is_counted_and_load_decides() -> None:
+def test_a_failing_indexer_is_counted_and_falls_back_to_load() -> None:
     policy = PrefixAware(failing, Random(1))
     assert policy.choose(ANY, PODS, {"a": 1, "b": 1, "c": 0}) == "c"
     assert policy.choose(ANY, PODS, {"a": 0, "b": 1, "c": 1}) == "a"
@@ -101,7 +101,7 @@ QUESTIONS: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "question"), QUESTIONS)
-def test_what_decides_about_the_blocks_is_asked_for(
+def test_score_requests_have_the_fields_that_determine_blocks(
     path: str, body: dict[str, Any], question: tuple[str, dict[str, Any]]
 ) -> None:
     """A text as text, a conversation with what its template needs, and of a batch the first prompt."""
@@ -110,17 +110,17 @@ def test_what_decides_about_the_blocks_is_asked_for(
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[]", b'{"prompt": ""}', b"{}"])
-def test_a_request_that_a_pod_will_refuse_is_not_asked_for(body: bytes) -> None:
+def test_invalid_requests_are_not_scored(body: bytes) -> None:
     assert asked(COMPLETIONS, body, 500) == ({}, [])
 
 
 @pytest.mark.parametrize("answer", [500, b"no JSON", b"[1]", b'{"pod": "much"}'])
-def test_a_wrong_answer_is_a_failure(answer: object) -> None:
+def test_an_invalid_answer_of_the_indexer_is_an_error(answer: object) -> None:
     with pytest.raises(IndexerError):
         asked(COMPLETIONS, {"prompt": "Once"}, answer)
 
 
-def test_an_indexer_that_is_away_or_silent_is_a_failure() -> None:
+def test_an_unreachable_or_silent_indexer_is_an_error() -> None:
     with pytest.raises(IndexerError, match="not answered"):
         Indexer(stubs.unused_address()).scores(Incoming(COMPLETIONS, b'{"prompt": "Once"}'))
     talker = stubs.Talker(b"")
@@ -139,7 +139,7 @@ def made(requests: int, groups: int, seed: int, prefix_tokens: int = 20) -> Work
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 2**31))
-def test_a_workload_shares_what_it_says(requests: int, groups: int, seed: int) -> None:
+def test_workloads_share_prefixes_within_groups(requests: int, groups: int, seed: int) -> None:
     workload = made(requests, groups, seed)
     assert made(requests, groups, seed) == workload
     assert len(workload.prompts) == requests
@@ -197,7 +197,7 @@ def test_a_request_is_timed_from_the_sending_to_the_first_text() -> None:
     assert 0.04 < it.text_s - it.send_s < 5
 
 
-def test_a_refusal_and_nobody_there_are_failures() -> None:
+def test_errors_and_refused_connections_are_failures() -> None:
     with stubs.serving(stubs.Indexer(429)) as address:
         assert played(address) == ([], ["HTTP/1.1 429 Bad: "])
     _, [error] = played(stubs.unused_address())
@@ -223,7 +223,7 @@ def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
     )
 
 
-def test_a_summary_counts_what_was_answered() -> None:
+def test_a_summary_counts_answered_requests() -> None:
     at = summary(fallbacks=3)
     assert (at.requests, at.failed, at.fallbacks) == (4, 1, 3)
     assert at.ttft_mean_s == pytest.approx(0.2) and at.ttft_p50_s == pytest.approx(0.2)
@@ -233,7 +233,7 @@ def test_a_summary_counts_what_was_answered() -> None:
     assert told["ttfts_s"] == [0.1, 0.2, 0.3] and set(told) == set(PolicySummary.__struct_fields__)
 
 
-def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() -> None:
+def test_the_table_has_a_row_per_policy_and_notes_on_failures() -> None:
     lines = policy_table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
@@ -250,7 +250,7 @@ def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() ->
     ]
     assert failure_notes([summary(fallbacks=2)]) == [
         "random: 2 requests were routed without the indexer, which failed",
-        "random: 1 requests failed, most of them so: status 502: no pod",
+        "random: 1 requests failed, most often with: status 502: no pod",
     ]
     assert (
         failure_notes([summarize("random", ANSWERED, [], duration_s=2.0, pods=["a"], fallbacks=0)])

@@ -26,7 +26,7 @@ def wanted(more: str, pods: int, metric: float, looks: int, every_s: float = 60.
     return counts
 
 
-def test_the_formula_with_its_tolerance() -> None:
+def test_replicas_follow_the_formula_and_its_tolerance() -> None:
     assert [replicas_for(5, [value] * 5, 0.1) for value in (0.2, 0.05, 0.11, 0.091)] == [
         10,
         3,
@@ -37,7 +37,7 @@ def test_the_formula_with_its_tolerance() -> None:
     assert replicas_for(3, [], 0.5) == 3
 
 
-def test_pods_without_metrics_dampen_and_never_reverse() -> None:
+def test_pods_without_metrics_dampen_but_never_reverse_scaling() -> None:
     assert replicas_for(4, [8.0, 8.0], 4.0) == 4, (
         "two that load count as idle: the mean is on target"
     )
@@ -46,7 +46,7 @@ def test_pods_without_metrics_dampen_and_never_reverse() -> None:
     assert replicas_for(4, [5.0], 4.0) == 4, "idle ones would turn it into a scale down"
 
 
-def test_scale_down_rates_of_the_documentation() -> None:
+def test_scale_down_rates_match_the_kubernetes_documentation() -> None:
     at_most = ",window-down=0s,down=4/60s+10%/60s"
     assert wanted(at_most, 80, 0.1, 8) == [72, 64, 57, 51, 45, 40, 36, 32]
     assert wanted(at_most + ",select-down=min", 80, 0.1, 3) == [76, 72, 68]
@@ -55,7 +55,7 @@ def test_scale_down_rates_of_the_documentation() -> None:
     assert wanted(",window-down=0s,select-down=disabled", 80, 0.1, 2) == [80, 80]
 
 
-def test_the_default_behavior() -> None:
+def test_the_default_behavior_matches_kubernetes() -> None:
     assert wanted("", 1, 1000.0, 6, 15.0) == [5, 10, 20, 40, 80, 100]
     assert wanted("", 80, 0.0, 21, 15.0) == [80] * 19 + [1, 1], "five minutes since the start"
 
@@ -91,7 +91,7 @@ def test_the_number_stays_within_bounds(
         assert least <= pods <= least + more
 
 
-def test_a_schedule_and_a_policy_of_a_plugin() -> None:
+def test_schedules_and_plugin_policies_are_read() -> None:
     schedule = read_policy("schedule:0s=2,1m=8,5m=3", {})
     assert (schedule.min_pods, schedule.max_pods) == (2, 8)
     assert [schedule.start(2)(Look(at_s, 2, ())) for at_s in (0.0, 59.0, 60.0, 1e6)] == [2, 2, 8, 3]
@@ -99,7 +99,7 @@ def test_a_schedule_and_a_policy_of_a_plugin() -> None:
     assert (own.min_pods, own.max_pods, own.start(2)(Look(0.0, 3, ()))) == (2, 5, 4)
 
 
-def test_a_quantile_is_that_of_prometheus() -> None:
+def test_histogram_quantiles_match_prometheus() -> None:
     """Half of four values in the bucket from 0.1 to 0.25 and one in that to 0.5."""
     assert histogram_quantile(0.5, [0.2, 0.2, 0.2, 0.3]) == pytest.approx(0.1 + 0.15 * 2 / 3)
     assert histogram_quantile(0.9, [0.2, 0.2, 0.2, 0.3]) == pytest.approx(0.25 + 0.25 * 0.6)
@@ -133,6 +133,6 @@ def test_a_quantile_is_that_of_prometheus() -> None:
         ("other:min=1,max=2", "'other' must be one of hpa, schedule"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(text: str, rule: str) -> None:
+def test_wrong_policies_are_rejected(text: str, rule: str) -> None:
     with pytest.raises((ValueError, ArgumentTypeError), match=rule):
         read_policy(text, {})

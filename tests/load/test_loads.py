@@ -58,7 +58,7 @@ def test_lengths_have_their_mean_and_range(text: str, mean: float, least: int, m
     assert least <= min(drawn) <= max(drawn) <= most
 
 
-def test_other_lengths_are_refused() -> None:
+def test_wrong_lengths_are_rejected() -> None:
     for text in (
         "",
         "0",
@@ -76,7 +76,7 @@ def test_other_lengths_are_refused() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ARRIVALS), st.integers(0, 3), st.integers(1, 50))
-def test_the_same_recipe_makes_the_same_load(arrivals: str, seed: int, most: int) -> None:
+def test_equal_recipes_make_equal_loads(arrivals: str, seed: int, most: int) -> None:
     lengths = {
         "input_tokens": read_lengths("50:lognormal", "input"),
         "output_tokens": Between(1, 9),
@@ -92,7 +92,7 @@ def test_the_same_recipe_makes_the_same_load(arrivals: str, seed: int, most: int
     assert set(load.group) <= {0, 1, 2}
 
 
-def test_drawn_lengths_are_cut_to_what_fits_and_given_ones_are_not() -> None:
+def test_only_lognormal_lengths_are_cut_to_the_limit() -> None:
     wide = read_lengths("90:lognormal:2", "input")
     load = drawn(100, input_tokens=wide, output_tokens=wide, requests=500)
     assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) == 100

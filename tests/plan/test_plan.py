@@ -62,7 +62,7 @@ def test_the_choice_is_within_5_percent_of_an_exhaustive_search(
     assert front == sorted(front) and front[::-1] == sorted(front[::-1], key=lambda point: point[1])
 
 
-def test_bounds_are_below_what_is_simulated(
+def test_bounds_do_not_change_the_choice(
     model: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without bounds the same fleet is found, by more runs."""
@@ -75,7 +75,7 @@ def test_bounds_are_below_what_is_simulated(
         assert len(own["simulated"]) < len(other["simulated"])
 
 
-def test_pods_that_hold_one_request_at_a_time_are_tried_in_numbers(
+def test_fleets_of_tiny_pods_are_searched(
     model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = ["--num-gpu-blocks-override", "700", "--max-model-len", "10000", "--input-tokens", "9000"]
@@ -84,7 +84,7 @@ def test_pods_that_hold_one_request_at_a_time_are_tried_in_numbers(
     assert figures(capsys, *argv)["loads"][0]["cheapest"]["pods"] > 1
 
 
-def test_the_table_has_a_reason_for_each_device(
+def test_the_table_explains_each_device(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = SHAPE | {"hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672}
@@ -129,7 +129,7 @@ def test_the_table_has_a_reason_for_each_device(
     assert "runner-up: h200 tp 4 x" in second and "--max-num-seqs 256" in second
 
 
-def test_an_slo_that_nothing_meets_is_told_with_the_nearest_fleet(
+def test_an_unreachable_slo_reports_the_nearest_fleet(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "plan.json"
@@ -163,7 +163,7 @@ def test_an_slo_that_nothing_meets_is_told_with_the_nearest_fleet(
         (["--device", "h1000=2"], "did you mean h100?"),
         (["--device", "h100=1e-9"], "must be a number above 0"),
         (["--device", "h100=2", "h100=3"], "h100 has two prices"),
-        (["--pods", "3"], "is not of plan"),
+        (["--pods", "3"], "cannot be given to plan"),
         (["--backend", "spark=here:1"], "must be dask=HOST:PORT"),
         (["--attainment", "1.5"], "must be a number above 0, at most 1"),
         (["--model-config", "/nowhere.json"], "/nowhere.json: cannot be read"),
@@ -171,12 +171,12 @@ def test_an_slo_that_nothing_meets_is_told_with_the_nearest_fleet(
             ["--max-num-seqs", "16384", "--max-num-batched-tokens", "8"],
             "must not be less than max-num-seqs",
         ),
-        (["--trace", "a.csv"], "--trace is a whole load"),
+        (["--trace", "a.csv"], "cannot be given with --trace"),
         (["--plot", "x.gif"], "ends with .png or .svg"),
         (["--goodput", "ttft:x"], "--goodput must be"),
     ],
 )
-def test_wrong_flags_are_refused_in_one_line(
+def test_wrong_flags_are_rejected_in_one_line(
     model: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], told: str
 ) -> None:
     argv = [*model, "--device", "h100=2", "--rate", "2", "--seconds", "3", "--goodput", "ttft:500"]

@@ -45,7 +45,7 @@ def test_a_run_is_refused_where_something_that_it_demands_is_missing() -> None:
 
 def test_tests_can_interrupt_processes_in_a_run_that_a_shell_started_in_the_background() -> None:
     """Such a run ignores SIGINT, and its processes would inherit that."""
-    test = "tests/fidelity/wire/test_command.py::test_who_interrupts_it_ends_all_of_it[2]"
+    test = "tests/fidelity/wire/test_command.py::test_a_signal_ends_all_processes[2]"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     command = [sys.executable, "-c", RESTARTED, *words]
     done = subprocess.run(

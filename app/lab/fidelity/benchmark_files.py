@@ -49,9 +49,7 @@ def read_recordings(path: str) -> list[MeasuredRun]:
         raise ConfigError(
             f"{path}: is aiperf's summary; the requests are in profile_export.jsonl beside it"
         )
-    raise ConfigError(
-        f"{path}: is no file of vllm bench serve, guidellm or aiperf that is known here"
-    )
+    raise ConfigError(f"{path}: is not a known file of vllm bench serve, guidellm or aiperf")
 
 
 def _read_text(path: str) -> str:

@@ -21,7 +21,7 @@ from config import ConfigError
 Document = Mapping[str, object]
 
 VLLM_REQUIRED = {
-    "ttfts": "has no single requests: vllm bench serve wants --save-detailed for them",
+    "ttfts": "has no times of requests: run vllm bench serve with --save-detailed",
     "start_times": "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
 }
 """Error messages by missing key."""

@@ -10,7 +10,7 @@ from app.console.frames import Frame, Picture
 from app.console.page import comparison_of
 from app.lab.fidelity.film import Film
 from app.lab.fidelity.job import Job, read_load
-from app.lab.fidelity.job_flags import STDOUT
+from app.lab.fidelity.job_flags import json_file
 from app.lab.fidelity.results import write_results
 from app.lab.fidelity.run_table import compared_figures
 from app.lab.fidelity.summary import RunSummary
@@ -72,11 +72,10 @@ def _check_options(options: Namespace) -> None:
     first, second = options.compare
     for name in ("sweep", "requests", "plot"):
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name} is of one run, not of --compare")
+            raise UsageError(f"--{name} applies to a single run and cannot be given with --compare")
     if first.resolve() == second.resolve():
         raise UsageError(f"--compare: {second} is named twice")
-    json_path = None if options.json == STDOUT else options.json
-    check_output_paths([options.html, json_path], options.compare)
+    check_output_paths([options.html, json_file(options)], options.compare)
 
 
 def _job_of_file(path: Path, make_job: MakeJob) -> Job:
@@ -91,7 +90,9 @@ def _job_of_file(path: Path, make_job: MakeJob) -> Job:
     words = []
     for name, value in document.items():
         if name in SHARED_OPTIONS:
-            raise ConfigError(f"{path}: {name} is of the whole comparison, not of one run")
+            raise ConfigError(
+                f"{path}: {name} applies to the whole comparison, not to a single run"
+            )
         if value is None or isinstance(value, Mapping):
             raise ConfigError(f"{path}: {name} must be a value, or a list of values")
         if isinstance(value, bool):

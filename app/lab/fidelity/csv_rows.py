@@ -152,7 +152,7 @@ class CsvRows:
         """Returns the number of the turn that this one follows; None for a first turn."""
         load = self._load
         name, think_text = (row[index].strip() for index in self._session_indexes)
-        earlier_turn = self._latest_turns.get(name) if name else None
+        earlier_turn = self._latest_turns.get(name)
         think_s = 0.0
         session = len(self._latest_turns)
         if earlier_turn is not None:

@@ -130,8 +130,9 @@ class Transfers:
     def split(
         self, request: OfflineRequest, number: int, counts: dict[int, int]
     ) -> tuple[PrefillRequest, int]:
-        """Returns the part of a request that pod `number` computes, and the number of the decode
-        pod for the rest.
+        """Splits a request between pod `number` and a decode pod.
+
+        Returns the part that pod `number` computes, and the number of the decode pod.
         """
         decode_pod = self._choose(request, self._decode_pods, counts)
         counts[decode_pod] += 1

@@ -27,7 +27,7 @@ class Film:
         return report_of(self.picture(outcome), self.frames(outcome))
 
     def mean_waits_s(self, outcome: SimulationOutcome) -> tuple[float, float]:
-        """Returns the mean times from sending to the first step, and from there to the first token."""
+        """Returns the mean times from sending to the first step, and from it to the first token."""
         count = len(self._load)
         admitted_s = sum(self._recorder.admitted_s)
         queue_s = (admitted_s - sum(outcome.send_s)) / count
@@ -61,7 +61,9 @@ class Film:
             "requests_per_bar": self._recorder.requests_per_bar,
             "told": ", ".join(self._notes(pods)),
         }
-        idle_pods = [(0, 0, 0.0, 0.0, "")] * min(pods, MAX_LANES) if pods > 1 else []
+        idle_pods = []
+        if pods > 1:
+            idle_pods = [(0, 0, 0.0, 0.0, "")] * min(pods, MAX_LANES)
         return Picture(
             began=None,
             server=server,

@@ -253,7 +253,7 @@ class FrameMaker:
             )
 
     def _new_blocks(self, number: int, tokens: int) -> int:
-        """Returns the blocks of `tokens` tokens without those that the request found in the cache."""
+        """Returns the blocks of `tokens` tokens, without those that were found in the cache."""
         block_size = self._plan.profile.engine.block_size
         return -(-tokens // block_size) - self._recorder.cached_tokens[number] // block_size
 

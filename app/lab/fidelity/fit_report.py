@@ -125,7 +125,7 @@ def misfits(errors: Errors, evaluations: int) -> list[str]:
             lines.append(
                 f"{run}: this profile errs by {by_figure[worst]:+.0%} in {worst}, do not rely on"
                 f" it: more --evaluations than {evaluations}, a --start like this server, or its"
-                " limits may mend that"
+                " limits may help"
             )
     return lines
 

@@ -203,9 +203,7 @@ class Problem(Struct, frozen=True):
         ]
 
     def loss(self, x: Collection[float]) -> float:
-        """Returns the mean error of a candidate, smoothed by `SMOOTHING`, plus the pull towards the
-        start.
-        """
+        """Returns the mean smoothed error of a candidate, plus the pull towards the start."""
         errors = [error for run in self.errors(x) for error in run]
         smoothed = (sqrt(error * error + SMOOTHING * SMOOTHING) - SMOOTHING for error in errors)
         return sum(smoothed) / len(errors) + PULL * sum(step * step for step in x)
@@ -241,8 +239,9 @@ def scale_start(start: Profile, runs: Sequence[Run]) -> Profile:
 
 
 def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
-    """Chooses the constants to fit: all but `fixed`, or `IDLE_CONSTANTS` if all runs are of an idle
-    server.
+    """Chooses the constants to fit.
+
+    These are all but `fixed`, or only `IDLE_CONSTANTS` if all runs are of an idle server.
     """
     if not fixed and all(run.is_idle for run in runs):
         fixed = [constant.name for constant in CONSTANTS if constant.name not in IDLE_CONSTANTS]

@@ -76,7 +76,7 @@ def make_job(
     _check_plan_flags(options, swept)
     plan = SimulationPlan(
         profile=profile,
-        pods=1 if options.pods is None else options.pods,
+        pods=options.pods or 1,
         policy=options.policy,
         in_flight=options.in_flight,
         turnaround_s=options.turnaround or 0.0,
@@ -148,7 +148,7 @@ def _read_goodput(options: Namespace) -> Limits | None:
 def _make_disaggregation(
     options: Namespace, swept: str, kv_bytes: float | None
 ) -> Disaggregation | None:
-    """Returns the split into prefill and decode pods, of a sweep the first; None without a split."""
+    """Returns the split into prefill and decode pods, if any; the first of a sweep."""
     sweeps = swept == PREFILL_PODS
     kv_bytes = options.kv_bytes_per_token or kv_bytes
     is_split = options.prefill_pods is not None or options.decode_pods is not None
@@ -157,7 +157,7 @@ def _make_disaggregation(
         return None
     if kv_bytes is None:
         raise ConfigError(
-            f"profile {options.profile} does not tell the bytes of a token's keys: give"
+            f"profile {options.profile} does not have the bytes of a token's keys and values: give"
             " --kv-bytes-per-token"
         )
     prefill_pods = options.prefill_pods
@@ -183,7 +183,7 @@ def _check_split_flags(options: Namespace, swept: str, *, is_split: bool) -> Non
         raise ConfigError(f"{flags} count all pods: --pods and --sweep of pods do not go with them")
     if sweeps and (options.pods or 0) <= options.sweep.values[-1]:
         raise ConfigError(
-            f"--sweep {swept} needs more --pods than its last value: the others decode"
+            f"--sweep {swept} needs more --pods than its last value, as the other pods decode"
         )
     transfer_flags = [
         f"--{name.replace('_', '-')}"
@@ -208,7 +208,7 @@ def _make_autoscaling(
     if options.autoscale is None or options.cold_start is None:
         if options.autoscale or options.cold_start or times_s:
             raise ConfigError(
-                "--autoscale and --cold-start go together, and with them the times of looks"
+                "--autoscale and --cold-start go together; the intervals are for them only"
             )
         return None
     if swept in (PODS, PREFILL_PODS) or options.prefill_pods is not None:
@@ -239,7 +239,7 @@ def make_recipe(options: Namespace, *, rate_is_swept: bool) -> Recipe | None:
             flag = "--sweep rate"
             if not rate_is_swept:
                 flag = "--" + next(iter(values)).replace("_", "-")
-            raise UsageError(f"{flag} is of a load that is drawn, and --trace is a whole load")
+            raise UsageError(f"{flag} describes a drawn load and cannot be given with --trace")
         return None
     _check_synthetic_flags(values.keys(), values.get("arrivals"), rate_is_swept)
     if rate_is_swept:
@@ -259,10 +259,10 @@ def _check_synthetic_flags(flags: Set[str], arrivals: str | None, rate_is_swept:
         "--seconds and --arrivals go with --rate": (
             not has_rate and not flags.isdisjoint({"seconds", "arrivals"})
         ),
-        "a load that has a rate alone never ends: give --seconds or --num-requests": (
+        "a load with only a rate never ends: give --seconds or --num-requests": (
             flags.isdisjoint({"seconds", "num_requests"})
         ),
-        "--arrivals ramp needs --seconds: by then it has come to its rate": (
+        "--arrivals ramp needs --seconds, at the end of which --rate is reached": (
             arrivals == RAMP and "seconds" not in flags
         ),
         "--burstiness goes with --arrivals bursty": arrivals != BURSTY and "burstiness" in flags,
@@ -277,6 +277,11 @@ def _check_synthetic_flags(flags: Set[str], arrivals: str | None, rate_is_swept:
             raise UsageError(rule)
 
 
+def json_file(options: Namespace) -> Path | None:
+    """Returns the file of `--json`, if any."""
+    return None if options.json == STDOUT else options.json
+
+
 def check_files(options: Namespace) -> None:
     """Checks that the output files can be written.
 
@@ -286,10 +291,9 @@ def check_files(options: Namespace) -> None:
     """
     for name in ("requests", "html"):
         if options.sweep is not None and getattr(options, name) is not None:
-            raise UsageError(f"--{name} is of one run, not of --sweep")
-    json_path = None if options.json == STDOUT else options.json
+            raise UsageError(f"--{name} applies to a single run and cannot be given with --sweep")
     check_output_paths(
-        [options.requests, options.plot, options.html, json_path],
+        [options.requests, options.plot, options.html, json_file(options)],
         [options.trace, options.model_config, options.profile],
     )
     check_picture_path(options.plot)

@@ -22,6 +22,7 @@ from app.lab.fidelity.sweeps import (
     Point,
     best_value,
     point_label,
+    setting_label,
 )
 from app.lab.load.plotting import BLUE, GREEN, GREY, ORANGE, RED, Axes, picture_file, start_at_zero
 from app.lab.load.pod_lives import Interval, pods_over
@@ -142,8 +143,9 @@ def draw_curves(
     points: Sequence[Point],
     objectives: Sequence[Objective] = (),
 ) -> None:
-    """Draws latencies and output tokens/s over the swept setting, the objectives, and the best
-    value.
+    """Draws a saturation curve, the objectives, and the best value.
+
+    The panels are three latencies and the output tokens/s, over the swept setting.
     """
     labels = [point_label(name, point) for point in points]
     values = [point.value for point in points]
@@ -173,7 +175,7 @@ def draw_curves(
             axes.set_xticks(positions, labels)
         if value is not None:
             index = values.index(value)
-            label = f"{word} {'P:D' if name == PREFILL_PODS else name}"
+            label = f"{word} {setting_label(name)}"
             if objectives:
                 label += " within the SLO"
             axes.axvline(

@@ -9,7 +9,7 @@ from app.engine.kvcache.block_pool import BlockPool
 
 
 class OfflineRequest(SequenceState):
-    """A request, with times in seconds, and the prefix that its prompt shares with other prompts."""
+    """A request with its times in seconds, and the prefix that it shares with other prompts."""
 
     __slots__ = (
         "arrival_s",
@@ -55,11 +55,11 @@ class OfflineRequest(SequenceState):
 
 
 class PrefixBlocks:
-    """A cache of `num_blocks` blocks, including vLLM's null block, with prefix caching between
-    requests.
+    """A block pool with prefix caching between requests.
 
-    Without shared prompts the results equal those of `CountedBlocks`, as a property test shows. A
-    whole block of a shared prefix can be found once the step that computes the block is scheduled.
+    `num_blocks` includes vLLM's null block. Without shared prompts the results equal those of
+    `CountedBlocks`, as a property test shows. A whole block of a shared prefix can be found once
+    the step that computes the block is scheduled.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -75,7 +75,7 @@ class PrefixBlocks:
         return self.pool.free
 
     def find(self, sequence: OfflineRequest, tokens: int) -> int:
-        """Returns the cached blocks of the first `tokens` tokens, without that of the last token."""
+        """Returns the number of cached blocks before the last of the first `tokens` tokens."""
         whole_blocks = (tokens - 1) // self.block_size
         if sequence.keys is None:
             keys = shared_keys(sequence, self.block_size, tokens)
@@ -117,7 +117,7 @@ class PrefixBlocks:
                 self.pool.cache(block, key)
 
     def release(self, sequence: OfflineRequest, held: int, findable: int = 0) -> None:
-        """Frees the blocks; a preempted sequence may find the first `findable` ones in the cache."""
+        """Frees the blocks; a preempted sequence may find the first `findable` ones again."""
         blocks = sequence.blocks
         keys = sequence.keys or []
         sequence.blocks = []
@@ -142,8 +142,9 @@ class PrefixBlocks:
 
 
 def shared_keys(request: OfflineRequest, block_size: int, tokens: int) -> list[bytes]:
-    """Returns the keys of the whole blocks, of the first `tokens` tokens, that other requests may
-    have cached.
+    """Returns the keys of blocks of a prompt that other requests may have cached.
+
+    Only whole blocks of the first `tokens` tokens count.
     """
     shared_blocks = request.prefix_tokens // block_size
     keys = []

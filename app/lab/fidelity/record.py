@@ -244,8 +244,10 @@ class _Server:
                 timeout_s=ANSWER_TIMEOUT_S,
                 headers=self._headers,
             )
-            return decode(answer, type=_Answer) if status == 200 else _Answer()
+            if status == 200:
+                return decode(answer, type=_Answer)
         except OSError as error:
             raise RecordError(f"{address}: {error}") from None
         except MsgspecError:
-            return _Answer()
+            pass
+        return _Answer()

@@ -103,9 +103,9 @@ class StreamTimes(Struct):
     usage: StreamedUsage
 
 
-def completion(model: str, prompt: str | list[int], tokens: int, **more: object) -> bytes:
+def completion(model: str, prompt: str | list[int], tokens: int, **fields: object) -> bytes:
     """Returns the body of a request for a stream of `tokens` tokens, with their usage."""
-    body = {"model": model, "prompt": prompt, "max_tokens": tokens, **more, "ignore_eos": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, **fields, "ignore_eos": True}
     return encode({**body, "stream": True, "stream_options": {"include_usage": True}})
 
 
@@ -190,8 +190,9 @@ class RecordingClient:
                 gevent.kill(caller, RecordError(f"request {number + 1}: {text}"))
 
     def _exchange(self, request: PlannedRequest) -> tuple[float, Pieces]:
-        """Returns the time of sending, and the pieces of the response, which ends with its
-        connection.
+        """Returns the time of sending, and the pieces of the response.
+
+        The response ends with its connection.
         """
         pieces: Pieces = []
         with closing(HttpConnection(self._target.address, CONNECT_TIMEOUT_S)) as connection:

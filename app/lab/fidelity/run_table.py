@@ -123,8 +123,12 @@ def _fleets_table(summary: RunSummary, fleet: FleetUse) -> str:
 
 
 def _fleet_row(name: str, pods: str, run: RunSummary) -> tuple[str, str, str, str, str, str]:
-    good = "-" if run.goodput is None else f"{run.goodput.good:,}"
-    price = "-" if run.price is None else f"{run.price.total:,.2f}"
+    good = "-"
+    if run.goodput is not None:
+        good = f"{run.goodput.good:,}"
+    price = "-"
+    if run.price is not None:
+        price = f"{run.price.total:,.2f}"
     return name, pods, milliseconds(run.ttft_s.p99), good, f"{run.gpu_hours:.2f}", price
 
 
@@ -150,8 +154,9 @@ def compared_figures(
 
 
 def write_requests(path: Path, outcome: SimulationOutcome) -> None:
-    """Writes a CSV row for each request, in order of the load: the columns of a trace, then times
-    and pod.
+    """Writes a CSV row for each request, in order of the load.
+
+    The columns are those of a trace, then times and pod.
     """
     names = [*COLUMNS, "send_s", "first_s", "last_s", "pod"]
     if outcome.load.session:

@@ -1,8 +1,8 @@
-"""Search for the constants and their certainty: derivatives of the errors by numpy, then CMA-ES by
-`cma`.
+"""Search for the constants and their certainty.
 
-Constants compensate for each other, so the loss is a long narrow valley, and saturated runs make
-its floor rough. Gauss-Newton steps lead into the valley in few evaluations, and stall there. Their
+Derivatives of the errors are computed with numpy, CMA-ES is that of the package `cma`. Constants
+compensate for each other, so the loss is a long narrow valley, and saturated runs make its floor
+rough. Gauss-Newton steps lead into the valley in few evaluations, and stall there. Their
 second derivatives give the valley's shape, from which CMA-ES starts; roughness does not hinder
 CMA-ES.
 """
@@ -104,8 +104,9 @@ class Search:
         return losses
 
     def _curvature(self) -> tuple[Array, Array]:
-        """Returns second (n, n) and first (n,) derivative of the loss at the best x, by
-        Gauss-Newton.
+        """Returns second (n, n) and first (n,) derivative of the loss at the best x.
+
+        They are approximated by Gauss-Newton.
         """
         x = self._best
         self._evaluations += 2 * len(x) + 1
@@ -115,8 +116,9 @@ class Search:
         return second, weighted @ errors + 2 * PULL * x
 
     def _run_cma(self, seed: int) -> str:
-        """Runs CMA-ES around the best candidate, with axes of equal rise; returns the reason for
-        its end.
+        """Runs CMA-ES around the best candidate, with axes of equal rise of the loss.
+
+        Returns the reason for its end.
         """
         second, _ = self._curvature()
         second += 2 * RISE * numpy.eye(len(second))  # limits each axis to one spread

@@ -103,8 +103,9 @@ def _run_once(job: Job, options: Namespace) -> None:
 
 
 def _best_constant_fleet(job: Job, load: LoadTrace, scaled: RunSummary) -> RunSummary | None:
-    """Finds the fewest constant pods that meet the objectives or, without objectives, have as much
-    goodput as the autoscaled fleet.
+    """Returns the figures of the smallest constant fleet that does as well as the autoscaled one.
+
+    It meets the objectives or, without objectives, has as much goodput.
     """
     assert job.plan.autoscaling is not None
     if not (job.judgement.objectives or scaled.goodput):

@@ -191,6 +191,9 @@ def summarize(
         pods=pods,
     )
     ttft_s, itl_s, e2e_s = (_spread(values) for values in outcome.latencies())
+    good = None
+    if judgement.limits is not None:
+        good = goodput(outcome, judgement.limits, per_s)
     gpu_hours = pods * plan.profile.devices * duration_s / 3600
     price = None
     if judgement.gpu_hour_price is not None:
@@ -215,7 +218,7 @@ def summarize(
         running=pool.running,
         requests_per_pod=requests_per_pod,
         gpu_hours=gpu_hours,
-        goodput=(None if judgement.limits is None else goodput(outcome, judgement.limits, per_s)),
+        goodput=good,
         price=price,
         disaggregation=_transferred(outcome, requests_per_pod, per_s),
     )
@@ -242,8 +245,9 @@ def _pool_use(
     capacity: int,
     pods: float = 0.0,
 ) -> PoolUse:
-    """Returns the use of a pool with a mean of `pods` pods (by default all that are counted), each
-    with `capacity` blocks.
+    """Returns the use of a pool with a mean of `pods` pods, each with `capacity` blocks.
+
+    By default these are all pods that are counted.
     """
     share = per_s / (pods or len(requests_per_pod))
     return PoolUse(

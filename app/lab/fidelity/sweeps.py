@@ -82,8 +82,9 @@ def best_value(
     """
     if name == PREFILL_PODS:
         split = _best_split(points, objectives)
-        is_good = split.summary.goodput if split.meets_slo is None else split.meets_slo
-        return "best", split.value if is_good else None
+        if split.meets_slo or (split.meets_slo is None and split.summary.goodput):
+            return "best", split.value
+        return "best", None
     good_values = [point.value for point in points if point.meets_slo]
     if name == PODS:
         return "fewest", min(good_values, default=None)
@@ -103,11 +104,12 @@ def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> Poi
 
 
 def curve_table(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
-    """Returns the saturation curve as a Markdown table, and the best value that meets the
-    objectives.
+    """Returns the saturation curve as a Markdown table, and the best value.
+
+    The best value is the one that meets the objectives.
     """
     first = points[0].summary
-    head = ["P:D" if name == PREFILL_PODS else name, *COLUMNS]
+    head = [setting_label(name), *COLUMNS]
     if first.goodput:
         head.append("good")
     if first.price:
@@ -155,6 +157,11 @@ def _row(name: str, point: Point, has_objectives: bool) -> list[str]:
     if has_objectives:
         row.append("yes" if point.meets_slo else "no")
     return row
+
+
+def setting_label(name: str) -> str:
+    """Returns the short name of a setting."""
+    return "P:D" if name == PREFILL_PODS else name
 
 
 def point_label(name: str, point: Point) -> str:

@@ -64,7 +64,7 @@ def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Loa
 def _read_benchmark(path: Path) -> LoadTrace:
     runs = read_recordings(str(path))
     if len(runs) > 1:
-        raise ConfigError(f"{path}: it has {len(runs)} runs, and a load is one")
+        raise ConfigError(f"{path}: it has {len(runs)} runs; a load must have a single run")
     return replace(runs[0].load, origin=str(path))
 
 
@@ -145,7 +145,7 @@ def _append_mooncake_row(
 
 
 def _start_at_zero(load: LoadTrace) -> None:
-    """Sorts the requests of a public trace, which may be out of order, and moves the first to 0 s."""
+    """Sorts the requests of a public trace, and moves the first one to 0 s."""
     load.rows = "request"
     load.first_row = 1
     if any(earlier_s > later_s for earlier_s, later_s in pairwise(load.arrival_s)):

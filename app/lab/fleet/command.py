@@ -15,7 +15,7 @@ import msgspec
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.lab.fidelity.recording_client import PlannedRequest, RecordingClient, completion
-from app.lab.fleet.fleet import REPLY_TOKENS, Fleet, check_flags, running_fleet
+from app.lab.fleet.fleet import REPLY_TOKENS, Fleet, FleetPlan, check_flags, running_fleet
 from app.lab.fleet.fleet_flags import read_flags
 from app.lab.fleet.policy_summary import (
     PolicySummary,
@@ -82,17 +82,15 @@ def run(
             with progress_bar(
                 sys.stderr, "starting indexer and pods", options.pods + 1, "servers"
             ) as progress:
-                fleet = stack.enter_context(
-                    running_fleet(
-                        settings,
-                        flags,
-                        workload,
-                        pods=options.pods,
-                        seed=options.seed,
-                        processes=Processes(time.monotonic, gevent.sleep),
-                        progress=progress,
-                    )
+                plan = FleetPlan(
+                    flags=flags,
+                    settings=settings,
+                    workload=workload,
+                    pods=options.pods,
+                    seed=options.seed,
                 )
+                processes = Processes(time.monotonic, gevent.sleep)
+                fleet = stack.enter_context(running_fleet(plan, processes, progress))
             if options.serve:
                 with suppress(KeyboardInterrupt):
                     _serve(fleet, options, policies)
@@ -224,7 +222,7 @@ def _report(summaries: Sequence[PolicySummary], options: Namespace, workload: Wo
 
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Ends the block by KeyboardInterrupt, raised in this greenlet, on SIGINT, SIGTERM and SIGHUP."""
+    """Raises KeyboardInterrupt in this greenlet on SIGINT, SIGTERM and SIGHUP."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     earlier_handlers = [signal.getsignal(number) for number in numbers]
     greenlet = gevent.getcurrent()

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 
 import msgspec
@@ -68,16 +69,27 @@ def check_flags(flags: Sequence[str]) -> None:
             raise UsageError(f"flag --{name} cannot be given: the fleet sets it itself")
 
 
-def pod_flags(settings: Settings, flags: Sequence[str], workload: Workload, pods: int) -> list[str]:
-    """Returns the flags of one of the `pods` pods.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """A fleet to start."""
 
-    `flags`, parsed as `settings`, override those of the fleet.
-    """
-    block_size = settings.kvcache.block_size
+    flags: Sequence[str]
+    """Flags of servers, which override those of the fleet."""
+    settings: Settings
+    """The settings of `flags`."""
+    workload: Workload
+    pods: int
+    seed: int
+
+
+def pod_flags(plan: FleetPlan) -> list[str]:
+    """Returns the flags that all pods have in common."""
+    workload = plan.workload
+    block_size = plan.settings.kvcache.block_size
     max_tokens = workload.longest_tokens + REPLY_TOKENS
     # A pod's part of the workload, but room for two prompts at least, and the block that is never
     # used.
-    workload_blocks = math.ceil(workload.distinct_tokens / CACHE_SHARE / pods / block_size)
+    workload_blocks = math.ceil(workload.distinct_tokens / CACHE_SHARE / plan.pods / block_size)
     cache_blocks = 1 + max(workload_blocks, 2 * math.ceil(max_tokens / block_size))
     values = {
         **LATENCY_FLAGS,
@@ -95,7 +107,7 @@ def pod_flags(settings: Settings, flags: Sequence[str], workload: Workload, pods
         "--enable-kvcache",
         "--enable-prompt-tokens-details",
         "--server-dev-mode",
-        *flags,
+        *plan.flags,
     ]
 
 
@@ -160,36 +172,29 @@ class Fleet:
 
 @contextmanager
 def running_fleet(
-    settings: Settings,
-    flags: Sequence[str],
-    workload: Workload,
-    *,
-    pods: int,
-    seed: int,
-    processes: Processes,
-    progress: Callable[[int], None],
+    plan: FleetPlan, processes: Processes, progress: Callable[[int], None]
 ) -> Iterator[Fleet]:
     """Yields a fleet that is ready; `progress` receives the number of healthy servers.
 
     Raises:
         FleetError: A server does not start; the message has a line of its log.
     """
-    all_pods_flags = pod_flags(settings, flags, workload, pods)
+    common_flags = pod_flags(plan)
     try:
         events = f"tcp://{HOST}:{processes.port()}"
         _start(
             processes,
             "indexer",
-            ["--log-level", "warning", *flags, "--role", "indexer", "--kv-index-bind", events],
+            ["--log-level", "warning", *plan.flags, "--role", "indexer", "--kv-index-bind", events],
         )
-        for number in range(pods):
+        for number in range(plan.pods):
             _start(
                 processes,
                 f"pod {number}",
                 [
                     "--seed",
-                    str(seed + number),
-                    *all_pods_flags,
+                    str(plan.seed + number),
+                    *common_flags,
                     "--pod-ip",
                     HOST,
                     "--zmq-endpoint",
@@ -200,7 +205,7 @@ def running_fleet(
             processes.wait(server)
             progress(healthy)
         indexer, *addresses = (server.address for server in processes.servers)
-        fleet = Fleet(addresses, Indexer(indexer), processes, settings)
+        fleet = Fleet(addresses, Indexer(indexer), processes, plan.settings)
         fleet.wait_for_index()
         yield fleet
     finally:

@@ -108,7 +108,7 @@ def failure_notes(summaries: Sequence[PolicySummary]) -> list[str]:
             )
         if summary.failed:
             lines.append(
-                f"{summary.policy}: {summary.failed} requests failed, most of them so:"
+                f"{summary.policy}: {summary.failed} requests failed, most often with:"
                 f" {summary.errors[0]}"
             )
     return lines

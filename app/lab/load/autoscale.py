@@ -51,6 +51,8 @@ class ScalingPolicy:
 
 def histogram_quantile(share: float, values: Sequence[float]) -> float:
     """Returns Prometheus' quantile over the buckets of the TTFT, in seconds; 0 without values."""
+    if not values:
+        return 0.0
     counts = Counter(bisect_left(FIRST_TOKEN, value) for value in values)
     rank = share * len(values)
     below = 0
@@ -60,4 +62,4 @@ def histogram_quantile(share: float, values: Sequence[float]) -> float:
             lower_bound = FIRST_TOKEN[index - 1] if index else 0.0
             return lower_bound + (bound - lower_bound) * (rank - below) / inside
         below += inside
-    return FIRST_TOKEN[-1] if values else 0.0
+    return FIRST_TOKEN[-1]

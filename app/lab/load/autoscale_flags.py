@@ -22,10 +22,10 @@ SECONDS = as_argument(parse_duration)
 
 
 def read_policy(text: str, plugin_policies: Mapping[str, AutoscalerStart]) -> Policy:
-    """Reads `hpa:metric=waiting,target=4,min=1,max=16`, `schedule:0s=2,60s=8` or
-    `NAME:min=1,max=16`.
+    """Reads a policy.
 
-    `plugin_policies` are the policies of plugins by name.
+    Forms are `hpa:metric=waiting,target=4,min=1,max=16`, `schedule:0s=2,60s=8` and
+    `NAME:min=1,max=16` for a policy of a plugin. `plugin_policies` are those of plugins, by name.
 
     Raises:
         ValueError: The text breaks a rule, which is the message.

@@ -31,7 +31,7 @@ class Autoscaling:
 
 
 class Autoscaler:
-    """Starts and drains pods by a policy, which sees their metrics as of the last scrape of each."""
+    """Starts and drains pods by a policy, which sees the last scrape of each pod."""
 
     def __init__(
         self,
@@ -81,8 +81,9 @@ class Autoscaler:
         self.next_s = self._events[0][0]
 
     def finish(self, end_s: float, last_token_s: Mapping[int, float]) -> list[Life]:
-        """Returns the lives that began before `end_s`; `last_token_s` has the end of each pod's
-        last request.
+        """Returns the lives that began before `end_s`.
+
+        `last_token_s` has the end of each pod's last request.
         """
         for number, life in enumerate(self.lives):
             life.gone_s = min(end_s, max(life.drain_s, last_token_s.get(number, -inf)))

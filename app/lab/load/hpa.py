@@ -47,7 +47,7 @@ class HorizontalPodAutoscaler:
         return _Decisions(self, pods).decide
 
     def limited(self, now_s: float, current: int, wanted: int, changes: Iterable[Change]) -> int:
-        """Returns the number of pods, between `current` and `wanted`, that rates and bounds allow."""
+        """Returns the pods between `current` and `wanted` that rates and bounds allow."""
         if wanted > current:
             if self.select_up == "disabled":
                 return current
@@ -102,11 +102,11 @@ class _Decisions:
 def replicas_for(
     current: int, values: Sequence[float], target: float, tolerance: float = 0.1
 ) -> int:
-    """Returns the replicas that the HPA wants when the pods with metrics have `values`, whose mean
-    should be `target`.
+    """Returns the number of replicas that brings the mean of `values` to `target`.
 
-    Pods without metrics, such as loading ones, count as idle before a scale up, and as on target
-    before a scale down. Neither may reverse the direction. Without any values the number stays.
+    `values` are those of the pods with metrics. Pods without metrics, such as loading ones, count
+    as idle before a scale up, and as on target before a scale down. Neither may reverse the
+    direction. Without any values the number stays.
     """
     if not values:
         return current

@@ -67,8 +67,9 @@ class LoadTrace:
         return f"{self.origin}, {self.rows} {number + self.first_row}"
 
     def path(self, number: int) -> list[int]:
-        """Returns the groups from the root of the prefix tree to that of the request; only the
-        group itself without a tree.
+        """Returns the groups from the root of the prefix tree to that of the request.
+
+        Without a tree it is only the group of the request.
         """
         path = []
         node = self.group[number]

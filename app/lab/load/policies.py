@@ -52,11 +52,10 @@ class RoundRobin:
 
 
 class PrefixAware(Generic[Request, Pod]):
-    """Chooses the pod with the most cached blocks, less `BLOCKS_PER_REQUEST` for each request in
-    flight.
+    """Chooses the pod with the most cached blocks and the least load.
 
-    Without scores (nothing is cached, or the indexer fails) this is the pod with the fewest
-    requests.
+    Each request in flight weighs as `BLOCKS_PER_REQUEST` blocks. Without scores (nothing is cached,
+    or the indexer fails) this is the pod with the fewest requests.
     """
 
     def __init__(

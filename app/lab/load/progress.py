@@ -46,7 +46,7 @@ class _Bar:
     def _open(self, done: int) -> None:
         tqdm = import_module("tqdm").tqdm  # takes as long as a short simulation
         # A bar with a delay is not drawn before its start is moved to that of the work.
-        bar = tqdm(
+        bar = self._bar = tqdm(
             desc=self._name,
             total=self._total,
             unit=f" {self._unit}",
@@ -60,7 +60,6 @@ class _Bar:
         bar.start_t -= time.monotonic() - self._start_s
         bar.n = done
         bar.refresh()
-        self._bar = bar
 
     def close(self) -> None:
         if self._bar is not None:

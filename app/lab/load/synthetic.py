@@ -39,11 +39,15 @@ class Between:
     high: int
 
     def __str__(self) -> str:
-        return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
+        if self.low == self.high:
+            return str(self.low)
+        return f"{self.low}-{self.high}"
 
     def draw(self, rng: Random) -> int:
         """Returns a length in tokens."""
-        return self.low if self.low == self.high else rng.randint(self.low, self.high)
+        if self.low == self.high:
+            return self.low
+        return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)

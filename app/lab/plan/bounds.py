@@ -19,9 +19,7 @@ TOKEN_POWERS = 15
 
 
 def apply_bounds(group: Group, load: LoadTrace, slo: Slo, max_pods: int) -> None:
-    """Drops engines that miss the SLO on an idle pod, and sets the fewest pods that can do the
-    work.
-    """
+    """Drops engines that miss the SLO on an idle pod, and excludes fleets that are too small."""
     plan = group.engines[0].job.plan
     budget = max(engine.limits.max_num_batched_tokens for engine in group.engines)
     outcome, work_s = _min_times(load, plan, budget)
@@ -45,7 +43,7 @@ def apply_bounds(group: Group, load: LoadTrace, slo: Slo, max_pods: int) -> None
 def _min_times(
     load: LoadTrace, plan: SimulationPlan, budget: int
 ) -> tuple[SimulationOutcome, list[float]]:
-    """Returns the outcome on idle pods, and the seconds of a pod that each request needs at best."""
+    """Returns the outcome on idle pods, and the least seconds of a pod for each request."""
     front = plan.profile.front
     costs = _MinCosts(plan.profile, budget)
     outcome = SimulationOutcome(load, plan)

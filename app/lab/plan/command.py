@@ -40,7 +40,7 @@ Offers = dict[str, list[tuple[Job, float]]]
 
 @as_command()
 def run(argv: Sequence[str], plugin_costs: PluginCosts = no_plugin_costs) -> int:
-    """Runs the command; returns its exit status, which is 1 if a load has no fleet within the SLO."""
+    """Runs the command; its exit status is 1 if a load has no fleet within the SLO."""
     plan_options, words = make_parser().parse_beside_settings(argv, plugins_only=True)
     options = simulate_flags.make_parser().parse_args([])
     vars(options).update(profile=AUTO, **vars(plan_options))
@@ -141,7 +141,10 @@ def _make_offers(
 
 
 def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
-    """Yields flags of simulate for each engine: vLLM's defaults first, then others, then split pods."""
+    """Yields flags of simulate for each engine.
+
+    vLLM's defaults come first, then other limits, then separate pods for prefill.
+    """
     for (device, price), size in product(options.device, options.tensor_parallel_size):
         if dict(options.device)[device] != price:
             raise UsageError(f"--device: {device} has two prices")
@@ -193,4 +196,4 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
         print(line, file=sys.stderr)
     for line in missed:
         print(f"error: {line}", file=sys.stderr)
-    return 1 if missed else 0
+    return int(bool(missed))

@@ -67,7 +67,9 @@ class Candidate:
         if self.failed >= max_pods or self.is_hopeless:
             return None
         if self.met is not None:
-            return (self.failed + self.met) // 2 if self.met - self.failed > 1 else None
+            if self.met - self.failed <= 1:
+                return None
+            return (self.failed + self.met) // 2
         if met_elsewhere is not None:
             return max_pods
         return min(2 * self.failed if self.verdicts else self.failed + 1, max_pods)
@@ -103,7 +105,9 @@ class PlannedFleet:
     def prefill_pods(self) -> int:
         """Number of the pods that only prefill."""
         share = self.engine.prefill_share
-        return min(self.pods - 1, max(1, round(share * self.pods))) if share else 0
+        if not share:
+            return 0
+        return min(self.pods - 1, max(1, round(share * self.pods)))
 
     @property
     def kind(self) -> tuple[int, int]:

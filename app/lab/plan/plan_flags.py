@@ -123,7 +123,7 @@ def make_parser() -> FlagParser:
 
 
 def _reject(text: str) -> None:
-    raise ValueError("is not of plan, which finds or sets it itself")
+    raise ValueError("cannot be given to plan, which chooses or sets it")
 
 
 def _read_price(text: str) -> tuple[str, float]:

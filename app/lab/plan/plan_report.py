@@ -1,6 +1,6 @@
 """Results of a plan: tables, figures as JSON, and a picture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from app.lab.fidelity.summary import LATENCIES
@@ -68,9 +68,7 @@ def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
 
 
 def draw_plan(searches: Mapping[str, FleetSearch], path: Path) -> None:
-    """Draws a panel for each load: price and worst latency of all fleets, their front, the
-    cheapest.
-    """
+    """Draws a panel for each load, with price and worst latency of its fleets."""
     columns = min(2, len(searches))
     rows = -(-len(searches) // columns)
     title = "Price and worst latency of fleets: device, tensor-parallel size, pods"
@@ -86,13 +84,13 @@ def _draw_search(axes: Axes, name: str, search: FleetSearch, *, has_labels: bool
     cheapest = search.cheapest()
     _draw_fleets(axes, search.fleets(), label="simulated", style=".", color=GREY)
     _draw_fleets(axes, search.front(), label="Pareto front", style="-", color=BLUE)
-    best = [] if cheapest is None else [cheapest]
+    best = filter(None, [cheapest])
     _draw_fleets(axes, best, label="cheapest within the SLO", style="o", color=GREEN)
     axes.axhline(100, color=RED, linestyle="--", linewidth=1, label="SLO")
     axes.set(title=f"{name}: {cheapest}" if cheapest else name, xlabel="price an hour")
     axes.set(ylabel="worst latency (% of its limit)", yscale="log")
-    for fleet in search.front() if has_labels else ():
-        if fleet.verdict.slo_share <= 1:
+    for fleet in search.front():
+        if has_labels and fleet.verdict.slo_share <= 1:
             # Nothing is drawn to the left of the front and below it.
             axes.annotate(
                 str(fleet),
@@ -108,7 +106,7 @@ def _draw_search(axes: Axes, name: str, search: FleetSearch, *, has_labels: bool
 
 
 def _draw_fleets(
-    axes: Axes, fleets: Sequence[PlannedFleet], *, label: str, style: str, color: str
+    axes: Axes, fleets: Iterable[PlannedFleet], *, label: str, style: str, color: str
 ) -> None:
     positions = [_position(fleet) for fleet in fleets]
     prices = [price for price, _ in positions]

@@ -1,5 +1,6 @@
-"""Search for the cheapest fleet that meets an SLO: bounds first, then simulation of the remaining
-fleets.
+"""Search for the cheapest fleet that meets an SLO.
+
+Bounds exclude fleets first, then the remaining fleets are simulated.
 """
 
 import re
@@ -23,7 +24,10 @@ from app.lab.plan.slo import Slo, Verdict
 
 
 def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: LoadTrace) -> Group:
-    """Makes engines of jobs and their prefill shares; `reason` is of a job that could not be made."""
+    """Makes a group of jobs and their prefill shares.
+
+    `reason` is that of a job that could not be made.
+    """
     load_tokens = max(map(add, load.input_tokens, load.output_tokens))
     engines = []
     for job, share in jobs:
@@ -38,8 +42,9 @@ def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: 
 
 
 class FleetSearch:
-    """Search for one load, in rounds: simulate the fleets of `wanted`, and hand their verdicts to
-    `learn`.
+    """Search for one load, in rounds.
+
+    The caller simulates the fleets of `wanted`, and hands their verdicts to `learn`.
     """
 
     def __init__(self, load: LoadTrace, slo: Slo, groups: Sequence[Group], max_pods: int) -> None:
@@ -74,7 +79,7 @@ class FleetSearch:
         return min(self._best_of_groups(), key=price_order, default=None)
 
     def ranking(self) -> list[str]:
-        """Returns lines with the cheapest fleet and the next one; none if no fleet meets the SLO."""
+        """Returns lines about the cheapest fleet and the next one, if they meet the SLO."""
         fleets = sorted(self._best_of_groups(), key=price_order)
         lines = []
         if fleets:
@@ -89,9 +94,7 @@ class FleetSearch:
         return [fleet for fleet in (group.best() for group in self.groups) if fleet is not None]
 
     def nearest(self) -> str:
-        """Returns the fleet that comes closest to the SLO, and by how much it misses, if no fleet
-        meets the SLO.
-        """
+        """Returns the fleet that comes closest to the SLO, and by how much it misses the SLO."""
         fleets = self.fleets()
         if fleets:
             fleet = min(fleets, key=slo_order)

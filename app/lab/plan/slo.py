@@ -33,7 +33,7 @@ class Slo:
 
     def __str__(self) -> str:
         limits = [
-            f"{f'{name} ' if name else ''}{metric} {1000 * limit_s:g} ms"
+            f"{name} {metric} {1000 * limit_s:g} ms".lstrip()
             for name, class_limits in self.limits.items()
             for metric, limit_s in class_limits.items()
         ]
@@ -53,10 +53,12 @@ class Slo:
         if self.limits:
             shares.append(self._judge_limits(outcome))
         share, text = max(shares)
-        return Verdict(share, text if share > 1 else "", summary)
+        if share <= 1:
+            text = ""
+        return Verdict(share, text, summary)
 
     def _judge_limits(self, outcome: SimulationOutcome) -> tuple[float, str]:
-        """Returns the share of the limits that enough requests meet, and the limit that is worst."""
+        """Returns the share of the limits that enough requests meet, and the worst limit."""
         ratios = list(limit_ratios(outcome, self.limits))
         worst_ratios = [max(request.values(), default=0.0) for request in ratios]
         share = self._attained(worst_ratios)

@@ -11,13 +11,15 @@ from tests.fidelity.test_command import figures
 from tests.running_server import ROOT
 
 
-def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_number_of_processes_does_not_change_results(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     argv = ["--seconds", "5", "--sweep", "rate=2:4:2", "--processes"]
     assert figures(capsys, *argv, "2") == figures(capsys, *argv, "1")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
     load = ["--seconds", "10", "--sweep", "rate=1:1000:1", "--processes", "2"]
     command = [sys.executable, "-m", "app", "simulate", *load, f"--json={tmp_path / 'x.json'}"]
     with subprocess.Popen(

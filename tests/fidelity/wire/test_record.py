@@ -39,9 +39,7 @@ def test_a_live_server_is_recorded(
     assert f"{out}: {len(run.send_s)} requests" in capsys.readouterr().out
 
 
-def test_a_trace_is_played_with_the_prefixes_of_its_groups(
-    server: RunningServer, tmp_path: Path
-) -> None:
+def test_prompts_of_a_group_share_their_prefix(server: RunningServer, tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.csv", tmp_path / "run.csv"
     trace.write_text(
         "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,40,3,a,32\n0.1,50,4,a,32\n"
@@ -49,12 +47,12 @@ def test_a_trace_is_played_with_the_prefixes_of_its_groups(
     assert record.run(["--target", server.url, "--trace", str(trace), "--out", str(out)]) == 0
     [run] = read_recordings(str(out))
     assert (run.input_tokens, run.output_tokens) == ([40, 50], [3, 4])
-    prompts = record.prompts(record.read_trace(trace), "m", range(100), 1)
+    prompts = record.plan_requests(record.read_trace(trace), "m", range(100), 1)
     one, two = (json.loads(wanted.body)["prompt"] for wanted in prompts)
     assert one[:32] == two[:32] and one[32:] != two[32:40] and (len(one), len(two)) == (40, 50)
 
 
-def test_a_model_that_is_not_served_is_told(
+def test_an_unknown_model_is_reported(
     server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.csv"

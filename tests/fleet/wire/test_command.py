@@ -57,7 +57,7 @@ def are_gone(pids: Sequence[int]) -> bool:
         ([*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"], "no file /nowhere.sqlite3"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
+def test_wrong_input_is_rejected_in_one_line(
     argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = told.startswith(("argument", "unknown", "flag --port"))
@@ -101,7 +101,7 @@ def test_a_run_prints_the_table_and_writes_the_figures(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_fleet_that_serves_ends_with_all_that_it_has_started() -> None:
+def test_serving_ends_all_processes_of_the_fleet() -> None:
     with begun("--pods", "1", "--serve", "--policies", "random", "prefix-aware", *SMALL) as fleet:
         assert fleet.stdout is not None and fleet.stderr is not None
         lines = [fleet.stdout.readline() for _ in range(4)]
@@ -116,7 +116,7 @@ def test_a_fleet_that_serves_ends_with_all_that_it_has_started() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_an_interrupted_start_leaves_nothing_behind() -> None:
+def test_an_interrupted_start_ends_all_processes() -> None:
     with begun("--pods", "1", *SMALL) as fleet:
         assert fleet.stderr is not None
         while len(started := servers(fleet)) < 2:

@@ -27,7 +27,9 @@ def completion(
         return response.getheader("x-routed-to") or "", details.get("cached_tokens") or 0
 
 
-def test_every_policy_is_played(fleet: Fleet, workload: Workload, options: Namespace) -> None:
+def test_every_policy_gets_the_whole_workload(
+    fleet: Fleet, workload: Workload, options: Namespace
+) -> None:
     played = compare_policies(fleet, workload, options, POLICIES)
     summaries = {at.policy: at for at in played}
     assert list(summaries) == ["random", "round-robin", "prefix-aware"]
@@ -50,7 +52,7 @@ FORMS: dict[str, Callable[[int], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_prompt_goes_where_it_is_cached(fleet: Fleet, form: str) -> None:
+def test_prompts_are_routed_to_the_pod_that_cached_them(fleet: Fleet, form: str) -> None:
     path, body = form.partition("?")[0], FORMS[form]
     with running_proxy(fleet, POLICIES["prefix-aware"], Random(1)) as (address, proxy):
         home, cached = completion(address, body(0), path)
@@ -62,7 +64,7 @@ def test_a_prompt_goes_where_it_is_cached(fleet: Fleet, form: str) -> None:
         assert proxy.policy.fallbacks == 0
 
 
-def test_what_is_forgotten_is_not_known_to_the_indexer(fleet: Fleet) -> None:
+def test_cleared_caches_are_cleared_in_the_index(fleet: Fleet) -> None:
     body = {"prompt": "Soon forgotten, as so much before it has been. " * 20}
     asked = Incoming("/v1/completions", json.dumps(body).encode())
     with running_proxy(fleet, POLICIES["round-robin"], Random(1)) as (address, _):

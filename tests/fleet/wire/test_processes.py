@@ -56,7 +56,7 @@ def test_servers_answer_in_the_block_and_are_gone_after_it() -> None:
     assert not any(is_alive(server.process.pid) for server in servers)
 
 
-def test_one_that_does_not_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.lab.fleet.processes.STOP_TIMEOUT_S", 0.1)
     with processes() as started:
         server = begun(started, "server", STUBBORN)
@@ -64,7 +64,7 @@ def test_one_that_does_not_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
     assert server.process.returncode == -signal.SIGKILL
 
 
-def test_why_one_does_not_start_is_told_in_one_line() -> None:
+def test_a_failed_start_is_reported_in_one_line() -> None:
     text = "print('begun'); print('error: no such file'); print('bye'); raise SystemExit(3)"
     with processes() as started, pytest.raises(FleetError) as failed:
         started.wait(begun(started, "pod 7", text))
@@ -72,7 +72,7 @@ def test_why_one_does_not_start_is_told_in_one_line() -> None:
     assert str(failed.value).endswith("ended with status 3: error: no such file")
 
 
-def test_one_that_never_answers_is_not_waited_for_for_ever() -> None:
+def test_waiting_for_a_silent_server_times_out() -> None:
     with (
         processes() as started,
         pytest.raises(FleetError, match=r"pod is not healthy after 0\.1 s"),
@@ -80,7 +80,7 @@ def test_one_that_never_answers_is_not_waited_for_for_ever() -> None:
         started.wait(begun(started, "pod", "import time; time.sleep(60)"), 0.1)
 
 
-def test_settings_of_this_environment_are_not_those_of_a_pod() -> None:
+def test_servers_do_not_inherit_settings_of_the_environment() -> None:
     environ = {
         "PATH": "/bin",
         "SIM_PORT": "1",

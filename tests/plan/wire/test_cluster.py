@@ -54,7 +54,7 @@ def plan_argv(folder: Path) -> list[str]:
     return ["--model-config", str(path), "--device", "h100=2.5", "l40s=1.1", *LOAD]
 
 
-def test_a_cluster_finds_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv, said = plan_argv(tmp_path), []
     with cluster() as (address, _):
         for place in (["--processes", "1"], ["--processes", "2"], ["--backend", f"dask={address}"]):
@@ -63,7 +63,7 @@ def test_a_cluster_finds_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFi
     assert said[0] == said[1] == said[2]
 
 
-def test_a_scheduler_that_dies_is_one_line(tmp_path: Path) -> None:
+def test_a_dead_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     argv = [*plan_argv(tmp_path), "--seconds", "1000", "--json", str(target)]
     with cluster() as (address, scheduler):
@@ -82,7 +82,7 @@ def test_a_scheduler_that_dies_is_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_who_interrupts_it_ends_all_of_it(tmp_path: Path) -> None:
+def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
     argv = [*plan_argv(tmp_path), "--seconds", "1000", "--processes", "2"]
     command = [sys.executable, "-m", "app", "plan", *argv]
     with subprocess.Popen(

@@ -47,7 +47,7 @@ def test_one_machine_plans_and_draws_with_what_the_page_installs(
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_needs_dask_and_one_line_says_so(python: Path) -> None:
+def test_a_missing_dask_is_reported_in_one_line(python: Path) -> None:
     plan = planning_words()
     done = run(python, *plan, "--backend", "dask=127.0.0.1:1", cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
