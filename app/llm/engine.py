@@ -23,8 +23,9 @@ from app.llm.engine_options import EngineOptions, EngineStats
 from app.llm.errors import QueueFull, RequestError
 from app.llm.model_runner import ModelRunner, StepLogits
 from app.llm.pacing import StepPacer
-from app.llm.sampler import INVALID_LOGITS, Sampled, SamplingState, logprobs_of, sample
+from app.llm.sampler import INVALID_LOGITS, Sampled, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
+from app.llm.sampling_state import SamplingState
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
 from app.llm.speculation import PromptLookup
 from app.text.huggingface import LocalTokenizer

@@ -10,8 +10,8 @@ from app.engine.core.batch import SequenceState
 from app.engine.core.wire import WireLogprob
 from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.hashing import Prompt
-from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
+from app.llm.sampling_state import SamplingState
 
 
 class Sequence(SequenceState):
