@@ -486,7 +486,9 @@ class LLMEngine:
             if detokenizer.stopped is not None:
                 update.stop_reason = detokenizer.stopped
                 return "stop"
-        return "length" if is_last else None
+        if is_last:
+            return "length"
+        return None
 
     def _new_output(self, sequence: Sequence) -> Output:
         update = EngineCoreOutput(key=0)

@@ -153,7 +153,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     def form(self) -> TextForm | None:
         """The structured output, if any."""
         outputs = self.structured_outputs
-        return outputs.form if isinstance(outputs, StructuredOutputsParams) else outputs
+        if isinstance(outputs, StructuredOutputsParams):
+            return outputs.form
+        return outputs
 
     @property
     def stops(self) -> tuple[str, ...]:
