@@ -154,9 +154,7 @@ def test_frequencies_are_those_of_the_oracle(
     count = 20_000
     places = [(it, 3) if along == "seeds" else (3, it) for it in range(count)]
     shares = (
-        limit(torch.from_numpy(logits)[None] / params.temperature, [params])
-        .softmax(-1)[0]
-        .numpy()
+        limit(torch.from_numpy(logits)[None] / params.temperature, [params]).softmax(-1)[0].numpy()
     )
     seen = np.bincount(drawn(logits, params, places), minlength=len(logits)).astype(float)
     assert chi_square(seen, shares * count) < 4
