@@ -88,7 +88,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class _ChunkView(NamedTuple):
-    """What the tokens of a chunk look back at."""
+    """The tokens that a chunk looks back at."""
 
     size: int
     """Number of tokens of the chunk."""

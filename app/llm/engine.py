@@ -45,7 +45,7 @@ class Output(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A chunk of which the next token is to be sampled."""
+    """A chunk whose next token is to be sampled."""
 
     row: int
     """Row of its logits."""
@@ -518,7 +518,7 @@ class LLMEngine:
 
 
 def _add_prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> None:
-    """Adds log probabilities of a prompt; after a preemption some of them are there already."""
+    """Adds log probabilities of a prompt; after a preemption some are there already."""
     sequence = chunk.sequence
     first = chunk.start + 1
     token_ids = sequence.prompt_ids[first : chunk.end + 1]

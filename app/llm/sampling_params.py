@@ -59,7 +59,9 @@ class StructuredOutputsParams:
     @property
     def form(self) -> TextForm:
         """The structured output in the engine's terms."""
-        schema = {"type": "object"} if self.json_object else self.json
+        schema = self.json
+        if self.json_object:
+            schema = {"type": "object"}
         if schema is not None and not isinstance(schema, str):
             schema = dumps(schema)
         return TextForm(

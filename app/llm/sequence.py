@@ -132,8 +132,9 @@ class Detokenizer:
                 stops.append((position, stop))
         if stops:
             position, self.stopped = min(stops)
-            end = position + len(self.stopped) if self._include_stop else position
-            return text[:end]
+            if self._include_stop:
+                position += len(self.stopped)
+            return text[:position]
         visible_length = len(text) - self._held_length(text)
         self._held_text = text[visible_length:]
         return text[:visible_length]

@@ -1,4 +1,4 @@
-"""What draws of arrays and objects need of the draw of a whole value."""
+"""The interface through which arrays and objects draw their parts."""
 
 from collections.abc import Sequence
 from random import Random
