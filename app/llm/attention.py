@@ -88,7 +88,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class _ChunkView(NamedTuple):
-    """What the tokens of a chunk look back at."""
+    """The tokens that a chunk looks back at."""
 
     size: int
     """Number of tokens of the chunk."""
@@ -204,7 +204,7 @@ class GatheredDecodes:
 
     def __call__(self, queries: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
         """Returns [tokens, heads, dim], the shape of `queries`."""
-        keys, values = stored[self._slots].permute(2, 0, 3, 1, 4)
+        keys, values = stored[self._slots].permute((2, 0, 3, 1, 4))
         return _attend(queries.unsqueeze(1), keys, values, self._mask).squeeze(1)
 
 
@@ -216,9 +216,9 @@ def _attend(
     Keys and values are [rows, kv_heads, positions, dim], the mask is [..., group * tokens,
     positions]. The heads of a group share a product.
     """
-    grouped = queries.unflatten(2, (keys.shape[1], -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    grouped = queries.unflatten(2, (keys.shape[1], -1)).permute((0, 2, 3, 1, 4)).flatten(2, 3)
     output = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-    return output.unflatten(2, (-1, queries.shape[1])).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return output.unflatten(2, (-1, queries.shape[1])).permute((0, 3, 1, 2, 4)).flatten(2, 3)
 
 
 def _attend_chunk(

@@ -75,7 +75,9 @@ class Builder:
     def table(self, name: str, *shape: int) -> torch.Tensor | Int8Matrix:
         """Returns an embedding or a head, which may be the same."""
         tensor = self.tensor(name, *shape)
-        return Int8Matrix.quantized(tensor) if self.int8 else tensor
+        if self.int8:
+            return Int8Matrix.quantized(tensor)
+        return tensor
 
     def norm(self, name: str, size: int) -> RmsNorm:
         """Returns the norm of vectors of `size` numbers."""
@@ -88,7 +90,9 @@ class Builder:
 
     def bias(self, name: str, size: int) -> torch.Tensor | None:
         """Returns the bias `name`; None if the model has none."""
-        return self.tensor(name, size) if name in self._weights else None
+        if name in self._weights:
+            return self.tensor(name, size)
+        return None
 
     def interleave(self, tensor: torch.Tensor, part: str, heads: int) -> torch.Tensor:
         """Returns a tensor whose rotary pairs are neighbors.
@@ -109,4 +113,6 @@ class Builder:
         return self.interleave(weight, part, heads)
 
     def _heads(self, part: str) -> int:
-        return self.config.num_heads if part == "q" else self.config.num_kv_heads
+        if part == "q":
+            return self.config.num_heads
+        return self.config.num_kv_heads

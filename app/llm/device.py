@@ -105,7 +105,9 @@ class DeviceManager:
 
         It is 0 with one thread, which waits for no other.
         """
-        return core_wait_s() if torch.get_num_threads() > 1 else 0.0
+        if torch.get_num_threads() > 1:
+            return core_wait_s()
+        return 0.0
 
     def free_bytes(self) -> int | None:
         """Returns the available memory; None if unknown."""

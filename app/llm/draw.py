@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch.nn import functional
 
 from app.llm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from app.llm.sampler import SamplingState
+from app.llm.sampling_state import SamplingState
 
 SORTED_HEAD: Final = 512
 """Likeliest tokens that are sorted first when only top_p is set; mostly enough."""

@@ -25,8 +25,9 @@ from app.llm.engine_options import EngineOptions, EngineStats
 from app.llm.errors import QueueFull, RequestError
 from app.llm.model_runner import ModelRunner, StepLogits
 from app.llm.pacing import StepPacer
-from app.llm.sampler import INVALID_LOGITS, Sampled, SamplingState, logprobs_of, sample
+from app.llm.sampler import INVALID_LOGITS, Sampled, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
+from app.llm.sampling_state import SamplingState
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
 from app.llm.speculation import PromptLookup
 from app.text.huggingface import LocalTokenizer
@@ -46,7 +47,7 @@ class Output(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A chunk of which the next token is to be sampled."""
+    """A chunk whose next token is to be sampled."""
 
     row: int
     """Row of its logits."""
@@ -489,7 +490,9 @@ class LLMEngine:
             if detokenizer.stopped is not None:
                 update.stop_reason = detokenizer.stopped
                 return "stop"
-        return "length" if is_last else None
+        if is_last:
+            return "length"
+        return None
 
     def _new_output(self, sequence: Sequence) -> Output:
         update = EngineCoreOutput(key=0)
@@ -519,7 +522,7 @@ class LLMEngine:
 
 
 def _add_prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> None:
-    """Adds log probabilities of a prompt; after a preemption some of them are there already."""
+    """Adds log probabilities of a prompt; after a preemption some are there already."""
     sequence = chunk.sequence
     first = chunk.start + 1
     token_ids = sequence.prompt_ids[first : chunk.end + 1]

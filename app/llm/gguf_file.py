@@ -36,7 +36,7 @@ DEFAULT_ALIGNMENT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is, and how it is encoded."""
+    """Position and encoding of a tensor."""
 
     shape: tuple[int, ...]
     kind: int
@@ -96,7 +96,7 @@ class GGUFFile:
             self.tensors[name] = TensorInfo(info.shape, info.kind, data_start + info.start)
 
     def _read_tensor_info(self) -> TensorInfo:
-        """Returns where a tensor is, from the end of the head."""
+        """Returns a tensor's position, counted from the end of the head."""
         dimensions = self._read_integer("I")
         shape = [self._read_integer("Q") for _ in range(dimensions)]
         if not shape or min(shape) < 1:

@@ -395,4 +395,6 @@ class Library:
 
 
 def _ratio(part: float, whole: float, default: float = 0.0) -> float:
-    return part / whole if whole else default
+    if whole:
+        return part / whole
+    return default

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.llm.sequence import Sequence
 
 PREFILL_KIND: Final = 0
-"""Kind of all steps with prompts, for the choice of threads; decodes are told apart by size."""
+"""Kind of all steps with prompts, for the choice of threads; decodes have a kind by size."""
 
 
 class StepPacer:
@@ -42,7 +42,9 @@ class StepPacer:
 
     def prefill_limit(self, scheduler: Scheduler[Sequence]) -> int:
         """Returns the prompt tokens of the next step: what fits, or half of that after a drop."""
-        start = scheduler.prefilling[0].computed if scheduler.prefilling else 0
+        start = 0
+        if scheduler.prefilling:
+            start = scheduler.prefilling[0].computed
         decodes, context = scheduler.decoding
         limit = self._times.max_prompt_tokens(decodes, context, start)
         if self._drops not in (0, MAX_DROPS):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from msgspec import Struct
@@ -17,10 +17,7 @@ from msgspec import Struct
 from app.engine.core.wire import WireLogprob
 from app.llm.draw import draw
 from app.llm.errors import RequestError
-from app.llm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from app.llm.structured_output import FormMatcher
+from app.llm.sampling_state import SamplingState
 
 INVALID_LOGITS: Final = "The model's logits for this request are not numbers."
 NO_TOKEN_LEFT: Final = "No token is left by what the request asks for."
@@ -28,42 +25,6 @@ INVALID_ROW: Final = -1
 """Token of a row whose logits are not finite."""
 EMPTY_ROW: Final = -2
 """Token of a row whose tokens are all masked."""
-
-
-class SamplingState(Struct):
-    """State of a sequence that determines its next token."""
-
-    params: SamplingParams
-    prompt_ids: Sequence[int]
-    output_ids: list[int]
-    seed: int
-    """Seed of this choice: `seed + index` of the request, or one that the engine drew."""
-    banned_ids: frozenset[int] = frozenset()
-    """Ids that end the sequence, banned before `min_tokens`."""
-    form: FormMatcher | None = None
-    bad_words: Sequence[Sequence[int]] = ()
-    bias: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Ids and values of `logit_bias`, which may be many; created in the first step."""
-    disallowed: torch.Tensor | None = None
-    """True for each token outside of `allowed_token_ids`; created in the first step."""
-
-    @property
-    def adjusts(self) -> bool:
-        """True when anything but temperature, min_p, top_k and top_p changes the logits."""
-        params = self.params
-        return bool(
-            params.logit_bias
-            or params.penalizes
-            or self.form
-            or self.bad_words
-            or params.allowed_token_ids is not None
-            or self.bans
-        )
-
-    @property
-    def bans(self) -> bool:
-        """True when the next token must not end the sequence."""
-        return bool(self.banned_ids) and len(self.output_ids) < self.params.min_tokens
 
 
 class Sampled(Struct):

@@ -59,7 +59,9 @@ class StructuredOutputsParams:
     @property
     def form(self) -> TextForm:
         """The structured output in the engine's terms."""
-        schema = {"type": "object"} if self.json_object else self.json
+        schema = self.json
+        if self.json_object:
+            schema = {"type": "object"}
         if schema is not None and not isinstance(schema, str):
             schema = dumps(schema)
         return TextForm(
@@ -153,7 +155,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     def form(self) -> TextForm | None:
         """The structured output, if any."""
         outputs = self.structured_outputs
-        return outputs.form if isinstance(outputs, StructuredOutputsParams) else outputs
+        if isinstance(outputs, StructuredOutputsParams):
+            return outputs.form
+        return outputs
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from app.engine.core.wire import WireLogprob
 from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.cached_sequence import CachedSequence
 from app.engine.kvcache.hashing import Prompt
-from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
+from app.llm.sampling_state import SamplingState
 
 
 class Sequence(SequenceState):
@@ -134,8 +134,9 @@ class Detokenizer:
                 stops.append((position, stop))
         if stops:
             position, self.stopped = min(stops)
-            end = position + len(self.stopped) if self._include_stop else position
-            return text[:end]
+            if self._include_stop:
+                position += len(self.stopped)
+            return text[:position]
         visible_length = len(text) - self._held_length(text)
         self._held_text = text[visible_length:]
         return text[:visible_length]

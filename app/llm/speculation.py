@@ -61,4 +61,6 @@ def look_up(ids: NDArray[numpy.int32], min_match: int, max_match: int, count: in
         ends = ends[ends > length]
         ends = ends[ids[ends - length - 1] == ids[-length - 1]]
     following: list[int] = ids[end : end + count].tolist()
-    return following if length >= min_match else []
+    if length >= min_match:
+        return following
+    return []

@@ -13,11 +13,11 @@ from app.engine.core.scheduler import PREFILL_SHARE
 FIRST_TOKENS: Final = 64
 """Maximum prompt tokens of the first step, before anything is measured."""
 MAX_GROWTH: Final = 4
-"""Maximum factor by which a step exceeds the largest one measured."""
+"""Maximum size of a step, as a factor of the largest one measured."""
 WINDOW: Final = 16
 """Steps that count; the machine may be faster or slower than before."""
 OUTLIER_FACTOR: Final = 1.5
-"""Maximum factor by which a step counts for longer than expected.
+"""Maximum time that a step counts, as a factor of the expected time.
 
 The process may have been stopped meanwhile.
 """

@@ -110,7 +110,9 @@ class Forms:
         library = llguidance.LLMatcher
         if form.json_schema is not None:
             return str(library.grammar_from_json_schema(form.json_schema, defaults=JSON_STYLE))
-        pattern = "|".join(map(re.escape, form.choices)) if form.choices else form.regex
+        pattern = form.regex
+        if form.choices:
+            pattern = "|".join(map(re.escape, form.choices))
         if pattern is not None:
             return str(library.grammar_from_regex(pattern))
         if form.grammar is not None:

@@ -72,7 +72,7 @@ def names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-def test_a_dataset_is_made_that_the_server_understands(
+def test_command_writes_dataset_that_server_reads(
     run: Run, source: Path, tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     output = tmp_path / "new" / "replies.sqlite3"
@@ -105,7 +105,7 @@ def test_a_dataset_is_made_that_the_server_understands(
         assert len(tokens["Tokens"]) == len(tokens["Strings"]) == count
 
 
-def test_flags_variables_and_relative_names_are_taken(
+def test_command_reads_flags_variables_and_relative_paths(
     run: Run, source: Path, tmp_path: Path
 ) -> None:
     wrong = run(
@@ -123,7 +123,9 @@ def test_flags_variables_and_relative_names_are_taken(
 
 
 @pytest.mark.parametrize("taken", ["out.sqlite3", "out.md"])
-def test_no_file_is_written_over(run: Run, source: Path, tmp_path: Path, taken: str) -> None:
+def test_existing_file_is_not_overwritten(
+    run: Run, source: Path, tmp_path: Path, taken: str
+) -> None:
     (tmp_path / taken).write_text("mine")
     done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"))
     assert (done.returncode, done.stdout) == (1, "")
@@ -149,7 +151,7 @@ def test_no_file_is_written_over(run: Run, source: Path, tmp_path: Path, taken: 
         ),
     ],
 )
-def test_a_bad_input_is_one_line_and_leaves_no_half_file(
+def test_invalid_input_prints_one_line_and_leaves_no_partial_file(
     run: Run, tmp_path: Path, content: bytes, told: str
 ) -> None:
     source = tmp_path / "talks.json"
@@ -189,7 +191,7 @@ def test_a_bad_input_is_one_line_and_leaves_no_half_file(
         ),
     ],
 )
-def test_a_wrong_command_is_one_line(
+def test_invalid_command_prints_one_line(
     run: Run, source: Path, argv: list[str], told: str, status: int
 ) -> None:
     folder = str(source.parent)
@@ -209,13 +211,13 @@ class Picky(LocalTokenizer):
         return super().encode(text, add_special_tokens)
 
 
-def test_a_conversation_ends_where_the_tokenizer_refuses_it(tokenizer: LocalTokenizer) -> None:
+def test_conversation_is_cut_where_tokenizer_rejects_it(tokenizer: LocalTokenizer) -> None:
     recorder = RecordWriter(Picky(tokenizer))
     assert len(list(recorder.records(CONVERSATIONS))) == 4
     assert (recorder.conversations, recorder.rejected, recorder.rejection) == (4, 1, "not this one")
 
 
-def test_items_come_one_by_one() -> None:
+def test_conversations_are_read_one_by_one() -> None:
     items = [turns(("human", "Grüße")), {"conversations": [1.5]}, 3]
     for text in (json.dumps(items, indent=2, ensure_ascii=False), "\ufeff \n" + json.dumps(items)):
         assert list(read_conversations(io.BytesIO(text.encode()))) == items
@@ -231,14 +233,14 @@ def test_items_come_one_by_one() -> None:
         [("human", "q2"), ("gpt", ["a2"])],
     ],
 )
-def test_a_conversation_ends_at_the_first_turn_of_the_wrong_one(
+def test_conversation_ends_at_first_turn_of_wrong_speaker(
     said: list[tuple[str, Any]],
 ) -> None:
     begun = ("human", "q1"), ("gpt", "a1")
     assert [question for question, *_ in exchanges(turns(*begun, *said))] == ["q1"]
 
 
-def test_what_is_no_conversation_has_no_questions() -> None:
+def test_invalid_conversation_has_no_exchanges() -> None:
     for item in (
         None,
         [],

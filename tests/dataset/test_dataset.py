@@ -35,7 +35,7 @@ def reply(
     return found
 
 
-def test_a_prompt_gets_a_reply_that_was_recorded_for_it_and_fits_or_is_cut(opened: Opener) -> None:
+def test_recorded_prompt_gets_its_reply_cut_to_limit(opened: Opener) -> None:
     dataset = opened([row([5], [50, 51]), row(PROMPT, [70, 71], ["a", "b"]), row([6], [60, 61])])
     for seed in range(10):
         assert reply(dataset, 9, seed=seed) == Recorded([70, 71], ["a", "b"], 0, False)
@@ -46,7 +46,7 @@ def test_a_prompt_gets_a_reply_that_was_recorded_for_it_and_fits_or_is_cut(opene
     assert reply(dataset, 3) == Recorded([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
 
 
-def test_with_ignore_eos_an_exact_reply_comes_first_then_a_longer_one_then_a_shorter_one(
+def test_ignore_eos_prefers_exact_then_longer_then_shorter_reply(
     opened: Opener,
 ) -> None:
     dataset = opened([row(PROMPT, [length] * length) for length in (2, 4, 6)])
@@ -57,7 +57,7 @@ def test_with_ignore_eos_an_exact_reply_comes_first_then_a_longer_one_then_a_sho
     assert reply(dataset, 8, 8).reached_limit
 
 
-def test_older_files_are_found_by_the_text(opened: Opener, tokenizer: LocalTokenizer) -> None:
+def test_older_files_are_matched_by_text_hash(opened: Opener, tokenizer: LocalTokenizer) -> None:
     turns = [("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")]
     ids = tokenizer.encode("A stand-in.")
     old = (text_hash(turns), json.dumps(tokenizer.pieces(ids)), len(ids))
@@ -68,7 +68,7 @@ def test_older_files_are_found_by_the_text(opened: Opener, tokenizer: LocalToken
         assert (found.ids, "".join(found.texts)) == (ids, "A stand-in.")
 
 
-def test_a_broken_row_gives_nothing_and_one_warning(
+def test_broken_row_returns_none_and_warns_once(
     opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The true length counts where the column tells another."""
@@ -86,7 +86,7 @@ def file(tmp_path: Path) -> Path:
     return make_file(tmp_path / "replies.sqlite3", [row(PROMPT, [1, 2])])
 
 
-def test_a_file_that_is_locked_for_a_while_and_a_row_that_has_gone_give_nothing(
+def test_locked_file_and_deleted_row_return_none(
     file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = file.read_bytes()
@@ -103,9 +103,7 @@ def test_a_file_that_is_locked_for_a_while_and_a_row_that_has_gone_give_nothing(
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
 
 
-def test_a_copy_in_memory_does_not_need_the_file_any_more(
-    file: Path, tokenizer: LocalTokenizer
-) -> None:
+def test_memory_copy_outlives_file(file: Path, tokenizer: LocalTokenizer) -> None:
     dataset = Dataset(file, "llmd", True, tokenizer)
     file.unlink()
     with closing(dataset):
@@ -122,7 +120,7 @@ limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
 
 
 @given(rows_of, limits)
-def test_a_known_prompt_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one_and_any_other_any(
+def test_catalogue_prefers_fitting_then_longer_then_shorter_rows(
     rows: Rows, limits: list[int]
 ) -> None:
     least, most = limits
@@ -137,9 +135,7 @@ def test_a_known_prompt_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one_
     assert drawn <= (fitting or {key for _, _, key in rows})
 
 
-def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn_at_random() -> (
-    None
-):
+def test_rows_without_tokens_are_skipped_and_rows_without_hash_match_no_prompt() -> None:
     rows: list[tuple[object, object, int]] = [
         (HASHES[0], 0, 1), (HASHES[0], -3, 2), (HASHES[0], None, 3), (HASHES[0], "4", 4),
         (None, 4, 5), ("text", 4, 6), (b"", 4, 7), (b"short", 4, 8),
@@ -152,11 +148,11 @@ def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
-def test_each_id_is_four_bytes_the_lowest_first(ids: list[int]) -> None:
+def test_ids_are_hashed_as_little_endian_words(ids: list[int]) -> None:
     assert ids_hash(ids) == sha256(b"".join(struct.pack("<I", each) for each in ids)).digest()
 
 
-def test_older_hashes_are_of_all_turns_where_other_roles_are_unknown() -> None:
+def test_text_hash_covers_all_turns_and_renames_other_roles() -> None:
     assert text_hash([("user", "Hello!")]) == sha256(b"### user:\nHello!\n").digest()
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Grüße")]
     written = "### unknown:\nBe brief.\n### user:\nHi\n### assistant:\nHi.\n### user:\nGrüße\n"
@@ -177,9 +173,7 @@ IDS, STRINGS = [7, 8], ["a", "b"]
         ("[7, 8]", IDS, []),
     ],
 )
-def test_every_spelling_is_read_from_text_and_from_bytes(
-    text: str, ids: list[int], strings: list[str]
-) -> None:
+def test_all_spellings_of_tokens_are_decoded(text: str, ids: list[int], strings: list[str]) -> None:
     assert decode(text) == decode(text.encode()) == RecordedTokens(ids, strings)
 
 
@@ -191,19 +185,19 @@ def test_every_spelling_is_read_from_text_and_from_bytes(
         '{"Tokens": [1], "Strings": [2]}', '{"Tokens": "ab"}', b"\xff\xfe", '["\ud800"]', "[" * 100_000,
     ],
 )  # fmt: skip
-def test_what_holds_no_reply_is_refused(raw: object) -> None:
+def test_value_without_reply_is_rejected(raw: object) -> None:
     with pytest.raises(DatasetError, match="gen_tokens"):
         decode(raw)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text()), min_size=1, max_size=8))
 @settings(max_examples=20, deadline=None)
-def test_what_is_written_is_read_again(pairs: list[tuple[int, str]]) -> None:
+def test_encoded_tokens_decode_to_same_value(pairs: list[tuple[int, str]]) -> None:
     tokens = RecordedTokens([each for each, _ in pairs], [text for _, text in pairs])
     assert decode(encode(tokens)) == tokens
 
 
-def test_half_of_a_reply_is_completed(tokenizer: LocalTokenizer) -> None:
+def test_missing_ids_or_strings_are_completed(tokenizer: LocalTokenizer) -> None:
     strange = RecordedTokens([4_000_000_000, 1], ["not", "mine"])
     assert complete(strange, tokenizer) == strange
     ids = tokenizer.encode("The garden is open. 🌳 Grüße")
@@ -216,7 +210,7 @@ def test_half_of_a_reply_is_completed(tokenizer: LocalTokenizer) -> None:
         assert complete(half, tokenizer) == RecordedTokens(ids, strings)
 
 
-def test_strings_that_are_cut_otherwise_keep_their_cut(tokenizer: LocalTokenizer) -> None:
+def test_strings_with_other_token_boundaries_are_preserved(tokenizer: LocalTokenizer) -> None:
     strings = ["T", "he ", "", "gardengardengarden"]
     made = complete(RecordedTokens([], strings), tokenizer)
     assert made.strings == strings

@@ -42,16 +42,14 @@ def trouble(shop: Shop, path: Path, sha256: str | None = None) -> str:
     return str(caught.value)
 
 
-def test_the_file_is_fetched_into_new_folders_and_nothing_else_is_left(
-    shop: Shop, path: Path
-) -> None:
+def test_download_creates_folders_and_leaves_only_the_file(shop: Shop, path: Path) -> None:
     download(shop.url, path, SHA256.upper())
     assert path.read_bytes() == CONTENT
     assert [each.name for each in path.parent.iterdir()] == [path.name]
     assert len(shop.asked) == 1
 
 
-def test_a_file_that_is_there_is_not_fetched(shop: Shop, path: Path) -> None:
+def test_existing_file_is_not_downloaded(shop: Shop, path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"mine")
     settings = DatasetSettings(
@@ -61,7 +59,7 @@ def test_a_file_that_is_there_is_not_fetched(shop: Shop, path: Path) -> None:
     assert (path.read_bytes(), shop.asked) == (b"mine", [])
 
 
-def test_a_cut_connection_goes_on_where_it_was_cut(shop: Shop, path: Path) -> None:
+def test_broken_connection_is_resumed(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 50_000]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
@@ -69,7 +67,7 @@ def test_a_cut_connection_goes_on_where_it_was_cut(shop: Shop, path: Path) -> No
     assert [asked.get("if-range") for asked in shop.asked] == [None, '"first"', '"first"']
 
 
-def test_a_later_start_goes_on_where_an_earlier_one_had_to_give_up(shop: Shop, path: Path) -> None:
+def test_later_start_resumes_failed_download(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 0]
     assert "resumes after 100000 bytes" in trouble(shop, path)
     assert files(path) == ["replies.sqlite3.part", "replies.sqlite3.part.etag"]
@@ -87,7 +85,7 @@ def test_a_later_start_goes_on_where_an_earlier_one_had_to_give_up(shop: Shop, p
     [('"second"', CONTENT[::-1]), (None, CONTENT[:5000])],
     ids=["changed", "shorter"],
 )
-def test_a_file_that_is_another_now_is_fetched_from_its_beginning(
+def test_changed_file_is_downloaded_from_start(
     shop: Shop, path: Path, etag: str | None, content: bytes
 ) -> None:
     shop.cuts, shop.etag = [100_000, 0], etag and '"first"'
@@ -97,9 +95,7 @@ def test_a_file_that_is_another_now_is_fetched_from_its_beginning(
     assert path.read_bytes() == content
 
 
-def test_a_server_without_parts_is_asked_again_and_given_up_if_it_always_breaks_off(
-    shop: Shop, path: Path
-) -> None:
+def test_server_without_ranges_is_retried_until_no_progress(shop: Shop, path: Path) -> None:
     shop.ranges, shop.cuts = False, [1000] * 50
     assert "IncompleteRead" in trouble(shop, path)
     assert len(shop.asked) == 2
@@ -108,7 +104,7 @@ def test_a_server_without_parts_is_asked_again_and_given_up_if_it_always_breaks_
     assert path.read_bytes() == CONTENT
 
 
-def test_a_part_that_begins_elsewhere_is_not_taken(shop: Shop, path: Path) -> None:
+def test_part_with_wrong_offset_is_rejected(shop: Shop, path: Path) -> None:
     shop.cuts, shop.wrong_start = [1000, 10_000, 10_000, 10_000], 7
     with pytest.raises(DatasetError):
         download(shop.url, path)
@@ -117,9 +113,7 @@ def test_a_part_that_begins_elsewhere_is_not_taken(shop: Shop, path: Path) -> No
     assert path.read_bytes() == CONTENT
 
 
-def test_a_wrong_checksum_or_an_empty_file_is_told_and_nothing_is_kept(
-    shop: Shop, path: Path
-) -> None:
+def test_wrong_checksum_or_empty_file_is_an_error_and_discarded(shop: Shop, path: Path) -> None:
     shop.statuses = [302, 302]  # are followed
     assert trouble(shop, path, "0" * 64).endswith(f"its SHA-256 is {SHA256}, not {'0' * 64}")
     assert files(path) == []
@@ -129,7 +123,7 @@ def test_a_wrong_checksum_or_an_empty_file_is_told_and_nothing_is_kept(
 
 
 @pytest.mark.parametrize(("status", "kept"), [(404, False), (503, True), (429, True)])
-def test_what_had_come_before_is_kept_when_the_trouble_may_pass(
+def test_partial_file_survives_transient_errors(
     shop: Shop, path: Path, status: int, kept: bool
 ) -> None:
     shop.cuts = [1000, 0]
@@ -139,23 +133,21 @@ def test_what_had_come_before_is_kept_when_the_trouble_may_pass(
     assert bool(files(path)) is kept
 
 
-def test_a_server_out_of_reach_is_told_without_the_secrets_of_its_address(path: Path) -> None:
+def test_unreachable_server_error_hides_secrets_of_url(path: Path) -> None:
     port = free_port()
     with pytest.raises(DatasetError, match=rf"from http://127.0.0.1:{port}/x: .*refused") as caught:
         download(f"http://me:secret@127.0.0.1:{port}/x?signature=secret", path)
     assert "secret" not in str(caught.value)
 
 
-def test_an_address_or_a_folder_that_is_none_is_told(
-    shop: Shop, path: Path, tmp_path: Path
-) -> None:
+def test_invalid_url_or_folder_is_an_error(shop: Shop, path: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="cannot be downloaded"):
         download("http://[bad", path)
     (tmp_path / "taken").write_text("a file")
     assert "cannot be written to" in trouble(shop, tmp_path / "taken" / "replies.sqlite3")
 
 
-def test_several_that_ask_at_once_fetch_it_once(shop: Shop, path: Path) -> None:
+def test_concurrent_processes_download_once(shop: Shop, path: Path) -> None:
     together = threading.Barrier(4)
 
     def start() -> None:
@@ -171,7 +163,7 @@ def test_several_that_ask_at_once_fetch_it_once(shop: Shop, path: Path) -> None:
     assert len(shop.asked) == 1
 
 
-def test_an_interrupt_keeps_what_has_come(
+def test_interrupt_keeps_partial_file(
     shop: Shop, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> NoReturn:

@@ -50,7 +50,7 @@ def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
         ("id INTEGER PRIMARY KEY", "id INT", f"id {MISDECLARED} INT, not INTEGER"),
     ],
 )
-def test_a_column_of_another_type_is_told(
+def test_column_of_wrong_type_is_an_error(
     path: Path, right: str, wrong: str, told: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     make_file(path, ROWS, TABLE.replace(right, wrong))
@@ -58,7 +58,7 @@ def test_a_column_of_another_type_is_told(
 
 
 @kinds
-def test_what_is_no_dataset_is_told(
+def test_invalid_dataset_is_an_error(
     path: Path, in_memory: bool, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert trouble(path.parent, in_memory, tokenizer)
@@ -98,7 +98,7 @@ def locked(path: Path) -> Iterator[Path]:
         ("x", TABLE.replace("id INTEGER PRIMARY KEY", "id INTEGER NOT NULL PRIMARY KEY")),
     ],
 )
-def test_a_file_may_have_any_name_and_a_table_no_primary_key_or_small_letters(
+def test_any_file_name_and_table_without_primary_key_work(
     tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
@@ -108,7 +108,7 @@ def test_a_file_may_have_any_name_and_a_table_no_primary_key_or_small_letters(
     assert found is not None and found.ids == [1, 2]
 
 
-def test_an_unusable_file_is_one_warning_and_no_dataset(
+def test_unusable_file_logs_one_warning(
     locked: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     datasets = open_datasets(DatasetSettings(dataset_path=(str(locked),)), tokenizer)
@@ -116,7 +116,7 @@ def test_an_unusable_file_is_one_warning_and_no_dataset(
     assert caplog.messages == [f"dataset {locked} is not used: database is locked"]
 
 
-def test_a_file_that_is_not_there_stops_the_start_as_only_the_first_can_be_downloaded(
+def test_missing_file_other_than_first_stops_start(
     path: Path,
 ) -> None:
     with pytest.raises(DatasetError, match=f"setting dataset-path: there is no file {path}"):
@@ -135,7 +135,7 @@ def said(datasets: Mapping[str, Dataset], model: str) -> list[str] | None:
     return None if found is None else list(found.texts)
 
 
-def test_a_model_has_its_own_file_and_all_others_the_general_one(
+def test_model_uses_its_file_and_others_the_default(
     tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     general, own = (
@@ -173,12 +173,12 @@ def test_a_model_has_its_own_file_and_all_others_the_general_one(
         (["--dataset-path", "a", "--dataset-table-name", "a b"], "letters, digits and underscores"),
     ],
 )
-def test_settings_that_make_no_sense_stop_the_start(flags: list[str], rule: str) -> None:
+def test_invalid_settings_stop_start(flags: list[str], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         load(flags, {})
 
 
-def test_the_first_equals_sign_ends_the_model_and_an_address_may_have_capitals() -> None:
+def test_first_equals_sign_separates_model_from_path() -> None:
     assert DatasetSettings(dataset_path=("a", "tiny = b=c")).files == {"": "a", "tiny": "b=c"}
     assert DatasetSettings(dataset_path=("=a=b",)).files == {"": "a=b"}
     flags = ["--dataset-path", "a", "--dataset-url", "HTTPS://b/c", "--dataset-sha256", "aB" * 32]

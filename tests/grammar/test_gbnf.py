@@ -32,12 +32,12 @@ ws ::= | " " | "\n" [ \t]{0,20}
 """As llama.cpp ships it, but for numbers with exponents."""
 
 
-def test_what_a_grammar_of_json_derives_is_json() -> None:
+def test_json_grammar_derives_valid_json() -> None:
     found = [json.loads(each) for each in texts(grammar(JSON), seeds=60)]
     assert {} in found and any(len(each) > 1 for each in found)
 
 
-def test_a_sentence_of_rules() -> None:
+def test_rules_derive_expected_sentences() -> None:
     query = grammar(
         'root ::= "SELECT " column " FROM " table\ncolumn ::= "a" | "b"\ntable ::= "t1" | "t2"'
     )
@@ -59,12 +59,12 @@ def test_a_sentence_of_rules() -> None:
         ("other-rule.1\nother-rule.1 ::= [0-9]", "[0-9]"),
     ],
 )
-def test_signs_mean_what_they_mean_in_regular_expressions(body: str, pattern: str) -> None:
+def test_operators_have_regular_expression_meaning(body: str, pattern: str) -> None:
     for each in texts(grammar(f"root ::= {body}")):
         assert re.fullmatch(pattern, each, re.DOTALL), each
 
 
-def test_recursion_comes_to_an_end() -> None:
+def test_recursive_rules_terminate() -> None:
     left = grammar('root ::= root "+" root | [0-9]')
     assert all(re.fullmatch(r"\d(\+\d)*", each) for each in texts(left))
     assert {text(left, 0, seed) for seed in range(50)} <= set("0123456789")
@@ -72,7 +72,7 @@ def test_recursion_comes_to_an_end() -> None:
     assert text(grammar("root ::= (root)*"), 50) == ""
 
 
-def test_a_text_is_about_as_long_as_wanted_and_the_shortest_without_room() -> None:
+def test_text_length_follows_requested_size() -> None:
     nested = grammar('root ::= "(" root ")" | "x"')
     assert text(nested, 0) == "x"
     assert max(len(text(nested, 80, seed)) for seed in range(40)) > 8
@@ -97,12 +97,12 @@ def test_a_text_is_about_as_long_as_wanted_and_the_shortest_without_room() -> No
         ('root ::= ("a"{9000}){9000}', "too long"), ('root ::= "' + "a" * 60_000 + '"', "too long"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_with_its_place(source: str, flaw: str) -> None:
+def test_invalid_grammar_is_rejected_with_position(source: str, flaw: str) -> None:
     with pytest.raises(SchemaError, match=re.escape(flaw)):
         grammar(source)
 
 
-def test_rules_that_multiply_take_no_time() -> None:
+def test_multiplying_rules_are_cheap() -> None:
     doubled = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(12))
     assert text(grammar(f'{doubled}\nr0 ::= "x"\nroot ::= r12')) == "x" * 2**12
     many = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(2000))
@@ -113,6 +113,6 @@ def test_rules_that_multiply_take_no_time() -> None:
 
 @given(st.text(alphabet='ab"[]()|*+?{}:=, \\\n#.-^0', max_size=40))
 @settings(max_examples=25, deadline=None)
-def test_any_text_is_a_grammar_or_is_refused(body: str) -> None:
+def test_arbitrary_text_compiles_or_is_rejected(body: str) -> None:
     with suppress(SchemaError):
         assert isinstance(text(grammar(f"root ::= {body}"), 20), str)

@@ -28,7 +28,7 @@ string : ESCAPED_STRING
 """
 
 
-def test_what_a_grammar_of_json_derives_is_nearly_json() -> None:
+def test_json_grammar_derives_almost_valid_json() -> None:
     for each in texts(grammar(JSON), seeds=60):
         json.loads(re.sub(r"\b0+(?=\d)", "", each))
 
@@ -47,12 +47,12 @@ def test_what_a_grammar_of_json_derives_is_nearly_json() -> None:
         ('start:\n    "a"\n    "b"\nNAME: "c"', "ab"),
     ],
 )
-def test_signs_mean_what_they_mean_to_lark(source: str, pattern: str) -> None:
+def test_operators_have_lark_meaning(source: str, pattern: str) -> None:
     for each in texts(grammar(source)):
         assert re.fullmatch(pattern, each, re.DOTALL), each
 
 
-def test_terminals_of_the_library_are_known() -> None:
+def test_common_terminals_are_supported() -> None:
     for name in COMMON_TERMINALS:
         read = grammar(f"start: THIS\n%import common.{name} -> THIS")
         assert all(re.fullmatch(COMMON_TERMINALS[name], each) for each in texts(read, seeds=5))
@@ -70,12 +70,12 @@ def test_terminals_of_the_library_are_known() -> None:
         ("start: " + "/a/ " * 400, "too many regular expressions"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused(source: str, flaw: str) -> None:
+def test_invalid_grammar_is_rejected(source: str, flaw: str) -> None:
     with pytest.raises(SchemaError, match=re.escape(flaw)):
         grammar(source)
 
 
-def test_terminals_that_multiply_take_no_time() -> None:
+def test_multiplying_terminals_are_cheap() -> None:
     doubled = "\n".join(f"T{k}: T{k + 1} T{k + 1}" for k in range(400))
     with pytest.raises(SchemaError, match="too long"):
         grammar(f'start: T0\n{doubled}\nT400: "x"')
@@ -83,6 +83,6 @@ def test_terminals_that_multiply_take_no_time() -> None:
 
 @given(st.text(alphabet='abAB"[]()|*+?~:/. \\\n#%->19', max_size=40))
 @settings(max_examples=25, deadline=None)
-def test_any_text_is_a_grammar_or_is_refused(body: str) -> None:
+def test_arbitrary_text_compiles_or_is_rejected(body: str) -> None:
     with suppress(SchemaError):
         assert isinstance(text(grammar(f"start: {body}"), 20), str)

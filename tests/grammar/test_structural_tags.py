@@ -32,7 +32,7 @@ TOKENS = {
 TAG = {"begin": "<t>", "content": {"type": "json_schema", "json_schema": WEATHER}, "end": "</t>"}
 
 
-def test_the_schemas_of_the_older_form_are_kept_inside_the_tags() -> None:
+def test_legacy_form_writes_schema_values_inside_tags() -> None:
     seen = set()
     for each in texts(tag(LEGACY)):
         found = re.findall(r"<function=(\w+)>(.*?)</function>", each)
@@ -67,12 +67,12 @@ def test_the_schemas_of_the_older_form_are_kept_inside_the_tags() -> None:
         ({"type": "triggered_tags", "triggers": ["("], "tags": ROUND} | ONCE, r"\(a\)"),
     ],
 )
-def test_every_format_keeps_its_promise(form: dict[str, Any], pattern: str) -> None:
+def test_each_format_derives_matching_texts(form: dict[str, Any], pattern: str) -> None:
     for each in texts(tag({"type": "structural_tag", "format": form})):
         assert re.fullmatch(pattern, each, re.DOTALL), each
 
 
-def test_formats_in_one_another() -> None:
+def test_nested_formats() -> None:
     both = {"type": "grammar", "grammar": 'root ::= item "," item\nitem ::= "i"'}
     other = {"type": "grammar", "grammar": 'root ::= item\nitem ::= "j"'}
     choice = {"type": "or", "elements": [other, {"type": "const_string", "value": "k"}]}
@@ -98,12 +98,12 @@ def test_formats_in_one_another() -> None:
         ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "required field `end`"),
     ],
 )  # fmt: skip
-def test_what_is_no_structural_tag_is_refused(value: Any, flaw: str) -> None:
+def test_invalid_structural_tag_is_rejected(value: Any, flaw: str) -> None:
     with pytest.raises(SchemaError, match=re.escape(flaw)):
         tag(value)
 
 
-def test_what_is_no_json_or_too_deep_is_refused() -> None:
+def test_invalid_or_too_deep_json_is_rejected() -> None:
     deep: dict[str, Any] = {"type": "any_text"}
     for _ in range(200):
         deep = {"type": "optional", "content": deep}

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from app.llm.draw import draw, limit
 from app.llm.errors import RequestError
-from app.llm.sampler import SamplingState, adjust, logprobs_of, sample
+from app.llm.sampler import adjust, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
+from app.llm.sampling_state import SamplingState
 from tests.running_server import ROOT
 
 pytestmark = pytest.mark.engine

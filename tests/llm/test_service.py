@@ -135,7 +135,7 @@ def test_it_writes_where_it_is_and_sigterm_ends_streams_and_the_process(folder: 
         engine.process.send_signal(DUMP_STACKS_SIGNAL)
         worker.generate(1, [5], 4)
         assert len(worker.whole(1)[0]) == 4
-        assert "in turn\n" in engine.log.read_text()
+        assert "in run_once\n" in engine.log.read_text()
         worker.generate(1, [1] * 20, 900)
         worker.until(lambda: len(worker.said.get(1, [])) > 2)
         engine.process.terminate()

@@ -19,8 +19,8 @@ from app.llm.engine import LLMEngine, Output
 from app.llm.errors import ModelLoadError
 from app.llm.library import make_engine as make_llm_engine
 from app.llm.llm import LLM
-from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
+from app.llm.sampling_state import SamplingState
 from app.llm.sequence import Sequence
 from app.llm.speculation import PromptLookup, look_up
 from config.sections.engine import SpeculativeConfig

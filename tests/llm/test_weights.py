@@ -68,7 +68,7 @@ def test_files_that_are_missing_or_no_json(broken: Path) -> None:
     (broken / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "b.safetensors"}})
     )
-    assert "is not there" in refusal(broken)
+    assert "is missing" in refusal(broken)
     (broken / "config.json").write_text("{")
     assert "not readable JSON" in refusal(broken)
     (broken / "config.json").unlink()

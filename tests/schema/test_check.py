@@ -34,12 +34,12 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "place"), WRONG, ids=str)
-def test_a_wrong_schema_is_refused_with_its_place(schema: Any, place: str) -> None:
+def test_invalid_schema_is_rejected_with_path(schema: Any, place: str) -> None:
     with pytest.raises(SchemaError, match=place):
         check_schema(schema)
 
 
-def test_unknown_keywords_and_older_spellings_are_taken() -> None:
+def test_unknown_keywords_and_older_spellings_are_accepted() -> None:
     check_schema({"type": "object", "nullable": True, "x-order": 5})
     for schema in (
         {"items": [{"type": "null"}]},
@@ -49,7 +49,7 @@ def test_unknown_keywords_and_older_spellings_are_taken() -> None:
         check_schema(schema)
 
 
-def test_with_leniency_what_is_wrong_is_left_out() -> None:
+def test_lenient_reading_skips_invalid_keywords() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -75,7 +75,7 @@ def test_with_leniency_what_is_wrong_is_left_out() -> None:
         {"unevaluatedItems": {}},
     ],
 )
-def test_keywords_that_are_not_supported_are_refused_or_with_leniency_left_out(
+def test_unsupported_keywords_are_rejected_or_skipped_when_lenient(
     keyword: Any,
 ) -> None:
     schema = {"properties": {"a": keyword}, "$dynamicAnchor": "n"}
@@ -91,7 +91,7 @@ PLAIN = {
 }
 
 
-def test_a_schema_is_compiled_once_while_it_is_kept() -> None:
+def test_cached_schema_is_compiled_once() -> None:
     schemas = Schemas(limit_bytes=10_000)
     first = schemas.compile(PLAIN)
     assert schemas.compile(dict(PLAIN)) is first
@@ -113,7 +113,7 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_thousands_of_schemas_keep_within_the_limit_of_memory(shape: Callable[[int], Any]) -> None:
+def test_schema_cache_stays_within_memory_limit(shape: Callable[[int], Any]) -> None:
     schemas = Schemas(limit_bytes=100_000)
     for n in range(50):  # fills the interpreter's own lists of free objects
         Schemas().compile(shape(n))
@@ -149,7 +149,5 @@ FALLS_BACK = {"type": "integer", "multipleOf": 2}
         ({"properties": {"not": FALLS_BACK, "uniqueItems": {"type": "array"}}}, None),
     ],
 )  # fmt: skip
-def test_a_keyword_that_no_backend_implements_is_refused(
-    schema: object, keyword: str | None
-) -> None:
+def test_keyword_without_backend_is_reported(schema: object, keyword: str | None) -> None:
     assert find_unsupported_keyword(schema) == keyword

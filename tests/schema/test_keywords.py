@@ -142,12 +142,12 @@ def draws(schema: Any, count: int = TIMES) -> list[Any]:
 
 
 @pytest.mark.parametrize("schema", SATISFIABLE, ids=str)
-def test_what_is_drawn_satisfies_the_schema_and_is_the_same_for_a_seed(schema: Any) -> None:
+def test_drawn_value_is_valid_and_depends_on_seed_only(schema: Any) -> None:
     assert draws(schema)[7] == sample(schema, Random(7), RANGES)
 
 
 @pytest.mark.parametrize("schema", UNSATISFIABLE, ids=str)
-def test_a_schema_that_nothing_satisfies_is_refused(schema: Any) -> None:
+def test_unsatisfiable_schema_is_rejected(schema: Any) -> None:
     with pytest.raises(Unsatisfiable):
         sample(schema, Random(1), RANGES)
 
@@ -166,16 +166,16 @@ DRAFTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_the_draft_that_is_named_is_honoured(name: str) -> None:
+def test_named_draft_is_honored(name: str) -> None:
     newer = "https://json-schema.org/draft/2019-09/schema"
     draws(DRAFTS[name] | {"$schema": newer if len(name) == 7 else DRAFT.format(name[0])})
 
 
-def test_every_branch_is_taken_at_times() -> None:
+def test_all_branches_are_drawn() -> None:
     assert set(draws({"anyOf": [{"const": n} for n in range(4)]}, 60)) == {0, 1, 2, 3}
 
 
-def test_properties_keep_the_order_of_the_schema() -> None:
+def test_properties_keep_schema_order() -> None:
     names = ["zeta", "alpha", "mid"]
     schema = {
         "type": "object",
@@ -185,18 +185,18 @@ def test_properties_keep_the_order_of_the_schema() -> None:
     assert list(sample(schema, Random(1), RANGES)) == names
 
 
-def test_words_suit_the_name_of_the_property() -> None:
+def test_texts_suit_property_name() -> None:
     properties = {"home_city": STRING, "email": STRING}
     for value in draws({"type": "object", "properties": properties, "required": [*properties]}):
         assert value["home_city"][0].isupper() and "@" in value["email"]
 
 
-def test_a_remote_reference_is_not_fetched() -> None:
+def test_remote_reference_is_not_fetched() -> None:
     with pytest.raises(SchemaError, match=r"properties\.a\.\$ref"):
         sample({"properties": {"a": {"$ref": "https://example.com/a.json"}}}, Random(1), RANGES)
 
 
-def test_a_recursive_value_stays_small() -> None:
+def test_recursive_value_stays_small() -> None:
     tree = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefghij"}}
     always = ToolSettings(
         tool_call_not_required_param_probability=100,
@@ -222,14 +222,14 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", FORMAT_WRITERS)
-def test_a_format_is_kept(name: str) -> None:
+def test_drawn_text_conforms_to_format(name: str) -> None:
     for seed in range(20):
         text = sample({"type": "string", "format": name}, Random(seed), ToolSettings())
         assert FORMAT_CHECKER.conforms(text, name)
         assert READERS.get(name, str)(text)
 
 
-def test_moments_and_what_the_library_knows_are_told_apart() -> None:
+def test_date_time_check_follows_rfc_3339() -> None:
     for name, text in (
         ("date", "2026-02-30"),
         ("date-time", "2026-03-14 09:30:00Z"),
@@ -241,7 +241,7 @@ def test_moments_and_what_the_library_knows_are_told_apart() -> None:
     assert FORMAT_CHECKER.conforms("2026-02-03t09:30:00.25z", "date-time")
 
 
-def test_a_format_and_a_length_are_kept_together() -> None:
+def test_format_and_length_are_satisfied_together() -> None:
     for text in draws({"type": "string", "format": "email", "minLength": 20, "maxLength": 26}):
         assert "@" in text
 
@@ -254,7 +254,7 @@ def test_a_format_and_a_length_are_kept_together() -> None:
         {"oneOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
     ],
 )
-def test_what_only_holds_where_formats_are_rules_is_refused(schema: dict[str, Any]) -> None:
+def test_value_valid_only_with_format_assertions_is_rejected(schema: dict[str, Any]) -> None:
     """A validator that does not assert formats accepts no value of these schemas."""
     with pytest.raises(Unsatisfiable):
         sample(schema, Random(1), ToolSettings())

@@ -74,11 +74,13 @@ class _Download:
         Retries as long as each attempt brings more bytes.
         """
         received = -1
-        while (failure := self._fetch()) is not None:
+        failure = self._fetch()
+        while failure is not None:
             size = self._part_size()
             if size <= received:
                 raise self._error(f"{failure}; the next start resumes after {size} bytes")
             received = size
+            failure = self._fetch()
         if not self._part_size():
             self._discard()
             raise self._error("the file there is empty")

@@ -110,7 +110,7 @@ class Tag(_Format, tag="tag"):
 
 
 class TriggeredTags(_Format, tag="triggered_tags"):
-    """Free text with tags, each of which starts with a trigger.
+    """Free text with tags; each tag starts with a trigger.
 
     Raises:
         ValueError: A tag starts with none of the triggers.

@@ -1,14 +1,11 @@
 """Draws random arrays that satisfy a merged schema."""
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 from app.engine.forms.schema.bounds import Unsatisfiable
 from app.engine.forms.schema.keywords import JSON, Schema, canonical_key
 from app.engine.forms.schema.merged_schema import MergedSchema
-
-if TYPE_CHECKING:
-    from app.engine.forms.schema.draw import Draw
+from app.engine.forms.schema.value_draw import ValueDraw
 
 MAX_ITEMS = 4096
 """Maximum number of items of a drawn array."""
@@ -23,7 +20,7 @@ SCHEMAS_PER_STEP = 8
 class ArrayDraw:
     """Draws an array called `name`, `depth` levels down."""
 
-    def __init__(self, draw: "Draw", merged: MergedSchema, depth: int, name: str) -> None:
+    def __init__(self, draw: ValueDraw, merged: MergedSchema, depth: int, name: str) -> None:
         self._draw = draw
         self._merged = merged
         self._depth = depth

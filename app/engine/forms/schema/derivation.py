@@ -199,7 +199,7 @@ class Grammar:
 def _joint_cost(
     node: Series | Alternation | Repetition, costs: Sequence[Cost | None]
 ) -> Cost | None:
-    """Returns the cost of `node`, of whose children `costs` are the costs."""
+    """Returns the cost of `node`; `costs` has the cost of each child."""
     finite = [cost for cost in costs if cost is not None]
     if isinstance(node, Repetition):
         return _repetition_cost(node, finite)
@@ -221,7 +221,9 @@ def _repetition_cost(node: Repetition, item_costs: Sequence[Cost]) -> Cost | Non
             return None
         return Cost(0)
     [item_cost] = item_costs
-    max_count = LENGTH_LIMIT if node.max_count is None else node.max_count
+    max_count = node.max_count
+    if max_count is None:
+        max_count = LENGTH_LIMIT
     return Cost(
         min_length=min(item_cost.min_length * node.min_count, LENGTH_LIMIT + 1),
         height=item_cost.height if node.min_count else 0,

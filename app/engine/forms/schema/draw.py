@@ -102,7 +102,9 @@ class CompiledSchema:
         try:
             for attempt in range(SAMPLE_ATTEMPTS):
                 formats = attempt < SAMPLE_ATTEMPTS // 2
-                draw_size = min(size, Size.FRUGAL) if attempt % 2 else size
+                draw_size = size
+                if attempt % 2:
+                    draw_size = min(size, Size.FRUGAL)
                 draw = Draw(self._document, usual, rng, budget, formats=formats, size=draw_size)
                 with suppress(Unsatisfiable):
                     value = draw.draw_value([self._document.root])

@@ -28,7 +28,7 @@ MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\
 HOSTS = ("example.com", "example.org", "example.net", "api.example.com", "shop.example.org")
 EMAIL_HOSTS = HOSTS[:3]
 CHECKED_FORMATS = ("date", "email", "idn-email", "ipv4", "ipv6", "uuid")
-"""Formats of which `jsonschema` has checks that need no further package."""
+"""Formats that `jsonschema` checks without further packages."""
 
 
 def format_writers() -> Mapping[str, Callable[[Random], str]]:

@@ -114,10 +114,10 @@ Schema: TypeAlias = Keywords | bool
 
 
 class Rule(NamedTuple):
-    """What the value of a keyword must be."""
+    """A rule for the value of a keyword."""
 
     message: str
-    """Says what the value must be, for errors."""
+    """Describes a valid value, for errors."""
     accepts: Callable[[object], bool]
 
 

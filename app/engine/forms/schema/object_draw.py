@@ -4,15 +4,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from app.engine.forms.schema.bounds import Size, Unsatisfiable
 from app.engine.forms.schema.formats import WORDS
 from app.engine.forms.schema.keywords import JSON, Schema
 from app.engine.forms.schema.merged_schema import MergedSchema
-
-if TYPE_CHECKING:
-    from app.engine.forms.schema.draw import Draw
+from app.engine.forms.schema.value_draw import ValueDraw
 
 MAX_PROPERTIES = 1024
 """Maximum number of properties of a drawn object."""
@@ -30,7 +27,7 @@ SCHEMAS_PER_STEP = 8
 class ObjectDraw:
     """Draws an object, its declared properties first, `depth` levels down."""
 
-    def __init__(self, draw: "Draw", merged: MergedSchema, depth: int) -> None:
+    def __init__(self, draw: ValueDraw, merged: MergedSchema, depth: int) -> None:
         self._draw = draw
         self._merged = merged
         self._depth = depth

@@ -89,7 +89,7 @@ class Pattern(str):
         return pattern
 
     def matches(self, text: str, budget: WorkBudget, whole: bool = False) -> bool:
-        """Returns True if a part of `text` matches, or all of it with `whole`.
+        """Returns True if a part of `text` matches, or the whole text with `whole`.
 
         Raises SchemaError when the search takes too long.
         """
@@ -114,7 +114,7 @@ class Pattern(str):
     ) -> str:
         """Draws a text of `min_length` to `max_length` characters that matches.
 
-        With `whole` the whole text matches, otherwise a part of it.
+        With `whole` the whole text matches, otherwise a part.
 
         Raises Unsatisfiable if no text was found.
         """

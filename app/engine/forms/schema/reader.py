@@ -57,7 +57,7 @@ EXCLUSIVE_LIMITS = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maxim
 
 
 class Place(NamedTuple):
-    """Where a part of a schema is: what resolves its references, its path and its depth."""
+    """The place of a part of a schema: the resolver of its references, its path and its depth."""
 
     resolver: Resolver[JSON]
     path: str
@@ -151,7 +151,7 @@ class Reader:
         return keywords
 
     def _inner_resolver(self, raw: dict[str, JSON], place: Place) -> Resolver[JSON]:
-        """Returns what resolves references in `raw`, which may have a URI of its own."""
+        """Returns the resolver of references in `raw`, which may have a separate URI."""
         uri = raw.get("$id", raw.get("id"))
         if place.depth and isinstance(uri, str) and uri[:1] not in ("", "#"):
             with suppress(ValueError):  # not a URI

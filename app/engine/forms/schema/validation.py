@@ -141,7 +141,7 @@ def _check_unique_items(
 
 
 def _metered_checks() -> Mapping[str, Check]:
-    """Returns the checks of `jsonschema`, some of them replaced; each also spends steps."""
+    """Returns the checks of `jsonschema`, partly replaced; each also spends steps."""
     replaced: Mapping[str, Predicate] = {
         "$ref": _check_reference,
         "pattern": _check_pattern,
