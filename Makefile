@@ -144,7 +144,7 @@ test-servers: $(VENV)/.dev $(SERVERS)/.installed
 	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(PARALLEL) $(DEMANDED) tests/servers
 
 test-extension: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PARALLEL) $$($(BIN)/python -m scripts.extension_tests tests $(EXTENSION))
+	paths=$$($(BIN)/python -m scripts.extension_tests tests $(EXTENSION)) && $(BIN)/python -m pytest $(PARALLEL) $$paths
 
 changed-extensions: | $(BIN)/python
 	@$(BIN)/python -m scripts.extension_tests changed $(BASE)

@@ -1,4 +1,4 @@
-"""`python -m app rehearse` with a tiny model: the real engine and the simulation make the same
+"""`python -m research.rehearse` with a tiny model: the real engine and the simulation make the same
 steps.
 
 How long steps take is the machine's affair, so the verdict is not.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.locked import LOCK, Lock
 from tests.running_server import ROOT
 from tests.vllm_understudy.wire.test_wheel import HERE, need_index, run
 
@@ -24,12 +25,15 @@ def planning_words() -> list[str]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the packages that the page installs."""
+    """The interpreter of an environment with what the page installs, in the locked versions."""
     [(installation, _)] = BLOCK.findall(PAGE)
     folder = tmp_path_factory.mktemp("environment")
     interpreter = folder / "bin" / "python"
     run(HERE / "python", "-m", "venv", "--without-pip", folder, cwd=folder)
-    words = ["-q", "--python", interpreter, *installation.split()[1:]]
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join(Lock(LOCK).requirements(["plan"])))
+    words = ["-q", "--python", interpreter, "--constraint", constraints]
+    words += shlex.split(installation)[1:]
     need_index(run(HERE / "uv", "pip", "install", *words, cwd=ROOT))
     return interpreter
 
