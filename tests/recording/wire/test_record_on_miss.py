@@ -257,7 +257,7 @@ def test_a_target_that_trickles_its_answer_does_not_pass_the_timeout(tmp_path: P
                 assert "did not answer within 1 s" in error["message"]
             with Wire(server.port) as wire, pytest.raises((HTTPException, OSError)):
                 wire.post({**chat("Hi", stream=True), "model": "chunk"}, CHAT).answer()
-            wait_until(lambda: "its answer did not go on within 1 s" in server.log())
+            wait_until(lambda: "its answer did not continue within 1 s" in server.log())
     assert exchanges_of(tmp_path / "r") == []
 
 

@@ -233,7 +233,8 @@ class RpcCall:
             message = self._take_message()
             if message is not None:
                 try:
-                    yield bytes(method.handle(self._new_context(message)).body)  # type: ignore[arg-type]
+                    response = method.handle(self._new_context(message))
+                    yield bytes(response.body)  # type: ignore[arg-type]
                 except Exception as error:
                     assert self._response is not None
                     self._response.outcome = _response_to(error).outcome
