@@ -1,12 +1,9 @@
 """A gRPC call: a stream of HTTP/2, from its headers to the status after its last message."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import gevent.event
@@ -17,6 +14,7 @@ from h2.stream import H2Stream
 
 from app.base.clock.clock import Watcher
 from app.serving.api.errors import as_api_error, forget_frames
+from app.serving.gunicorn.http2.call_transport import CallTransport
 from app.serving.gunicorn.http2.protocol import Headers
 from app.serving.gunicorn.logs import log_exchange
 from app.serving.http.client_connection import BrokenOffError
@@ -32,9 +30,6 @@ from app.serving.http.rpc import (
     RpcResponse,
     error_response,
 )
-
-if TYPE_CHECKING:
-    from app.serving.gunicorn.http2.http2_connection import Http2Connection
 
 log = logging.getLogger(__name__)
 MAX_STREAMED_BYTES = 1 << 16
@@ -61,7 +56,7 @@ class RpcCall:
 
     def __init__(
         self,
-        connection: Http2Connection,
+        connection: CallTransport,
         stream: H2Stream,
         *,
         method: RpcMethod | None,
