@@ -87,7 +87,7 @@ def by_gunicorn(data: bytes) -> Any:
 
 
 @given(heads())
-def test_what_the_fast_path_takes_gunicorn_takes_alike(data: bytes) -> None:
+def test_fast_path_and_gunicorn_parse_heads_alike(data: bytes) -> None:
     data = data[: data.find(b"\r\n\r\n") + 4]
     head = RequestHeads(ROUTES).read(data)
     if head is not None:
