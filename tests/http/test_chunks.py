@@ -1,7 +1,4 @@
-"""Chunked bodies:
-
-within the limits they are read as gunicorn reads them, whatever the pieces on the wire.
-"""
+"""Chunked bodies within the limits are read as by gunicorn, for any pieces on the wire."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

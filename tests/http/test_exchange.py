@@ -1,6 +1,4 @@
-"""What a request is to those who handle it; what leaves as a response, and who is told when it is
-over.
-"""
+"""Request contexts from WSGI environs, and responses with their close callbacks."""
 
 import io
 from collections.abc import Iterable, Iterator

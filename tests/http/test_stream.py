@@ -1,6 +1,4 @@
-"""A chunked body on its way to a real socket: pieces of a turn together, slices for a slow client,
-an end for a client that does not read.
-"""
+"""Chunked bodies on a real socket: batched writes, slices for slow clients, and timeouts."""
 
 import socket
 from collections.abc import Iterator

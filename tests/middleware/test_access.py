@@ -1,7 +1,4 @@
-"""Who may ask:
-
-API keys as vLLM asks for them, a key for /admin alone, and web pages of other origins.
-"""
+"""Access: API keys as in vLLM, a separate key for /admin, and CORS."""
 
 import pytest
 import requests

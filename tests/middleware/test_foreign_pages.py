@@ -1,4 +1,4 @@
-"""What steers a server is refused to web pages of others, and to names that are not the server's."""
+"""Control routes are closed to foreign web pages and to unknown host names."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

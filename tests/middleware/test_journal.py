@@ -1,4 +1,4 @@
-"""The journal: what clients sent and were told, within its bounds, and without their secrets."""
+"""The journal: requests and replies within its limits, with masked secrets."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The load of the server in a response header, for proxies that ask for it (ORCA)."""
+"""The server's load in a response header, for proxies that request it (ORCA)."""
 
 import pytest
 

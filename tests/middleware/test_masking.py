@@ -1,4 +1,4 @@
-"""What looks like a secret is hidden in logs; what does not is left alone."""
+"""Secrets are masked in logs, and all other text is unchanged."""
 
 import json
 from time import process_time

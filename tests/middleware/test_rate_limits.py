@@ -1,4 +1,4 @@
-"""Requests and tokens per minute: who has used them up waits, and is told for how long."""
+"""Limits of requests and tokens per minute, and the headers that report them."""
 
 import json
 import math

@@ -1,7 +1,4 @@
-"""The list of middleware:
-
-down it to the route, up it from the response, and only those that are active.
-"""
+"""The middleware stack: order, early responses, and inactive middleware."""
 
 import pytest
 

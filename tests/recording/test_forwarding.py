@@ -1,4 +1,4 @@
-"""A target gets the path that the client sent, and none that leads out of the API."""
+"""A target gets the path that the client sent, and no path that leaves the API."""
 
 from typing import Any
 

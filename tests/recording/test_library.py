@@ -1,6 +1,4 @@
-"""Files that are not what they should be; which recorded request answers another one; no secret is
-kept.
-"""
+"""Invalid recordings, the lookup of answers by request, and the masking of secrets."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A recording that was cut, damaged or replaced costs the damaged lines, and no other."""
+"""A recording that was cut, damaged or replaced loses only the damaged lines."""
 
 import io
 import logging

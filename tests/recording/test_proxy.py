@@ -1,6 +1,4 @@
-"""What passes the proxy passes unchanged and at once, from strange servers, too; what is kept is
-whole.
-"""
+"""The proxy forwards exchanges unchanged and at once, and records them whole."""
 
 import errno
 import json

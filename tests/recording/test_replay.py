@@ -1,7 +1,4 @@
-"""A recording's answers come at their moments, byte by byte:
-
-on the virtual clock, without a server.
-"""
+"""Answers are replayed byte by byte at their recorded times, on the virtual clock."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A recording becomes a script: a rule for each exchange, which says what was said."""
+"""A recording becomes a script with a rule for each exchange."""
 
 import json
 from pathlib import Path

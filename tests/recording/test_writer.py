@@ -1,4 +1,4 @@
-"""Exchanges are appended whole, each on a line of its own, whatever happens to the file."""
+"""Exchanges are appended as whole lines, even if the file is replaced, cut or locked."""
 
 import fcntl
 from collections.abc import Iterator

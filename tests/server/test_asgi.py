@@ -1,4 +1,4 @@
-"""An ASGI server that starts the application gets one line, and never a traceback."""
+"""An ASGI server that starts the application logs one line, not a traceback."""
 
 import logging
 from collections.abc import Awaitable, Coroutine, Mapping

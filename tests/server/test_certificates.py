@@ -1,7 +1,4 @@
-"""Certificates:
-
-files that change are read again once they have come to rest; the server can make its own.
-"""
+"""Certificates: reloading of changed files, validation, and self-signed ones."""
 
 from pathlib import Path
 

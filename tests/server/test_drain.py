@@ -1,7 +1,4 @@
-"""The listener of a server that ends:
-
-what has been established is accepted, what is new is refused.
-"""
+"""The listener of a stopping server accepts established connections and refuses new ones."""
 
 import socket
 import sys

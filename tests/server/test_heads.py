@@ -1,7 +1,4 @@
-"""Heads of requests:
-
-what the fast path takes, gunicorn's parser takes, too, and in the same sense.
-"""
+"""Heads that the fast path accepts mean the same to the parser of gunicorn."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""DNS rebinding and `allowed-origins: *`, tried on a real server that listens on every address."""
+"""DNS rebinding and `allowed-origins: *`, on a real server that listens on every address."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Keys, logs, limits and pages of other origins on one real server, by both of its ways."""
+"""Keys, logs, limits and CORS on a real server, on the fast path and under Flask."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A journal that strangers cannot fill, on a real server with an API key."""
+"""Requests without a key do not fill the journal of a real server with an API key."""
 
 import json
 from typing import Any

@@ -1,6 +1,4 @@
-"""What a real client sends in a path reaches a real upstream unchanged, or does not reach it at
-all.
-"""
+"""Paths of real clients reach a real upstream unchanged, or are rejected."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What is not recorded is asked of a target, answered as it comes, and kept for the next equal
-request.
-"""
+"""A target answers unrecorded requests, whose exchanges are recorded for equal requests."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""An agent's loop, recorded through the real proxy from a real server, and played by another one."""
+"""An agent's loop, recorded through the real proxy and replayed by another server."""
 
 import json
 import signal

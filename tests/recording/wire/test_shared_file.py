@@ -1,7 +1,4 @@
-"""A file that servers record to survives locks, rotation, a full disk and kill -9:
-
-nothing whole is lost.
-"""
+"""A shared recording survives locks, rotation, a full disk and kill -9."""
 
 import fcntl
 import json

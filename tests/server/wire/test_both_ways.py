@@ -1,4 +1,4 @@
-"""Both ways of a request, the fast path and Flask, give the same answers, metrics and logs."""
+"""The fast path and Flask give the same answers, metrics and logs."""
 
 import json
 import re

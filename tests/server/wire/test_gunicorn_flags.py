@@ -1,4 +1,4 @@
-"""gunicorn's own flags, beside settings that mean the same: those of its command line win."""
+"""gunicorn's command-line flags take precedence over equivalent settings."""
 
 import json
 import re

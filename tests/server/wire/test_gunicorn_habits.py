@@ -1,7 +1,4 @@
-"""Habits of gunicorn's users:
-
-PORT is honored, and each option without an effect gets a line in the log.
-"""
+"""PORT is honored, and options of gunicorn without an effect are logged."""
 
 import socket
 import sys

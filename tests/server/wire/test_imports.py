@@ -1,4 +1,4 @@
-"""What a start loads, and how far a request's way through the code is (docs/architecture.md)."""
+"""Modules that a start loads, and calls per request (docs/architecture.md)."""
 
 import re
 import subprocess

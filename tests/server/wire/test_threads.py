@@ -1,4 +1,4 @@
-"""gunicorn's worker of threads, under which one loop serves the requests of all of them."""
+"""Under gunicorn's threaded worker, one loop serves the requests of all threads."""
 
 import json
 import signal

@@ -1,7 +1,4 @@
-"""A server at a Unix socket (`uds`):
-
-it opens no TCP port, and survives a reload and a stale socket.
-"""
+"""A server at a Unix socket (`uds`) opens no TCP port, and survives reloads and stale files."""
 
 import http.client
 import json
