@@ -31,7 +31,7 @@ LATER = [
 STEPS = ("app.engine.core.step_loop", "app.lab.fidelity", "config.profile", "config.datasheet")
 
 
-def test_a_start_does_not_load_what_comes_later() -> None:
+def test_start_does_not_import_late_modules() -> None:
     """A worker when it takes its first connection."""
     script = "import app.serving.gunicorn.worker, wsgi, sys; print(*sys.modules)"
     words = [sys.executable, "-c", script]
