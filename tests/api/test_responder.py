@@ -82,7 +82,7 @@ def test_a_promise_is_kept_when_the_last_choice_is_over_unless_the_client_leaves
         came: list[Response | Exception] = []
         pending = paced.soon(choices=2)
         assert isinstance(pending, PendingResponse)
-        pending.then(came.append)
+        pending.on_resolve(came.append)
         paced.harness.clock.advance(5)
         assert not came and paced.load.count == 1
         if leaves:
@@ -113,7 +113,7 @@ def test_a_promise_leaves_nothing_that_only_a_collector_frees(end: str) -> None:
     def serve() -> None:
         came: list[object] = []
         pending = paced.soon(writer=Texts(fails=end == "failed"))
-        pending.then(lambda outcome: came.append((pending, outcome)))
+        pending.on_resolve(lambda outcome: came.append((pending, outcome)))
         if end == "left":
             pending.abort()
         paced.harness.clock.advance(20)

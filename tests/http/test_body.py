@@ -42,7 +42,7 @@ def refused(stream: SupportsRead[bytes], length: int | str | None = None) -> int
     return caught.value.status
 
 
-def test_a_body_up_to_the_limit_is_read_once_and_kept() -> None:
+def test_body_within_the_limit_is_read_once_and_stored() -> None:
     for size in (0, 1, 99, 100):
         assert LIMITS.read(posted(io.BytesIO(b"x" * size), size)) == b"x" * size
     assert LIMITS.read(posted(io.BytesIO(b"abc"))) == b"abc", (
@@ -65,7 +65,7 @@ def test_a_body_up_to_the_limit_is_read_once_and_kept() -> None:
         (b'"' + b"x" * 90, 0),
     ],
 )
-def test_a_body_has_no_more_values_than_its_limit(body: bytes, status: int) -> None:
+def test_body_with_too_many_json_values_is_rejected(body: bytes, status: int) -> None:
     limits = BodyLimits(100, 0.05, max_values=4)
     if status:
         with pytest.raises(ApiError, match="more than 4 values") as caught:
@@ -75,7 +75,7 @@ def test_a_body_has_no_more_values_than_its_limit(body: bytes, status: int) -> N
         assert limits.read(posted(io.BytesIO(body), len(body))) == body
 
 
-def test_a_body_that_is_too_large_is_read_just_far_enough_to_know() -> None:
+def test_too_large_body_is_read_one_byte_past_the_limit() -> None:
     endless = Endless()
     assert refused(endless, 101) == refused(endless, 10**40) == 413
     assert endless.asked == 0
@@ -90,7 +90,7 @@ def chunked(*chunks: bytes) -> Body:
     return Body(ChunkedReader(SimpleNamespace(), IterUnreader(pieces)))
 
 
-def test_a_chunked_body_is_whole_however_it_is_cut() -> None:
+def test_chunked_body_is_complete_for_any_chunk_sizes() -> None:
     for chunks in (
         [b"x"] * 10_000,
         [b"y" * 300_000],

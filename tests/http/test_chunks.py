@@ -1,7 +1,4 @@
-"""Chunked bodies:
-
-within the limits they are read as gunicorn reads them, whatever the pieces on the wire.
-"""
+"""Chunked bodies within the limits are read as by gunicorn, for any pieces on the wire."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -86,13 +83,11 @@ def read(kind: type[ChunkedReader], data: bytes, cuts: list[int]) -> object:
 
 
 @given(chunked_bodies(), st.lists(st.integers(0, 200), max_size=6))
-def test_bodies_within_the_limits_are_read_as_gunicorn_reads_them(
-    data: bytes, cuts: list[int]
-) -> None:
+def test_bodies_within_the_limits_are_read_as_by_gunicorn(data: bytes, cuts: list[int]) -> None:
     assert read(BoundedChunks, data, cuts) == read(ChunkedReader, data, [])
 
 
-def test_a_size_has_at_most_sixteen_digits() -> None:
+def test_chunk_size_has_at_most_sixteen_digits() -> None:
     request = SimpleNamespace(limit_request_field_size=0, max_buffer_headers=0)
     unreader = IterUnreader(())
     for digits in range(1, 17):

@@ -1,6 +1,4 @@
-"""What a request is to those who handle it; what leaves as a response, and who is told when it is
-over.
-"""
+"""Request contexts from WSGI environs, and responses with their close callbacks."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -45,9 +43,7 @@ class Closing:
         self.closed += 1
 
 
-def test_a_whole_body_has_its_type_and_length_after_the_given_headers_and_pieces_have_none() -> (
-    None
-):
+def test_complete_body_has_type_and_length_headers_but_pieces_have_none() -> None:
     response = Response(b"{}", 201, {"X-First": "1"}, "application/json")
     response.headers["X-Last"] = "2"
     status, headers, body = served(response)
@@ -59,7 +55,7 @@ def test_a_whole_body_has_its_type_and_length_after_the_given_headers_and_pieces
     assert content(body) == b"ab"
 
 
-def test_a_status_line_is_the_same_under_every_python() -> None:
+def test_status_line_does_not_depend_on_the_python_version() -> None:
     phrases = {
         200: "OK",
         405: "METHOD NOT ALLOWED",
@@ -74,7 +70,7 @@ def test_a_status_line_is_the_same_under_every_python() -> None:
 # The end
 
 
-def test_who_wants_to_know_of_the_end_is_told_once_after_the_body_is_closed() -> None:
+def test_close_callbacks_run_once_after_the_body_is_closed() -> None:
     told: list[str] = []
     body = Closing(b"a")
     response = Response(body)
@@ -87,7 +83,7 @@ def test_who_wants_to_know_of_the_end_is_told_once_after_the_body_is_closed() ->
     assert told == ["first, 1 closed", "second"]
 
 
-def test_a_query_has_the_last_of_each_name() -> None:
+def test_query_has_the_last_value_of_each_name() -> None:
     context = request("/wake_up?tags=a&level=2&tags=b%20c&empty=&%C3%BC=%ff")
     assert (context.arguments("tags"), list(context.arguments("none"))) == (["a", "b c"], [])
     assert context.query() == {"tags": "b c", "level": "2", "empty": "", "ü": "�"}
@@ -95,7 +91,7 @@ def test_a_query_has_the_last_of_each_name() -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), max_size=8))
-def test_every_query_is_read_as_it_was_written(pairs: list[tuple[str, str]]) -> None:
+def test_any_encoded_query_is_decoded_to_its_values(pairs: list[tuple[str, str]]) -> None:
     context = request("/a?" + urlencode(pairs))
     for name, _ in pairs:
         assert list(context.arguments(name)) == [value for own, value in pairs if own == name]
@@ -108,7 +104,7 @@ def environ(path: str = "/", **given: Any) -> dict[str, Any]:
     return EnvironBuilder(path=path, **given).get_environ()
 
 
-def test_an_environ_becomes_a_context() -> None:
+def test_context_is_built_from_a_wsgi_environ() -> None:
     body = io.BytesIO(b"{}")
     given = environ(
         "/v1/caf%C3%A9?a=1",

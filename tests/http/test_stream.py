@@ -1,6 +1,4 @@
-"""A chunked body on its way to a real socket: pieces of a turn together, slices for a slow client,
-an end for a client that does not read.
-"""
+"""Chunked bodies on a real socket: batched writes, slices for slow clients, and timeouts."""
 
 import socket
 from collections.abc import Iterator
@@ -114,7 +112,7 @@ def body_of(data: bytes, head: bytes = b"") -> bytes:
     return unframed(data[len(head) : -len(LAST_CHUNK)])
 
 
-def test_pieces_of_one_turn_leave_in_one_write_behind_the_head_and_none_is_no_chunk() -> None:
+def test_head_and_pieces_of_one_turn_are_sent_in_one_write() -> None:
     with connected(head=HEAD) as client:
         client.put(b"a")
         assert client.received() == b""
@@ -123,7 +121,7 @@ def test_pieces_of_one_turn_leave_in_one_write_behind_the_head_and_none_is_no_ch
         assert client.puts(b"") == b"", "an empty chunk would end the body"
 
 
-def test_the_end_leaves_with_the_last_piece() -> None:
+def test_last_chunk_is_sent_with_the_last_piece() -> None:
     for last, chunk in ((b"b", b"1\r\nb\r\n"), (b"", b"")):
         with connected() as client:
             client.put(b"a")
@@ -132,7 +130,7 @@ def test_the_end_leaves_with_the_last_piece() -> None:
             assert client.ended() == (False, 0)
 
 
-def test_a_client_that_takes_each_slice_in_time_is_served_however_long_it_takes() -> None:
+def test_slow_client_that_takes_each_slice_in_time_is_not_disconnected() -> None:
     with connected(write_timeout_s=4 * QUICK_S) as client:
         given = client.stall()
         client.waiting, client.over = [PIECE] * 40, True
@@ -152,7 +150,7 @@ def test_a_client_that_takes_each_slice_in_time_is_served_however_long_it_takes(
     reads=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5000)), max_size=10),
 )
 @settings(max_examples=40, deadline=None)
-def test_whatever_the_client_reads_when_the_bytes_are_the_same(
+def test_client_receives_the_same_bytes_at_any_reading_pace(
     pieces: list[bytes], reads: list[tuple[int, int]]
 ) -> None:
     """`reads`: before which piece, and how much at most."""

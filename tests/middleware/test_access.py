@@ -1,7 +1,4 @@
-"""Who may ask:
-
-API keys as vLLM asks for them, a key for /admin alone, and web pages of other origins.
-"""
+"""Access: API keys as in vLLM, a separate key for /admin, and CORS."""
 
 import pytest
 import requests
@@ -47,7 +44,7 @@ def allowed_origin(answer: TestResponse | requests.Response) -> str | None:
     return answer.headers.get("Access-Control-Allow-Origin")
 
 
-def test_any_origin_is_answered_with_a_star_or_with_credentials_by_its_name() -> None:
+def test_any_origin_gets_a_wildcard_or_its_name_with_credentials() -> None:
     for credentials, told in ((False, "*"), (True, OTHER)):
         page = client(allowed_origins=("*",), allow_credentials=credentials)
         for answer in (preflight(page, OTHER), page.post("/thing", headers={"Origin": OTHER})):
@@ -70,7 +67,7 @@ def test_any_origin_is_answered_with_a_star_or_with_credentials_by_its_name() ->
         ({"origin": OTHER, "method": "PUT", "headers": "x-other"}, "origin, method, headers"),
     ],
 )
-def test_a_preflight_says_what_is_not_allowed(asked: dict[str, str], refused: str) -> None:
+def test_preflight_lists_refused_parts(asked: dict[str, str], refused: str) -> None:
     page = client(
         allowed_origins=(PAGE,), allowed_methods=("POST", "GET"), allowed_headers=("authorization",)
     )
@@ -82,7 +79,7 @@ def test_a_preflight_says_what_is_not_allowed(asked: dict[str, str], refused: st
     assert answer.headers["Vary"] == PREFLIGHT_VARY
 
 
-def test_an_origin_is_no_pattern_and_options_without_a_question_no_preflight() -> None:
+def test_origins_match_exactly_and_plain_options_is_not_a_preflight() -> None:
     for origin in ("http://[::1]:3000", "https://*.example", "https://a.b"):
         page = client(allowed_origins=(origin,))
         assert allowed_origin(preflight(page, origin)) == origin
@@ -104,7 +101,7 @@ CONTROL_PATHS = (
 
 
 @pytest.mark.parametrize("credentials", [False, True])
-def test_a_star_opens_the_api_but_no_control_path(credentials: bool) -> None:
+def test_wildcard_origin_does_not_open_control_paths(credentials: bool) -> None:
     access = AccessSettings(allowed_origins=("*", PAGE), allow_credentials=credentials)
     for path in (*CONTROL_PATHS, "/v1/models"):
         route = post(path, lambda context: json_response({"secret": 1}))
@@ -123,7 +120,7 @@ def test_a_star_opens_the_api_but_no_control_path(credentials: bool) -> None:
                 assert "Origin" in found.headers["Vary"]
 
 
-def test_a_named_origin_is_named_on_control_paths_beside_a_star() -> None:
+def test_named_origin_opens_control_paths_beside_a_wildcard() -> None:
     page = application(
         [post("/admin/config", lambda context: json_response({}))],
         Cors(AccessSettings(allowed_origins=("*", PAGE))),
@@ -146,7 +143,7 @@ def keyed(live: LiveSettings) -> FlaskClient:
         (("api",), "admin", {"admin"}),
     ],
 )
-def test_admin_asks_for_its_own_key_or_else_for_an_api_key(
+def test_admin_requires_admin_key_or_else_api_key(
     api_key: tuple[str, ...], admin_key: str | None, opening: set[str]
 ) -> None:
     access = AccessSettings(api_key=api_key, admin_key=admin_key)
@@ -160,7 +157,7 @@ def test_admin_asks_for_its_own_key_or_else_for_an_api_key(
 
 
 @given(st.text(min_size=1), st.lists(st.text(min_size=1), max_size=3))
-def test_a_key_opens_exactly_when_it_is_one_of_them(key: str, keys: list[str]) -> None:
+def test_only_configured_keys_are_accepted(key: str, keys: list[str]) -> None:
     guard = ApiKeys()
     guard.on_settings(Settings(access=AccessSettings(api_key=tuple(keys))))
     header = f"Bearer {key}".encode(errors="surrogateescape").decode("latin-1")
@@ -169,7 +166,7 @@ def test_a_key_opens_exactly_when_it_is_one_of_them(key: str, keys: list[str]) -
     assert (guard.begin(asked) is None) == (not keys or key in keys)
 
 
-def test_vllms_own_variable_sets_a_key() -> None:
+def test_vllm_api_key_variable_sets_a_key() -> None:
     client = create_app(load(["--force-dummy-tokenizer"], {"VLLM_API_KEY": "one"})).test_client()
     assert client.get("/v1/models").status_code == 401
     assert client.get("/v1/models", headers={"Authorization": "Bearer one"}).status_code == 200

@@ -1,4 +1,4 @@
-"""What steers a server is refused to web pages of others, and to names that are not the server's."""
+"""Control routes are closed to foreign web pages and to unknown host names."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -68,7 +68,7 @@ def status(
     return int(answer.status_code)
 
 
-def test_every_route_that_changes_something_is_known(app: Any) -> None:
+def test_every_changing_route_is_a_control_path_or_harmless(app: Any) -> None:
     """Whoever adds one says whether a page of somebody else may ask for it."""
     changing = {route.path for route in app.routes if not set(route.methods) <= set(SAFE_METHODS)}
     ours = {path for path in changing if path.startswith(OPERATOR_PREFIXES)}
@@ -145,7 +145,7 @@ HOSTS = [
 ]
 
 
-def test_control_routes_answer_to_names_that_no_stranger_can_point_here(app: Any) -> None:
+def test_control_routes_accept_only_hosts_that_cannot_be_rebound(app: Any) -> None:
     for bound_to, host, expected in HOSTS:
         for path in (
             "/admin/config",
@@ -164,13 +164,13 @@ def test_control_routes_answer_to_names_that_no_stranger_can_point_here(app: Any
     assert host_of("") == ""
 
 
-def test_a_header_of_a_proxy_does_not_replace_the_host(app: Any) -> None:
+def test_forwarded_host_header_does_not_replace_the_host(app: Any) -> None:
     for name in ("X-Forwarded-Host", "Forwarded", "X-Host"):
         value = "host=localhost" if name == "Forwarded" else "localhost"
         assert status(app, "/admin/config", {name: value}, "GET", host="evil.example") == 403
 
 
-def test_a_refused_host_is_told_which_setting_names_it(app: Any) -> None:
+def test_error_for_a_refused_host_names_the_setting(app: Any) -> None:
     answer = app.test_client().get("/admin/config", headers={"Host": "gpu.corp.example"})
     error = answer.get_json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (403, "PermissionDeniedError", 403)
@@ -188,21 +188,21 @@ def test_a_refused_host_is_told_which_setting_names_it(app: Any) -> None:
         ("--api-key", "/server_info", False),
     ],
 )
-def test_a_key_protects_a_route_under_every_name(flag: str, path: str, needs_key: bool) -> None:
+def test_key_protects_a_route_under_every_host(flag: str, path: str, needs_key: bool) -> None:
     """An API key protects no development route: neither does vLLM's."""
     key = {"Authorization": "Bearer secret-of-the-test"}
     guarded = app_of(*FLAGS, flag, "secret-of-the-test")
     assert status(guarded, path, key, "GET", host="evil.example") == (200 if needs_key else 403)
 
 
-def test_an_api_key_protects_adapters_but_not_sleep() -> None:
+def test_api_key_protects_adapters_but_not_sleep() -> None:
     guarded = app_of(*FLAGS, "--api-key", "secret-of-the-test")
     key = {"Authorization": "Bearer secret-of-the-test"}
     for path, expected in (("/v1/load_lora_adapter", 400), ("/sleep", 403)):
         assert status(guarded, path, key, host="evil.example", json={}) == expected
 
 
-def test_keys_that_change_while_serving_count(app: Any) -> None:
+def test_key_changes_apply_while_serving(app: Any) -> None:
     running = app_of(*FLAGS)
     assert status(running, "/admin/memory", method="GET", host="evil.example") == 403
     assert status(running, "/admin/config", json={"admin-key": "secret-of-the-test"}) == 200
@@ -211,7 +211,7 @@ def test_keys_that_change_while_serving_count(app: Any) -> None:
     assert status(running, "/admin/memory", key, "GET", host="evil.example") == 200
 
 
-def test_an_indexer_checks_the_host_too() -> None:
+def test_indexer_checks_the_host() -> None:
     indexer = app_of(
         "--role", "indexer", "--kv-index-pods", "tcp://pod:5557", "--force-dummy-tokenizer"
     )
@@ -220,13 +220,13 @@ def test_an_indexer_checks_the_host_too() -> None:
     assert status(indexer, "/health", method="GET", host="evil.example") == 200
 
 
-def test_a_star_in_allowed_hosts_accepts_every_name_but_no_page() -> None:
+def test_wildcard_in_allowed_hosts_accepts_hosts_but_not_pages() -> None:
     anywhere = app_of(*FLAGS, "--allowed-hosts", "*")
     assert status(anywhere, "/admin/config", method="GET", host="gpu.corp.example") == 200
     assert status(anywhere, "/resume", {"Origin": EVIL}, host="gpu.corp.example") == 403
 
 
-def test_the_machines_own_names_are_accepted() -> None:
+def test_names_of_this_machine_are_accepted() -> None:
     """The DNS is asked once, and only for a name that begins with the machine's."""
     lookups: list[str] = []
 
@@ -257,7 +257,7 @@ def test_no_spelling_of_a_public_name_is_accepted(name: str, spelling: str) -> N
     assert not hosts.accepts(spelling.format(name).upper())
 
 
-def test_control_paths_are_known_by_their_request(app: Any) -> None:
+def test_control_paths_are_recognized_in_requests(app: Any) -> None:
     """A preflight has no route, so its path alone decides."""
     for path in (
         "/admin/journal",
@@ -273,7 +273,7 @@ def test_control_paths_are_known_by_their_request(app: Any) -> None:
     assert all(is_control(path) for path in CONTROL_PATHS)
 
 
-def test_what_is_ours_takes_json_alone_and_no_body_needs_no_type(app: Any) -> None:
+def test_operator_routes_require_json_unless_the_body_is_empty(app: Any) -> None:
     for headers, data, expected in (
         (JSON, b"{}", 200),
         ({"Content-Type": "Application/JSON; charset=utf-8"}, b"{}", 200),

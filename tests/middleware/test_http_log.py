@@ -39,7 +39,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [json.loads(record.getMessage()) for record in caplog.records if record.name == NAME]
 
 
-def test_the_log_is_switched_while_the_server_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_can_be_switched_while_the_server_runs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     client = client_of(live)
@@ -49,7 +49,7 @@ def test_the_log_is_switched_while_the_server_runs(caplog: pytest.LogCaptureFixt
     assert [line["body"] for line in logged(caplog)] == ["one"]
 
 
-def test_a_stream_is_named_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_body_of_a_stream_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     client = client_of(live)
@@ -58,7 +58,7 @@ def test_a_stream_is_named_and_not_logged(caplog: pytest.LogCaptureFixture) -> N
     assert [(line["body"], line["response"]) for line in logged(caplog)] == [("", "(stream)")]
 
 
-def test_secrets_of_forms_are_hidden(caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_of_forms_are_masked(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     client = client_of(live)
@@ -69,7 +69,7 @@ def test_secrets_of_forms_are_hidden(caplog: pytest.LogCaptureFixture) -> None:
     assert (line["path"], line["body"]) == ("/thing?pwd=***", "password=***&n=1")
 
 
-def test_a_cut_body_shows_no_part_of_a_password(caplog: pytest.LogCaptureFixture) -> None:
+def test_cut_body_shows_no_part_of_a_password(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     client = client_of(live)

@@ -1,4 +1,4 @@
-"""The journal: what clients sent and were told, within its bounds, and without their secrets."""
+"""The journal: requests and replies within its limits, with masked secrets."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def entries(client: FlaskClient, **query: Any) -> Sequence[Any]:
     return found
 
 
-def test_an_entry_has_the_request_and_what_the_client_was_told() -> None:
+def test_entry_has_request_and_reply() -> None:
     client = client_of("--journal", "10")
     told = chat(client, 'A "café"', api_key="sk-1")
     chat(client, "again", "one", stream=True)
@@ -57,7 +57,7 @@ def test_an_entry_has_the_request_and_what_the_client_was_told() -> None:
     )
 
 
-def test_entries_are_found_by_route_text_and_scope_and_forgotten() -> None:
+def test_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:
     client = client_of("--journal", "10")
     for text, scope in (('say "Rome"', "a"), ("Rome", "b"), ("Oslo", "a")):
         chat(client, text, scope)
@@ -75,7 +75,7 @@ def test_entries_are_found_by_route_text_and_scope_and_forgotten() -> None:
     assert wrong["error"]["message"] == "query.contain: expected no such field"
 
 
-def test_thoughts_and_calls_are_no_text() -> None:
+def test_reasoning_and_tool_calls_are_not_in_the_text() -> None:
     client = client_of("--journal", "10", "--reasoning-parser", "any")
     told = chat(client, "think", max_tokens=60)["choices"][0]["message"]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -84,7 +84,7 @@ def test_thoughts_and_calls_are_no_text() -> None:
     assert [each["text"] for each in entries(client)] == [told["content"] or "", ""]
 
 
-def test_it_is_bounded_by_number_and_by_bytes() -> None:
+def test_journal_is_limited_by_number_and_bytes() -> None:
     client = client_of("--journal", "3")
     for number in range(5):
         chat(client, str(number))
@@ -102,7 +102,7 @@ def test_it_is_bounded_by_number_and_by_bytes() -> None:
     assert [each["request"]["messages"][0]["content"][:3] for each in entries(client)][-1] == "29 "
 
 
-def test_a_hundred_thousand_entries_stay_within_the_bytes_and_are_searched() -> None:
+def test_hundred_thousand_entries_stay_within_the_limit_and_are_searchable() -> None:
     journal = Journal(100_000)
     for number in range(100_000):
         context = request(CHAT, "POST", body=b'{"number":%d}' % number)
@@ -129,7 +129,7 @@ def kept(client: FlaskClient, **query: Any) -> Sequence[Any]:
     return found
 
 
-def test_strangers_evict_no_request_of_a_client_with_a_key() -> None:
+def test_requests_without_a_key_do_not_evict_keyed_requests() -> None:
     client = keyed_client("--journal", "5")
     body = {"messages": [{"role": "user", "content": "mine"}], "max_tokens": 2}
     client.post(CHAT, json=body, headers=KEY)
@@ -155,7 +155,7 @@ def test_strangers_evict_no_request_of_a_client_with_a_key() -> None:
     ] == [3, 3]
 
 
-def test_requests_of_strangers_are_few_and_small() -> None:
+def test_requests_without_a_key_are_limited_in_number_and_size() -> None:
     client = keyed_client("--journal", "100000")
     for number in range(150):
         client.post("/tokenize", json={"prompt": f"{number} " + "x" * 30_000})
@@ -167,7 +167,7 @@ def test_requests_of_strangers_are_few_and_small() -> None:
     assert memory["caches"]["journal"]["size_bytes"] < 1 << 20
 
 
-def test_both_kinds_of_requests_are_in_order_of_arrival_and_forgotten_together() -> None:
+def test_both_rings_are_merged_in_order_of_arrival_and_cleared_together() -> None:
     client = keyed_client("--journal", "10")
     for number in range(6):
         client.post("/tokenize", json={"prompt": str(number)}, headers=KEY if number % 2 else {})
@@ -271,7 +271,7 @@ ENCODINGS: dict[str, Callable[[str, str], Encoded]] = {
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(NAMES), st.text(st.characters(exclude_categories=["Cs"])))
-def test_no_encoding_shows_a_secret(encoding: str, name: str, middle: str) -> None:
+def test_secrets_are_masked_in_every_encoding(encoding: str, name: str, middle: str) -> None:
     """Beginning and end of the secret are letters, which no encoding changes but the one of every
     byte.
     """
@@ -287,7 +287,7 @@ def test_no_encoding_shows_a_secret(encoding: str, name: str, middle: str) -> No
     assert with_every_byte_escaped("zq") not in shown and with_every_byte_escaped("qx") not in shown
 
 
-def test_without_one_nothing_is_kept_and_the_route_says_how_to_have_one() -> None:
+def test_disabled_journal_stores_nothing_and_its_route_explains_the_flag() -> None:
     answer: Any = client_of().get("/admin/journal").json
     assert "--journal 1000" in answer["error"]["message"] and not Journal(0).active
     client = client_of("--console")
@@ -295,7 +295,7 @@ def test_without_one_nothing_is_kept_and_the_route_says_how_to_have_one() -> Non
     assert len(entries(client)) == 1
 
 
-def test_what_is_no_json_is_a_text_and_what_is_no_text_is_null() -> None:
+def test_body_that_is_not_json_becomes_a_string_and_binary_becomes_null() -> None:
     assert (
         masked_json(b'{"token": "s", "a": [1e400]')
         == b'"{\\"token\\": \\"***\\", \\"a\\": [1e400]"'

@@ -1,4 +1,4 @@
-"""The load of the server in a response header, for proxies that ask for it (ORCA)."""
+"""The server's load in a response header, for proxies that request it (ORCA)."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def answer(context: RequestContext) -> Response:
         ("/v1/responses", "JSON", None),
     ],
 )
-def test_whole_answers_of_chats_and_completions_tell_the_load(
+def test_complete_answers_of_chats_and_completions_report_the_load(
     path: str, wanted: str | None, report: str | None
 ) -> None:
     recorder = Recorder("tiny", 2048, {})

@@ -1,4 +1,4 @@
-"""What looks like a secret is hidden in logs; what does not is left alone."""
+"""Secrets are masked in logs, and all other text is unchanged."""
 
 import json
 from time import process_time
@@ -71,11 +71,11 @@ OTHERS = (
 )
 
 
-def test_the_last_word_of_a_name_says_whether_it_is_a_secrets() -> None:
+def test_last_word_of_a_name_marks_a_secret() -> None:
     assert all(map(is_secret, SECRETS)) and not any(map(is_secret, OTHERS))
 
 
-def test_headers_and_queries_keep_their_names() -> None:
+def test_masked_headers_and_queries_keep_their_names() -> None:
     asked = [("Authorization", "Bearer a"), ("Accept", "*/*")]
     assert mask_headers(asked) == [("Authorization", MASK), ("Accept", "*/*")]
     for query, masked in (
@@ -93,7 +93,7 @@ def test_headers_and_queries_keep_their_names() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SECRETS), st.text(min_size=4), st.sampled_from([None, 2]), st.booleans())
-def test_a_secret_field_is_hidden_wherever_it_is(
+def test_secret_fields_are_masked_at_any_depth(
     name: str, secret: str, indent: int, nested: bool
 ) -> None:
     body = {"model": "m", name: secret, "max_tokens": 5}
@@ -107,7 +107,7 @@ def test_a_secret_field_is_hidden_wherever_it_is(
 @given(
     st.dictionaries(st.sampled_from(OTHERS), st.text() | st.integers() | st.lists(st.integers()))
 )
-def test_other_fields_stay_as_they_are(body: dict[str, object]) -> None:
+def test_other_fields_are_unchanged(body: dict[str, object]) -> None:
     assert json.loads(mask_text(json.dumps(body))) == body
 
 
@@ -128,11 +128,11 @@ def test_other_fields_stay_as_they_are(body: dict[str, object]) -> None:
         r'{"password": "\x hidden"}',
     ],
 )
-def test_no_way_of_writing_a_secret_shows_it(text: str) -> None:
+def test_secrets_are_masked_in_every_notation(text: str) -> None:
     assert "hid" not in mask_text(text)
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_text_without_secrets_is_unchanged() -> None:
     def body(key: str) -> str:
         return json.dumps(
             {"arguments": json.dumps({"city": 'Paris, "TX"', "api_key": key}), "n": 1}
@@ -152,7 +152,7 @@ def test_what_is_no_secret_stays() -> None:
         assert mask_text(text) == masked
 
 
-def test_a_body_that_is_cut_shows_no_part_of_a_secret() -> None:
+def test_cut_body_shows_no_part_of_a_secret() -> None:
     text = '{"n": 1, "api_key": "' + "abcdefgh" * 8 + '"}'
     for cut in range(len('{"n": 1, "api_key": "'), 60):
         assert mask_text(text[:cut]) == '{"n": 1, "api_key": "***"'
@@ -173,7 +173,7 @@ URLS = (
 
 
 @pytest.mark.parametrize(("url", "masked"), URLS)
-def test_secrets_in_urls_are_hidden_in_every_text(url: str, masked: str) -> None:
+def test_secrets_in_urls_are_masked_in_every_text(url: str, masked: str) -> None:
     assert mask_text(f"see {url} now") == f"see {masked} now"
     for dump in (
         json.dumps,
@@ -219,7 +219,7 @@ MULTIPART = "\r\n".join(
 )
 
 
-def test_secret_fields_of_forms_are_hidden_and_the_others_stay() -> None:
+def test_only_secret_fields_of_forms_are_masked() -> None:
     for text, masked in (
         ("api_key=a&n=1&pwd=b", "api_key=***&n=1&pwd=***"),
         ("n=1&api%5Fkey=a", "n=1&api%5Fkey=***"),
@@ -244,13 +244,13 @@ def test_secret_fields_of_forms_are_hidden_and_the_others_stay() -> None:
         assert "hid" not in mask_text(MULTIPART[:cut])
 
 
-def test_a_text_in_pieces_is_masked_as_a_whole() -> None:
+def test_text_in_pieces_is_masked_as_a_whole() -> None:
     for text in (MULTIPART, "api_key=hidden&n=1", "see https://me:hidden@host/?pwd=hidden now"):
         pieces = mask_pieces([text[start : start + 3] for start in range(0, len(text), 3)])
         assert "".join(pieces) == mask_text(text)
 
 
-def test_a_cut_never_leaves_the_beginning_of_a_password() -> None:
+def test_cut_text_never_ends_within_a_password() -> None:
     text = 'see "http://host:80" and https://me:hidden@host'
     for cut in range(text.index("hidden"), text.index("@")):
         assert without_cut_url(text[:cut]) == 'see "http://host:80" and https://'
@@ -286,7 +286,7 @@ MULTIPART_PIECES = (
         *((piece, "multipart/form-data; boundary=b") for piece in MULTIPART_PIECES),
     ],
 )
-def test_masking_takes_time_linear_in_the_length(piece: str, content_type: str) -> None:
+def test_masking_time_is_linear_in_the_length(piece: str, content_type: str) -> None:
     def seconds(length: int) -> float:
         text, start_s = piece * (length // len(piece)), process_time()
         mask_text(text, content_type=content_type)

@@ -1,4 +1,4 @@
-"""Requests and tokens per minute: who has used them up waits, and is told for how long."""
+"""Limits of requests and tokens per minute, and the headers that report them."""
 
 import json
 import math
@@ -77,7 +77,7 @@ def is_refused(answer: TestResponse, retry_after: str) -> bool:
     return True
 
 
-def test_requests_beyond_the_limit_wait_for_the_next_one_to_be_earned() -> None:
+def test_requests_beyond_the_limit_are_rejected_until_the_bucket_refills() -> None:
     limited = Limited(requests_per_minute=3)
     assert [limited.post().status_code for _ in range(3)] == [200] * 3
     assert is_refused(limited.post(), retry_after="20")
@@ -88,7 +88,7 @@ def test_requests_beyond_the_limit_wait_for_the_next_one_to_be_earned() -> None:
     assert is_refused(limited.post(), retry_after="20")
 
 
-def test_every_answer_tells_what_is_left() -> None:
+def test_every_answer_has_the_remaining_limits() -> None:
     limited = Limited(requests_per_minute=2, tokens_per_minute=600)
     assert told(limited.post(), "requests") == ("2", "1", "30s")
     for _ in range(2):  # the second of which is refused
@@ -114,7 +114,7 @@ def test_prompts_are_charged_at_once_and_replies_at_their_end() -> None:
     )
 
 
-def test_a_client_that_leaves_pays_for_what_was_generated() -> None:
+def test_disconnected_client_is_charged_for_generated_tokens() -> None:
     limited = Limited(tokens_per_minute=6000)
     limited.post(max_tokens=1000)
     limited.advance(100.5)
@@ -122,14 +122,14 @@ def test_a_client_that_leaves_pays_for_what_was_generated() -> None:
     assert told(limited.post(max_tokens=0), "tokens")[1] == "5900"
 
 
-def test_each_key_has_its_own_limits_and_without_a_key_each_address() -> None:
+def test_limits_apply_per_key_or_else_per_address() -> None:
     limited = Limited(requests_per_minute=1)
     assert [limited.post(key).status_code for key in ("one", "two", "one")] == [200, 200, 429]
     asked = [limited.post("", address=f"10.0.0.{host}").status_code for host in (1, 2, 1)]
     assert asked == [200, 200, 429]
 
 
-def test_what_generates_nothing_is_not_limited() -> None:
+def test_requests_that_generate_nothing_are_not_limited() -> None:
     limited = Limited(requests_per_minute=1)
     for _ in range(3):
         for answer in (limited.post(path="/tokenize"), limited.client.get(COMPLETIONS)):
@@ -139,7 +139,7 @@ def test_what_generates_nothing_is_not_limited() -> None:
     assert limited.post().status_code == 429
 
 
-def test_limits_come_and_go_while_the_server_runs() -> None:
+def test_limits_can_change_while_the_server_runs() -> None:
     limited = Limited()
     assert not limits_told(limited.post())
     for limit, expected in ((1, [200, 429]), (2, [200, 200, 429]), (None, [200])):
@@ -149,7 +149,7 @@ def test_limits_come_and_go_while_the_server_runs() -> None:
         assert limited.post().status_code == expected[-1]
 
 
-def test_no_more_than_so_many_callers_are_remembered() -> None:
+def test_number_of_remembered_callers_is_limited() -> None:
     limited = Limited(tokens_per_minute=1)
     for number in range(MAX_CALLERS + 1):
         limited.limits.charge(b"%d" % number, 1)
@@ -158,7 +158,7 @@ def test_no_more_than_so_many_callers_are_remembered() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 50), st.lists(st.floats(0, 30), min_size=1, max_size=80))
-def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(
+def test_no_client_exceeds_the_limit_and_waiting_clients_are_served(
     per_minute: int, gaps: list[float]
 ) -> None:
     limited = Limited(requests_per_minute=per_minute)

@@ -1,7 +1,4 @@
-"""The list of middleware:
-
-down it to the route, up it from the response, and only those that are active.
-"""
+"""The middleware stack: order, early responses, and inactive middleware."""
 
 import pytest
 
@@ -41,7 +38,7 @@ def exchange(stack: MiddlewareStack, status: int = 200) -> Response | None:
     return given
 
 
-def test_requests_go_down_the_list_to_the_first_that_answers_and_responses_up() -> None:
+def test_begin_runs_until_the_first_response_and_end_in_reverse() -> None:
     ran: Ran = []
     assert exchange(MiddlewareStack([Named("a", ran), Named("b", ran), Named("c", ran)])) is None
     assert ran == ["a begins", "b begins", "c begins", "c ends 200", "b ends 200", "a ends 200"]
@@ -54,7 +51,7 @@ def test_requests_go_down_the_list_to_the_first_that_answers_and_responses_up() 
     assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
 
 
-def test_a_request_ends_with_those_that_were_active_when_it_began() -> None:
+def test_request_ends_with_middleware_that_was_active_at_its_begin() -> None:
     for active in (True, False):
         ran: Ran = []
         one = Named("one", ran)
@@ -71,7 +68,7 @@ def test_a_request_ends_with_those_that_were_active_when_it_began() -> None:
     ("path", "status"),
     [("/", 200), ("/none", 404), ("/fails", 405), ("/fails", 500), ("/refuses", 429)],
 )
-def test_every_answer_of_an_application_passes_once(path: str, status: int) -> None:
+def test_every_answer_passes_the_stack_once(path: str, status: int) -> None:
     ran: Ran = []
 
     def fails(context: RequestContext) -> Response:
@@ -87,7 +84,7 @@ def test_every_answer_of_an_application_passes_once(path: str, status: int) -> N
     assert ran == ["a begins", "b begins", f"b ends {status}", f"a ends {status}"]
 
 
-def test_odd_requests_are_answered_and_counted_as_vllm_does() -> None:
+def test_unusual_requests_are_answered_and_counted_as_in_vllm() -> None:
     flags = [
         "--server-dev-mode",
         "--enable-scale-out",

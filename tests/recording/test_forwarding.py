@@ -1,4 +1,4 @@
-"""A target gets the path that the client sent, and none that leads out of the API."""
+"""A target gets the path that the client sent, and no path that leaves the API."""
 
 from typing import Any
 
@@ -65,13 +65,13 @@ def sent(target: str, path: str) -> Any:
 
 
 @pytest.mark.parametrize("target", SENT_AS_THEY_ARE)
-def test_a_path_is_forwarded_as_it_was_sent(target: str) -> None:
+def test_path_is_forwarded_as_it_was_sent(target: str) -> None:
     assert origin_form(target) == target
     check_path(target)
 
 
 @pytest.mark.parametrize("target", LEAVING)
-def test_a_path_that_leaves_its_first_segment_is_refused(target: str) -> None:
+def test_path_that_leaves_its_first_segment_is_rejected(target: str) -> None:
     with pytest.raises(ApiError) as refused:
         check_path(target)
     assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
@@ -107,7 +107,7 @@ SWITCHES = st.booleans()
 @example(["b%2fb", "%2e%2e", "%2e%2e"], True, False, False, False, 1)
 @example(["c\\c", "..", ".."], False, False, False, False, 0)
 @example(["", "..", "a", "..", ".."], False, False, False, True, 0)
-def test_no_reading_of_a_forwarded_path_leads_out(
+def test_no_interpretation_of_a_forwarded_path_leaves_its_first_segment(
     segments: list[str], dots: bool, slashes: bool, backslashes: bool, merges: bool, rounds: int
 ) -> None:
     """A server may decode, resolve, merge slashes and drop parameters as it likes:
@@ -152,7 +152,7 @@ def test_no_reading_of_a_forwarded_path_leads_out(
         ("/v1/models/a\r\nX: 1", "/v1/models/a%0D%0AX:%201"),
     ],
 )
-def test_a_target_becomes_the_path_and_query_of_a_request_line(target: str, forwarded: str) -> None:
+def test_target_becomes_path_and_query_of_a_request_line(target: str, forwarded: str) -> None:
     assert origin_form(target) == forwarded
 
 
@@ -168,7 +168,7 @@ def test_a_target_becomes_the_path_and_query_of_a_request_line(target: str, forw
         ("/something/else", "/v1/a b", "/v1/a%20b"),
     ],
 )
-def test_the_root_path_is_not_forwarded(target: str, path: str, forwarded: str) -> None:
+def test_root_path_is_not_forwarded(target: str, path: str, forwarded: str) -> None:
     assert target_without_root_path(sent(target, path)) == forwarded
 
 
@@ -180,7 +180,7 @@ def test_the_root_path_is_not_forwarded(target: str, path: str, forwarded: str) 
         ({}, "/v1/a/b?c=1"),
     ],
 )
-def test_servers_differ_in_what_they_tell_about_the_path(
+def test_target_is_found_for_every_kind_of_wsgi_environ(
     given_by_server: dict[str, str], target: str
 ) -> None:
     environ = {
@@ -194,7 +194,7 @@ def test_servers_differ_in_what_they_tell_about_the_path(
     assert target_without_root_path(context_of(environ)) == target
 
 
-def test_a_server_that_passes_a_decoded_path_only_cannot_forge_another_one() -> None:
+def test_decoded_path_cannot_forge_another_target() -> None:
     environ = {
         "REQUEST_METHOD": "GET",
         "PATH_INFO": "/v1/a?b#c%2F\r\nX: ü".encode().decode("latin-1"),
@@ -206,7 +206,7 @@ def test_a_server_that_passes_a_decoded_path_only_cannot_forge_another_one() -> 
     assert context.query() == {}
 
 
-def test_encoded_separators_make_another_path_and_other_escapes_do_not() -> None:
+def test_only_encoded_separators_change_the_comparable_path() -> None:
     assert comparable_path("/v1/%61%20%c3%bc") == comparable_path("/v1/a ü")
     assert (
         comparable_path("/v1/a%2fb") == comparable_path("/v1/a%2Fb") != comparable_path("/v1/a/b")

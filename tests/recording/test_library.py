@@ -1,6 +1,4 @@
-"""Files that are not what they should be; which recorded request answers another one; no secret is
-kept.
-"""
+"""Invalid recordings, the lookup of answers by request, and the masking of secrets."""
 
 import json
 import logging
@@ -55,14 +53,14 @@ KEY = request_form(
         ),
     ],
 )
-def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+def test_file_that_is_not_a_recording_is_rejected(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "r").write_bytes(content)
     with pytest.raises(RecordingError, match=why):
         Recording(str(tmp_path / "r"))
 
 
 @pytest.mark.parametrize("cut", [2, 100])
-def test_a_last_line_that_was_cut_off_is_left_out(
+def test_cut_last_line_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
 ) -> None:
     path = written(tmp_path / "r", [ONE, ONE], line_of(ONE)[:-cut])
@@ -73,16 +71,14 @@ def test_a_last_line_that_was_cut_off_is_left_out(
     ]
 
 
-def test_a_line_that_is_too_long_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_that_is_too_long_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.serving.recording.lines.MAX_LINE_BYTES", 1 << 20)
     path = written(tmp_path / "r", [exchange(b"x" * (1 << 20), (0, b"0")), ONE])
     with pytest.raises(RecordingError, match="line 2 is longer than 1 MiB"):
         Recording(path)
 
 
-def test_a_file_that_changes_under_its_reader_is_noticed(tmp_path: Path) -> None:
+def test_changed_file_is_noticed(tmp_path: Path) -> None:
     path = Path(written(tmp_path / "r", [ONE]))
     with closing(Recording(str(path))) as recording:
         path.write_bytes(HEADER + b"x" * 50)
@@ -93,7 +89,7 @@ def test_a_file_that_changes_under_its_reader_is_noticed(tmp_path: Path) -> None
 @settings(max_examples=25, deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 @example(b"\x1f\x8b")
-def test_bytes_are_written_and_read_as_they_are(content: bytes) -> None:
+def test_any_bytes_survive_writing_and_reading(content: bytes) -> None:
     line = line_of(exchange(content, (0, content)))
     read = read_exchange(line)
     assert bytes_of(read.request.body) == bytes_of(read.answer.chunks[0].data) == content
@@ -118,7 +114,9 @@ def form(body: Any, target: str = CHAT, content_type: str = "application/json") 
         chat("Hi", user="somebody", metadata={"run": 7}, request_id="r", stream=None),
     ],
 )
-def test_order_of_keys_volatile_fields_and_nulls_make_no_difference(other: dict[str, Any]) -> None:
+def test_key_order_volatile_fields_and_nulls_do_not_change_the_request_key(
+    other: dict[str, Any],
+) -> None:
     assert form(chat("Hi", temperature=1)).key == form({**other, "temperature": 1.0}).key
 
 
@@ -126,12 +124,12 @@ def test_order_of_keys_volatile_fields_and_nulls_make_no_difference(other: dict[
     "other",
     [chat("Ho"), chat("Hi", stream=True), chat("Hi", temperature=0.5), chat("Hi", "Ho", "Hi")],
 )
-def test_what_changes_the_answer_makes_a_difference(other: dict[str, Any]) -> None:
+def test_fields_that_change_the_answer_change_the_request_key(other: dict[str, Any]) -> None:
     assert form(chat("Hi")).key != form(other).key
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[" * 100_000, b"[1, 2]"])
-def test_what_is_no_json_object_is_equal_to_itself_but_for_the_boundary_of_a_form(
+def test_other_bodies_are_compared_by_bytes_except_for_form_boundaries(
     body: bytes,
 ) -> None:
     assert form(body).key == form(body).key != form(body + b"x").key
@@ -142,7 +140,7 @@ def test_what_is_no_json_object_is_equal_to_itself_but_for_the_boundary_of_a_for
     assert mixed[0].key == mixed[1].key
 
 
-def test_path_and_query_make_a_difference_but_for_secrets_and_escapes() -> None:
+def test_path_and_query_change_the_request_key_except_for_secrets_and_escapes() -> None:
     assert form({}, "/v1/a?x=1").key != form({}, "/v1/a?x=2").key
     assert form({}, "/v1/a").key != form({}, "/v1/b").key
     assert form({}, "/v1/a?api_key=1").key == form({}, "/v1/a?api_key=2").key
@@ -169,7 +167,7 @@ def text_of(answer: RecordedAnswer) -> bytes:
         (chat("What is the weather in Rome?", temperature=2), b"1"),
     ],
 )
-def test_the_request_most_like_it_is_found(tmp_path: Path, asked: Any, answer: bytes) -> None:
+def test_most_similar_request_is_found(tmp_path: Path, asked: Any, answer: bytes) -> None:
     recorded = [
         exchange(chat("What is the weather in Rome?"), (0, b"1")),
         exchange(chat("What is the weather in Bonn?"), (0, b"2")),
@@ -180,7 +178,7 @@ def test_the_request_most_like_it_is_found(tmp_path: Path, asked: Any, answer: b
         assert found(recording, asked) == answer
 
 
-def test_nothing_is_like_a_request_for_another_route_or_another_kind_of_answer(
+def test_requests_of_other_routes_or_stream_modes_are_not_similar(
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"1"))])
@@ -190,7 +188,7 @@ def test_nothing_is_like_a_request_for_another_route_or_another_kind_of_answer(
         assert recording.find(form(b"Hi")) is None
 
 
-def test_equal_requests_get_their_answers_in_the_order_in_which_they_were_asked(
+def test_equal_requests_get_their_answers_in_recorded_order(
     tmp_path: Path,
 ) -> None:
     recorded = [
@@ -214,7 +212,7 @@ BODIES = (
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(BODIES), st.lists(st.integers(0, 200), max_size=5))
-def test_a_body_in_pieces_is_masked_as_it_is_whole(body: str, cuts: list[int]) -> None:
+def test_body_in_pieces_is_masked_like_the_whole_body(body: str, cuts: list[int]) -> None:
     data = body.encode()
     ends = sorted(min(cut, len(data)) for cut in cuts)
     pieces = [data[start:end] for start, end in pairwise([0, *ends, len(data)])]
@@ -227,7 +225,7 @@ def test_a_body_in_pieces_is_masked_as_it_is_whole(body: str, cuts: list[int]) -
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "GZIP "])
-def test_a_compressed_body_may_hide_a_secret_and_is_not_kept(coding: str) -> None:
+def test_compressed_body_is_not_recorded(coding: str) -> None:
     with pytest.raises(HiddenSecretsError):
         masked_pieces([b"anything"], coding)
     assert masked_pieces([b"", b""], coding) == [b"", b""]

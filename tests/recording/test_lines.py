@@ -1,4 +1,4 @@
-"""A recording that was cut, damaged or replaced costs the damaged lines, and no other."""
+"""A recording that was cut, damaged or replaced loses only the damaged lines."""
 
 import io
 import logging
@@ -62,7 +62,7 @@ def test_every_whole_line_before_a_cut_is_read(cut: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(len(HEADER) - 1, len(CONTENT)), st.integers(0, len(CONTENT)))
-def test_a_cut_file_that_grows_is_read_on_to_its_end(cut: int, more: int) -> None:
+def test_growing_file_with_a_cut_line_is_read_to_its_end(cut: int, more: int) -> None:
     """What a reader saw of a file in the middle of a write never hides what comes next."""
     begun = CONTENT[:cut]
     first, reader, _ = read(begun)
@@ -74,7 +74,7 @@ def test_a_cut_file_that_grows_is_read_on_to_its_end(cut: int, more: int) -> Non
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(len(HEADER), len(CONTENT)))
-def test_lines_behind_a_cut_are_read_when_they_begin_on_a_line_of_their_own(cut: int) -> None:
+def test_whole_lines_after_a_cut_line_are_read(cut: int) -> None:
     """The rule of the writer: a newline comes first where there is none."""
     content = CONTENT[:cut]
     separator = b"" if content.endswith(b"\n") else b"\n"
@@ -84,7 +84,7 @@ def test_lines_behind_a_cut_are_read_when_they_begin_on_a_line_of_their_own(cut:
     assert len(warnings) <= 1
 
 
-def test_a_last_line_without_its_newline_is_read(
+def test_last_line_without_newline_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = written(tmp_path / "r", EXCHANGES[:2], LINES[2].rstrip(b"\n"))
@@ -94,7 +94,7 @@ def test_a_last_line_without_its_newline_is_read(
     assert caplog.records == []
 
 
-def test_a_half_line_is_skipped_with_one_warning_that_names_file_and_line(
+def test_partial_line_is_skipped_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:1], HALF + b"\n" + LINES[2]))
@@ -110,7 +110,7 @@ def test_a_half_line_is_skipped_with_one_warning_that_names_file_and_line(
         assert len(recording) == 3, "a server that only replays it starts, too"
 
 
-def test_the_rest_of_a_cut_line_is_warned_of_once(
+def test_completed_remainder_of_a_cut_line_is_warned_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:1], HALF))
@@ -128,13 +128,15 @@ def test_the_rest_of_a_cut_line_is_warned_of_once(
 @pytest.mark.parametrize(
     "damage", [b"{}\n", b"\n", b"\x00" * 40 + b"\n", b"[" * 100_000 + b"\n", b"\xff\n"]
 )
-def test_a_growing_recording_skips_what_is_no_exchange(tmp_path: Path, damage: bytes) -> None:
+def test_growing_recording_skips_lines_that_are_not_exchanges(
+    tmp_path: Path, damage: bytes
+) -> None:
     path = written(tmp_path / "r", EXCHANGES[:1], damage + LINES[1])
     with closing(Recording(path, grows=True)) as recording:
         assert len(recording) == 2
 
 
-def test_a_growing_recording_skips_a_line_that_is_too_long(
+def test_growing_recording_skips_lines_that_are_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.serving.recording.lines.MAX_LINE_BYTES", 1 << 12)
@@ -144,7 +146,7 @@ def test_a_growing_recording_skips_a_line_that_is_too_long(
 
 
 @pytest.mark.parametrize("cut", [0, 1, 20, len(HEADER) - 2])
-def test_a_growing_recording_may_have_no_whole_header_yet(tmp_path: Path, cut: int) -> None:
+def test_growing_recording_may_have_an_incomplete_header(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "r"
     path.write_bytes(HEADER[:cut])
     with closing(Recording(str(path), grows=True)) as recording:
@@ -154,7 +156,7 @@ def test_a_growing_recording_may_have_no_whole_header_yet(tmp_path: Path, cut: i
         assert len(recording) == len(TEXTS)
 
 
-def test_a_recording_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+def test_replaced_recording_is_read_again(tmp_path: Path) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:3]))
     with closing(Recording(str(path), grows=True)) as recording:
         Path(written(tmp_path / "edited", EXCHANGES[2:])).rename(path)
@@ -171,7 +173,7 @@ def test_a_recording_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
         assert len(recording) == 0
 
 
-def test_a_recording_that_is_replaced_by_something_else_stays_known_and_is_logged_once(
+def test_recording_replaced_by_another_format_stays_loaded_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES))
@@ -184,7 +186,7 @@ def test_a_recording_that_is_replaced_by_something_else_stays_known_and_is_logge
     assert ["is not a recording" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_a_recording_that_grows_has_to_be_one_at_the_start(tmp_path: Path) -> None:
+def test_growing_recording_must_be_valid_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("something else")
     with pytest.raises(RecordingError, match="is not a recording"):
         Recording(str(tmp_path / "r"), grows=True)

@@ -1,6 +1,4 @@
-"""What passes the proxy passes unchanged and at once, from strange servers, too; what is kept is
-whole.
-"""
+"""The proxy forwards exchanges unchanged and at once, and records them whole."""
 
 import errno
 import json
@@ -72,7 +70,7 @@ def body_of(exchange: Exchange) -> bytes:
     return b"".join(bytes_of(chunk.data) for chunk in exchange.answer.chunks)
 
 
-def test_an_exchange_passes_unchanged_and_is_kept_without_its_secrets(tmp_path: Path) -> None:
+def test_exchange_is_forwarded_unchanged_and_recorded_without_secrets(tmp_path: Path) -> None:
     pod = stubs.Pod('{"api_key": "K2", "text": "ö"}')
     headers = {"Authorization": "Bearer K1", "X-Request-Id": "7", "Accept-Encoding": "gzip"}
     asked = {"prompt": "ü", "hf_token": "K3"}
@@ -95,7 +93,7 @@ def test_an_exchange_passes_unchanged_and_is_kept_without_its_secrets(tmp_path: 
     assert recorder.told == []
 
 
-def test_every_chunk_passes_at_once_and_is_kept_with_its_moment(tmp_path: Path) -> None:
+def test_chunks_are_forwarded_at_once_and_recorded_with_their_times(tmp_path: Path) -> None:
     go_on = Event()
 
     def pod(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterator[bytes]:
@@ -121,9 +119,7 @@ def test_every_chunk_passes_at_once_and_is_kept_with_its_moment(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("head", [b"", CHUNKED + b"5\r\nhello\r\n"])
-def test_a_client_that_leaves_ends_the_request_and_its_exchange_is_not_kept(
-    tmp_path: Path, head: bytes
-) -> None:
+def test_exchange_of_a_disconnected_client_is_not_recorded(tmp_path: Path, head: bytes) -> None:
     talker = stubs.Talker(head)
     with stubs.talking(talker) as address, recording(tmp_path, address) as (proxy, recorder):
         connection = HttpConnection(proxy, stubs.PATIENCE_S)
@@ -161,7 +157,7 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
     ],
     ids=["request", "answer", "pieces", "coding"],
 )
-def test_a_huge_or_packed_body_passes_and_is_not_kept(
+def test_huge_or_compressed_body_is_forwarded_but_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int, answer: bytes, why: str
 ) -> None:
     monkeypatch.setattr("app.serving.recording.recorder.MAX_PIECES", 500)
@@ -178,7 +174,7 @@ def test_a_huge_or_packed_body_passes_and_is_not_kept(
     assert recorder.told == [f"not kept: POST /v1/completions: {why}"]
 
 
-def test_what_all_exchanges_hold_is_bounded_and_given_back(tmp_path: Path) -> None:
+def test_memory_of_all_exchanges_is_limited_and_released(tmp_path: Path) -> None:
     pod = answering(bytes(1000))
     room = 2 * PIECE_OVERHEAD_BYTES + 1000 + 2
     with (
@@ -195,7 +191,7 @@ def test_what_all_exchanges_hold_is_bounded_and_given_back(tmp_path: Path) -> No
     assert recorder.told == ["not kept: POST /v1/completions: too much is under way"]
 
 
-def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
+def test_chunked_request_is_forwarded_in_chunks(tmp_path: Path) -> None:
     pod = stubs.Pod("one")
     with stubs.serving(pod) as address, recording(tmp_path, address) as (proxy, recorder):
         with closing(HttpConnection(proxy, stubs.PATIENCE_S)) as connection:
@@ -227,7 +223,9 @@ def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
         (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
     ],
 )
-def test_a_strange_answer_passes_and_is_kept(tmp_path: Path, answer: bytes, body: bytes) -> None:
+def test_unusual_answer_is_forwarded_and_recorded(
+    tmp_path: Path, answer: bytes, body: bytes
+) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {"a": 1}) as response:
             assert response.read() == body
@@ -253,7 +251,7 @@ def test_a_strange_answer_passes_and_is_kept(tmp_path: Path, answer: bytes, body
         OK + b"Content-Length: %d\r\n\r\nhello" % 10**30,
     ],
 )
-def test_an_answer_that_is_none_is_a_502_and_not_kept(tmp_path: Path, answer: bytes) -> None:
+def test_missing_answer_gives_502_and_is_not_recorded(tmp_path: Path, answer: bytes) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response:
             assert response.status == 502
@@ -270,7 +268,7 @@ def test_an_answer_that_is_none_is_a_502_and_not_kept(tmp_path: Path, answer: by
         OK + b"Content-Length: 100\r\n\r\nhello",
     ],
 )
-def test_a_body_that_breaks_off_or_becomes_garbage_breaks_off_and_is_kept_as_such(
+def test_broken_body_breaks_off_for_the_client_and_is_recorded_as_broken(
     tmp_path: Path, answer: bytes
 ) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
@@ -322,7 +320,7 @@ class FullDisk:
         return getattr(self._file, name)
 
 
-def test_a_disk_that_is_full_for_a_while_spoils_no_other_line(
+def test_full_disk_leaves_other_lines_intact(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (

@@ -1,7 +1,4 @@
-"""A recording's answers come at their moments, byte by byte:
-
-on the virtual clock, without a server.
-"""
+"""Answers are replayed byte by byte at their recorded times, on the virtual clock."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -81,7 +78,7 @@ def came(clock: VirtualClock, response: Response, until_s: float) -> list[tuple[
     return pieces
 
 
-def test_every_chunk_comes_at_its_moment(tmp_path: Path) -> None:
+def test_chunks_are_replayed_at_their_recorded_times(tmp_path: Path) -> None:
     clock = VirtualClock(100.0)
     recorded = exchange(chat("Hi", stream=True), *STREAM, head_s=0.1, end_s=1.5)
     with replaying(tmp_path, [recorded], clock) as replay:
@@ -95,7 +92,7 @@ def test_every_chunk_comes_at_its_moment(tmp_path: Path) -> None:
         assert -LEAD_S <= moment_s - 100 - due_s <= 3 * SLOT_S
 
 
-def test_an_answer_in_one_piece_is_waited_for(tmp_path: Path) -> None:
+def test_answer_in_one_piece_is_sent_at_its_recorded_time(tmp_path: Path) -> None:
     clock = VirtualClock()
     recorded = exchange(chat("Hi"), (2.0, b"{}"), headers=[("content-length", "7"), *JSON_HEADERS])
     with replaying(tmp_path, [recorded], clock) as replay:
@@ -110,7 +107,7 @@ def test_an_answer_in_one_piece_is_waited_for(tmp_path: Path) -> None:
     assert response.headers == {"Content-Length": "2", "Content-Type": "application/json"}
 
 
-def test_headers_are_the_recorded_ones_but_for_ours_and_secret_ones(tmp_path: Path) -> None:
+def test_recorded_headers_are_replayed_except_for_server_and_secret_ones(tmp_path: Path) -> None:
     headers = [
         *(("server", "uvicorn"), ("date", "then"), ("x-request-id", "7"), ("set-cookie", "***")),
         *(("vary", "a"), ("Vary", "b"), ("Transfer-Encoding", "chunked")),
@@ -126,7 +123,7 @@ def test_headers_are_the_recorded_ones_but_for_ours_and_secret_ones(tmp_path: Pa
     assert response.headers["X-Accel-Buffering"] == "no", "no proxy is to hold a stream"
 
 
-def test_what_is_not_recorded_goes_on_or_is_refused(tmp_path: Path) -> None:
+def test_unrecorded_request_is_simulated_or_rejected(tmp_path: Path) -> None:
     clock = VirtualClock()
     with replaying(tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock) as replay:
         assert replay.begin(asking(chat("Ho"))) is None
@@ -143,7 +140,7 @@ def test_what_is_not_recorded_goes_on_or_is_refused(tmp_path: Path) -> None:
     assert (report["equal"], report["nearest"], report["missed"]) == (0, 0, 1)
 
 
-def test_the_nearest_answer_is_given_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_nearest_answer_is_used_when_requested(tmp_path: Path) -> None:
     with replaying(
         tmp_path, [exchange(chat("Hi"), (0, b"1"))], VirtualClock(), replay_miss="nearest"
     ) as replay:
@@ -158,7 +155,7 @@ def test_the_nearest_answer_is_given_where_that_is_asked_for(tmp_path: Path) -> 
     )
 
 
-def test_the_journal_has_the_text_and_usage_of_recorded_answers(tmp_path: Path) -> None:
+def test_journal_has_text_and_usage_of_recorded_answers(tmp_path: Path) -> None:
     journal, usage = Journal(10), {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     parts: list[dict[str, Any]] = [
         {"delta": {"content": "One "}},
@@ -199,7 +196,7 @@ def test_the_journal_has_the_text_and_usage_of_recorded_answers(tmp_path: Path) 
     assert rows[0]["model"] == "m"
 
 
-def test_an_answer_that_broke_off_breaks_off(tmp_path: Path) -> None:
+def test_broken_recorded_answer_breaks_off(tmp_path: Path) -> None:
     clock = VirtualClock()
     broken = exchange(chat("Hi"), (0, b"1"), is_broken=True, end_s=1.0)
     with replaying(tmp_path, [broken], clock) as replay:
@@ -215,7 +212,7 @@ def test_an_answer_that_broke_off_breaks_off(tmp_path: Path) -> None:
         response.close()
 
 
-def test_a_fault_strikes_a_recorded_answer_and_uses_none_up(tmp_path: Path) -> None:
+def test_fault_applies_to_a_recorded_answer_without_consuming_it(tmp_path: Path) -> None:
     recorded = [exchange(chat("Hi"), (0, text)) for text in (b"1", b"2")]
     with replaying(tmp_path, recorded, VirtualClock()) as replay:
         with pytest.raises(ApiError) as struck:
@@ -231,7 +228,7 @@ def test_a_fault_strikes_a_recorded_answer_and_uses_none_up(tmp_path: Path) -> N
         assert b"".join(piece for _, piece in came(clock, response, 3.0)) == b"data: 1\n\n"
 
 
-def test_thousands_of_chunks_that_are_due_leave_the_loop_alone(tmp_path: Path) -> None:
+def test_thousands_of_due_chunks_do_not_block_the_loop(tmp_path: Path) -> None:
     clock = VirtualClock()
     recorded = exchange(chat("Hi"), *[(0.0, b"data: 1\n\n")] * 4000)
     turns = 0

@@ -1,4 +1,4 @@
-"""A recording becomes a script: a rule for each exchange, which says what was said."""
+"""A recording becomes a script with a rule for each exchange."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def choice(**message: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
 
-def test_a_loop_becomes_two_rules_and_its_tools() -> None:
+def test_tool_loop_becomes_two_rules_and_a_tool_schema() -> None:
     first = chat("How is the weather?", tools=TOOLS)
     second = {
         **first,
@@ -127,7 +127,9 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("target", "asked", "events", "then"), STREAMS)
-def test_a_stream_is_read(target: str, asked: Any, events: list[Any], then: dict[str, Any]) -> None:
+def test_stream_becomes_a_rule(
+    target: str, asked: Any, events: list[Any], then: dict[str, Any]
+) -> None:
     [rule] = rules_of(exchange(asked, *stream(*events), target=target))
     delays = rule["then"].pop("delays")
     assert rule["then"] == then
@@ -143,7 +145,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize(("head", "piece"), PIECES)
-def test_pauses_of_a_stream_stay_where_they_were(head: Any, piece: Any) -> None:
+def test_pauses_of_a_stream_are_preserved(head: Any, piece: Any) -> None:
     at_s = [0.1, 0.2, 0.21, 0.22, 1.23, 1.24, 1.25, 3.25, 3.26]
     data = [f"data: {json.dumps(event)}\n\n".encode() for event in [head, *[piece] * 8]]
     data[3], data[4] = data[3] + data[4][:9], data[4][9:]  # a chunk need not end with an event
@@ -155,7 +157,7 @@ def test_pauses_of_a_stream_stay_where_they_were(head: Any, piece: Any) -> None:
     }
 
 
-def test_errors_and_breaks_become_faults() -> None:
+def test_errors_and_broken_answers_become_faults() -> None:
     error = {"error": {"message": "Slow down", "type": "RateLimitError", "code": 429}}
     rules = rules_of(
         whole(chat("a"), error, status=429),
@@ -169,19 +171,19 @@ def test_errors_and_breaks_become_faults() -> None:
     ]
 
 
-def test_equal_requests_are_answered_one_after_the_other() -> None:
+def test_rules_of_equal_requests_answer_in_recorded_order() -> None:
     rules = rules_of(*(whole(chat("Hi"), choice(content=text)) for text in "abc"))
     assert [rule["when"].get("nth") for rule in rules] == [1, 1, None]
 
 
-def test_models_matter_where_there_are_several() -> None:
+def test_rules_match_the_model_only_if_models_differ() -> None:
     asked = [chat("Hi"), {**chat("Hi"), "model": "other"}]
     rules = rules_of(*(whole(each, choice(content="A")) for each in asked))
     assert [rule["when"]["model"] for rule in rules] == ["m", "other"]
     assert ["nth" in rule["when"] for rule in rules] == [False, False]
 
 
-def test_what_scripts_do_not_answer_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_exchanges_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     others = ("/v1/embeddings", "/v1/responses", "/v1/messages")
     assert (
         rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices"))
@@ -193,13 +195,13 @@ def test_what_scripts_do_not_answer_is_left_out(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.splitlines() == told
 
 
-def test_a_text_full_of_template_syntax_fits_the_limits_of_a_template() -> None:
+def test_text_full_of_template_syntax_stays_within_template_limits() -> None:
     text = "{{ 'a\\b\n\r\t' }}{% raw %}ü漢" * 200
     [rule] = rules_of(whole(chat("Hi"), choice(content=text)))
     assert Template(rule["then"]["text"]).text({}) == text
 
 
-def test_the_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "r", [whole(chat("Hi\nthere: [ü]"), choice(content="{% A"))])
     out = ["--out", str(tmp_path / "s.yaml")]
     assert main([*COMMAND, file, *out]) == 0
@@ -218,7 +220,7 @@ def test_the_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[s
     )
 
 
-def test_a_server_says_by_the_script_what_was_recorded(tmp_path: Path) -> None:
+def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
     asked = chat("How is the weather?", tools=TOOLS)
     recorded = [
         exchange(asked, *stream(delta(content="Let me "), delta(content="{% look."), gap_s=0.001)),

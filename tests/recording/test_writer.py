@@ -1,4 +1,4 @@
-"""Exchanges are appended whole, each on a line of its own, whatever happens to the file."""
+"""Exchanges are appended as whole lines, even if the file is replaced, cut or locked."""
 
 import fcntl
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def texts_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_line_without_newline_is_ended_first(tmp_path: Path, whole: bool) -> None:
+def test_line_without_newline_is_terminated_before_appending(tmp_path: Path, whole: bool) -> None:
     path = tmp_path / "r"
     last = line_of(exchange(chat("last"), (0, b"last")))[: -1 if whole else -50]
     before = Path(written(path, [], last)).read_bytes()
@@ -90,7 +90,7 @@ def test_a_line_without_newline_is_ended_first(tmp_path: Path, whole: bool) -> N
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, len(HEADER) - 2])
-def test_a_header_that_was_cut_off_is_written_again(tmp_path: Path, cut: int) -> None:
+def test_cut_header_is_rewritten(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "r"
     path.write_bytes(HEADER[:cut])
     with recorder(path) as recording:
@@ -99,7 +99,7 @@ def test_a_header_that_was_cut_off_is_written_again(tmp_path: Path, cut: int) ->
     assert b'"target":"http://target"' in path.read_bytes().splitlines()[0]
 
 
-def test_a_file_that_is_moved_away_has_a_successor(tmp_path: Path) -> None:
+def test_moved_file_gets_a_successor(tmp_path: Path) -> None:
     path, rotated = tmp_path / "r", tmp_path / "r.1"
     with recorder(path) as recording:
         recording.record("one")
@@ -114,7 +114,7 @@ def test_a_file_that_is_moved_away_has_a_successor(tmp_path: Path) -> None:
     assert (recording.file.written, recording.warnings) == (5, [])
 
 
-def test_a_file_that_was_replaced_by_another_recording_is_added_to(tmp_path: Path) -> None:
+def test_replacing_recording_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as recording:
         recording.record("one")
@@ -123,7 +123,7 @@ def test_a_file_that_was_replaced_by_another_recording_is_added_to(tmp_path: Pat
     assert texts_of(path) == ["old", "two"]
 
 
-def test_a_file_that_was_replaced_by_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_file_that_is_not_a_recording_is_not_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as recording:
         path.unlink()
@@ -138,7 +138,7 @@ def test_a_file_that_was_replaced_by_something_else_is_left_alone(tmp_path: Path
     assert texts_of(path) == ["two"]
 
 
-def test_a_folder_that_is_gone_costs_its_exchanges_and_no_more(tmp_path: Path) -> None:
+def test_missing_folder_loses_only_its_exchanges(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "r"
@@ -152,7 +152,7 @@ def test_a_folder_that_is_gone_costs_its_exchanges_and_no_more(tmp_path: Path) -
     assert texts_of(path) == ["two"]
 
 
-def test_exchanges_wait_for_a_lock_and_are_written_when_it_is_free(
+def test_exchanges_are_written_once_the_lock_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
@@ -170,7 +170,7 @@ def test_exchanges_wait_for_a_lock_and_are_written_when_it_is_free(
     assert recording.warnings[1:] == [f"{path}: the lock is free again; writing 4 exchanges"]
 
 
-def test_the_end_drops_and_counts_what_a_lock_keeps_from_the_file(
+def test_closing_drops_and_counts_exchanges_behind_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
@@ -184,7 +184,7 @@ def test_the_end_drops_and_counts_what_a_lock_keeps_from_the_file(
     assert texts_of(path) == []
 
 
-def test_a_worker_without_a_loop_writes_at_once_and_what_waits_with_the_next_exchange(
+def test_without_a_loop_waiting_exchanges_are_written_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
@@ -203,7 +203,9 @@ def test_a_worker_without_a_loop_writes_at_once_and_what_waits_with_the_next_exc
     assert texts_of(path) == ["one", "two", "three", "four", "five"], "the last at the end"
 
 
-def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_waiting_exchanges_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(writer, "MAX_WAITING", 2)
     path = tmp_path / "r"
@@ -218,7 +220,7 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert texts_of(path) == ["one", "two"]
 
 
-def test_a_recorder_starts_while_another_process_holds_the_lock(
+def test_recorder_starts_while_another_process_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.serving.recording.shared_file.LOCK_TIMEOUT_S", 0.05)
@@ -247,7 +249,7 @@ def test_two_recorders_share_a_file_and_its_successors(tmp_path: Path) -> None:
     assert first.warnings == second.warnings == []
 
 
-def test_a_recorder_refuses_what_is_no_recording_and_leaves_it_alone(tmp_path: Path) -> None:
+def test_recorder_rejects_other_files_without_changing_them(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text("mine")
     with pytest.raises(RecordingError, match="is not a recording"):

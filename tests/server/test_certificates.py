@@ -1,7 +1,4 @@
-"""Certificates:
-
-files that change are read again once they have come to rest; the server can make its own.
-"""
+"""Certificates: reloading of changed files, validation, and self-signed ones."""
 
 from pathlib import Path
 
@@ -39,7 +36,7 @@ def renew(cfg: Config) -> None:
     Path(cfg.keyfile).write_bytes(key)
 
 
-def test_new_files_are_read_at_the_second_look_and_while_they_are_written_left_alone(
+def test_changed_files_are_loaded_only_once_they_are_stable(
     cfg: Config,
 ) -> None:
     certificate = ServerCertificate(cfg)
@@ -50,7 +47,7 @@ def test_new_files_are_read_at_the_second_look_and_while_they_are_written_left_a
     assert [certificate.refresh() for _ in range(2)] == [True, False]
 
 
-def test_what_is_no_pair_is_refused_in_one_line(cfg: Config) -> None:
+def test_invalid_pair_is_rejected_with_a_one_line_error(cfg: Config) -> None:
     certificate, key = Path(cfg.certfile), Path(cfg.keyfile)
     secret = load_pem_private_key(key.read_bytes(), None).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x")
@@ -63,7 +60,7 @@ def test_what_is_no_pair_is_refused_in_one_line(cfg: Config) -> None:
         assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_certificate_has_the_names_of_allowed_hosts_but_no_star() -> None:
+def test_certificate_names_allowed_hosts_without_wildcard() -> None:
     settings = load(["--self-signed-certs", "--allowed-hosts", "*,vllm.example.com"], {})
     path, _ = SelfSigned().pair(settings)
     certificate = x509.load_pem_x509_certificate(Path(path).read_bytes())

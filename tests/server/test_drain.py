@@ -1,7 +1,4 @@
-"""The listener of a server that ends:
-
-what has been established is accepted, what is new is refused.
-"""
+"""The listener of a stopping server accepts established connections and refuses new ones."""
 
 import socket
 import sys
@@ -22,7 +19,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a socket filter of Linux")
-def test_a_listener_that_refuses_handshakes_keeps_its_backlog(listener: socket.socket) -> None:
+def test_listener_that_refuses_handshakes_keeps_its_backlog(listener: socket.socket) -> None:
     address = listener.getsockname()
     with socket.create_connection(address) as established:
         established.sendall(b"early")
@@ -40,7 +37,7 @@ def test_a_listener_that_refuses_handshakes_keeps_its_backlog(listener: socket.s
         listener.accept()[0].close()
 
 
-def test_a_unix_socket_has_no_handshakes(tmp_path: object) -> None:
+def test_refusing_handshakes_leaves_unix_sockets_alone(tmp_path: object) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/socket")
         listener.listen()

@@ -1,7 +1,4 @@
-"""Heads of requests:
-
-what the fast path takes, gunicorn's parser takes, too, and in the same sense.
-"""
+"""Heads that the fast path accepts mean the same to the parser of gunicorn."""
 
 from typing import Any
 
@@ -87,7 +84,7 @@ def by_gunicorn(data: bytes) -> Any:
 
 
 @given(heads())
-def test_what_the_fast_path_takes_gunicorn_takes_alike(data: bytes) -> None:
+def test_fast_path_and_gunicorn_parse_heads_alike(data: bytes) -> None:
     data = data[: data.find(b"\r\n\r\n") + 4]
     head = RequestHeads(ROUTES).read(data)
     if head is not None:

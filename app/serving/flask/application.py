@@ -99,7 +99,9 @@ class DirectAdapter(MapAdapter):
             return rule, {}
         if self.path_info.startswith("//"):  # Werkzeug would merge the two slashes
             raise NotFound
-        return super().match(*args, return_rule=return_rule, **options)  # type: ignore[call-overload]
+        return super().match(  # type: ignore[call-overload]
+            *args, return_rule=return_rule, **options
+        )
 
 
 class Understudy(Flask):
@@ -228,7 +230,9 @@ class Understudy(Flask):
 
     def make_response(self, rv: Any) -> Any:
         """Returns a `Response` unchanged, and Flask's response for any other value."""
-        return rv if isinstance(rv, Response) else super().make_response(rv)
+        if isinstance(rv, Response):
+            return rv
+        return super().make_response(rv)
 
     def process_response(self, response: Any) -> Any:
         """Runs functions of extensions, then the middleware."""
@@ -252,9 +256,10 @@ class Understudy(Flask):
         """Answers a request without a route, with FastAPI's body, as vLLM does."""
         forget_frames(error)
         context: RequestContext = request_ctx.request.environ[CONTEXT]
-        location = _without_slash(context) if isinstance(error, NotFound) else None
-        if location:
-            return Response(b"", 307, {"Location": location})
+        if isinstance(error, NotFound):
+            location = _without_slash(context)
+            if location:
+                return Response(b"", 307, {"Location": location})
         if isinstance(error, MethodNotAllowed) and context.path == "/":
             error = NotFound()  # vLLM has no path /: GET / exists only here
         response = json_response({"detail": error.name}, error.code or 500)
@@ -333,4 +338,6 @@ def _without_slash(context: RequestContext) -> str | None:
         return None
     url = request.host_url.rstrip("/") + path
     query = request.query_string.decode("latin-1")
-    return f"{url}?{query}" if query else url
+    if query:
+        url += f"?{query}"
+    return url

@@ -97,8 +97,8 @@ class OtherServer:
             request = ThreadRequest(run, environ["wsgi.input"], sock)
             context.source = request
             environ["wsgi.input"] = request
-            run_in_request: Callable[..., Any] = partial(request.call, copy_context().run)  # type: ignore[arg-type]
-            call = run_in_request
+            run_in_context: Callable[..., Any] = copy_context().run
+            call = partial(request.call, run_in_context)
             head = ResponseHead()
             body = call(self._app.wsgi_app, environ, head)
             start_response(*head.arguments)

@@ -184,7 +184,7 @@ class FastConnection(HubConnection):
         self._pending = pending
         self._reader.stop()
         self.watch(self._abandon)
-        pending.then(self._finish_pending)
+        pending.on_resolve(self._finish_pending)
 
     def _finish_pending(self, outcome: Response | Exception) -> None:
         self._pending = None

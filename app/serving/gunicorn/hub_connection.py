@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from ssl import SSLWantReadError, SSLWantWriteError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent.socket
 
@@ -21,9 +21,6 @@ from app.serving.gunicorn.logs import ServerLogger
 from app.serving.http.client_connection import READ
 from app.serving.http.stream_transport import StreamTransport, WriteBatcher
 
-if TYPE_CHECKING:
-    from app.serving.gunicorn.fast_connection import FastConnection
-
 log = logging.getLogger(__name__)
 RECEIVE_BYTES = 1 << 16
 """Most bytes per read."""
@@ -32,7 +29,8 @@ UNLIMITED_S = 1e9
 MAX_ANSWERS_PER_BATCH = 8
 """Most complete answers per batch: the first has then waited half a millisecond."""
 Address = tuple[str, int]
-ServeGeneral = Callable[["FastConnection", bytes], object]
+ServeGeneral = Callable[[Any, bytes], object]
+"""Takes a `FastConnection` (`app.serving.gunicorn.fast_connection`) and the bytes read so far."""
 Upgrade = Callable[["FastPath", gevent.socket.socket, Address, bytes], object]
 
 

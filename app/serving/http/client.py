@@ -104,7 +104,7 @@ class HttpConnection(HTTPConnection):
         super().__init__(host, int(port))
         self.timeout_s = timeout_s
         self._tls = tls
-        self.default_port = PORTS["https" if tls else "http"]
+        self.default_port = PORTS["http"] if tls is None else PORTS["https"]
         self._connected_sock: socket.socket | None = None
 
     def connect(self) -> None:

@@ -33,16 +33,16 @@ class ClientConnection:
     def __init__(self, sock: gevent.socket.socket | socket.socket, resets: bool = False) -> None:
         self._closes_by_reset = resets
         self._raw: socket.socket = sock._sock if hasattr(sock, "_sock") else sock
-        tls = getattr(sock, "_sslobj", None)
-        self.send_now: Callable[[bytes | memoryview], int] = (
-            self._raw.send if tls is None else tls.write
-        )
+        self.send_now: Callable[[bytes | memoryview], int] = self._raw.send
         """Sends what fits, without waiting.
 
         Raises:
             BlockingIOError, SSLWantReadError, SSLWantWriteError: the socket has no room.
             OSError: the client has disconnected.
         """
+        tls = getattr(sock, "_sslobj", None)
+        if tls is not None:
+            self.send_now = tls.write
         self._leaving: Watcher | None = None
 
     def watch(self, gone: Callable[[], None]) -> None:

@@ -117,20 +117,21 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     endings: Sequence[Ending] = ()
     """Called with the response by the middleware; set when the request begins."""
     _request_id: str = ""
-    _kept: dict[type, object] | None = None
+    _state_by_type: dict[type, object] | None = None
 
     def keep(self, state: object) -> None:
         """Attaches `state` to the request; it replaces state of the same type."""
-        if self._kept is None:
-            self._kept = {}
-        self._kept[type(state)] = state
+        if self._state_by_type is None:
+            self._state_by_type = {}
+        self._state_by_type[type(state)] = state
 
     def kept(self, kind: type[T]) -> T | None:
         """Returns the attached state of type `kind`; None without any."""
-        if self._kept is None:
+        if self._state_by_type is None:
             return None
-        state = self._kept.get(kind)
-        return state if isinstance(state, kind) else None
+        state = self._state_by_type.get(kind)
+        assert state is None or isinstance(state, kind)
+        return state
 
     @property
     def request_id(self) -> str:
@@ -198,7 +199,9 @@ class BodyLimits:
             return context.body
         declared = context.headers.get("content-length") or "0"
         length = int(declared) if declared.isdecimal() else 0
-        body = self._receive(context) if length <= self.max_bytes else b""
+        body = b""
+        if length <= self.max_bytes:
+            body = self._receive(context)
         if max(length, len(body)) > self.max_bytes:
             raise self._too_large()
         if len(body) < length:
@@ -262,7 +265,9 @@ class BodyLimits:
 def bearer(headers: Mapping[str, str]) -> bytes | None:
     """Returns the key of a Bearer Authorization header, as sent; None without one."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.encode("latin-1", "replace") if scheme.lower() == "bearer" else None
+    if scheme.lower() != "bearer":
+        return None
+    return key.encode("latin-1", "replace")
 
 
 def client_name(context: RequestContext) -> str:

@@ -82,7 +82,7 @@ class Response:
     ) -> None:
         self.status = status
         self.streamed = streamed
-        self.headers = dict(headers) if headers else {}
+        self.headers = dict(headers or {})
         if content_type is not None:
             self.headers["Content-Type"] = content_type
         if content_type is EVENT_STREAM:
@@ -108,7 +108,9 @@ class Response:
         """
         if isinstance(self.body, StreamingBody):
             return self.body.bytes_sent
-        return len(self.body) if isinstance(self.body, bytes) else self.pieces_bytes
+        if isinstance(self.body, bytes):
+            return len(self.body)
+        return self.pieces_bytes
 
     def replace_body(self, body: bytes) -> None:
         """Replaces the body and its `Content-Length`."""
@@ -135,7 +137,9 @@ class Response:
         """Returns the WSGI body, after it has passed status and headers to `start_response`."""
         status = STATUS_LINES.get(self.status) or self.status_line
         start_response(status, list(self.headers.items()))
-        return [self.body] if isinstance(self.body, bytes) and self.callbacks is None else self
+        if isinstance(self.body, bytes) and self.callbacks is None:
+            return [self.body]
+        return self
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in [self.body] if isinstance(self.body, bytes) else self.body:
@@ -146,31 +150,31 @@ class Response:
 class PendingResponse:
     """A future response, which no greenlet waits for."""
 
-    __slots__ = ("_on_abort", "_then", "outcome")
+    __slots__ = ("_callback", "_on_abort", "outcome")
 
     def __init__(self, on_abort: Callable[[], None]) -> None:
         self._on_abort = on_abort
         self.outcome: Response | Exception | None = None
-        self._then: Callable[[Response | Exception], None] | None = None
+        self._callback: Callable[[Response | Exception], None] | None = None
 
-    def then(self, callback: Callable[[Response | Exception], None]) -> None:
+    def on_resolve(self, callback: Callable[[Response | Exception], None]) -> None:
         """Calls `callback` once with the response or error: at once, or in `resolve`."""
         if self.outcome is not None:
             callback(self.outcome)
         else:
-            self._then = callback
+            self._callback = callback
 
     def resolve(self, outcome: Response | Exception) -> None:
         """Passes the response, or the error in its place, to the callback."""
         self.outcome = outcome
-        callback = self._then
-        self._then = None
+        callback = self._callback
+        self._callback = None
         if callback is not None:
             callback(outcome)
 
     def abort(self) -> None:
         """Drops the callback; call it when the client disconnects before the response is there."""
-        self._then = None
+        self._callback = None
         self._on_abort()
 
 

@@ -50,7 +50,9 @@ class ApiKeys(Middleware):
         keys = [bearer(headers)]
         if is_admin and "x-admin-key" in headers:
             keys.append(headers["x-admin-key"].encode("latin-1", "replace"))
-        return None if _has_match(keys, digests) else json_response(UNAUTHORIZED, 401)
+        if _has_match(keys, digests):
+            return None
+        return json_response(UNAUTHORIZED, 401)
 
     def bears_key(self, context: RequestContext) -> bool:
         """Returns True if the request bears an API key, or if the server has no keys."""

@@ -56,8 +56,8 @@ def _response_text(response: Response) -> str:
 
 def _text(data: bytes, content_type: str = "") -> str:
     text = data[:MAX_BODY_BYTES].decode(errors="replace")
-    is_cut = len(data) > MAX_BODY_BYTES
-    if is_cut:
+    end = ""
+    if len(data) > MAX_BODY_BYTES:
         text = without_cut_url(text)
-    text = call_long(len(text), mask_text, text, content_type=content_type)
-    return f"{text}... ({len(data)} bytes)" if is_cut else text
+        end = f"... ({len(data)} bytes)"
+    return call_long(len(text), mask_text, text, content_type=content_type) + end

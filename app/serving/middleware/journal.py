@@ -285,4 +285,6 @@ def masked_json(body: bytes, content_type: str = "") -> bytes:
     try:
         return encode_to_keep(msgspec.json.decode(text))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-        return encode_to_keep(text) if text and "\0" not in text else b"null"
+        if not text or "\0" in text:
+            return b"null"
+        return encode_to_keep(text)

@@ -87,8 +87,8 @@ def mask_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Masks the values of secret headers, and secrets in URLs in the other values."""
     masked = []
     for name, value in headers:
-        masked_value = MASK if is_secret(name) else _mask_urls(value)
-        masked.append((name, masked_value))
+        value = MASK if is_secret(name) else _mask_urls(value)
+        masked.append((name, value))
     return masked
 
 
@@ -119,7 +119,9 @@ def mask_pieces(pieces: Sequence[str]) -> list[str]:
 def without_cut_url(text: str) -> str:
     """Removes the host of a URL at the end of a cut text: it may be the beginning of a password."""
     start = text.rfind("://")
-    match = None if start < 0 else _AUTHORITY.match(text, start)
+    if start < 0:
+        return text
+    match = _AUTHORITY.match(text, start)
     if match is None or match.end() < len(text):
         return text
     return text[: match.start("authority")]

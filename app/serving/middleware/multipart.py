@@ -56,8 +56,9 @@ def _delimiter(text: str, content_type: str) -> str:
     if not text.startswith("--"):
         return ""
     line = text[: MAX_BOUNDARY_CHARACTERS + 4].partition("\n")[0].rstrip()
-    is_whole = 2 < len(line) <= MAX_BOUNDARY_CHARACTERS + 2
-    return line if is_whole else ""
+    if 2 < len(line) <= MAX_BOUNDARY_CHARACTERS + 2:
+        return line
+    return ""
 
 
 def _next_delimiter(text: str, delimiter: str, start: int) -> int:
@@ -65,7 +66,9 @@ def _next_delimiter(text: str, delimiter: str, start: int) -> int:
     position = text.find(delimiter, start)
     while position > 0 and text[position - 1] != "\n":
         position = text.find(delimiter, position + len(delimiter))
-    return len(text) if position < 0 else position
+    if position < 0:
+        return len(text)
+    return position
 
 
 def _content_end(text: str, part_end: int) -> int:

@@ -148,7 +148,9 @@ class RateLimits(Middleware):
         return buckets
 
     def _new_bucket(self, limit: int | None) -> TokenBucket | None:
-        return TokenBucket(limit, now_s=self._clock.now()) if limit else None
+        if not limit:
+            return None
+        return TokenBucket(limit, now_s=self._clock.now())
 
 
 def _exceeded(limit: int | None, unit: str, wait_s: float) -> Exception:

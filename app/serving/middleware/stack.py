@@ -68,8 +68,10 @@ class MiddlewareStack:
         ends: list[Ending] = []
         for middleware in active:
             if type(middleware).begin is not Middleware.begin:
-                begins = plain_begins if middleware.concerns_plain else general_begins
-                begins.append(middleware.begin)
+                if middleware.concerns_plain:
+                    plain_begins.append(middleware.begin)
+                else:
+                    general_begins.append(middleware.begin)
             if type(middleware).end is not Middleware.end:
                 ends.append(middleware.end)
         self._begin = tuple(plain_begins)

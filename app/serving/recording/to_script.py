@@ -175,19 +175,19 @@ def _then(answer: RecordedAnswer) -> Json:
     if answer.status >= 400:
         return {"fault": _error_fault(answer)}
     reply = reply_of(answer)
-    then: Json = {}
+    action: Json = {}
     if reply.reasoning:
-        then["reasoning"] = _literals(reply.reasoning)
+        action["reasoning"] = _literals(reply.reasoning)
     if reply.text or not reply.calls:
-        then["text"] = _literals(reply.text)
+        action["text"] = _literals(reply.text)
     if reply.calls:
-        then["tool_calls"] = [_call(name, arguments) for name, arguments in reply.calls]
+        action["tool_calls"] = [_call(name, arguments) for name, arguments in reply.calls]
     if reply.finish in REPLAYED_FINISHES:
-        then["finish_reason"] = reply.finish
+        action["finish_reason"] = reply.finish
     if answer.is_broken:
-        then["fault"] = {"action": "disconnect", "after": reply.events}
-    then["delays"] = _delays(reply.moments, answer.end_s)
-    return then
+        action["fault"] = {"action": "disconnect", "after": reply.events}
+    action["delays"] = _delays(reply.moments, answer.end_s)
+    return action
 
 
 def _error_fault(answer: RecordedAnswer) -> Json:

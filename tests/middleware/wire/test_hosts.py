@@ -1,4 +1,4 @@
-"""DNS rebinding and `allowed-origins: *`, tried on a real server that listens on every address."""
+"""DNS rebinding and `allowed-origins: *`, on a real server that listens on every address."""
 
 import sys
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def status_line(server: RunningServer, method: str, path: str, *headers: str) ->
 
 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
-def test_a_rebound_name_reads_and_steers_nothing(server: RunningServer, host: str) -> None:
+def test_rebound_name_can_neither_read_nor_control(server: RunningServer, host: str) -> None:
     header = f"Host: {host}"
     for path in READABLE:
         assert status_line(server, "GET", path, header) == 403, path
@@ -73,12 +73,12 @@ def test_a_rebound_name_reads_and_steers_nothing(server: RunningServer, host: st
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
-def test_own_names_read_everything(server: RunningServer, host: str) -> None:
+def test_names_of_the_server_read_everything(server: RunningServer, host: str) -> None:
     for path in (*READABLE, *OPEN):
         assert status_line(server, "GET", path, f"Host: {host}") == 200, path
 
 
-def test_a_star_in_allowed_origins_lets_no_page_read_the_journal(server: RunningServer) -> None:
+def test_wildcard_origin_does_not_open_the_journal(server: RunningServer) -> None:
     for path in ("/admin/journal", "/admin/config", "/console", "/server_info"):
         stranger = exchange(server, "GET", path, "Host: localhost", "Origin: https://evil.example")
         assert not [name for name in stranger.headers if name.startswith("access-control-")], path
@@ -97,7 +97,7 @@ def test_a_star_in_allowed_origins_lets_no_page_read_the_journal(server: Running
     assert models.headers["access-control-allow-origin"] == "*"
 
 
-def test_the_origins_that_vllm_has_by_default_open_no_control_path() -> None:
+def test_default_origins_of_vllm_open_no_control_path() -> None:
     port = free_port()
     words = (
         "serve",

@@ -1,4 +1,4 @@
-"""Keys, logs, limits and pages of other origins on one real server, by both of its ways."""
+"""Keys, logs, limits and CORS on a real server, on the fast path and under Flask."""
 
 import json
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def is_unauthorized(answer: Whole) -> bool:
     return told == (401, "application/json", UNAUTHORIZED)
 
 
-def test_guarded_paths_need_a_key_and_others_are_open(guarded: RunningServer) -> None:
+def test_only_guarded_paths_need_a_key(guarded: RunningServer) -> None:
     for path in GUARDED:
         assert is_unauthorized(get(guarded.port, path))
         assert status(guarded, path, **bearing(FIRST)) != 401
@@ -83,13 +83,13 @@ def test_guarded_paths_need_a_key_and_others_are_open(guarded: RunningServer) ->
         *(f"X-Api-Key: {FIRST}", f"X-Admin-Key: {FIRST}", f"Cookie: Authorization=Bearer {FIRST}"),
     ],
 )
-def test_nothing_else_opens(guarded: RunningServer, header: str) -> None:
+def test_other_credentials_are_rejected(guarded: RunningServer, header: str) -> None:
     with Wire(guarded.port) as wire:
         request = f"GET /v1/models HTTP/1.1\r\nHost: test\r\n{header}\r\n\r\n"
         assert is_unauthorized(wire.send(request.encode("latin-1")).answer())
 
 
-def test_the_admin_key_alone_opens_admin(guarded: RunningServer) -> None:
+def test_only_the_admin_key_opens_admin(guarded: RunningServer) -> None:
     for header in ({"X-Admin-Key": ADMIN}, bearing(ADMIN)):
         assert status(guarded, "/admin/config", **header) == 200
     for header in ({}, {"X-Admin-Key": FIRST}, bearing(FIRST), {"X-Api-Key": ADMIN}):
@@ -97,7 +97,7 @@ def test_the_admin_key_alone_opens_admin(guarded: RunningServer) -> None:
         assert status(guarded, "/admin/config", "POST", **header) == 401
 
 
-def test_no_key_is_ever_told(guarded: RunningServer) -> None:
+def test_keys_never_appear_in_answers_or_logs(guarded: RunningServer) -> None:
     for key in (FIRST, SECOND, ADMIN):
         headers = {**bearing(key), "X-Api-Key": key, "X-Admin-Key": key}
         requests.get(f"{guarded.url}/v1/models?api_key={key}", headers=headers, timeout=20)
@@ -146,7 +146,7 @@ def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
     assert got.headers["Access-Control-Max-Age"] == "600"
 
 
-def test_by_default_no_page_is_let_in(server: RunningServer) -> None:
+def test_no_page_is_allowed_by_default(server: RunningServer) -> None:
     asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     preflight = requests.options(server.url + COMPLETIONS, headers=asked, timeout=20)
     assert (preflight.status_code, preflight.text) == (400, "Disallowed CORS origin")
@@ -167,7 +167,7 @@ def lines(server: RunningServer) -> list[dict[str, Any]]:
     return [line for line in told if line["path"] != "/health"]
 
 
-def test_a_whole_answer_is_logged_with_its_request(guarded: RunningServer) -> None:
+def test_complete_answer_is_logged_with_its_request(guarded: RunningServer) -> None:
     body = ask(user="Zoë", api_key="hidden")
     headers = {**bearing(FIRST), "X-Request-Id": "mine", "X-Other": "seen"}
     url = f"{guarded.url}{COMPLETIONS}?key=hidden&b=1"
@@ -186,7 +186,7 @@ def test_a_whole_answer_is_logged_with_its_request(guarded: RunningServer) -> No
     assert "hidden" not in guarded.log()
 
 
-def test_what_is_refused_is_logged_as_it_came(guarded: RunningServer) -> None:
+def test_rejected_request_is_logged(guarded: RunningServer) -> None:
     for body, logged in (
         (b"{not json", "{not json"),
         (b'"\xff\xfe"', '"\ufffd\ufffd"'),
@@ -215,7 +215,7 @@ def test_what_is_refused_is_logged_as_it_came(guarded: RunningServer) -> None:
         )
 
 
-def test_a_long_body_is_cut(guarded: RunningServer) -> None:
+def test_long_body_is_cut_in_the_log(guarded: RunningServer) -> None:
     body = b'{"prompt": "' + b"x" * (MAX_BODY_BYTES + 1000) + b'"}'
     with Wire(guarded.port) as wire:
         wire.send(http_post(COMPLETIONS, body, f"Authorization: Bearer {FIRST}")).answer()

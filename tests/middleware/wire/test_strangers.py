@@ -1,4 +1,4 @@
-"""A journal that strangers cannot fill, on a real server with an API key."""
+"""Requests without a key do not fill the journal of a real server with an API key."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ CHAT = "/v1/chat/completions"
 KEY = "Authorization: Bearer key-of-the-test"
 
 
-def test_strangers_leave_the_journal_of_clients_with_a_key_alone() -> None:
+def test_requests_without_a_key_do_not_evict_keyed_journal_entries() -> None:
     chat = json.dumps({"messages": [{"role": "user", "content": "mine"}], "max_tokens": 2}).encode()
     typed = "Content-Type: application/json"
     with running_server("--journal", "3", "--api-key", "key-of-the-test") as server:

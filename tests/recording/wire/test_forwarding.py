@@ -1,6 +1,4 @@
-"""What a real client sends in a path reaches a real upstream unchanged, or does not reach it at
-all.
-"""
+"""Paths of real clients reach a real upstream unchanged, or are rejected."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +74,7 @@ def recorder(
                 yield server
 
 
-def test_paths_are_forwarded_as_they_are_or_refused(
+def test_paths_are_forwarded_unchanged_or_rejected(
     tmp_path: Path, target: Target, recorder: RunningServer
 ) -> None:
     for path in FORWARDED:
@@ -99,7 +97,7 @@ def test_paths_are_forwarded_as_they_are_or_refused(
     assert {exchange.request.target for exchange in exchanges_of(file)} == {*FORWARDED}
 
 
-def test_a_slash_and_an_encoded_slash_are_two_recordings(tmp_path: Path, target: Target) -> None:
+def test_slash_and_encoded_slash_are_different_requests(tmp_path: Path, target: Target) -> None:
     flags = (*FLAGS, "--replay", str(tmp_path / "r"), "--root-path", "/behind/proxy")
     with (
         serving(target.handler) as port,
@@ -112,7 +110,7 @@ def test_a_slash_and_an_encoded_slash_are_two_recordings(tmp_path: Path, target:
     assert target.asked == ["/v1/models/a%2Fb", "/v1/models/a/b"]
 
 
-def test_a_model_name_forges_no_line_of_the_log(tmp_path: Path, target: Target) -> None:
+def test_model_name_cannot_forge_a_log_line(tmp_path: Path, target: Target) -> None:
     with (
         serving(target.handler) as port,
         running_server(

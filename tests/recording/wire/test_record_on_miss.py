@@ -1,6 +1,4 @@
-"""What is not recorded is asked of a target, answered as it comes, and kept for the next equal
-request.
-"""
+"""A target answers unrecorded requests, whose exchanges are recorded for equal requests."""
 
 import json
 import socket
@@ -116,7 +114,7 @@ def test_the_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
         assert texts() == first
 
 
-def test_a_stream_passes_piece_by_piece(tmp_path: Path) -> None:
+def test_stream_is_forwarded_piece_by_piece(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
     with (
         saying(head, b"data: 1\n\n") as (url, left),
@@ -131,7 +129,7 @@ def test_a_stream_passes_piece_by_piece(tmp_path: Path) -> None:
         wait_until(lambda: "not kept: POST /v1/chat/completions: the client left" in server.log())
 
 
-def test_a_target_that_gives_no_answer_is_one_clear_error(tmp_path: Path) -> None:
+def test_target_without_answer_gives_one_clear_error(tmp_path: Path) -> None:
     half = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", b"data: 1\n\n"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -182,7 +180,7 @@ LENGTHS = (
 )
 
 
-def test_equal_lengths_of_an_answer_are_one_and_different_ones_are_an_error(tmp_path: Path) -> None:
+def test_conflicting_content_lengths_are_an_error(tmp_path: Path) -> None:
     with saying(LENGTHS % 2) as (equal, _), saying(LENGTHS % 3) as (different, _):
         targets = ("--target", f"equal={equal}", f"different={different}")
         with running_server(*FLAGS, "--replay", str(tmp_path / "r"), *targets) as server:
@@ -229,7 +227,7 @@ def trickling(start: bytes, part: bytes) -> Iterator[str]:
         thread.join(10)
 
 
-def test_a_target_that_trickles_its_answer_does_not_pass_the_timeout(tmp_path: Path) -> None:
+def test_trickling_target_runs_into_the_timeout(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\n"
     chunked = head + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     with (
@@ -257,11 +255,11 @@ def test_a_target_that_trickles_its_answer_does_not_pass_the_timeout(tmp_path: P
                 assert "did not answer within 1 s" in error["message"]
             with Wire(server.port) as wire, pytest.raises((HTTPException, OSError)):
                 wire.post({**chat("Hi", stream=True), "model": "chunk"}, CHAT).answer()
-            wait_until(lambda: "its answer did not go on within 1 s" in server.log())
+            wait_until(lambda: "its answer did not continue within 1 s" in server.log())
     assert exchanges_of(tmp_path / "r") == []
 
 
-def test_an_answer_that_its_target_broke_off_is_kept_and_breaks_off_again(tmp_path: Path) -> None:
+def test_broken_answer_is_recorded_and_replayed_as_broken(tmp_path: Path) -> None:
     recorded = written(
         tmp_path / "up", [exchange(chat("Hi"), (0, b"1"), (0, b"2"), is_broken=True)]
     )
@@ -278,7 +276,7 @@ def test_an_answer_that_its_target_broke_off_is_kept_and_breaks_off_again(tmp_pa
     assert kept.answer.is_broken
 
 
-def test_passing_failures_are_passed_on_and_not_kept(
+def test_transient_failures_are_forwarded_but_not_recorded(
     tmp_path: Path, upstream: RunningServer
 ) -> None:
     file = tmp_path / "r"
@@ -309,7 +307,9 @@ def test_passing_failures_are_passed_on_and_not_kept(
     assert TARGET_KEY not in text and KEY not in text
 
 
-def test_a_header_decides_for_one_request(tmp_path: Path, upstream: RunningServer) -> None:
+def test_header_overrides_the_setting_for_one_request(
+    tmp_path: Path, upstream: RunningServer
+) -> None:
     file = written(tmp_path / "r", [exchange(chat("known"), (0, b"1"))])
     with running_server(*FLAGS, "--replay", file, "--target", upstream.url) as server:
 
@@ -335,7 +335,7 @@ def test_a_header_decides_for_one_request(tmp_path: Path, upstream: RunningServe
         assert answer("new", "not-found").ok, "it is recorded now"
 
 
-def test_equal_requests_at_once_ask_the_target_once(tmp_path: Path) -> None:
+def test_simultaneous_equal_requests_reach_the_target_once(tmp_path: Path) -> None:
     with (
         running_server(*UPSTREAM, "--time-to-first-token", "500ms") as live,
         running_server(*FLAGS, "--replay", str(tmp_path / "r"), "--target", live.url) as server,
@@ -383,7 +383,7 @@ def test_any_worker_records(tmp_path: Path, upstream: RunningServer, worker: str
     assert len(exchanges_of(file)) == 2
 
 
-def test_a_recording_that_was_cut_off_goes_on(tmp_path: Path, upstream: RunningServer) -> None:
+def test_cut_recording_continues_to_grow(tmp_path: Path, upstream: RunningServer) -> None:
     file = written(
         tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ'
     )
@@ -412,7 +412,7 @@ def test_a_client_that_leaves_early_frees_the_server(tmp_path: Path) -> None:
             assert time.monotonic() - began < 15, "the server waited for a client that had left"
 
 
-def test_wrong_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
+def test_invalid_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
     file = str(tmp_path / "r")
     foreign = tmp_path / "foreign"
     foreign.write_text(json.dumps({"mine": 1}))

@@ -1,4 +1,4 @@
-"""An agent's loop, recorded through the real proxy from a real server, and played by another one."""
+"""An agent's loop, recorded through the real proxy and replayed by another server."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ FLAGS = ("--force-dummy-tokenizer", "--model", "m")
 KEY = "sk-very-secret-1"
 
 
-def test_keys_metrics_and_logs_are_as_ever(tmp_path: Path) -> None:
+def test_keys_metrics_and_logs_work_as_without_recording(tmp_path: Path) -> None:
     recorded = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"{}"))])
     flags = ("--replay", recorded, "--api-key", KEY, "--log-http", "--enable-request-id-headers")
     with running_server(*FLAGS, *flags) as server:
@@ -40,7 +40,7 @@ def test_keys_metrics_and_logs_are_as_ever(tmp_path: Path) -> None:
         assert KEY not in server.log()
 
 
-def test_a_client_that_leaves_a_replay_keeps_nothing_busy(tmp_path: Path) -> None:
+def test_disconnected_client_of_a_replay_leaves_nothing_busy(tmp_path: Path) -> None:
     slow = [
         exchange(chat("stream"), (0, b"data: 1\n\n"), (3600, b"data: 2\n\n")),
         exchange(chat("whole"), (3600, b"{}")),
@@ -70,7 +70,7 @@ def test_a_whole_answer_in_pieces_keeps_its_length(tmp_path: Path) -> None:
             assert "transfer-encoding" not in answer.headers
 
 
-def test_a_recorder_that_cannot_begin_says_why(
+def test_recorder_that_cannot_start_prints_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_a_recorder_that_cannot_begin_says_why(
         assert told.startswith(line) and told.count("\n") == 1
 
 
-def test_a_port_that_is_taken_leaves_no_file(tmp_path: Path) -> None:
+def test_port_in_use_leaves_no_file(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         words = (
@@ -108,7 +108,7 @@ def test_a_port_that_is_taken_leaves_no_file(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: port {port}: Address already in use")
 
 
-def test_a_recorder_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
+def test_killed_recorder_leaves_completed_exchanges(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with running_server(*FLAGS) as live:
         try:
@@ -124,7 +124,7 @@ def test_a_recorder_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
     assert len(exchanges_of(path)) == 1
 
 
-def test_a_server_that_answers_otherwise_has_drifted(
+def test_drift_reports_different_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded = tmp_path / "r"

@@ -1,7 +1,4 @@
-"""A file that servers record to survives locks, rotation, a full disk and kill -9:
-
-nothing whole is lost.
-"""
+"""A shared recording survives locks, rotation, a full disk and kill -9."""
 
 import fcntl
 import json
@@ -105,7 +102,7 @@ def _question(line: bytes) -> str:
     return question
 
 
-def test_a_half_line_costs_itself_and_one_warning(tmp_path: Path, target: Target) -> None:
+def test_partial_line_is_skipped_with_one_warning(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     half = line_of(KNOWN)[:100]
     written(file, [KNOWN], half)
@@ -167,7 +164,7 @@ def test_a_file_that_is_rotated_while_servers_record_loses_nothing(
     assert sorted(questions_of(file)) == ["one", "two"], "the new file answers both"
 
 
-def test_a_lock_that_another_process_holds_stops_no_answer(tmp_path: Path, target: Target) -> None:
+def test_lock_of_another_process_delays_no_answer(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     with recording_server(target, file) as server:
         say(server, "before")
@@ -206,7 +203,7 @@ def test_a_server_starts_and_stops_while_another_process_holds_the_lock(
     assert questions_of(file) == ["known"]
 
 
-def test_two_servers_on_one_file_ask_once_and_keep_whole_lines(
+def test_two_servers_on_one_file_relay_once_and_write_whole_lines(
     tmp_path: Path, target: Target
 ) -> None:
     file = tmp_path / "r"
@@ -232,9 +229,7 @@ def test_two_servers_on_one_file_ask_once_and_keep_whole_lines(
     assert len(questions_of(file)) == 42
 
 
-def test_kill_9_in_the_midst_of_writing_loses_no_line_that_was_written(
-    tmp_path: Path, target: Target
-) -> None:
+def test_kill_9_while_writing_loses_no_written_line(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     with serving(target.handler) as port:
         flags = (*FLAGS, "--replay", str(file), "--target", f"http://127.0.0.1:{port}")
@@ -263,7 +258,7 @@ def test_kill_9_in_the_midst_of_writing_loses_no_line_that_was_written(
         assert target.asked["after"] == 1
 
 
-def test_a_full_disk_costs_its_exchange_and_no_answer(tmp_path: Path, target: Target) -> None:
+def test_full_disk_loses_the_exchange_but_no_answer(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     written(file, [exchange(chat("x" * 300_000), (0, b"1"))])  # longer than the log of the server
     with recording_server(target, file) as server:
@@ -309,7 +304,7 @@ def test_the_recorder_before_a_server_shares_the_rules(tmp_path: Path, target: T
     assert questions_of(file) == ["four"]
 
 
-def test_a_sync_worker_keeps_its_last_exchange_too(tmp_path: Path, target: Target) -> None:
+def test_sync_worker_records_its_last_exchange(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     with serving(target.handler) as port:
         env = {

@@ -1,4 +1,4 @@
-"""A recording is replayed by whichever worker, over TLS, and before a real engine is asked."""
+"""A recording is replayed by any worker, over TLS, and in front of a real engine."""
 
 import json
 import socket

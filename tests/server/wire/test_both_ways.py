@@ -1,4 +1,4 @@
-"""Both ways of a request, the fast path and Flask, give the same answers, metrics and logs."""
+"""The fast path and Flask give the same answers, metrics and logs."""
 
 import json
 import re
@@ -123,7 +123,7 @@ HEADERS = st.lists(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(asked=REQUESTS, headers=HEADERS)
-def test_any_request_has_the_same_answer_both_ways(
+def test_any_request_has_the_same_answer_on_both_paths(
     twin: Twin, asked: tuple[str, dict[str, Any]], headers: list[str]
 ) -> None:
     path, fields = asked
@@ -131,7 +131,7 @@ def test_any_request_has_the_same_answer_both_ways(
     assert plain == general
 
 
-def test_plain_requests_take_the_fast_path_and_no_others(twin: Twin) -> None:
+def test_only_plain_requests_take_the_fast_path(twin: Twin) -> None:
     before = twin.ways()[0]
     plain: list[tuple[str, dict[str, Any]]] = [
         (CHAT, {"messages": [{"role": "user", "content": "Hello!"}]}),
@@ -162,7 +162,7 @@ def test_plain_requests_take_the_fast_path_and_no_others(twin: Twin) -> None:
 
 
 @pytest.mark.parametrize("connection", [(), ("Connection: close",)])
-def test_a_probe_has_the_same_answer_both_ways(twin: Twin, connection: tuple[str, ...]) -> None:
+def test_probe_has_the_same_answer_on_both_paths(twin: Twin, connection: tuple[str, ...]) -> None:
     for path in ("/health", "/ping", "/version", "/load", "/ready", "/health/ready"):
         before, answers = twin.ways()[0], []
         for server, more in ((twin.plain, ()), (twin.general, (GENERAL,))):
@@ -177,7 +177,7 @@ def test_a_probe_has_the_same_answer_both_ways(twin: Twin, connection: tuple[str
         assert (after["probe"] - before["probe"], after["fast"]) == (1, before["fast"])
 
 
-def test_what_was_counted_and_logged_is_the_same_both_ways(twin: Twin) -> None:
+def test_metrics_and_logs_are_the_same_on_both_paths(twin: Twin) -> None:
     """After whatever the other tests have asked, too."""
     body = b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}'
     twin.ask(CHAT, body, "X-Request-Id: the-last")

@@ -1,4 +1,4 @@
-"""gunicorn's own flags, beside settings that mean the same: those of its command line win."""
+"""gunicorn's command-line flags take precedence over equivalent settings."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def expected(lengths: list[int]) -> list[tuple[str, int]]:
     ]
 
 
-def test_logs_go_where_gunicorns_flags_say_and_statsd_hears_of_every_request_and_worker(
+def test_gunicorn_flags_direct_logs_and_statsd_counts_every_request(
     tmp_path: Path,
 ) -> None:
     access, errors = tmp_path / "access.log", tmp_path / "errors.log"
@@ -95,7 +95,7 @@ def heard(statsd: socket.socket, last: bytes) -> list[bytes]:
     return packets
 
 
-def test_syslog_gets_both_logs_and_another_logger_class_serves() -> None:
+def test_syslog_gets_both_logs_and_custom_logger_class_works() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as syslog:
         syslog.bind(("127.0.0.1", 0))
         syslog.settimeout(20)

@@ -1,7 +1,4 @@
-"""Habits of gunicorn's users:
-
-PORT is honored, and each option without an effect gets a line in the log.
-"""
+"""PORT is honored, and options of gunicorn without an effect are logged."""
 
 import socket
 import sys
@@ -31,7 +28,7 @@ def lines_with(server: RunningServer, text: str) -> list[str]:
     return [line for line in server.log().splitlines() if text in line]
 
 
-def test_port_is_the_default_and_sim_port_wins() -> None:
+def test_sim_port_takes_precedence_over_port() -> None:
     port = free_port()
     with running_command(GUNICORN, port, {"SIM_HOST": "127.0.0.1", "PORT": str(port)}) as server:
         assert lines_with(server, f"Listening at: http://127.0.0.1:{port} ")
@@ -48,13 +45,13 @@ def test_threads_and_max_requests_get_one_line_each() -> None:
         assert "max_requests=10, max_requests_jitter=3: no effect: " in max_requests
 
 
-def test_a_start_without_such_options_has_no_such_line() -> None:
+def test_start_without_ignored_options_logs_no_warning() -> None:
     with running_gunicorn() as server:
         assert not lines_with(server, "WARNING")
 
 
 @pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
-def test_another_worker_is_named_with_what_is_lost(worker: str) -> None:
+def test_other_worker_class_is_warned_of_with_lost_features(worker: str) -> None:
     with running_gunicorn("-k", worker) as server:
         [line] = lines_with(server, "worker_class=")
         assert (

@@ -1,4 +1,4 @@
-"""gunicorn's worker of threads, under which one loop serves the requests of all of them."""
+"""Under gunicorn's threaded worker, one loop serves the requests of all threads."""
 
 import json
 import signal
@@ -59,7 +59,9 @@ def text_of(port: int, number: int) -> str:
 @pytest.mark.parametrize(
     ("worker", "timing"), [("gthread", STEPS), ("threads of gevent", LATENCIES)]
 )
-def test_all_threads_stream_at_a_time(tmp_path: Path, worker: str, timing: dict[str, str]) -> None:
+def test_all_threads_stream_at_the_same_time(
+    tmp_path: Path, worker: str, timing: dict[str, str]
+) -> None:
     with served_by(worker, tmp_path, **timing) as server, ThreadPoolExecutor(THREADS) as several:
         texts = set(several.map(lambda number: text_of(server.port, number), range(3 * THREADS)))
         assert len(texts) == 1, texts
@@ -70,7 +72,7 @@ def test_all_threads_stream_at_a_time(tmp_path: Path, worker: str, timing: dict[
         assert "Traceback" not in server.log()
 
 
-def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
+def test_slow_sender_delays_no_other_client(server: RunningServer) -> None:
     request = http_post(COMPLETIONS, json.dumps(ask()).encode())
     with ExitStack() as stack:
         slow = [stack.enter_context(Wire(server.port)) for _ in range(THREADS - 1)]
@@ -83,7 +85,7 @@ def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
         assert slow[0].sock.recv(1) == b""
 
 
-def test_events_of_the_cache_leave_and_what_runs_at_the_end_runs_to_its_end(tmp_path: Path) -> None:
+def test_cache_events_are_published_and_requests_finish_at_the_end(tmp_path: Path) -> None:
     with subscribed() as subscriber:
         cache = {
             "SIM_ENABLE_KVCACHE": "true",

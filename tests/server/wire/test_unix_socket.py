@@ -1,7 +1,4 @@
-"""A server at a Unix socket (`uds`):
-
-it opens no TCP port, and survives a reload and a stale socket.
-"""
+"""A server at a Unix socket (`uds`) opens no TCP port, and survives reloads and stale files."""
 
 import http.client
 import json
@@ -117,7 +114,7 @@ def sockets_of(pid: int) -> set[str]:
     return found
 
 
-def test_requests_are_served_at_the_socket_alone_and_a_reload_keeps_it(folder: Path) -> None:
+def test_requests_are_served_only_at_the_socket_and_survive_a_reload(folder: Path) -> None:
     path = folder / "vllm.sock"
     port = free_port()
     with socket_server(path, *serve_command(path, "--port", str(port), "--console")) as server:
@@ -136,13 +133,13 @@ def test_requests_are_served_at_the_socket_alone_and_a_reload_keeps_it(folder: P
     assert not path.exists()
 
 
-def test_a_relative_socket_is_in_the_folder_of_the_command(folder: Path) -> None:
+def test_relative_socket_is_in_the_working_folder(folder: Path) -> None:
     command = serve_command(Path("vllm.sock"))
     with socket_server(folder / "vllm.sock", *command, cwd=folder) as server:
         wait_for_lines(server, f"Listening at: unix:{folder / 'vllm.sock'}")
 
 
-def test_a_stale_socket_is_replaced_and_a_live_one_is_not(folder: Path) -> None:
+def test_only_stale_sockets_are_replaced(folder: Path) -> None:
     path = folder / "vllm.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
@@ -157,7 +154,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(folder: Path) -> None:
         assert ask(path, "GET", "/health")[0] == 200
 
 
-def test_the_setting_and_gunicorns_bind_open_a_socket(folder: Path) -> None:
+def test_setting_and_bind_option_open_a_socket(folder: Path) -> None:
     path = folder / "vllm.sock"
     gunicorn = (sys.executable, "-m", "gunicorn", "wsgi:app")
     with socket_server(
@@ -170,9 +167,7 @@ def test_the_setting_and_gunicorns_bind_open_a_socket(folder: Path) -> None:
         wait_for_lines(server, f"console: /console at unix:{path}")
 
 
-def test_the_health_check_asks_at_the_socket(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_health_check_uses_the_socket(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "vllm.sock"
     environ = {"SIM_UDS": str(path)}
     with socket_server(path, *serve_command(path)):
@@ -189,9 +184,7 @@ def test_the_health_check_asks_at_the_socket(
         ("long", "the path must have at most 107 bytes"),
     ],
 )
-def test_a_path_without_room_for_a_socket_stops_the_start(
-    folder: Path, make: str, reason: str
-) -> None:
+def test_unusable_socket_path_stops_the_start(folder: Path, make: str, reason: str) -> None:
     path = folder / "vllm.sock"
     if make == "file":
         path.write_text("")
@@ -206,7 +199,7 @@ def test_a_path_without_room_for_a_socket_stops_the_start(
     assert ended.stderr == f"error: cannot listen at unix:{path}: {reason}\n"
 
 
-def test_gunicorns_bind_to_a_socket_is_for_one_rank(folder: Path) -> None:
+def test_bind_to_a_socket_serves_only_one_rank(folder: Path) -> None:
     command = (
         sys.executable,
         "-m",

@@ -8,7 +8,7 @@ in one piece.
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import gevent.socket
 from h2.errors import ErrorCodes
@@ -55,6 +55,10 @@ class CallTransport(HubConnection):
         self.max_message_bytes = rpc.max_message_bytes
         self.max_buffered_bytes = BUFFERED_MESSAGES * (rpc.max_message_bytes + WINDOW_BYTES)
         self.h2 = ServerProtocol(rpc.max_message_bytes)
+        self.calls: dict[int, Any] = {}
+        """Running calls (`RpcCall`) by stream id."""
+        self.stalled: dict[Any, None] = {}
+        """Calls without room in the client's windows, the longest waiting first."""
         self.buffered = 0
         self._held_bytes = 0
         self._refuses_calls = False
@@ -107,6 +111,10 @@ class CallTransport(HubConnection):
             last_stream_id = self.h2.highest_inbound_stream_id
         reason = text.encode("ascii", "replace")[:MAX_REASON_BYTES]
         self.put(GoAwayFrame(0, last_stream_id, code, reason).serialize())
+
+    def note_answer(self) -> None:
+        """Called when a call has been answered to its end."""
+        raise NotImplementedError
 
     def window(self, stream: H2Stream) -> int:
         """Returns the bytes that the client's windows allow on `stream` now."""

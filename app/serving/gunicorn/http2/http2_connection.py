@@ -46,6 +46,9 @@ UNSUPPORTED: Headers = [(b":status", b"415"), (b"content-type", b"text/plain")]
 class Http2Connection(CallTransport):
     """One client's HTTP/2 connection with prior knowledge, taken over from a `FastConnection`."""
 
+    calls: dict[int, RpcCall]
+    stalled: dict[RpcCall, None]
+
     def __init__(
         self, path: FastPath, client: gevent.socket.socket, address: Address, data: bytes
     ) -> None:
@@ -54,10 +57,6 @@ class Http2Connection(CallTransport):
         assert rpc is not None  # only a server with gRPC upgrades
         super().__init__(path, client, address, rpc)
         self._methods = rpc.methods
-        self.calls: dict[int, RpcCall] = {}
-        """Running calls by stream id."""
-        self.stalled: dict[RpcCall, None] = {}
-        """Calls without room in the client's windows, the longest waiting first."""
         self._unread = data
         self._has_preface = False
         self._waits_for_turn = False
@@ -219,7 +218,7 @@ class Http2Connection(CallTransport):
         self._budget.pay()
 
     def note_answer(self) -> None:
-        """Called when a call has been answered to its end."""
+        """Counts the end of an answer as progress."""
         self._budget.pay()
 
     def catch_up(self) -> None:

@@ -1,12 +1,9 @@
 """A gRPC call: a stream of HTTP/2, from its headers to the status after its last message."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import gevent.event
@@ -17,6 +14,7 @@ from h2.stream import H2Stream
 
 from app.base.clock.clock import Watcher
 from app.serving.api.errors import as_api_error, forget_frames
+from app.serving.gunicorn.http2.call_transport import CallTransport
 from app.serving.gunicorn.http2.protocol import Headers
 from app.serving.gunicorn.logs import log_exchange
 from app.serving.http.client_connection import BrokenOffError
@@ -32,9 +30,6 @@ from app.serving.http.rpc import (
     RpcResponse,
     error_response,
 )
-
-if TYPE_CHECKING:
-    from app.serving.gunicorn.http2.http2_connection import Http2Connection
 
 log = logging.getLogger(__name__)
 MAX_STREAMED_BYTES = 1 << 16
@@ -61,7 +56,7 @@ class RpcCall:
 
     def __init__(
         self,
-        connection: Http2Connection,
+        connection: CallTransport,
         stream: H2Stream,
         *,
         method: RpcMethod | None,
@@ -233,7 +228,8 @@ class RpcCall:
             message = self._take_message()
             if message is not None:
                 try:
-                    yield bytes(method.handle(self._new_context(message)).body)  # type: ignore[arg-type]
+                    response = method.handle(self._new_context(message))
+                    yield bytes(response.body)  # type: ignore[arg-type]
                 except Exception as error:
                     assert self._response is not None
                     self._response.outcome = _response_to(error).outcome
