@@ -138,7 +138,9 @@ class Ingest:
                 parents += [(parsed.group, key) for key in parsed.parents if key is not None]
         parent_blocks: KnownBlocks = {}
         if parents:
-            parent_blocks.update(zip(parents, self._backend.covered_keys(source, parents), strict=True))
+            parent_blocks.update(
+                zip(parents, self._backend.covered_keys(source, parents), strict=True)
+            )
         operations: list[Operation] = []
         for parsed in parsed_groups:
             if not isinstance(parsed, NewBlocks):
