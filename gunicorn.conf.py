@@ -23,9 +23,10 @@ import sys  # noqa: E402
 
 from app.core import application  # noqa: E402
 from app.serving.gunicorn import logs, ranks  # noqa: E402
-from app.serving.gunicorn.arbiter import say_console, say_model, take_charge  # noqa: E402
+from app.serving.gunicorn.arbiter import RankArbiter, ServerChecks  # noqa: E402
 from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
-from app.serving.gunicorn.habits import remarks  # noqa: E402
+from app.serving.gunicorn.ignored_options import option_warnings  # noqa: E402
+from app.serving.gunicorn.startup_log import log_console, log_model  # noqa: E402
 from app.text.base import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
@@ -33,17 +34,15 @@ from config.loader import load  # noqa: E402
 # A reload runs this file again, with settings that the arbiter has read and found good.
 warnings = []
 try:
-    settings = ranks.handed_over(os.environ)
+    settings = ranks.exported_settings(os.environ)
     if settings is None:
         settings = load((), os.environ, warnings.append)
-        ranks.hand_over(settings, os.environ)
+        ranks.export_settings(settings, os.environ)
 except ConfigError as error:
     sys.exit(f"error: {error}")
 
 bind = ranks.addresses(settings.server)
-if (
-    "WEB_CONCURRENCY" not in os.environ
-):  # else gunicorn takes it, and `take_charge` says what becomes of it
+if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `RankArbiter` warns about it
     workers = len(settings.server.ranks)
 worker_class = "app.serving.gunicorn.worker.Worker"
 worker_connections = 16_384  # or as many as open files allow
@@ -63,23 +62,20 @@ control_socket_disable = True
 def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
     try:
-        take_charge(
-            server,
-            settings,
-            application.prepare,
-            application.create_app,
-            application.engine_options,
+        checks = ServerChecks(
+            application.prepare, application.create_app, application.engine_options
         )
+        RankArbiter.take_over(server, settings, checks)
     except (ConfigError, CertificateError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
-    for warning in [*warnings, *remarks(server.cfg)]:
+    for warning in [*warnings, *option_warnings(server.cfg)]:
         server.log.warning("%s", warning)
-    say_model(server.log, server.settings)
+    log_model(server.log, server.settings)
 
 
 def when_ready(server):
     """What the workers inherit is looked at no more, so that it stays shared memory."""
-    say_console(server.log, server.settings)
+    log_console(server.log, server.settings)
     gc.freeze()
     gc.enable()
 
@@ -87,13 +83,13 @@ def when_ready(server):
 def on_reload(server):
     """Tell what is served from now on."""
     gc.enable()
-    say_model(server.log, settings)
+    log_model(server.log, settings)
 
 
 def pre_fork(server, worker):
     """The place of a rank that has no worker, or whose worker gets a successor."""
     server.log.is_start = worker.age <= len(settings.server.ranks)
-    worker.place = ranks.vacant(server.WORKERS.values(), len(settings.server.ranks))
+    worker.place = ranks.vacant_place(server.WORKERS.values(), len(settings.server.ranks))
 
 
 def post_fork(server, worker):
@@ -105,13 +101,13 @@ def post_fork(server, worker):
     worker.client_timeout_s = settings.server.client_timeout
     worker.drain_s = settings.server.drain_duration
     worker.fast_path = settings.server.fast_path
-    ranks.settle(worker, settings.server, os.environ)
+    ranks.keep_listeners(worker, settings.server, os.environ)
 
 
 def post_worker_init(worker):
     """The application is there, and connections are accepted in a moment: the one before may go."""
     gc.enable()
-    ranks.note(worker, ranks.SERVING)
+    ranks.note_stage(worker, ranks.SERVING)
     if hasattr(worker.wsgi, "begin"):
         worker.wsgi.begin()
 

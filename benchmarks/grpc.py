@@ -1,6 +1,6 @@
 """What a chunk of a stream costs over gRPC, against a chunk of the same server over HTTP.
 
-Needs the extra `grpc`. The client of gRPC is a few lines that count frames: grpcio's takes
+Needs requirements-grpc.txt. The client of gRPC is a few lines that count frames: grpcio's takes
 several times as much for a message as the server does, and would be what is measured.
 """
 
@@ -20,8 +20,9 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, HeadersFrame
 
-from app.serving.api.grpc.generate import SERVICE, engine
-from app.serving.http.route import framed
+from app.serving.api.grpc.messages import engine
+from app.serving.api.grpc.reflection import SERVICE
+from app.serving.http.rpc import framed
 from benchmarks import cores
 from benchmarks.connections import HOST
 from benchmarks.options import counts, parser

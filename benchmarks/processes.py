@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.serving.gunicorn.worker import COLLECT_AFTER
+from app.serving.gunicorn.worker import GC_THRESHOLDS
 
 PROC = Path("/proc")
 WAITED_LIMIT = 0.03
@@ -40,7 +40,7 @@ def collect_as_a_worker() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def usage(pid: int) -> Usage:

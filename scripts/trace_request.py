@@ -40,8 +40,9 @@ from app.kvindex.messages import PublishedMessage  # noqa: E402
 from app.kvindex.pool import Pool  # noqa: E402
 from app.kvindex.resources import PoolSettings  # noqa: E402
 from app.serving.flask.application import Understudy  # noqa: E402
-from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
+from app.serving.gunicorn.fast_connection import FastConnection  # noqa: E402
+from app.serving.gunicorn.hub_connection import FastPath  # noqa: E402
 from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
 from app.serving.http.context import CONTEXT, context_of  # noqa: E402
 from config.loader import load  # noqa: E402

@@ -1,276 +1,115 @@
-"""The console:
-
-its assembly, its feed of frames, its routes below /admin; imported only when enabled.
-"""
+"""The console: its assembly and its routes below /admin; imported only when enabled."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
-from reprlib import Repr
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import gevent
 import msgspec
-from gevent.queue import Queue
-from msgspec import Struct
-from msgspec.structs import fields
 
 from app.console import page
-from app.console.bars import Bar, Origin, event_of
+from app.console.bars import Bar, Origin
 from app.console.compare import RunFigures, compare
+from app.console.details import describe_choice, describe_setting, error_summary
+from app.console.feed import Feed
 from app.console.load import Generator, LoadPlan
-from app.console.observer import Observer
+from app.console.observer import ObservedEngine, Observer
 from app.engine.core.engine import Engine
-from app.engine.core.request import EngineRequest
 from app.extensions.devmode.routes import routes as lifecycle_routes
 from app.serving.api.admin.server import json_body
-from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import malformed, not_found, unavailable
-from app.serving.http.response import EVENT_STREAM, Response, StreamingBody, json_response
+from app.serving.http.errors import malformed, not_found
+from app.serving.http.response import EVENT_STREAM, Response, json_response
 from app.serving.http.route import Route, get, post
 from app.serving.middleware.stack import Middleware
-from app.text.base import Tokenizer
 from config import VLLM_VERSION
-from config.settings import Setting, Settings
-from config.validation import LiveSettings
+from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
 
-log = logging.getLogger(__name__)
-OURS = ("/admin", "/console")
-"""Path prefixes that the console does not show."""
+HIDDEN_PREFIXES = ("/admin", "/console")
+"""Path prefixes of requests that the console does not show."""
 ROOT = "/admin/console"
-SHOWN_TOKENS, SHOWN_CHARACTERS, SHOWN_SETTING, SHOWN_ITEMS = 4096, 20_000, 1000, 20
-"""Most prompt tokens and characters of a text, characters of a setting, and items in it, that are
-shown.
-"""
-SETTINGS = (
-    *("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "seed", "logprobs", "n"),
-    *(
-        "prompt_logprobs",
-        "priority",
-        "cache_salt",
-        "cache_hit_threshold",
-        "thinking_budget",
-        "constraint",
-    ),
-    *("tool_calls", "sampling"),
-)
-"""Request fields that a client has set; the others are the server's own."""
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
 MARKS = {
-    f"{place}{action}": action[1:].replace("_", " ")
+    f"{prefix}{action}": action[1:].replace("_", " ")
     for action in (*ACTIONS, "/drain", "/scale_elastic_ep")
-    for place in ("", "/admin", ROOT)
+    for prefix in ("", "/admin", ROOT)
 }
 """Texts of the marks that requests for these paths make on the time axis."""
-
-
-EVERY_S, PATIENCE_S = 0.25, 30.0
-"""Seconds between frames, and without reading after which a browser is cut off."""
-MOST_SKIPPED = 3
-"""Most frames in a row that are not sent while nothing changes."""
-MOST_CONSOLES, MOST_WAITING = 8, 16
-"""Most browsers, and most events that wait for one: four seconds."""
-
-
-class ClientQueue(StreamingBody):
-    """The events for one browser: an endless body, read by the greenlet of its request.
-
-    Frames hold only changes, so a browser that lost one gets a whole picture again.
-    """
-
-    __slots__ = ("_connection", "_leave", "_queue", "_taken_s", "lost")
-
-    def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
-        super().__init__()
-        self._leave, self._connection = leave, connection
-        self._queue: Queue[bytes] = Queue(MOST_WAITING)
-        self._taken_s = time.monotonic()
-        self.lost = True
-        """The client needs a picture before another frame."""
-
-    def put(self, data: bytes) -> None:
-        """Queues an event; without room the whole queue is dropped.
-
-        Cuts off a browser that does not read.
-        """
-        self.lost = self._queue.full()
-        if not self.lost:
-            self._queue.put_nowait(data)
-            return
-        self._queue.queue.clear()
-        if time.monotonic() - self._taken_s > PATIENCE_S:
-            if self._connection is not None:
-                self._connection.shut()
-            self.leave()
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield b""  # status line and headers leave now
-        if self._connection is not None:
-            self._connection.watch(self.leave)
-        for data in self._queue:
-            self._taken_s = time.monotonic()
-            self.bytes_sent += len(data)
-            yield data
-
-    def leave(self) -> None:
-        if not self.gone:
-            self.gone = True
-            self._leave(self)
-            self._queue.queue.clear()
-            self._queue.put_nowait(StopIteration)
-
-    def close(self) -> None:
-        self.leave()
-        if self._connection is not None:
-            self._connection.unwatch()
-
-
-class Feed:
-    """Frames for all open pages, encoded once; runs the observer while any client queue is open."""
-
-    def __init__(
-        self,
-        observer: Observer,
-        server: Callable[[], Mapping[str, object]],
-        every_s: float = EVERY_S,
-    ) -> None:
-        """`server` returns the server's part of a picture."""
-        self._observer, self._server, self._every_s = observer, server, every_s
-        self._boxes: list[ClientQueue] = []
-        self._sent = b""
-        """The last frame, without its time."""
-        self._skipped = 0
-        self._greenlet: gevent.Greenlet | None = None
-
-    def __len__(self) -> int:
-        return len(self._boxes)
-
-    def open(self, connection: Connection | None = None) -> ClientQueue:
-        """Returns the queue of one more browser.
-
-        Raises ApiError with status 503 above `MOST_CONSOLES`.
-        """
-        if len(self._boxes) >= MOST_CONSOLES:
-            raise unavailable(f"There are {MOST_CONSOLES} consoles already; close one of them.")
-        box = ClientQueue(self._leave, connection)
-        self._boxes.append(box)
-        if not self._observer.is_open:
-            self._observer.begin()
-        if self._greenlet is None:
-            self._greenlet = gevent.spawn(self._run)
-        return box
-
-    def close(self) -> None:
-        for box in list(self._boxes):
-            box.leave()
-
-    def _leave(self, box: ClientQueue) -> None:
-        if box in self._boxes:
-            self._boxes.remove(box)
-            if not self._boxes:
-                self._observer.end()
-
-    def _run(self) -> None:
-        while self._boxes:
-            try:
-                self._send()
-            except Exception:
-                log.exception("a frame of the console could not be made")
-                self.close()
-            gevent.sleep(self._every_s)
-        self._greenlet = None
-
-    def _send(self) -> None:
-        data = event_of("frame", self._observer.frame())
-        told, picture = data.partition(b",")[2], b""
-        if (
-            told == self._sent
-            and self._skipped < MOST_SKIPPED
-            and not any(box.lost for box in self._boxes)
-        ):
-            self._skipped += 1
-            return
-        self._sent, self._skipped = told, 0
-        for box in list(self._boxes):  # none if all browsers left during a pause
-            if box.lost and not picture:
-                picture = event_of("picture", self._observer.picture(self._server()))
-            box.put(picture if box.lost else data)
+MAX_BAR_DIGITS = 15
 
 
 class Console(Middleware):
     """One rank's console: the engine's observer, and the routes.
 
-    As middleware, shows each choice of a request as a bar, and requests refused before their first
-    choice.
+    As middleware, it shows each choice of a request as a bar, and requests that were rejected
+    before their first choice.
     """
 
     def __init__(self, parts: ServerParts) -> None:
         self._parts = parts
         self._live = parts.live
         self._server = parts.server
-        self._engine = parts.engine
-        self._lifecycle = parts.lifecycle
-        self._cache = parts.cache
-        self._publishes = parts.publisher is not None
-        self._tokenizer = parts.tokenizer
-        self._body = parts.body
         self._siblings = parts.peers
+        self._body = parts.body
         self._ranks = list(parts.server.ranks)
-        self.observer = Observer(
-            parts.engine,
-            parts.lifecycle,
-            parts.clock.now,
-            time.time,
-            parts.delays,
-            parts.cache,
-            parts.publisher,
+        self._observed = ObservedEngine(
+            engine=parts.engine,
+            lifecycle=parts.lifecycle,
+            delays=parts.delays,
+            cache=parts.cache,
+            publisher=parts.publisher,
         )
-        self._settings = parts.live.current
-        self._feed = Feed(self.observer, self._described)
+        self.observer = Observer(self._observed, parts.clock.now, time.time)
+        self._feed = Feed(self.observer, self._server_description)
         self._generator = Generator(
             parts.live, parts.server, parts.tokenizer, parts.streams("console load")
         )
         self.observer.load = self._generator.summary
-        parts.until_drained += [self._feed.close, self._generator.end]
+        parts.until_drained += [self._feed.close, self._generator.stop]
+        self._settings = parts.live.current
         parts.live.subscribe(self.on_settings)
 
     def on_settings(self, settings: Settings) -> None:
         """Marks the settings that have changed."""
-        before, self._settings = self._settings, settings
+        previous = self._settings
+        self._settings = settings
         for row in settings.table.rows:
-            if row.value(settings) != row.value(before):
+            if row.value(settings) != row.value(previous):
                 kind = "fault" if row.name.startswith(("fault-", "failure-")) else "setting"
                 value = row.shown(row.value(settings))
-                text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-                self.observer.mark(kind, f"{row.name}: {text}")
+                if not isinstance(value, str):
+                    value = msgspec.json.encode(value).decode()
+                self.observer.mark(kind, f"{row.name}: {value}")
 
     def begin(self, context: RequestContext) -> None:
-        if context.method == "POST" and not context.path.startswith(OURS):
-            origin = Origin.of(context)
+        """Observes the choices of a request."""
+        if context.method == "POST" and not context.path.startswith(HIDDEN_PREFIXES):
+            origin = Origin.from_context(context)
             context.keep(origin)
             context.observers = (*context.observers, partial(self.observer.bars.watch, origin))
 
     def end(self, context: RequestContext, response: Response) -> None:
-        if response.status < 400 and context.method == "POST" and (mark := MARKS.get(context.path)):
-            self.observer.mark("scale" if "scale" in mark else "pause", mark)
-        if response.status < 400 or context.method != "POST" or context.path.startswith(OURS):
+        """Marks an action on the time axis, and shows a rejected request."""
+        if context.method != "POST":
             return
-        origin = context.kept(Origin) or Origin.of(context)
-        if not origin.choices:
-            self.observer.bars.refused(context, origin, reason_of(response))
+        if response.status < 400:
+            mark = MARKS.get(context.path)
+            if mark:
+                kind = "scale" if "scale" in mark else "pause"
+                self.observer.mark(kind, mark)
+        elif not context.path.startswith(HIDDEN_PREFIXES):
+            origin = context.kept(Origin) or Origin.from_context(context)
+            if not origin.choices:
+                self.observer.bars.add_refused(context, origin, error_summary(response))
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the page and its routes."""
-        own = [
+        routes = [
             get(f"{ROOT}/stream", self._stream),
             get(f"{ROOT}/figures", self._figures),
             get(f"{ROOT}/requests/{{number}}", self._request),
@@ -280,32 +119,44 @@ class Console(Middleware):
             post(f"{ROOT}/load", self._begin_load),
             Route(methods=("DELETE",), path=f"{ROOT}/load", handle=self._end_load),
         ]
-        known = {
-            route.path: route
-            for route in lifecycle_routes(self._lifecycle, True, self._live.current.dump)
-        }
-        actions = [post(f"{ROOT}{path}", known[path].handle) for path in ACTIONS]
-        return {"console": page.routes(), "console_admin": [*own, *actions]}
+        lifecycle = lifecycle_routes(self._observed.lifecycle, True, self._live.current.dump)
+        handlers = {route.path: route.handle for route in lifecycle}
+        routes += [post(f"{ROOT}{path}", handlers[path]) for path in ACTIONS]
+        return {"console": page.routes(), "console_admin": routes}
 
-    def _described(self) -> dict[str, object]:
-        settings, steps, cache = self._live.current, self.observer.executor, self._cache
-        counted = settings.kvcache.kv_cache_size - 1 if steps else 0
+    def _server_description(self) -> dict[str, object]:
+        """Returns the constants of the server in a picture."""
+        settings = self._live.current
+        engine = self._observed.engine
+        cache = self._observed.cache
+        steps = self.observer.executor
+        profile = ""
+        budget = 0
+        blocks = 0
+        if steps is not None:
+            profile = settings.steps.profile
+            budget = steps.limits.max_num_batched_tokens
+            blocks = settings.kvcache.kv_cache_size - 1
+        if cache is not None:
+            blocks = cache.capacity
         rank = self._siblings.own
-        first = self._server.port - (rank if len(self._ranks) > 1 else 0)
+        first_port = self._server.port
+        if len(self._ranks) > 1:
+            first_port -= rank
         return {
             "plays": VLLM_VERSION,
             "model": settings.model.served_names[0],
             "rank": rank,
-            "ranks": {str(each): first + place for place, each in enumerate(self._ranks)},
+            "ranks": {str(rank): first_port + index for index, rank in enumerate(self._ranks)},
             "places": settings.scheduling.max_num_seqs,
             "shared_steps": steps is not None,
-            "profile": settings.steps.profile if steps else "",
-            "budget": steps.limits.max_num_batched_tokens if steps else 0,
-            "blocks": counted if cache is None else cache.capacity,
+            "profile": profile,
+            "budget": budget,
+            "blocks": blocks,
             "numbered": cache is not None,
             "block_size": settings.kvcache.block_size,
-            "adapter_slots": self._engine.lora.capacity if isinstance(self._engine, Engine) else 0,
-            "publishes": self._publishes,
+            "adapter_slots": engine.lora.capacity if isinstance(engine, Engine) else 0,
+            "publishes": self._observed.publisher is not None,
             "index": settings.kvindex.kv_index,
             "scripts": any(route.path == "/admin/script" for route in self._parts.routes()),
         }
@@ -325,13 +176,13 @@ class Console(Middleware):
     def _request(self, context: RequestContext) -> Response:
         """Prompt, settings, tokens and blocks of the choice with this number."""
         number = context.params["number"]
-        bar = (
-            self.observer.bars.of(int(number)) if number.isdecimal() and len(number) < 16 else None
-        )
+        bar: Bar | None = None
+        if number.isdecimal() and len(number) <= MAX_BAR_DIGITS:
+            bar = self.observer.bars.find(int(number))
         if bar is None:
             raise not_found(f"No request {number[:20]} is known any more.")
         why = self.observer.explain_choice(bar, bar.sequence)
-        return json_response({**describe(bar, self._tokenizer), "why": why})
+        return json_response({**describe_choice(bar, self._parts.tokenizer), "why": why})
 
     def _why(self, context: RequestContext) -> Response:
         """Why a request took as long as it did: phases with their causes, and one sentence."""
@@ -341,24 +192,23 @@ class Console(Middleware):
         return json_response(report)
 
     def _knobs(self, context: RequestContext) -> Response:
-        """The settings that may change, as POST /admin/config takes them, and all others that
-        differ.
-        """
-        knobs = (knob_of(row, self._live) for row in self._live.current.table.rows)
-        return json_response([it for it in knobs if it["live"] or it["value"] != it["default"]])
+        """The settings that may change while the server runs, and those that are not default."""
+        settings: list[dict[str, object]] = []
+        for row in self._live.current.table.rows:
+            setting = describe_setting(row, self._live)
+            if setting["live"] or setting["value"] != setting["default"]:
+                settings.append(setting)
+        return json_response(settings)
 
     def _begin_load(self, context: RequestContext) -> Response:
         """Starts to send requests to this server, in place of any earlier plan."""
         plan = json_body(self._body.read(context), LoadPlan)
-        self._generator.begin(plan)
+        self._generator.start(plan)
         self.observer.mark("load", f"load of {plan.rate:g} requests/s for {plan.seconds:g} s")
         return json_response(self._generator.summary())
 
     def _compare(self, context: RequestContext) -> Response:
-        """Compares two runs by their figures:
-
-        rows, and one sentence on which run is better, and why.
-        """
+        """Compares two runs by their figures, and says which run is better, and why."""
         a, b = json_body(self._body.read(context), tuple[RunFigures, RunFigures])
         try:
             return json_response(compare(a, b))
@@ -366,75 +216,6 @@ class Console(Middleware):
             raise malformed(str(error), "body") from None
 
     def _end_load(self, context: RequestContext) -> Response:
-        """Ends sending requests, and cuts off the running ones."""
-        self._generator.end()
+        """Stops to send requests, and cuts off the running ones."""
+        self._generator.stop()
         return json_response(self._generator.summary() or {})
-
-
-def reason_of(response: Response) -> str:
-    """Returns status and message of an error in one line, as `status 429: The queue is full.`"""
-    message = ""
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        data = response.body if isinstance(response.body, bytes) else b""
-        body = msgspec.json.decode(data, type=dict[str, Any])
-        error = body.get("error") or body.get("message", "")
-        message = str(error.get("message", "") if isinstance(error, dict) else error)
-    return ": ".join(filter(None, (f"status {response.status}", " ".join(message.split()))))
-
-
-def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
-    """Returns what the page does not know of a choice; long texts are cut."""
-    request, sequence = bar.request, bar.sequence
-    usual = {field.name: field.default for field in fields(EngineRequest)}
-    settings = {
-        name: value for name in SETTINGS if (value := getattr(request, name)) != usual[name]
-    }
-    if not request.limited:
-        del settings["max_tokens"]
-    prompt = tokenizer.decode(list(request.prompt_ids[:SHOWN_TOKENS]), skip_special_tokens=False)
-    return {
-        "client": bar.origin.client,
-        "trace_id": bar.origin.trace_id,
-        "prompt": prompt[:SHOWN_CHARACTERS],
-        "reply": "" if sequence is None else sequence.text()[:SHOWN_CHARACTERS],
-        "tokens": bar.tokens if sequence is None else sequence.tokens,
-        "blocks": [] if sequence is None or sequence.over else sequence.block_numbers(0),
-        "outcome": None if bar.outcome is None else msgspec.to_builtins(bar.outcome),
-        "settings": {name: shown(value) for name, value in settings.items()},
-    }
-
-
-def shown(value: object) -> object:
-    """Returns numbers unchanged, other values as text of at most `SHOWN_SETTING` characters.
-
-    Only the beginning of a long value is read, and of a struct the fields that are not the
-    defaults.
-    """
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, Struct):
-        given = ((field.name, getattr(value, field.name), field.default) for field in fields(value))
-        value = {name: it for name, it, usual in given if it not in (usual, {})}
-    if isinstance(value, (tuple, frozenset)):
-        value = list(islice(value, SHOWN_ITEMS + 1))
-    brief = Repr()
-    brief.maxlevel, brief.maxstring, brief.maxother = 3, SHOWN_SETTING, SHOWN_SETTING
-    brief.maxdict = brief.maxlist = brief.maxtuple = brief.maxset = brief.maxfrozenset = SHOWN_ITEMS
-    return str(value if isinstance(value, str) else brief.repr(value))[:SHOWN_SETTING]
-
-
-def knob_of(row: Setting, live: LiveSettings) -> dict[str, object]:
-    return {
-        "name": row.name,
-        "group": row.group,
-        "kind": row.kind.name,
-        "help": row.help,
-        "unit": row.about.unit,
-        "limits": row.limits,
-        "choices": list(row.kind.type.__args__) if row.kind.name.startswith("one of ") else [],
-        "optional": row.optional,
-        "secret": row.about.secret,
-        "value": row.shown(row.value(live.current)),
-        "default": row.shown(row.default),
-        "live": row.about.live,
-    }

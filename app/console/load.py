@@ -15,19 +15,20 @@ from msgspec.structs import asdict
 from app.engine.simulated.corpus import sample_sentences
 from app.serving.gunicorn.ranks import LOOPBACK
 from app.serving.http.client import COMPLETIONS, exchange
-from app.serving.http.errors import bad_request
+from app.serving.http.errors import ApiError, bad_request
 from app.text.base import Tokenizer
 from config.settings import ServerSettings
 from config.validation import LiveSettings
 
-MOST_IN_FLIGHT = 2000
-LONGEST_S = 3600.0
-"""Longest wait for a whole answer, in seconds."""
+MAX_IN_FLIGHT = 2000
+TIMEOUT_S = 3600.0
+"""Longest wait for a whole answer."""
 
 
 class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """Poisson arrivals at `rate` a second; with `groups`, a group's prompts begin with `shared`
-    tokens.
+    """Poisson arrivals at `rate` a second.
+
+    With `groups`, the prompts of a group begin with the same `shared` tokens.
     """
 
     rate: Annotated[float, Meta(gt=0, le=500)] = 5.0
@@ -39,6 +40,8 @@ class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadCounts(Struct):
+    """Progress of a plan; `error` is the last one."""
+
     active: bool = True
     sent: int = 0
     answered: int = 0
@@ -48,91 +51,120 @@ class LoadCounts(Struct):
 
 
 class Generator:
-    """Sends the requests of one plan at a time to this server; `server` has the settings of this
-    rank.
-    """
+    """Sends the requests of one plan at a time to this server."""
 
     def __init__(
         self, live: LiveSettings, server: ServerSettings, tokenizer: Tokenizer, rng: Random
     ) -> None:
-        self._live, self._tokenizer, self._rng = live, tokenizer, rng
+        """`server` has the settings of this rank."""
+        self._live = live
+        self._tokenizer = tokenizer
+        self._rng = rng
         self._address = f"{LOOPBACK.get(server.host, server.host)}:{server.port}"
         self._plan: LoadPlan | None = None
         self._counts = LoadCounts()
-        self._running = Pool(MOST_IN_FLIGHT)
+        self._running = Pool(MAX_IN_FLIGHT)
         self._greenlet = gevent.Greenlet()
 
-    def begin(self, plan: LoadPlan) -> None:
-        """Starts to send requests. Raises ApiError with status 400 for a plan that cannot run."""
-        settings = self._live.current
-        most = settings.model.max_model_len
-        for refused, reason in (
-            (settings.model.task != "generate", "asks for completions, which this server has not"),
-            (settings.tls.enabled, "does not speak TLS"),
-            (settings.server.uds, "sends over TCP, and this server listens at a Unix socket"),
-            (
-                plan.prompt_tokens + plan.output_tokens > most,
-                f"sends at most max-model-len tokens, {most}",
-            ),
-            (
-                plan.groups and plan.shared >= plan.prompt_tokens,
-                "needs prompts longer than what they share",
-            ),
-        ):
-            if refused:
-                raise bad_request(f"The load generator {reason}.")
-        self.end()
-        self._plan, self._counts, self._running = plan, LoadCounts(), Pool(MOST_IN_FLIGHT)
+    def start(self, plan: LoadPlan) -> None:
+        """Starts to send requests, in place of an earlier plan.
+
+        Raises:
+            ApiError: Status 400 for a plan that cannot run.
+        """
+        self._check(plan)
+        self.stop()
+        self._plan = plan
+        self._counts = LoadCounts()
+        self._running = Pool(MAX_IN_FLIGHT)
         self._greenlet = gevent.spawn(self._play, plan, self._counts)
 
-    def end(self) -> None:
+    def _check(self, plan: LoadPlan) -> None:
+        settings = self._live.current
+        max_tokens = settings.model.max_model_len
+        if settings.model.task != "generate":
+            raise _load_error("sends completions, which this server does not serve")
+        if settings.tls.enabled:
+            raise _load_error("does not support TLS")
+        if settings.server.uds:
+            raise _load_error("sends over TCP, and this server listens on a Unix socket")
+        if plan.prompt_tokens + plan.output_tokens > max_tokens:
+            raise _load_error(f"sends at most max-model-len tokens, {max_tokens}")
+        if plan.groups and plan.shared >= plan.prompt_tokens:
+            raise _load_error("needs prompts longer than what they share")
+
+    def stop(self) -> None:
+        """Stops to send requests, and cuts off the running ones."""
         self._counts.active = False
         self._greenlet.kill(block=False)
         self._running.kill(block=False)
 
     def summary(self) -> dict[str, object] | None:
-        """Returns the plan and its counters; None before the first plan."""
+        """Returns the plan and its counters, or None before the first plan."""
         if self._plan is None:
             return None
         self._counts.in_flight = len(self._running)
         return {**asdict(self._counts), **asdict(self._plan)}
 
     def _play(self, plan: LoadPlan, counts: LoadCounts) -> None:
-        """Greenlet: due times are absolute, so that the time to send does not lower the rate."""
+        """Sends all requests of a plan, in a greenlet.
+
+        Due times are absolute, so that the time to send does not lower the rate.
+        """
         sentences = sample_sentences()
-        words = self._tokenizer.encode(" ".join([*sentences.prose, *sentences.others]))
-
-        def cut(tokens: int) -> list[int]:
-            """Returns tokens from a random place of the text, which wraps around."""
-            first = self._rng.randrange(len(words))
-            return list(islice(cycle(words), first, first + tokens))
-
-        begins = [cut(plan.shared) for _ in range(plan.groups)]
-        due_s = begun_s = time.monotonic()
-        while (due_s := due_s + self._rng.expovariate(plan.rate)) < begun_s + plan.seconds:
+        text = self._tokenizer.encode(" ".join([*sentences.prose, *sentences.others]))
+        prefixes = [self._random_tokens(text, plan.shared) for _ in range(plan.groups)]
+        start_s = time.monotonic()
+        due_s = start_s + self._rng.expovariate(plan.rate)
+        while due_s < start_s + plan.seconds:
             gevent.sleep(max(0.0, due_s - time.monotonic()))
-            begin = self._rng.choice(begins) if begins else []
+            prefix = self._rng.choice(prefixes) if prefixes else []
             counts.sent += 1
-            prompt = begin + cut(plan.prompt_tokens - len(begin))
-            self._running.spawn(self._ask, prompt, plan.output_tokens, counts)
+            prompt = prefix + self._random_tokens(text, plan.prompt_tokens - len(prefix))
+            self._running.spawn(self._send, prompt, plan.output_tokens, counts)
+            due_s += self._rng.expovariate(plan.rate)
         self._running.join()
         counts.active = False
 
-    def _ask(self, prompt: Sequence[int], tokens: int, counts: LoadCounts) -> None:
-        """Greenlet:
+    def _random_tokens(self, text: Sequence[int], count: int) -> list[int]:
+        """Returns tokens from a random place of the text, which wraps around."""
+        start = self._rng.randrange(len(text))
+        return list(islice(cycle(text), start, start + count))
 
-        sends one request, whose answer comes whole: token times are not measured here.
+    def _send(self, prompt: Sequence[int], max_tokens: int, counts: LoadCounts) -> None:
+        """Sends one request, in a greenlet, and reads its whole answer.
+
+        Token times are not measured here.
         """
         settings = self._live.current
-        body = {"model": settings.model.served_names[0], "prompt": prompt, "max_tokens": tokens}
-        key = settings.access.api_key[:1]
-        headers = {"Authorization": f"Bearer {key[0]}"} if key else {}
-        data = msgspec.json.encode({**body, "ignore_eos": True})
+        headers: dict[str, str] = {}
+        if settings.access.api_key:
+            headers["Authorization"] = f"Bearer {settings.access.api_key[0]}"
+        body = {
+            "model": settings.model.served_names[0],
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+        }
+        data = msgspec.json.encode(body)
+        error = ""
         try:
-            status, _ = exchange(self._address, "POST", COMPLETIONS, data, LONGEST_S, headers)
-            error = "" if status == 200 else f"status {status}"
-        except OSError as failed:
-            error = repr(failed)
+            status, _ = exchange(
+                self._address,
+                "POST",
+                COMPLETIONS,
+                body=data,
+                timeout_s=TIMEOUT_S,
+                headers=headers,
+            )
+            if status != 200:
+                error = f"status {status}"
+        except OSError as problem:
+            error = repr(problem)
         counts.answered += not error
         counts.failed += bool(error)
         counts.error = error or counts.error
+
+
+def _load_error(reason: str) -> ApiError:
+    return bad_request(f"The load generator {reason}.")

@@ -1,10 +1,12 @@
 """Observes an engine while a page is open, once a frame.
 
-Without a page only the log of delays is attached; `RequestBars` notes only the ends of requests.
+Without a page only the log of delays is attached; `RequestBars` records only the ends of requests.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -12,18 +14,10 @@ from msgspec import Struct
 from app.base.clock.pause import Pace
 from app.base.metrics.recorder import Figures, LatencyTally
 from app.base.metrics.table import FIRST_TOKEN, INTER_TOKEN
-from app.console.bars import (
-    FIGURES,
-    Bar,
-    BlockMap,
-    EventRow,
-    Frame,
-    Picture,
-    RequestBars,
-    StepRow,
-    in_ms,
-)
-from app.engine.core.batch import Phase
+from app.console.bars import Bar, RequestBars
+from app.console.block_map import BlockMap
+from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow, to_ms
+from app.engine.core.batch import LoRASlots, Phase
 from app.engine.core.client import EngineClient
 from app.engine.core.delays import DelayLog, Step
 from app.engine.core.engine import Engine
@@ -37,6 +31,22 @@ from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVE
 if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher
 
+MAX_EXPLAINED_CHOICES = 32
+"""Most choices of a request that are explained; beam search has one for each beam and token."""
+MAX_PAST_STEPS = 6000
+"""Most steps of a picture: as many as the page keeps."""
+MAX_STEPS = 400
+"""Most steps of a frame."""
+MAX_CHUNK_NUMBERS = 2000
+"""Most numbers in `Frame.chunks`."""
+MAX_EVENTS = 100
+"""Most KV events of a frame."""
+MAX_MARKS = 200
+"""Most marks on the time axis."""
+MAX_MARK_CHARACTERS = 128
+MAX_LATENCY_DIGITS = 4
+"""Digits to which latencies are rounded, so that there are few different values."""
+
 
 class RequestReport(Struct):
     """Why a request was late; the sentence is that of its slowest choice, or the refusal."""
@@ -46,125 +56,118 @@ class RequestReport(Struct):
     choices: list[Explanation]
 
 
-MOST_CHOICES = 32
-"""Most choices of a request that are explained; beam search has one for each beam and token."""
-MOST_PAST_STEPS = 6000
-"""Most steps of a picture: as many as the page keeps."""
-MOST_STEPS, MOST_CHUNKS, MOST_EVENTS, MOST_MARKS, MOST_MARK = 400, 2000, 100, 200, 128
-"""Most steps, numbers in `chunks`, and KV events of a frame; most marks in all, and characters of
-one.
-"""
+def no_load() -> Mapping[str, object] | None:
+    """Returns the state of the load generator while there is none."""
+    return None
 
 
-def row_of(event: KVEvent, sequence: int) -> EventRow:
-    """Returns an event of the message numbered `sequence`."""
-    if not isinstance(event, BlockStored | BlockRemoved):
-        return "cleared", sequence, 0, 0, "", ""
-    hashes = [
-        f"{it % (1 << 64):016x}" if isinstance(it, int) else it.hex()
-        for it in event.block_hashes[:1]
-    ]
-    first, blocks = "".join(hashes)[:16], len(event.block_hashes)
-    if isinstance(event, BlockRemoved):
-        return "removed", sequence, blocks, 0, first, ""
-    return "stored", sequence, blocks, len(event.token_ids), first, event.lora_name or ""
+@dataclass(frozen=True, slots=True)
+class ObservedEngine:
+    """An engine with what tells about it; `delays` records the engine."""
+
+    engine: EngineClient
+    lifecycle: Operations
+    delays: DelayLog
+    cache: KVCacheManager | None = None
+    publisher: "Publisher | None" = None
 
 
 class Observer:
-    """Everything that the pages are told of an engine; receives its steps and events while a page
-    is open.
-    """
+    """Collects what pages show of an engine; receives its steps and events while a page is open."""
 
     def __init__(
-        self,
-        engine: EngineClient,
-        lifecycle: Operations,
-        now: Callable[[], float],
-        unix: Callable[[], float],
-        delays: DelayLog,
-        cache: KVCacheManager | None = None,
-        publisher: "Publisher | None" = None,
+        self, observed: ObservedEngine, now: Callable[[], float], unix: Callable[[], float]
     ) -> None:
-        """`now` is the engine's clock, `unix` returns Unix seconds; `delays` records the engine."""
-        self._began_s, self._unix = now(), unix
+        """`now` is the engine's clock, `unix` returns Unix seconds."""
+        engine = observed.engine
         self._now = now
-        self._engine, self._lifecycle = engine, lifecycle
-        self._lora = engine.lora if isinstance(engine, Engine) else None
-        executor = engine.executor if isinstance(engine, Engine) else None
-        self.executor = executor if isinstance(executor, StepExecutor) else None
+        self._unix = unix
+        self._began_s = now()
+        self._engine = engine
+        self._lifecycle = observed.lifecycle
+        self._lora: LoRASlots | None = None
+        self.executor: StepExecutor | None = None
         """Runs the steps that sequences share; None for an engine without them."""
+        if isinstance(engine, Engine):
+            self._lora = engine.lora
+            if isinstance(engine.executor, StepExecutor):
+                self.executor = engine.executor
         self.bars = RequestBars(engine, now, self._began_s)
-        self._map = None if cache is None else BlockMap(cache)
-        self._publisher = publisher
-        self.delays = delays
-        self._steps_told = 0
-        """Steps of the log that are over or were in a frame."""
-        self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
-        self._marks: deque[tuple[float, str, str]] = deque(maxlen=MOST_MARKS)
-        self._last: Figures | None = None
-        self._last_ms = 0.0
-        self.load: Callable[[], Mapping[str, object] | None] = lambda: None
+        self._map = None if observed.cache is None else BlockMap(observed.cache)
+        self._publisher = observed.publisher
+        self.delays = observed.delays
+        self._sent_steps = 0
+        """Steps of the log that were in a frame, or ended before the page was opened."""
+        self._events: deque[EventRow] = deque(maxlen=MAX_EVENTS)
+        self._marks: deque[tuple[float, str, str]] = deque(maxlen=MAX_MARKS)
+        self._last_figures: Figures | None = None
+        self._last_frame_ms = 0.0
+        self.load: Callable[[], Mapping[str, object] | None] = no_load
         """Returns the state of the load generator."""
         self.is_open = False
 
     def mark(self, kind: str, text: str) -> None:
-        """Marks this moment on the time axis, also for pages that are opened later."""
-        self._marks.append((in_ms(self._now() - self._began_s), kind, text[:MOST_MARK]))
+        """Marks the present on the time axis, also for pages that are opened later."""
+        self._marks.append((to_ms(self._now() - self._began_s), kind, text[:MAX_MARK_CHARACTERS]))
 
-    def begin(self) -> None:
+    def start(self) -> None:
+        """Starts to observe the engine."""
         self.is_open = True
         recorder = self._engine.recorder
-        recorder.fold()  # without the latencies of before
+        recorder.fold()  # without the latencies of earlier tokens
         recorder.tally = LatencyTally()
-        self.bars.begin(counts_blocks=self._map is None and self.executor is not None)
-        self._steps_told = self.delays.steps_made
+        self.bars.start(counts_blocks=self._map is None and self.executor is not None)
+        self._sent_steps = self.delays.steps_made
         if self._publisher is not None:
-            self._publisher.listen(self._take_events)
+            self._publisher.listen(self._add_events)
         if self._map is not None:
-            self._map.begin()
+            self._map.attach()
 
-    def end(self) -> None:
+    def stop(self) -> None:
+        """Stops to observe the engine."""
         self.is_open = False
         self._engine.recorder.tally = None
         if self._map is not None:
-            self._map.end()
+            self._map.detach()
         if self._publisher is not None:
-            self._publisher.forget(self._take_events)
+            self._publisher.forget(self._add_events)
         self._events.clear()
-        self.bars.end()
-        self._last = None
+        self.bars.stop()
+        self._last_figures = None
 
-    def _row_of(self, it: Step) -> StepRow:
-        begin_ms = round((it.start_s - self._began_s) * 1000, 2)
-        took_ms = round((it.end_s - it.start_s) * 1000, 3)
-        return begin_ms, took_ms, it.prefill_tokens, it.decodes, it.sequences
+    def _step_row(self, step: Step) -> StepRow:
+        start_ms = round((step.start_s - self._began_s) * 1000, 2)
+        duration_ms = round((step.end_s - step.start_s) * 1000, 3)
+        return start_ms, duration_ms, step.prefill_tokens, step.decodes, step.sequences
 
     def _chunks_of(self, step: Step) -> Iterator[float]:
-        """Yields number and end of the prompts that got a chunk in this step, but not the last one."""
+        """Yields number and end of each prompt that got a chunk in this step, but not its last."""
         for chunk in step.chunks:
-            number = None if chunk.is_last else self.bars.number_of(chunk.key)
+            if chunk.is_last:
+                continue
+            number = self.bars.number_of(chunk.key)
             if number is not None:
-                yield from (number, in_ms(step.end_s - self._began_s))
+                yield number
+                yield to_ms(step.end_s - self._began_s)
 
     def explain(self, request_id: str) -> RequestReport | None:
-        """Explains why a request took as long as it did; None if it is not known any more.
-
-        May pause.
-        """
-        bars = self.bars.named(request_id)[:MOST_CHOICES]
+        """Explains why a request took as long as it did; None if it is forgotten. May pause."""
+        bars = self.bars.of_request(request_id)[:MAX_EXPLAINED_CHOICES]
         if not bars:
             return None
-        live = {id(it.request): it for it in self._engine.sequences()}
-        choices, sentence, rest = [], "", Pace(self._now)
+        live = {id(sequence.request): sequence for sequence in self._engine.sequences()}
+        choices: list[Explanation] = []
+        sentence = ""
+        pause = Pace(self._now)
         for bar in bars:
-            rest()
+            pause()
             choice = self.explain_choice(bar, live.get(id(bar.request)))
             if choice is not None:
                 choices.append(choice)
             elif bar.end is not None:
                 sentence = f"Refused with {bar.end[1]}"
         if choices:
-            sentence = max(choices, key=lambda it: it.total_ms).sentence
+            sentence = max(choices, key=attrgetter("total_ms")).sentence
         return RequestReport(bars[0].request.request_id, sentence, choices)
 
     def explain_choice(self, bar: Bar, sequence: Sequence | None) -> Explanation | None:
@@ -173,72 +176,85 @@ class Observer:
         if outcome is None and sequence is not None:
             status = "waiting" if sequence.scheduled_s is None else "running"
             outcome = sequence.outcome(status, self._now())
-        return None if outcome is None else explain(bar.request, outcome, self.delays)
+        if outcome is None:
+            return None
+        return explain(bar.request, outcome, self.delays)
 
-    def _tell_steps(self, frame: Frame, figures: Figures, last: Figures | None) -> None:
-        """Writes the steps into `frame`; without shared steps, one that sums up all computed
-        tokens.
+    def _write_steps(self, frame: Frame, figures: Figures) -> None:
+        """Writes the new steps into `frame`.
+
+        An engine without shared steps gets one that sums up all computed tokens.
         """
-        begin_ms, self._last_ms = self._last_ms, frame.at
+        start_ms = self._last_frame_ms
+        self._last_frame_ms = frame.at
+        last_figures = self._last_figures
         if self.executor is not None:
-            new = self.delays.recent(self._steps_told)[-MOST_STEPS:]
-            self._steps_told = self.delays.steps_made
-            frame.steps = [self._row_of(step) for step in new]
-            frame.chunks = [number for step in new for number in self._chunks_of(step)][
-                :MOST_CHUNKS
-            ]
-        elif last is not None:
-            prompts = int(figures.prompt - figures.cached - last.prompt + last.cached)
-            decodes = int(figures.generated - last.generated)
-            if prompts or decodes:
-                took_ms = round(frame.at - begin_ms, 1)
-                frame.steps = [(begin_ms, took_ms, prompts, decodes, int(figures.running))]
+            steps = self.delays.recent(self._sent_steps)[-MAX_STEPS:]
+            self._sent_steps = self.delays.steps_made
+            frame.steps = [self._step_row(step) for step in steps]
+            numbers = [number for step in steps for number in self._chunks_of(step)]
+            frame.chunks = numbers[:MAX_CHUNK_NUMBERS]
+        elif last_figures is not None:
+            prompts = figures.prompt - figures.cached - last_figures.prompt + last_figures.cached
+            decodes = int(figures.generated - last_figures.generated)
+            if int(prompts) or decodes:
+                duration_ms = round(frame.at - start_ms, 1)
+                running = int(figures.running)
+                frame.steps = [(start_ms, duration_ms, int(prompts), decodes, running)]
 
-    def _take_events(self, topic: str, sequence: int, batch: EventBatch) -> None:
-        self._events += [row_of(event, sequence) for event in batch.events[-MOST_EVENTS:]]
+    def _add_events(self, topic: str, sequence: int, batch: EventBatch) -> None:
+        self._events += [event_row(event, sequence) for event in batch.events[-MAX_EVENTS:]]
 
     @property
     def state(self) -> str:
+        """The engine's state: sleeping, draining, paused or serving."""
         if self._lifecycle.is_sleeping:
             return "sleeping"
         if self._engine.withdrawn or self._engine.draining:
             return "draining"
-        return "paused" if self._lifecycle.paused else "serving"
+        if self._lifecycle.paused:
+            return "paused"
+        return "serving"
 
     def summary(self) -> Mapping[str, object]:
+        """Returns the engine's state and its figures by name."""
         figures = self._engine.recorder.figures()
         return {"state": self.state, **dict(zip(FIGURES, self._numbers(figures), strict=True))}
 
     def frame(self) -> Frame:
         """Returns the changes since the last frame. May pause."""
-        figures, last = self._engine.recorder.figures(), self._last
+        figures = self._engine.recorder.figures()
         frame = self._head(figures)
-        self.bars.changes(frame)
+        self.bars.write_changes(frame)
         if self._map is not None:
-            for row in frame.phases:
-                if row[1] == Phase.PREEMPTED:
-                    self._map.forget(row[0])
-            for bar in self.bars.live():
-                self._map.claim(bar, frame)
-            for ended in frame.ended:
-                self._map.forget(ended[0])
-            self._map.changes(frame)
-        frame.marks = [mark for mark in self._marks if mark[0] >= self._last_ms]
-        self._tell_steps(frame, figures, last)
+            self._write_blocks(self._map, frame)
+        frame.marks = [mark for mark in self._marks if mark[0] >= self._last_frame_ms]
+        self._write_steps(frame, figures)
         frame.events = list(self._events)
         self._events.clear()
         recorder = self._engine.recorder
         if recorder.tally is not None:
-            frame.ttft += pairs_of(recorder.tally.ttft)
-            frame.itl = pairs_of(recorder.tally.inter_token)
+            frame.ttft += flat_pairs(recorder.tally.ttft)
+            frame.itl = flat_pairs(recorder.tally.inter_token)
             recorder.tally = LatencyTally()
-        self._last = figures
+        self._last_figures = figures
         return frame
 
+    def _write_blocks(self, block_map: BlockMap, frame: Frame) -> None:
+        for number, phase, *_ in frame.phases:
+            if phase == Phase.PREEMPTED:
+                block_map.forget(number)
+        for bar in self.bars.live():
+            block_map.claim(bar, frame)
+        for number, *_ in frame.ended:
+            block_map.forget(number)
+        block_map.write_changes(frame)
+
     def _head(self, figures: Figures) -> Frame:
-        at_ms = in_ms(self._now() - self._began_s)
-        lora = self._lora
-        adapters = None if lora is None else {name: lora.running(name) for name in lora} or None
+        at_ms = to_ms(self._now() - self._began_s)
+        adapters: dict[str, int] | None = None
+        if self._lora is not None:
+            adapters = {name: self._lora.running(name) for name in self._lora} or None
         return Frame(
             at=at_ms,
             state=self.state,
@@ -253,13 +269,13 @@ class Observer:
         `server` goes into the picture unchanged.
         """
         past_steps = self._past_steps()
-        figures = self._last or self._engine.recorder.figures()
+        figures = self._last_figures or self._engine.recorder.figures()
         frame = self._head(figures)
         frame.steps = past_steps
-        since_ms = self.bars.picture(frame)
+        since_ms = self.bars.write_picture(frame)
         frame.marks = list(self._marks)
         if self._map is not None:
-            self._map.picture(frame)
+            self._map.write_picture(frame)
         return Picture(
             began=self._unix() - (self._now() - self._began_s),
             server=server,
@@ -270,38 +286,53 @@ class Observer:
         )
 
     def _past_steps(self) -> list[StepRow]:
-        """Returns the last steps that were in a frame or ended before the page was opened.
-
-        May pause.
-        """
+        """Returns the last steps, without those of the next frame. May pause."""
         if self.executor is None:
             return []
-        untold = self.delays.steps_made - self._steps_told
-        steps = self.delays.recent(self._steps_told - MOST_PAST_STEPS)
-        if untold:
-            del steps[-untold:]
+        unsent = self.delays.steps_made - self._sent_steps
+        steps = self.delays.recent(self._sent_steps - MAX_PAST_STEPS)
+        if unsent:
+            del steps[-unsent:]
         pause = Pace(self._now)
         rows: list[StepRow] = []
         for step in steps:
-            rows.append(self._row_of(step))
+            rows.append(self._step_row(step))
             pause()
         return rows
 
     def _numbers(self, figures: Figures) -> list[float]:
         counts = {**figures.finished, "refused": self.bars.refusals}
-        return [
-            counts.get(name, 0.0) if (value := getattr(figures, name, None)) is None else value
-            for name in FIGURES
-        ]
+        numbers: list[float] = []
+        for name in FIGURES:
+            number = getattr(figures, name, None)
+            numbers.append(counts.get(name, 0.0) if number is None else number)
+        return numbers
 
 
-def pairs_of(counts: Mapping[int, int]) -> list[int]:
-    """Returns values and their counts, flat.
+def event_row(event: KVEvent, message_number: int) -> EventRow:
+    """Returns the row of an event of a published message."""
+    if not isinstance(event, BlockStored | BlockRemoved):
+        return "cleared", message_number, 0, 0, "", ""
+    first_hash = ""
+    if event.block_hashes:
+        first_hash = _hex(event.block_hashes[0])[:16]
+    blocks = len(event.block_hashes)
+    if isinstance(event, BlockRemoved):
+        return "removed", message_number, blocks, 0, first_hash, ""
+    adapter = event.lora_name or ""
+    return "stored", message_number, blocks, len(event.token_ids), first_hash, adapter
 
-    Values have four digits at most, so that pairs stay few.
-    """
+
+def _hex(block_hash: int | bytes) -> str:
+    if isinstance(block_hash, int):
+        return f"{block_hash % (1 << 64):016x}"
+    return block_hash.hex()
+
+
+def flat_pairs(counts: Mapping[int, int]) -> list[int]:
+    """Returns rounded values and their counts as one list."""
     rounded = Counter[int]()
     for value, count in counts.items():
-        digits = max(0, len(str(value)) - 4)
+        digits = max(0, len(str(value)) - MAX_LATENCY_DIGITS)
         rounded[round(value, -digits)] += count
     return [number for pair in rounded.items() for number in pair]

@@ -31,7 +31,7 @@ from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.http.context import BodyLimits
 from app.serving.http.route import Route
-from app.serving.middleware.access import ApiKeys
+from app.serving.middleware.api_keys import ApiKeys
 from app.serving.middleware.http_metrics import HttpMetrics
 from app.serving.middleware.rate_limits import RateLimits
 from app.text.base import Tokenizer, TokenizerError
@@ -53,7 +53,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
     exit status 1.
     """
     try:
-        settings = settings or ranks.handed_over(os.environ) or load((), os.environ)
+        settings = settings or ranks.exported_settings(os.environ) or load((), os.environ)
         check_extras(settings)
         tokenizer = tokenizer_of(settings)
         extensions = enabled_extensions(settings)
@@ -115,7 +115,7 @@ def build(
     settings: Settings, tokenizer: Tokenizer, extensions: Iterable[type[Extension]], rank: int
 ) -> Understudy:
     """Builds the application of a rank, with its routes. Raises the ConfigErrors of all parts."""
-    server = ranks.served_by(settings.server, rank)
+    server = ranks.settings_of_rank(settings.server, rank)
     clock = LiveClock()
     parts = ServerParts(
         settings=settings,
@@ -126,7 +126,7 @@ def build(
     parts.server = server
     parts.rank = rank
     parts.tokenizer = tokenizer
-    parts.body = BodyLimits.of(server)
+    parts.body = BodyLimits.from_settings(server)
     parts.recorder = build_recorder(settings, rank)
     parts.adapters = adapters_of(settings.lora, settings.model)
     parts.kv_events = publishing(settings, server, rank)
@@ -147,7 +147,7 @@ def build(
     parts.weights = WeightUpdates(
         settings.model.model, settings.model.tensor_parallel_size, can_transfer
     )
-    other_ranks = [(k, url) for k, url in ranks.siblings(settings) if k != rank]
+    other_ranks = [(k, url) for k, url in ranks.rank_urls(settings) if k != rank]
     parts.peers = PeerRanks(rank, other_ranks)
     parts.is_ready = readiness(parts.engine, clock, settings.server.startup_duration)
 

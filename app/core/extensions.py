@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from app.serving.api.sampling import RealModel
     from app.serving.flask.application import BackgroundService, Understudy
     from app.serving.http.context import BodyLimits
-    from app.serving.http.route import Route, RpcService
-    from app.serving.middleware.access import ApiKeys
+    from app.serving.http.route import Route
+    from app.serving.http.rpc import RpcService
+    from app.serving.middleware.api_keys import ApiKeys
     from app.serving.middleware.stack import Middleware
     from app.text.base import Tokenizer
     from config import Settings

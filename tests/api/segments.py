@@ -24,7 +24,7 @@ def call(number: int, name: str = "weather") -> Part:
 def body_of(writer: ResponseWriter, outputs: Iterable[EngineOutput]) -> bytes:
     """The whole answer after `outputs`."""
     for output in outputs:
-        writer.take(output)
+        writer.collect(output)
     return writer.body()
 
 

@@ -9,9 +9,11 @@ import gevent
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Tokens
 from app.engine.core.sequence import Handle
+from app.serving.api.choice_state import ChoiceState
 from app.serving.api.responder import EventStream
-from app.serving.api.writer import ChoiceState, ResponseWriter
-from app.serving.http.connection import LAST_CHUNK, Connection, StreamTransport, WriteBatcher
+from app.serving.api.writer import ResponseWriter
+from app.serving.http.client_connection import ClientConnection
+from app.serving.http.stream_transport import LAST_CHUNK, StreamTransport, WriteBatcher
 
 END = b"[end]"
 
@@ -92,7 +94,7 @@ class Served:
     ) -> None:
         self.socket, self.direct = socket, direct
         self.plain = Plain()
-        self.connection = cast("Connection", socket)
+        self.connection = cast("ClientConnection", socket)
         self.stream = EventStream(
             writer or self.plain, choices, self.connection, keep_alive_s=keep_alive_s
         )

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 
 from app.engine.core import errors
 from app.engine.core.errors import EngineError
-from app.serving.api.errors import KNOWN_ERRORS, as_api_error, as_stream_error
+from app.serving.api.errors import API_ERRORS, as_api_error, as_stream_error
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, too_many
 from app.serving.http.response import Response, json_response
@@ -117,7 +117,7 @@ def test_each_error_has_its_status_type_and_text() -> None:
             {"error": told},
             {},
         )
-    engine_errors = {kind for kind in KNOWN_ERRORS if issubclass(kind, EngineError)}
+    engine_errors = {kind for kind in API_ERRORS if issubclass(kind, EngineError)}
     assert engine_errors == set(EngineError.__subclasses__()) == {type(row[0]) for row in TABLE}
 
 

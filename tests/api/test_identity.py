@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from app.serving.api.identity import system_fingerprint
-from app.serving.api.pipeline import CACHE_THRESHOLD, priority_of, truth
+from app.serving.api.pipeline import CACHE_THRESHOLD_HEADER, boolean_header, priority_of
 from app.serving.http.errors import ApiError
 from config.loader import load
 from tests.application import app_of, request
@@ -78,17 +78,22 @@ def test_the_priority_is_the_headers_or_else_the_requests_own() -> None:
 
 
 def test_a_threshold_is_a_reason_to_finish_if_a_header_says_so() -> None:
-    assert truth(request(), CACHE_THRESHOLD) is None
+    assert boolean_header(request(), CACHE_THRESHOLD_HEADER) is None
     for meant, words in ((True, ("1", "T", "true")), (False, ("0", "f", "FALSE"))):
         for given in words:
-            assert truth(request(headers={CACHE_THRESHOLD: given}), CACHE_THRESHOLD) is meant
+            assert (
+                boolean_header(
+                    request(headers={CACHE_THRESHOLD_HEADER: given}), CACHE_THRESHOLD_HEADER
+                )
+                is meant
+            )
 
 
 def test_another_word_is_refused_and_shown_up_to_its_fortieth_character() -> None:
-    context = request(headers={"x-vllm-priority": "p" * 50, CACHE_THRESHOLD: "t" * 50})
+    context = request(headers={"x-vllm-priority": "p" * 50, CACHE_THRESHOLD_HEADER: "t" * 50})
     for letter, read in (
         ("p", lambda: priority_of(context, 0)),
-        ("t", lambda: truth(context, CACHE_THRESHOLD)),
+        ("t", lambda: boolean_header(context, CACHE_THRESHOLD_HEADER)),
     ):
         with pytest.raises(ApiError, match=f"got '{letter * 40}'$") as caught:
             read()

@@ -14,8 +14,9 @@ from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import SLICE
-from app.serving.api.pipeline import Asked, check_answer_size
-from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
+from app.serving.api.pipeline import AcceptedRequest, check_answer_size
+from app.serving.api.responses.response import new_response
+from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.errors import ApiError
 from app.serving.protocol.common import encode
@@ -151,7 +152,7 @@ def test_what_takes_too_much_memory_is_refused() -> None:
 
     def check(n: int, tokens: int, prompt_tokens: int = 1, **fields: Any) -> None:
         body = CompletionRequest(prompt="x", max_tokens=tokens, n=n, **fields)
-        asked: Asked = ValidatedRequest(body, "m", limits)
+        asked: AcceptedRequest = ValidatedRequest(body, "m", limits)
         asked.check_sampling([prompt_tokens])
         check_answer_size(asked, prompt_tokens)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
-from app.serving.api.anthropic import MessageWriter
 from app.serving.api.identity import ResponseMeta
+from app.serving.api.message_writer import MessageWriter
 from app.serving.http.errors import ApiError, internal, too_many
 from tests.api.segments import Segment, body_of, call, segments, told, whole
 from tests.conformance.calls import parsed

@@ -1,18 +1,18 @@
 """Which requests are plain, and what is read off them; all others are left to the general way."""
 
 import json
-from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import pytest
 
-from app.serving.api.chat.completions import ChatResponseOptions
 from app.serving.api.plain import (
-    BODY_BYTES,
-    MOST_BODIES,
+    MAX_BODIES,
+    MAX_BODY_BYTES,
     PlainChat,
+    PlainChats,
     PlainCompletion,
+    PlainCompletions,
     PlainGeneration,
     Recognised,
 )
@@ -32,10 +32,8 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
         SimpleNamespace(names=["m"]),
     )
     pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
-    known, options = PromptMemo(prompt_ids), partial(ChatResponseOptions, prompt_ids=())
-    found = PlainGeneration(
-        pipeline, kind, "", known, options, lambda ids: {"n": 1}, cast(Any, None)
-    )
+    family = PlainChats if kind is PlainChat else PlainCompletions
+    found: PlainGeneration = family(pipeline, PromptMemo(prompt_ids))
     found._names = frozenset(names)
     return found
 
@@ -126,8 +124,8 @@ def test_a_body_whose_prompt_is_known_is_read_once_within_limits() -> None:
     found = [reader.recognise(b'{"prompt": "hi", "max_tokens": 7}') for _ in range(4)]
     assert found[0] == found[1] == found[3] and found[1] is found[2] is found[3]
     assert len(asked) == 2 and reader.recognise(b'{"prompt": "hi"}') != found[3]
-    long = json.dumps({"prompt": "hi", "user": "x" * BODY_BYTES}).encode()
+    long = json.dumps({"prompt": "hi", "user": "x" * MAX_BODY_BYTES}).encode()
     assert reader.recognise(long) is not reader.recognise(long)
-    for number in range(2 * MOST_BODIES):
+    for number in range(2 * MAX_BODIES):
         reader.recognise(b'{"prompt": "hi", "seed": %d}' % number)
-    assert len(reader._bodies) <= MOST_BODIES
+    assert len(reader._bodies) <= MAX_BODIES

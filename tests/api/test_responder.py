@@ -12,7 +12,7 @@ import pytest
 
 from app.engine.core.outputs import EngineOutput, Failed, Tokens
 from app.serving.api.responder import Responder, ServerLoad
-from app.serving.http.connection import Connection
+from app.serving.http.client_connection import ClientConnection
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response
 from tests.application import request
 from tests.engine.harness import Harness, engine_request
@@ -35,7 +35,7 @@ class Texts:
     def closing(self) -> bytes:
         return b"[end]"
 
-    def take(self, event: EngineOutput) -> None:
+    def collect(self, event: EngineOutput) -> None:
         self.taken.append(event)
 
     def body(self) -> bytes:
@@ -100,7 +100,7 @@ def test_the_client_of_a_whole_answer_that_has_left_is_told_nothing() -> None:
     server, client = gevent.socket.socketpair()
     with server:
         client.close()
-        context = request(connection=Connection(server))
+        context = request(connection=ClientConnection(server))
         response = paced.responder.respond([engine_request()], Texts(), False, context)
         assert (response.status, response.body) == (CLIENT_GONE, b"")
         assert paced.harness.is_idle() and paced.load.count == 0

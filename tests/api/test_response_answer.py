@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, Tokens
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
+from app.serving.api.responses.response import new_response
+from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter
 from app.serving.http.errors import bad_request, internal, too_many
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 from tests.api.segments import IMAGE, THOUGHT, Segment, segments, told, whole

@@ -10,19 +10,21 @@ import gevent
 import pytest
 
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.responses.routes import KeptResponse, ResponseStore
-from app.serving.api.responses.writer import new_response
+from app.serving.api.responses.response import new_response
+from app.serving.api.responses.store import ResponseStore, StoredResponse
 from app.serving.http.errors import ApiError
 from app.serving.protocol.responses import ResponsesRequest
 from tests.application import app_of
 
 
-def kept(name: str, status: str = "completed", size: int = 0, **fields: Any) -> KeptResponse:
+def stored(name: str, status: str = "completed", size: int = 0, **fields: Any) -> StoredResponse:
     response = new_response(
         ResponsesRequest(input="hi"), ResponseMeta(name, 1_700_000_000, "m", "fp"), 9
     )
     response.status = status
-    return KeptResponse.of(response, [{"role": "user", "content": "x" * size}], **fields)
+    return StoredResponse.from_response(
+        response, [{"role": "user", "content": "x" * size}], **fields
+    )
 
 
 def missing(store: ResponseStore, name: str) -> bool:
@@ -39,30 +41,30 @@ def missing(store: ResponseStore, name: str) -> bool:
 
 
 def test_the_one_that_was_touched_longest_ago_is_forgotten_first() -> None:
-    store = ResponseStore(True, most=3)
+    store = ResponseStore(True, max_responses=3)
     for name in "abc":
-        store.keep(kept(name))
+        store.store(stored(name))
     store.get("a")
-    store.keep(kept("d"))
+    store.store(stored("d"))
     assert [missing(store, name) for name in "abcd"] == [False, True, False, False]
 
 
 def test_large_responses_leave_room_for_fewer() -> None:
-    store = ResponseStore(True, most=100, most_bytes=10_000)
+    store = ResponseStore(True, max_responses=100, max_bytes=10_000)
     for name in "abc":
-        store.keep(kept(name, size=3000))
+        store.store(stored(name, size=3000))
     assert [missing(store, name) for name in "abc"] == [True, False, False]
-    store.keep(kept("d", size=50_000))
+    store.store(stored("d", size=50_000))
     assert [missing(store, name) for name in "abcd"] == [True, True, True, False]
 
 
 def test_a_response_that_has_grown_is_weighed_again() -> None:
-    store = ResponseStore(True, most=100, most_bytes=10_000)
-    growing = kept("b", events=[])
-    store.keep(kept("a"))
-    store.keep(growing)
-    growing.add(b"x" * 9800 + b"\n\n")
-    store.weigh(growing)
+    store = ResponseStore(True, max_responses=100, max_bytes=10_000)
+    growing = stored("b", events=[])
+    store.store(stored("a"))
+    store.store(growing)
+    growing.append_events(b"x" * 9800 + b"\n\n")
+    store.update_size(growing)
     assert [missing(store, name) for name in "ab"] == [True, False]
 
 
@@ -80,11 +82,11 @@ def test_the_size_of_the_store_is_what_it_holds(size: int, events: int) -> None:
     try:
         before = traced_bytes()
         for number in range(200):
-            response = kept(f"resp_{number:032d}", size=size, events=[])
-            response.add(
-                b"".join(b"data: %0200d\n\n" % event for event in range(events)), over=True
+            response = stored(f"resp_{number:032d}", size=size, events=[])
+            response.append_events(
+                b"".join(b"data: %0200d\n\n" % event for event in range(events)), is_over=True
             )
-            store.keep(response)
+            store.store(response)
             del response
         held_bytes = traced_bytes() - before
     finally:
@@ -94,10 +96,10 @@ def test_the_size_of_the_store_is_what_it_holds(size: int, events: int) -> None:
 
 def test_small_responses_leave_room_for_a_large_one() -> None:
     """The number of responses has a limit, too, which does not make any of them larger."""
-    store = ResponseStore(True, most=10, most_bytes=100_000)
+    store = ResponseStore(True, max_responses=10, max_bytes=100_000)
     for number in range(8):
-        store.keep(kept(str(number)))
-    store.keep(kept("large", size=60_000))
+        store.store(stored(str(number)))
+    store.store(stored("large", size=60_000))
     assert not any(missing(store, name) for name in (*map(str, range(8)), "large"))
     assert 60_000 < store.size_bytes < 80_000
 
@@ -111,21 +113,21 @@ def test_the_report_of_memory_counts_stored_responses_by_their_size() -> None:
 
 
 def test_a_response_that_is_over_does_not_hold_its_request() -> None:
-    response = kept("a", status="in_progress", events=[])
+    response = stored("a", status="in_progress", events=[])
     response.abort = lambda: None
-    response.add(b"1\n\n", over=True)
+    response.append_events(b"1\n\n", is_over=True)
     assert response.abort is None
 
 
 def test_a_status_alone_changes_and_the_rest_stays() -> None:
-    response = kept("a", status="in_progress")
+    response = stored("a", status="in_progress")
     before = response.body
     response.update_status("failed")
     assert response.status == "failed"
     assert response.body == before.replace(b'"in_progress"', b'"failed"')
 
 
-def following(response: KeptResponse, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:
+def following(response: StoredResponse, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:
     """A greenlet that follows a response; it is on its way when this returns."""
     greenlet = gevent.spawn(lambda: list(response.follow(start, None)))
     gevent.idle()
@@ -133,11 +135,11 @@ def following(response: KeptResponse, start: int = 0) -> gevent.Greenlet[..., li
 
 
 def test_followers_get_the_events_that_are_there_and_those_that_come() -> None:
-    response = kept("a", events=[])
-    response.add(b"0\n\n1\n\n")
+    response = stored("a", events=[])
+    response.append_events(b"0\n\n1\n\n")
     all_of_them, later = following(response), following(response, 2)
-    response.add(b"2\n\n")
+    response.append_events(b"2\n\n")
     gevent.idle()
-    response.add(b"3\n\n4\n\n", over=True)
+    response.append_events(b"3\n\n4\n\n", is_over=True)
     assert all_of_them.get(timeout=5) == [b"", b"0\n\n1\n\n", b"2\n\n", b"3\n\n4\n\n"]
     assert later.get(timeout=5) == [b"", b"2\n\n", b"3\n\n4\n\n"]

@@ -8,29 +8,47 @@ from collections.abc import Sequence
 import pytest
 
 from app.engine.core.wire import Sampling, Thoughts
-from app.serving.api.sampling import MOST_LOOKED_AT, SamplingDefaults, ThoughtTokens, check_real
+from app.serving.api.sampling import (
+    MAX_SEARCHED_TOKENS,
+    SamplingDefaults,
+    ThoughtTokens,
+    check_real,
+)
 from app.serving.http.errors import ApiError
 from tests.protocol.refused import completion as asked
 
 OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
 
 
+def plain_sampling(
+    defaults: SamplingDefaults,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+) -> Sampling:
+    return defaults.of_plain(
+        temperature=temperature,
+        top_p=top_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+
+
 def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
     assert (
-        SamplingDefaults().of(asked())
-        == SamplingDefaults().of_plain(None, None, None, None)
-        == Sampling()
+        SamplingDefaults().for_request(asked()) == plain_sampling(SamplingDefaults()) == Sampling()
     )
     wanted = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
-    assert OWN.of(asked()) == OWN.of_plain(None, None, None, None) == wanted
+    assert OWN.for_request(asked()) == plain_sampling(OWN) == wanted
 
 
 def test_what_a_request_says_goes_before_zeros_too() -> None:
     said = {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.0, "repetition_penalty": 1.2}
     more = {"presence_penalty": -1.0, "frequency_penalty": 0.5}
-    found = OWN.of(asked(**said, **more, bad_words=["x"], skip_special_tokens=False))
+    found = OWN.for_request(asked(**said, **more, bad_words=["x"], skip_special_tokens=False))
     assert found == Sampling(**said, **more, bad_words=("x",), skip_special_tokens=False)  # type: ignore[arg-type]
-    assert OWN.of_plain(0.0, 0.5, -1.0, 0.5) == Sampling(
+    assert plain_sampling(OWN, 0.0, 0.5, -1.0, 0.5) == Sampling(
         temperature=0.0, top_p=0.5, top_k=20, min_p=0.1, repetition_penalty=1.05, **more
     )
 
@@ -80,7 +98,7 @@ def text_of(ids: Sequence[int]) -> str:
         ([BEGIN, WORD, END, WORD, BLANK], POSSIBLE),
         ([WORD], POSSIBLE),
         ([], POSSIBLE),
-        ([BEGIN] + [WORD] * MOST_LOOKED_AT, POSSIBLE),
+        ([BEGIN] + [WORD] * MAX_SEARCHED_TOKENS, POSSIBLE),
     ],
 )
 def test_a_prompt_says_whether_thoughts_come(prompt: list[int], expected: Thoughts | None) -> None:

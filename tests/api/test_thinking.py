@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.api.anthropic import _disabled_effort, _merges_system
+from app.serving.api.anthropic import probe_disabled_effort, template_merges_system
 from app.serving.api.chat.parts import thinking
 from app.serving.api.pipeline import ChatRules
 from app.serving.protocol.chat import ChatCompletionRequest
@@ -68,9 +68,11 @@ def test_disabled_thoughts_are_the_least_that_the_template_can_say() -> None:
         (Template("enable_thinking", refuses="xhigh"), "none"),
     ]
     for template, effort in templates:
-        assert _disabled_effort(template, ChatRules()) == effort
+        assert probe_disabled_effort(template, ChatRules()) == effort
     first: Any = Template(system_first=True)
-    assert _merges_system(first) is True and _merges_system(templates[0][0]) is False
+    assert (
+        template_merges_system(first) is True and template_merges_system(templates[0][0]) is False
+    )
 
 
 def test_what_a_request_says_wins_over_the_server_s_arguments_of_the_template() -> None:

@@ -7,10 +7,11 @@ from unittest.mock import Mock
 import gevent
 import pytest
 
-from app.console import application as feeds
 from app.console import bars
-from app.console.application import ClientQueue, Feed
-from app.console.bars import Frame, Origin
+from app.console import feed as feeds
+from app.console.bars import Origin
+from app.console.feed import ClientQueue, Feed
+from app.console.frames import Frame
 from app.engine.core.batch import Phase
 from tests.console.watched import Page, Watched, quick_profile
 
@@ -103,7 +104,7 @@ def test_a_picture_has_the_steps_from_before_the_page_was_opened() -> None:
 
 
 def test_a_picture_says_from_when_on_no_request_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bars, "MOST_PAST", 3)
+    monkeypatch.setattr(bars, "MAX_PAST_BARS", 3)
     it = Watched(slots=8, **SLOW)
     for number in range(5):
         it.ask(f"r{number}", max_tokens=2)
@@ -112,9 +113,9 @@ def test_a_picture_says_from_when_on_no_request_is_missing(monkeypatch: pytest.M
     picture = it.observer.picture({})
     assert [row[2] for row in picture.frame.ended] == ends[2:]
     assert picture.since == ends[1]
-    monkeypatch.setattr(bars, "MOST_PAST", 9)
+    monkeypatch.setattr(bars, "MAX_PAST_BARS", 9)
     assert it.observer.picture({}).since == 0
-    monkeypatch.setattr(bars, "OVER_BYTES", 3 * bars.BAR_BYTES)
+    monkeypatch.setattr(bars, "MAX_ENDED_BYTES", 3 * bars.BAR_BYTES)
     it = Watched(slots=8, **SLOW)
     for number in range(5):
         it.ask(f"r{number}", max_tokens=2)
@@ -227,7 +228,7 @@ def test_who_comes_late_sees_what_is_over(monkeypatch: pytest.MonkeyPatch) -> No
     it.ask("over", prompt_ids=[1, 2], max_tokens=3)
     it.ask("runs", prompt_ids=[1, 2], max_tokens=400)
     it.harness.clock.advance(1)
-    it.observer.begin()
+    it.observer.start()
     it.frame()
     page = Page()
     page.take(it.observer.picture({}))
@@ -236,7 +237,7 @@ def test_who_comes_late_sees_what_is_over(monkeypatch: pytest.MonkeyPatch) -> No
     it.harness.clock.advance(4)
     it.frame(0.01)
     assert it.page.ended[page.number_of("runs")][1:4:2] == ["length", 400]
-    monkeypatch.setattr(bars, "MOST_PAST", 1)
+    monkeypatch.setattr(bars, "MAX_PAST_BARS", 1)
     later = Page()
     later.take(it.observer.picture({}))
     assert [row[1] for row in later.bars.values()] == ["runs"]
@@ -246,9 +247,9 @@ def test_who_comes_back_sees_the_engine_as_it_is() -> None:
     it = Watched(slots=4, blocks=100, inter_token_latency=0.05)
     it.ask("a", prompt_ids=list(range(50)), max_tokens=100)
     it.frame()
-    it.observer.end()
+    it.observer.stop()
     it.harness.clock.advance(1)
-    it.observer.begin()
+    it.observer.start()
     it.page = page = Page()
     it.observer.frame()
     page.take(it.observer.picture({}))
@@ -282,7 +283,7 @@ def it() -> Watched:
 
 
 def feed_of(it: Watched) -> Feed:
-    return Feed(it.observer, lambda: {"model": "test"}, every_s=0.001)
+    return Feed(it.observer, lambda: {"model": "test"}, interval_s=0.001)
 
 
 def kinds(data: bytes) -> list[str]:
@@ -320,7 +321,7 @@ def test_the_engine_is_observed_as_long_as_somebody_looks(it: Watched) -> None:
 def test_a_browser_that_does_not_read_loses_frames_and_gets_the_whole_picture(
     it: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "MOST_WAITING", 3)
+    monkeypatch.setattr(feeds, "MAX_WAITING_EVENTS", 3)
     feed = feed_of(it)
     slow, quick = feed.open(), feed.open()
     pieces = iter(slow)
@@ -336,8 +337,8 @@ def test_a_browser_that_does_not_read_loses_frames_and_gets_the_whole_picture(
 def test_a_browser_that_never_reads_is_cut_off(
     it: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "MOST_WAITING", 3)
-    monkeypatch.setattr(feeds, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(feeds, "MAX_WAITING_EVENTS", 3)
+    monkeypatch.setattr(feeds, "READ_TIMEOUT_S", 0.02)
 
     feed, connection = feed_of(it), Mock(spec=["watch", "unwatch", "shut"])
     box = feed.open(connection)

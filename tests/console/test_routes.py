@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from app.console import page
-from app.console.application import SHOWN_SETTING, Console, describe, shown
-from app.console.bars import FIGURES, Origin
+from app.console.application import Console
+from app.console.bars import Origin
+from app.console.details import MAX_SETTING_CHARACTERS, describe_choice, summarize
+from app.console.frames import FIGURES
 from app.console.page import FOLDER, SCRIPTS, STYLES
 from app.engine.core.request import ScriptedReply
 from config.settings import TABLE
@@ -84,7 +86,7 @@ def test_actions_act_also_without_the_development_routes() -> None:
 def test_a_refused_request_is_counted_with_its_reason() -> None:
     app = app_of("--console", "--force-dummy-tokenizer", "--max-model-len", "16")
     console = next(it for it in app.middleware.members if isinstance(it, Console))
-    console.observer.begin()
+    console.observer.start()
     for data, status in ((b'{"model": "other", "prompt": "a"}', 404), (b"{", 400)):
         asked = app.test_client().post(
             "/v1/completions", data=data, content_type="application/json"
@@ -112,11 +114,11 @@ def test_what_clients_choose_is_kept_short(traceparent: str, trace_id: str) -> N
     context = request(
         "/" + "p" * 10_000, "POST", {"traceparent": traceparent, "x-request-id": "r" * 10_000}
     )
-    origin = Origin.of(context)
+    origin = Origin.from_context(context)
     assert origin.trace_id == trace_id
     assert len(origin.path) <= 128
     it = Watched()
-    it.observer.bars.refused(context, origin, f"status 400: {'x' * 1000}")
+    it.observer.bars.add_refused(context, origin, f"status 400: {'x' * 1000}")
     page = it.frame()
     assert len(page.bars[1][1]) <= 128 and page.ended[1][1].startswith("status 400: x")
     assert len(page.ended[1][1]) <= 128 and page.figures["refused"] == 1
@@ -133,9 +135,9 @@ def test_what_clients_choose_is_kept_short(traceparent: str, trace_id: str) -> N
     ids=["struct", "long text", "many", "deep"],
 )
 def test_a_setting_of_any_size_is_told_in_short(value: object, told: str) -> None:
-    shown_value = shown(value)
+    shown_value = summarize(value)
     assert isinstance(shown_value, str) and shown_value.startswith(told)
-    assert len(shown_value) <= SHOWN_SETTING
+    assert len(shown_value) <= MAX_SETTING_CHARACTERS
 
 
 def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
@@ -143,10 +145,10 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     ids = embedded_tokenizer().encode(HOSTILE)
     it.ask("a", prompt_ids=ids, max_tokens=30, stop=("x!",), seed=5)
     it.frame(1.0)
-    bar = it.observer.bars.of(it.page.number_of("a"))
+    bar = it.observer.bars.find(it.page.number_of("a"))
     assert bar is not None
     bar.origin = Origin("/v1/completions", "key:12", "4bf92f3577b34da6a3ce929d0e0e4736")
-    answer = describe(bar, embedded_tokenizer())
+    answer = describe_choice(bar, embedded_tokenizer())
     assert answer["prompt"] == embedded_tokenizer().decode(ids, skip_special_tokens=False)
     assert "<script>" in answer["prompt"]
     assert answer["tokens"] == it.page.tokens[bar.number] > 5
@@ -159,7 +161,7 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     assert len(answer["blocks"]) >= 1
     assert answer["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
     it.frame(10)
-    answer = describe(bar, embedded_tokenizer())
+    answer = describe_choice(bar, embedded_tokenizer())
     assert answer["outcome"]["reason"] == "length" and answer["blocks"] == []
 
 

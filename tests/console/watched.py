@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
-from app.console.bars import FIGURES, FREE, Frame, Origin, Picture, event_of
-from app.console.observer import Observer
+from app.console.bars import Origin
+from app.console.block_map import FREE
+from app.console.frames import FIGURES, Frame, Picture, encode_event
+from app.console.observer import ObservedEngine, Observer
 from app.engine.core.delays import DelayLog
 from app.engine.core.lifecycle import Lifecycle
 from config.datasheet import profile_of
@@ -42,7 +44,7 @@ class Page:
         self.itl: list[float] = []
 
     def take(self, item: Frame | Picture) -> None:
-        told = msgspec.json.decode(event_of("x", item).partition(b"\ndata: ")[2])
+        told = msgspec.json.decode(encode_event("x", item).partition(b"\ndata: ")[2])
         frame = told["frame"] if isinstance(item, Picture) else told
         self.frame = frame
         self.figures = dict(zip(FIGURES, frame["figures"], strict=True))
@@ -79,20 +81,16 @@ class Watched:
         self.harness = Harness(**options)
         engine = self.harness.engine
         self.lifecycle = Lifecycle(engine, self.harness.recorder, self.harness.cache)
-        self.observer = Observer(
-            engine,
-            self.lifecycle,
-            self.harness.clock.now,
-            lambda: UNIX_S,
-            DelayLog().attach(engine),
-            self.harness.cache,
+        observed = ObservedEngine(
+            engine, self.lifecycle, DelayLog().attach(engine), self.harness.cache
         )
+        self.observer = Observer(observed, self.harness.clock.now, lambda: UNIX_S)
         self.page = Page()
         if seen:
             self.look()
 
     def look(self) -> None:
-        self.observer.begin()
+        self.observer.start()
         self.harness.observers.append(partial(self.observer.bars.watch, Origin("/v1/completions")))
 
     def ask(self, request_id: str, **fields: Any) -> Any:

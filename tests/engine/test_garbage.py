@@ -16,8 +16,9 @@ from werkzeug.test import EnvironBuilder
 
 from app.engine.forms.schema import draw  # noqa: F401 (a server imports it in a thread; its classes make garbage)
 from app.serving.flask.application import Understudy
-from app.serving.gunicorn.connections import FastConnection, FastPath
 from app.serving.gunicorn.fair_turns import FairTurns
+from app.serving.gunicorn.fast_connection import FastConnection
+from app.serving.gunicorn.hub_connection import FastPath
 from app.serving.gunicorn.logs import ServerLogger
 from tests.application import app_of
 
@@ -112,7 +113,13 @@ class FastClient:
     def __init__(self, app: Understudy) -> None:
         log = SimpleNamespace(access_log_enabled=False)
         self.path = FastPath(
-            app, cast("ServerLogger", log), FairTurns(), {}, 60.0, self._general, 5.0
+            app=app,
+            log=cast("ServerLogger", log),
+            turns=FairTurns(),
+            connections={},
+            idle_s=60.0,
+            serve_general=self._general,
+            client_timeout_s=5.0,
         )
         server, self.sock = gevent.socket.socketpair()
         FastConnection(self.path, server, ("127.0.0.1", 1), None)
@@ -137,7 +144,7 @@ class FastClient:
     def leave(self) -> None:
         """Close the socket, and wait until the server has noticed."""
         self.sock.close()
-        while self.path.open:
+        while self.path.connections:
             gevent.sleep(0.001)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.serving.faults.fault import failure
-from app.serving.faults.injector import MOST_CHARACTERS, MOST_HEADER_RULES, FaultInjector
+from app.serving.faults.injector import MAX_HEADER_CHARACTERS, MAX_HEADER_RULES, FaultInjector
 from config.loader import load
 from config.sections.api import FAILURE_TYPES
 from config.validation import LiveSettings
@@ -123,7 +123,7 @@ STATUSES = ("oops", "399", "600", "5" * 5000, "٤٠٤")
     [
         *({"X_Return_Error": text} for text in STATUSES),
         {"X_Fault": "explode"},
-        {"X_Fault": "error; message=" + "m" * MOST_CHARACTERS},
+        {"X_Fault": "error; message=" + "m" * MAX_HEADER_CHARACTERS},
     ],
 )
 def test_a_header_that_makes_no_sense_is_a_bad_request(header: dict[str, str]) -> None:
@@ -151,8 +151,8 @@ def test_requests_of_one_client_with_the_same_header_are_counted_together() -> N
 
 def test_the_rules_of_the_last_headers_are_remembered() -> None:
     plan, _ = planned()
-    for number in range(MOST_HEADER_RULES + 1):
+    for number in range(MAX_HEADER_RULES + 1):
         plan.fault_for(asking(X_Fault=f"error;times=1;name={number}"))
     assert plan.size_bytes == plan.limit_bytes
-    assert plan.fault_for(asking(X_Fault=f"error;times=1;name={MOST_HEADER_RULES}")) is None
+    assert plan.fault_for(asking(X_Fault=f"error;times=1;name={MAX_HEADER_RULES}")) is None
     assert plan.fault_for(asking(X_Fault="error;times=1;name=0")) is not None

@@ -5,18 +5,18 @@ from typing import Self
 
 import pytest
 
-from app.serving.faults.injector import (
-    MOST_CLIENTS,
-    MOST_FAILED,
-    MOST_NAMES,
+from app.serving.faults.audit import (
+    MAX_CLIENTS,
+    MAX_FAILED_BODIES,
+    MAX_FAULT_NAMES,
     OTHERS,
     RETRY_WINDOW_S,
     AuditedExchange,
     ClientReport,
     FaultAudit,
-    FaultInjector,
     Finding,
 )
+from app.serving.faults.injector import FaultInjector
 
 PATH = "/v1/chat/completions"
 
@@ -127,7 +127,7 @@ def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
 
 def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
     audit = Client().audit
-    for number in range(2 * MOST_FAILED):
+    for number in range(2 * MAX_FAILED_BODIES):
         client = "one" if number % 2 else f"c{number}"
         exchange = AuditedExchange(
             client, PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}"
@@ -135,6 +135,8 @@ def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
         assert audit.note_answer(exchange)
         audit.note_end(exchange, number, failed=True)
     clients = audit.report().clients
-    assert len(clients) == MOST_CLIENTS and audit.size_bytes == audit.limit_bytes
-    assert clients["one"].requests == MOST_FAILED
-    assert len(clients["one"].faults) == MOST_NAMES + 1 and clients["one"].faults[OTHERS] > 1000
+    assert len(clients) == MAX_CLIENTS and audit.size_bytes == audit.limit_bytes
+    assert clients["one"].requests == MAX_FAILED_BODIES
+    assert (
+        len(clients["one"].faults) == MAX_FAULT_NAMES + 1 and clients["one"].faults[OTHERS] > 1000
+    )

@@ -13,7 +13,8 @@ from gevent.server import StreamServer
 
 from app.lab.fleet.proxy import Proxy
 from app.lab.fleet.routing import Policy
-from app.serving.http.client import JSON, HttpConnection, server_of
+from app.serving.http.client import JSON, HttpConnection
+from app.serving.http.relay import server_of
 from tests.running_server import free_port
 
 PATIENCE_S = 5.0

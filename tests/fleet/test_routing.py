@@ -178,7 +178,7 @@ def answers(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iter
 
 def played(address: str) -> tuple[list[RecordedRequest], list[str]]:
     errors = list[str]()
-    target = Target.of(f"http://{address}")
+    target = Target.from_url(f"http://{address}")
     client = RecordingClient(
         target,
         {},

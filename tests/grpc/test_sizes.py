@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto import vllm_engine_pb2 as messages
 
-from app.serving.api.grpc.generate import LONG, MOST_FIELDS, MOST_OTHER_BYTES, check_size
+from app.serving.api.grpc.messages import (
+    MAX_FIELDS,
+    MAX_OTHER_BYTES,
+    SCANNED_BYTES,
+    check_size,
+)
 from app.serving.http.errors import ApiError
 from tests.grpc.client import generate, varint
 
@@ -39,20 +44,20 @@ def test_large_prompts_texts_schemas_and_tensors_are_read() -> None:
     request.text = "é" * (1 << 20)
     request.sampling_params.json_schema = "x" * (1 << 20)
     check(request.SerializeToString())
-    check(field(2, field(2, b"\x01" * (MOST_OTHER_BYTES - 10))), messages.EmbedRequest)
+    check(field(2, field(2, b"\x01" * (MAX_OTHER_BYTES - 10))), messages.EmbedRequest)
 
 
 MANY = {
-    "texts in a list": field(4, b"\x52\x00" * (MOST_FIELDS + 1)),
-    "biases": field(4, field(26, b"\x08\x01") * (MOST_FIELDS + 1)),
-    "media": field(11, b"") * (MOST_FIELDS + 1),
-    "tokens one by one": field(2, b"\x10\x01" * (MOST_FIELDS + 1)),
+    "texts in a list": field(4, b"\x52\x00" * (MAX_FIELDS + 1)),
+    "biases": field(4, field(26, b"\x08\x01") * (MAX_FIELDS + 1)),
+    "media": field(11, b"") * (MAX_FIELDS + 1),
+    "tokens one by one": field(2, b"\x10\x01" * (MAX_FIELDS + 1)),
     "a long text": field(3, bytes(9 << 20)),
-    "unknown fields": b"\xa0\x3f\x01" * (MOST_FIELDS + 1),
-    "tokens": field(2, field(2, b"\x01" * MOST_OTHER_BYTES)),
-    "a field that is too long": b"\x1a\xff\xff\xff\x7f" + bytes(LONG),
-    "a number without end": b"\xff" * (LONG + 1),
-    "a group": b"\x0b" * (LONG + 1),
+    "unknown fields": b"\xa0\x3f\x01" * (MAX_FIELDS + 1),
+    "tokens": field(2, field(2, b"\x01" * MAX_OTHER_BYTES)),
+    "a field that is too long": b"\x1a\xff\xff\xff\x7f" + bytes(SCANNED_BYTES),
+    "a number without end": b"\xff" * (SCANNED_BYTES + 1),
+    "a group": b"\x0b" * (SCANNED_BYTES + 1),
 }
 
 
@@ -65,7 +70,7 @@ def test_what_would_take_too_long_is_refused(name: str) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_borne(data: bytes) -> None:
-    for begin in (b"", field(3, bytes(LONG))):
+    for begin in (b"", field(3, bytes(SCANNED_BYTES))):
         try:
             check(begin + data)
         except ApiError as error:

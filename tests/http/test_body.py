@@ -17,7 +17,7 @@ from tests.application import request
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 
-LIMITS = BodyLimits(most_bytes=100, timeout_s=0.05)
+LIMITS = BodyLimits(max_bytes=100, timeout_s=0.05)
 
 
 class Endless:
@@ -66,7 +66,7 @@ def test_a_body_up_to_the_limit_is_read_once_and_kept() -> None:
     ],
 )
 def test_a_body_has_no_more_values_than_its_limit(body: bytes, status: int) -> None:
-    limits = BodyLimits(100, 0.05, most_values=4)
+    limits = BodyLimits(100, 0.05, max_values=4)
     if status:
         with pytest.raises(ApiError, match="more than 4 values") as caught:
             limits.read(posted(io.BytesIO(body), len(body)))

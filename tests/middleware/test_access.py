@@ -13,7 +13,8 @@ from werkzeug.test import TestResponse
 from app import create_app
 from app.serving.http.response import json_response
 from app.serving.http.route import get, post
-from app.serving.middleware.access import PREFLIGHT_VARY, ApiKeys, Cors
+from app.serving.middleware.api_keys import ApiKeys
+from app.serving.middleware.cors import PREFLIGHT_VARY, Cors
 from config.loader import load
 from config.settings import AccessSettings, Settings
 from config.validation import LiveSettings

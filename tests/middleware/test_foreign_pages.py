@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.serving.middleware.access import CONTROL, OURS, READING, is_control
+from app.serving.middleware.foreign_pages import (
+    CONTROL_PATHS,
+    OPERATOR_PREFIXES,
+    SAFE_METHODS,
+    is_control,
+)
 from app.serving.middleware.hosts import HostNames, host_of
 from tests.application import app_of
 
@@ -65,11 +70,13 @@ def status(
 
 def test_every_route_that_changes_something_is_known(app: Any) -> None:
     """Whoever adds one says whether a page of somebody else may ask for it."""
-    changing = {route.path for route in app.routes if not set(route.methods) <= set(READING)}
-    ours = {path for path in changing if path.startswith(OURS)}
-    assert changing - ours - CONTROL == HARMLESS
-    assert changing >= CONTROL
-    assert not [route.path for route in app.routes if route.plain and route.path in ours | CONTROL]
+    changing = {route.path for route in app.routes if not set(route.methods) <= set(SAFE_METHODS)}
+    ours = {path for path in changing if path.startswith(OPERATOR_PREFIXES)}
+    assert changing - ours - CONTROL_PATHS == HARMLESS
+    assert changing >= CONTROL_PATHS
+    assert not [
+        route.path for route in app.routes if route.plain and route.path in ours | CONTROL_PATHS
+    ]
 
 
 ALLOWED, FOREIGN = True, False
@@ -263,7 +270,7 @@ def test_control_paths_are_known_by_their_request(app: Any) -> None:
         assert is_control(path)
     for path in ("/v1/models", "/health", "/metrics", "/", "/sleepless", "/is_sleeping"):
         assert not is_control(path)
-    assert all(is_control(path) for path in CONTROL)
+    assert all(is_control(path) for path in CONTROL_PATHS)
 
 
 def test_what_is_ours_takes_json_alone_and_no_body_needs_no_type(app: Any) -> None:

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import post
-from app.serving.middleware.http_log import MOST_BYTES, HttpLog
+from app.serving.middleware.http_log import MAX_BODY_BYTES, HttpLog
 from config.settings import Settings
 from config.validation import LiveSettings
 from tests.application import application
@@ -75,6 +75,6 @@ def test_a_cut_body_shows_no_part_of_a_password(caplog: pytest.LogCaptureFixture
     client = client_of(live)
     live.change({"log-http": True})
     url = b"https://me:hidden@host"
-    client.post("/thing", data=b" " * (MOST_BYTES - url.index(b"den")) + url)
+    client.post("/thing", data=b" " * (MAX_BODY_BYTES - url.index(b"den")) + url)
     [line] = logged(caplog)
-    assert line["body"].strip() == f"https://... ({MOST_BYTES - 14 + len(url)} bytes)"
+    assert line["body"].strip() == f"https://... ({MAX_BODY_BYTES - 14 + len(url)} bytes)"

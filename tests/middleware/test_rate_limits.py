@@ -12,7 +12,7 @@ from werkzeug.test import TestResponse
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route
-from app.serving.middleware.rate_limits import MOST_CALLERS, RateLimits
+from app.serving.middleware.rate_limits import MAX_CALLERS, RateLimits
 from config.settings import AccessSettings, Settings
 from config.validation import LiveSettings
 from tests.application import application
@@ -151,7 +151,7 @@ def test_limits_come_and_go_while_the_server_runs() -> None:
 
 def test_no_more_than_so_many_callers_are_remembered() -> None:
     limited = Limited(tokens_per_minute=1)
-    for number in range(MOST_CALLERS + 1):
+    for number in range(MAX_CALLERS + 1):
         limited.limits.charge(b"%d" % number, 1)
     assert limited.limits.size_bytes == limited.limits.limit_bytes
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.protocol.anthropic import BILLING_HEADER, Asked, MessagesRequest
+from app.serving.protocol.anthropic import BILLING_HEADER, AnthropicRequest, MessagesRequest
 from app.serving.protocol.anthropic import chat_request as to_chat
 from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.decoding import decode
@@ -24,7 +24,7 @@ def decoded(**fields: Any) -> MessagesRequest:
     return decode(json.dumps(body).encode(), "application/json", MessagesRequest)
 
 
-def chat_request(asked: Asked, merges: bool = False) -> ChatCompletionRequest:
+def chat_request(asked: AnthropicRequest, merges: bool = False) -> ChatCompletionRequest:
     return to_chat(asked, lambda: merges, lambda: "none")
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.serving.protocol.coercion import Misfit, convert_value
-from app.serving.protocol.decoding import UnparsableBody, decode
+from app.serving.protocol.coercion import ConversionError, convert_value
+from app.serving.protocol.decoding import UnparsableBodyError, decode
 from tests.protocol.refused import chat
 
 JSON = "application/json"
@@ -47,7 +47,7 @@ def test_what_is_no_json_object_is_a_bad_request_at_its_place(body: bytes, param
 )
 def test_what_cannot_even_be_tried_has_the_frameworks_own_body(body: bytes) -> None:
     error = refusal(body)
-    assert isinstance(error, UnparsableBody)
+    assert isinstance(error, UnparsableBodyError)
     assert list(json.loads(error.body())) == ["detail"]
 
 
@@ -122,7 +122,7 @@ def test_half_a_surrogate_pair_is_not_accepted_as_text() -> None:
 
 
 def test_half_a_surrogate_pair_is_no_number() -> None:
-    with pytest.raises(Misfit):
+    with pytest.raises(ConversionError):
         convert_value(list[int], [1, "\ud800"])
 
 

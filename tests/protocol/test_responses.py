@@ -11,9 +11,10 @@ from pydantic import TypeAdapter
 from app.engine.forms.schema import Schemas
 from app.serving.api.chat.parts import tool_calls_of
 from app.serving.protocol.chat import Message
-from app.serving.protocol.coercion import Misfit
+from app.serving.protocol.coercion import ConversionError
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.options import NamedToolChoice
+from app.serving.protocol.response_chat import ResponsesChat, chat_request, echo_text
 from app.serving.protocol.response_tools import (
     CUSTOM_PARAMETERS,
     CalledTool,
@@ -21,7 +22,7 @@ from app.serving.protocol.response_tools import (
     convert_tool_choice,
     convert_tools,
 )
-from app.serving.protocol.responses import ResponsesChat, ResponsesRequest, chat_request, echo_text
+from app.serving.protocol.responses import ResponsesRequest
 from config.loader import load
 from tests.protocol.refused import refused
 
@@ -322,7 +323,7 @@ def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
         try:
             expected = TOOLS.validate_python(tool).model_dump(mode="json", by_alias=True)
         except ValueError:
-            with pytest.raises(Misfit) as caught:
+            with pytest.raises(ConversionError) as caught:
                 convert_tools([tool])
             assert tool is not given and caught.value.path[:2] == (0, "FunctionTool")
             continue

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from app.serving.http.context import context_of
 from app.serving.http.errors import ApiError
-from app.serving.recording.exchange import comparable_path
-from app.serving.recording.forwarding import check_path, origin_form, own_target
+from app.serving.recording.forwarding import check_path, origin_form, target_without_root_path
+from app.serving.recording.request_form import comparable_path
 from tests.application import request
 
 SENT_AS_THEY_ARE = (
@@ -169,7 +169,7 @@ def test_a_target_becomes_the_path_and_query_of_a_request_line(target: str, forw
     ],
 )
 def test_the_root_path_is_not_forwarded(target: str, path: str, forwarded: str) -> None:
-    assert own_target(sent(target, path)) == forwarded
+    assert target_without_root_path(sent(target, path)) == forwarded
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_servers_differ_in_what_they_tell_about_the_path(
         "wsgi.input": None,
         **given_by_server,
     }
-    assert own_target(context_of(environ)) == target
+    assert target_without_root_path(context_of(environ)) == target
 
 
 def test_a_server_that_passes_a_decoded_path_only_cannot_forge_another_one() -> None:
@@ -202,7 +202,7 @@ def test_a_server_that_passes_a_decoded_path_only_cannot_forge_another_one() -> 
         "wsgi.input": None,
     }
     context = context_of(environ)
-    assert own_target(context) == "/v1/a%3Fb%23c%252F%0D%0AX:%20%C3%BC"
+    assert target_without_root_path(context) == "/v1/a%3Fb%23c%252F%0D%0AX:%20%C3%BC"
     assert context.query() == {}
 
 

@@ -15,36 +15,44 @@ from hypothesis import strategies as st
 
 from app.serving.middleware.masking import mask_text
 from app.serving.recording.exchange import (
-    HiddenSecrets,
+    HiddenSecretsError,
     RecordedAnswer,
     RecordingError,
-    RequestForm,
     bytes_of,
-    form_of,
     line_of,
     masked_pieces,
     read_exchange,
 )
 from app.serving.recording.library import Recording
+from app.serving.recording.request_form import RequestForm, request_form
 from tests.recording.recordings import CHAT, HEADER, chat, exchange, written
 
 ONE = exchange(chat("Hi"), (0, b"1"))
-KEY = form_of("POST", CHAT, "application/json", bytes_of(ONE.request.body), False).key
+KEY = request_form(
+    "POST",
+    CHAT,
+    content_type="application/json",
+    body=bytes_of(ONE.request.body),
+    with_features=False,
+).key
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "is no recording of python -m app record --proxy"),
-        (b"\x00\x1f\x8b", "is no recording"),
-        (b'{"format": "har", "version": 1}\n', "is no recording"),
+        (b"", "is not a recording of python -m app record --proxy"),
+        (b"\x00\x1f\x8b", "is not a recording"),
+        (b'{"format": "har", "version": 1}\n', "is not a recording"),
         (
             HEADER.replace(b'"version":1', b'"version":7'),
-            "has version 7 of the format; this is for 1",
+            "has version 7 of the format; only version 1 is supported",
         ),
-        (HEADER + b"{}\n" + line_of(ONE), "line 2 is no exchange"),
-        (HEADER + b"\n" + line_of(ONE), "line 2 is no exchange"),
-        (HEADER + line_of(ONE).replace(b'"end_s":0}', b'"end_s":1e300}'), "line 2 is no exchange"),
+        (HEADER + b"{}\n" + line_of(ONE), "line 2 is not an exchange"),
+        (HEADER + b"\n" + line_of(ONE), "line 2 is not an exchange"),
+        (
+            HEADER + line_of(ONE).replace(b'"end_s":0}', b'"end_s":1e300}'),
+            "line 2 is not an exchange",
+        ),
     ],
 )
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
@@ -68,7 +76,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(
 def test_a_line_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.exchange.MOST_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("app.serving.recording.lines.MAX_LINE_BYTES", 1 << 20)
     path = written(tmp_path / "r", [exchange(b"x" * (1 << 20), (0, b"0")), ONE])
     with pytest.raises(RecordingError, match="line 2 is longer than 1 MiB"):
         Recording(path)
@@ -94,7 +102,13 @@ def test_bytes_are_written_and_read_as_they_are(content: bytes) -> None:
 
 def form(body: Any, target: str = CHAT, content_type: str = "application/json") -> RequestForm:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return form_of("POST", target, content_type, masked_pieces([data])[0], True)
+    return request_form(
+        "POST",
+        target,
+        content_type=content_type,
+        body=masked_pieces([data])[0],
+        with_features=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +176,7 @@ def test_the_request_most_like_it_is_found(tmp_path: Path, asked: Any, answer: b
         exchange(chat("You here?", "Yes.", "And in Bonn?"), (0, b"3")),
         exchange(chat("Stream!", stream=True), (0, b"4")),
     ]
-    with closing(Recording(written(tmp_path / "r", recorded), alike=True)) as recording:
+    with closing(Recording(written(tmp_path / "r", recorded), finds_similar=True)) as recording:
         assert found(recording, asked) == answer
 
 
@@ -170,7 +184,7 @@ def test_nothing_is_like_a_request_for_another_route_or_another_kind_of_answer(
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"1"))])
-    with closing(Recording(path, alike=True)) as recording:
+    with closing(Recording(path, finds_similar=True)) as recording:
         assert recording.find(form(chat("Hi"), "/v1/completions")) is None
         assert recording.find(form(chat("Hi", stream=True))) is None
         assert recording.find(form(b"Hi")) is None
@@ -184,7 +198,7 @@ def test_equal_requests_get_their_answers_in_the_order_in_which_they_were_asked(
     ]
     with closing(Recording(written(tmp_path / "r", recorded))) as recording:
         assert [found(recording, chat("Hi")) for _ in range(4)] == [b"1", b"2", b"2", b"2"]
-        assert recording.given == {2: 3, 3: 1}
+        assert recording.use_counts == {2: 3, 3: 1}
 
 
 SECRET = "sk-123456789"
@@ -214,6 +228,6 @@ def test_a_body_in_pieces_is_masked_as_it_is_whole(body: str, cuts: list[int]) -
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "GZIP "])
 def test_a_compressed_body_may_hide_a_secret_and_is_not_kept(coding: str) -> None:
-    with pytest.raises(HiddenSecrets):
+    with pytest.raises(HiddenSecretsError):
         masked_pieces([b"anything"], coding)
     assert masked_pieces([b"", b""], coding) == [b"", b""]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.serving.recording.exchange import RecordingError, line_of
 from app.serving.recording.library import Recording
-from app.serving.recording.lines import LineReader, Progress, recorded
+from app.serving.recording.lines import LineReader, Progress, ReadOptions, recorded
 from tests.recording.recordings import HEADER, chat, exchange, written
 
 TEXTS = ("one", "two ünï", "three\nlines", "four")
@@ -41,7 +41,13 @@ def read(
     """
     warnings: list[str] = []
     file = io.BytesIO(content)
-    reader = LineReader("r", file, len(content), progress, is_tolerant=True, warn=warnings.append)
+    reader = LineReader(
+        "r",
+        file,
+        len(content),
+        progress=progress,
+        options=ReadOptions(is_tolerant=True, warn=warnings.append),
+    )
     return [found.at_s for _, found in reader], reader, warnings
 
 
@@ -99,7 +105,7 @@ def test_a_half_line_is_skipped_with_one_warning_that_names_file_and_line(
         recording.read_on()
         assert len(recording) == 3
     [record] = caplog.records
-    assert record.getMessage().startswith(f"{path}: line 3 is no exchange")
+    assert record.getMessage().startswith(f"{path}: line 3 is not an exchange")
     with closing(Recording(str(path))) as recording:
         assert len(recording) == 3, "a server that only replays it starts, too"
 
@@ -131,7 +137,7 @@ def test_a_growing_recording_skips_what_is_no_exchange(tmp_path: Path, damage: b
 def test_a_growing_recording_skips_a_line_that_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.exchange.MOST_LINE_BYTES", 1 << 12)
+    monkeypatch.setattr("app.serving.recording.lines.MAX_LINE_BYTES", 1 << 12)
     path = written(tmp_path / "r", EXCHANGES[:1], b"x" * (3 << 12) + b"\n" + LINES[1])
     with closing(Recording(path, grows=True)) as recording:
         assert len(recording) == 2
@@ -175,10 +181,10 @@ def test_a_recording_that_is_replaced_by_something_else_stays_known_and_is_logge
         for _ in range(3):
             recording.read_on()
         assert len(recording) == len(TEXTS)
-    assert ["is no recording" in record.getMessage() for record in caplog.records] == [True]
+    assert ["is not a recording" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_recording_that_grows_has_to_be_one_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("something else")
-    with pytest.raises(RecordingError, match="is no recording"):
+    with pytest.raises(RecordingError, match="is not a recording"):
         Recording(str(tmp_path / "r"), grows=True)

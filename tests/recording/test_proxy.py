@@ -17,7 +17,7 @@ from gevent.event import Event
 from app.serving.http.client import JSON, HttpConnection, Target
 from app.serving.recording.exchange import Exchange, bytes_of
 from app.serving.recording.proxy import RecordingProxy
-from app.serving.recording.recorder import PIECE_BYTES, Upstream
+from app.serving.recording.recorder import PIECE_OVERHEAD_BYTES, Upstream
 from app.serving.recording.writer import RecordingFile
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
@@ -41,10 +41,10 @@ class Recorder:
     def __init__(self, path: Path, address: str, **given: Any) -> None:
         self.told: list[str] = []
         self.port = 0
-        most_held = given.pop("most_held_bytes", 1 << 20)
+        most_held = given.pop("max_held_bytes", 1 << 20)
         self._path = path
-        self._file = RecordingFile(path, address, most_held_bytes=most_held, warn=self.told.append)
-        targets = given.pop("targets", {"": Target.of(f"http://{address}")})
+        self._file = RecordingFile(path, address, max_held_bytes=most_held, warn=self.told.append)
+        targets = given.pop("targets", {"": Target.from_url(f"http://{address}")})
         self._proxy = RecordingProxy(Upstream(targets, self._file, **given))
 
     @contextmanager
@@ -55,7 +55,7 @@ class Recorder:
 
     def kept(self, count: int) -> list[Exchange]:
         """The exchanges in the file, as soon as so many have been kept or not kept."""
-        stubs.eventually(lambda: self._file.kept + self._file.left_out >= count)
+        stubs.eventually(lambda: self._file.written + self._file.dropped >= count)
         self._file.close()
         return exchanges_of(self._path)
 
@@ -164,10 +164,10 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
 def test_a_huge_or_packed_body_passes_and_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int, answer: bytes, why: str
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.recorder.MOST_PIECES", 500)
+    monkeypatch.setattr("app.serving.recording.recorder.MAX_PIECES", 500)
     with (
         saying(answer) as address,
-        recording(tmp_path, address, most_bytes=2 << 20, most_held_bytes=32 << 20) as (
+        recording(tmp_path, address, max_bytes=2 << 20, max_held_bytes=32 << 20) as (
             proxy,
             recorder,
         ),
@@ -180,15 +180,15 @@ def test_a_huge_or_packed_body_passes_and_is_not_kept(
 
 def test_what_all_exchanges_hold_is_bounded_and_given_back(tmp_path: Path) -> None:
     pod = answering(bytes(1000))
-    room = 2 * PIECE_BYTES + 1000 + 2
+    room = 2 * PIECE_OVERHEAD_BYTES + 1000 + 2
     with (
         stubs.serving(pod) as address,
-        recording(tmp_path, address, most_held_bytes=room) as (proxy, recorder),
+        recording(tmp_path, address, max_held_bytes=room) as (proxy, recorder),
     ):
         for number in range(3):
             with stubs.posted(proxy, {}) as response:
                 response.read()
-            stubs.eventually(lambda count=number: recorder._file.kept > count)
+            stubs.eventually(lambda count=number: recorder._file.written > count)
         with stubs.posted(proxy, {"a": "b"}) as response:
             assert len(response.read()) == 1000
         assert len(recorder.kept(4)) == 3
@@ -334,9 +334,9 @@ def test_a_disk_that_is_full_for_a_while_spoils_no_other_line(
         for number in range(4):
             with stubs.posted(proxy, {"number": number}) as response:
                 assert response.read() == b"one"
-            stubs.eventually(lambda n=number: recorder._file.kept + recorder._file.left_out > n)
+            stubs.eventually(lambda n=number: recorder._file.written + recorder._file.dropped > n)
         kept = recorder.kept(4)
     assert [json.loads(bytes_of(one.request.body))["number"] for one in kept] == [2, 3]
-    why = ("there is no room for it", "No space left on device")
+    why = ("no space left for the exchange", "No space left on device")
     assert recorder.told == [f"not kept: POST /v1/completions: {each}" for each in why]
     assert capfd.readouterr().err == ""

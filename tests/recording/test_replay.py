@@ -22,7 +22,7 @@ from app.serving.http.response import Response
 from app.serving.middleware.journal import Journal
 from app.serving.recording.exchange import Exchange
 from app.serving.recording.library import Recording
-from app.serving.recording.replay import Replay
+from app.serving.recording.replay import Replay, ReplayServices
 from config.settings import ServerSettings
 from tests.application import request
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
@@ -39,16 +39,15 @@ def replaying(
     file = written(path / "recording", exchanges)
     recording = Recording(file, given.get("replay_miss") == "nearest")
     faults = FaultInjector(Random(1), clock.now)
-    body, miss = BodyLimits.of(ServerSettings()), given.get("replay_miss", "simulate")
-    replay = Replay(
-        recording,
-        body,
-        faults,
-        TimerWheel(clock),
-        clock.now,
-        given.get("journal", Journal(0)),
-        miss,
+    services = ReplayServices(
+        body_limits=BodyLimits.from_settings(ServerSettings()),
+        faults=faults,
+        wheel=TimerWheel(clock),
+        now=clock.now,
+        journal=given.get("journal", Journal(0)),
+        has_keys=lambda: False,
     )
+    replay = Replay(recording, services, given.get("replay_miss", "simulate"))
     try:
         yield replay
     finally:

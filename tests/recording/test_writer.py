@@ -111,7 +111,7 @@ def test_a_file_that_is_moved_away_has_a_successor(tmp_path: Path) -> None:
         recording.record("four", "five")
     assert texts_of(rotated) == ["one"]
     assert texts_of(path) == ["four", "five"]
-    assert (recording.file.kept, recording.warnings) == (5, [])
+    assert (recording.file.written, recording.warnings) == (5, [])
 
 
 def test_a_file_that_was_replaced_by_another_recording_is_added_to(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_a_file_that_was_replaced_by_something_else_is_left_alone(tmp_path: Path
         path.unlink()
         recording.record("two")
     assert recording.warnings == [
-        f"not kept: POST /v1/chat/completions: {path}: is no recording of python -m app record --proxy"
+        f"not kept: POST /v1/chat/completions: {path}: is not a recording of python -m app record --proxy"
     ]
-    assert (recording.file.kept, recording.file.left_out) == (1, 1)
+    assert (recording.file.written, recording.file.dropped) == (1, 1)
     assert texts_of(path) == ["two"]
 
 
@@ -155,30 +155,30 @@ def test_a_folder_that_is_gone_costs_its_exchanges_and_no_more(tmp_path: Path) -
 def test_exchanges_wait_for_a_lock_and_are_written_when_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "LOCK_LIMIT_S", 0.05)
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
     path = tmp_path / "r"
     with recorder(path) as recording:
         with locked_by_another(path):
             recording.record("one", "two", "three")
             recording.record("four")
-            assert (recording.file.waiting, recording.file.kept) == (4, 0)
+            assert (recording.file.waiting, recording.file.written) == (4, 0)
             [warning] = recording.warnings
             assert warning.startswith(f"{path}: another process has locked the file")
-        eventually(lambda: recording.file.kept == 4)
+        eventually(lambda: recording.file.written == 4)
         recording.record("five")
     assert texts_of(path) == ["one", "two", "three", "four", "five"]
-    assert recording.warnings[1:] == [f"{path}: the lock is free again; 4 exchanges are written"]
+    assert recording.warnings[1:] == [f"{path}: the lock is free again; writing 4 exchanges"]
 
 
 def test_the_end_drops_and_counts_what_a_lock_keeps_from_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "LOCK_LIMIT_S", 0.05)
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
     path = tmp_path / "r"
     with recorder(path) as recording, locked_by_another(path):
         recording.record("one", "two")
         recording.file.close()
-        assert (recording.file.waiting, recording.file.kept, recording.file.left_out) == (0, 0, 2)
+        assert (recording.file.waiting, recording.file.written, recording.file.dropped) == (0, 0, 2)
     why = "not kept: POST /v1/chat/completions: another process has locked the file"
     assert recording.warnings[1:] == [why] * 2
     assert texts_of(path) == []
@@ -187,7 +187,7 @@ def test_the_end_drops_and_counts_what_a_lock_keeps_from_the_file(
 def test_a_worker_without_a_loop_writes_at_once_and_what_waits_with_the_next_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "LOCK_LIMIT_S", 0.05)
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
     path = tmp_path / "r"
     with recorder(path) as recording:
         recording.file.put(Ended("one"))
@@ -195,7 +195,7 @@ def test_a_worker_without_a_loop_writes_at_once_and_what_waits_with_the_next_exc
         with locked_by_another(path):
             recording.file.put(Ended("two"))
             recording.file.put(Ended("three"))
-            assert (recording.file.waiting, recording.file.kept) == (2, 1)
+            assert (recording.file.waiting, recording.file.written) == (2, 1)
         recording.file.put(Ended("four"))
         assert texts_of(path) == ["one", "two", "three", "four"]
         with locked_by_another(path):
@@ -204,16 +204,16 @@ def test_a_worker_without_a_loop_writes_at_once_and_what_waits_with_the_next_exc
 
 
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "LOCK_LIMIT_S", 0.05)
-    monkeypatch.setattr(writer, "MOST_WAITING", 2)
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(writer, "MAX_WAITING", 2)
     path = tmp_path / "r"
     surplus = Ended("surplus")
     with recorder(path) as recording:
         with locked_by_another(path):
             recording.record("one", "two")
             recording.file.put(surplus)
-            assert recording.file.left_out == 1
-        eventually(lambda: recording.file.kept == 2)
+            assert recording.file.dropped == 1
+        eventually(lambda: recording.file.written == 2)
     assert surplus.is_released and surplus.settled.is_set()
     assert texts_of(path) == ["one", "two"]
 
@@ -221,7 +221,7 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_recorder_starts_while_another_process_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.shared_file.LOCK_LIMIT_S", 0.05)
+    monkeypatch.setattr("app.serving.recording.shared_file.LOCK_TIMEOUT_S", 0.05)
     path = Path(written(tmp_path / "r", [exchange(chat("old"), (0, b"old"))]))
     with locked_by_another(path):
         recording = Recorder(path)
@@ -250,6 +250,6 @@ def test_two_recorders_share_a_file_and_its_successors(tmp_path: Path) -> None:
 def test_a_recorder_refuses_what_is_no_recording_and_leaves_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text("mine")
-    with pytest.raises(RecordingError, match="is no recording"):
+    with pytest.raises(RecordingError, match="is not a recording"):
         Recorder(path)
     assert path.read_text() == "mine"

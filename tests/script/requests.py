@@ -6,8 +6,8 @@ from random import Random
 
 from app.extensions.forms.constraints import FormConstraints
 from app.serving.api.fault import RequestFacts
-from app.serving.scripts.matching import MatchedRequest, Message
-from app.serving.scripts.script_set import ScriptSet, accepting
+from app.serving.scripts.matched_request import MatchedRequest, Message
+from app.serving.scripts.script_set import SchemaCheck, ScriptSet
 
 NOON_S = 1_700_000_000.0
 
@@ -42,7 +42,7 @@ class Books:
             (model, str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)
         ]
         return ScriptSet(
-            files, Random(1), lambda: 0.0, lambda: NOON_S, accepting(FormConstraints())
+            files, Random(1), lambda: 0.0, lambda: NOON_S, SchemaCheck(FormConstraints())
         )
 
 

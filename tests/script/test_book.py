@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from app.serving.scripts.rules import ScriptError, ScriptFailure
+from app.serving.scripts.rules import RuleFailureError, ScriptError
 from tests.application import app_of
 from tests.script.requests import Books, request, said
 
@@ -96,7 +96,7 @@ def test_calls_are_checked_against_what_the_request_offers(books: Books) -> None
     assert decision.answer.reply.calls == (("get_weather", '{"city": "Rome"}', ""),)
     book = books.open(CALL % "town: Rome")
     with pytest.raises(
-        ScriptFailure, match=r"schema of the tool 'get_weather' does not allow .*town"
+        RuleFailureError, match=r"schema of the tool 'get_weather' does not allow .*town"
     ):
         book.decide(request("Rome", tools={"get_weather": CITY}))
     assert book.report()["files"][0]["rules"][0]["failed"] == 1
@@ -116,7 +116,10 @@ def test_a_call_that_is_not_offered_is_left_to_the_next_rule_and_logged_once(
         "next",
     ]
     (line,) = caplog.messages
-    assert "rule 1: passed over: it calls the tool 'get_weather', which is none of" in line
+    assert (
+        "rule 1: skipped: the rule calls the tool 'get_weather', which the request does not offer"
+        in line
+    )
     assert line.endswith(": a")
     decision = book.decide(request("Rome", tools={"get_weather": True}))
     assert decision is not None and decision.answer is not None
@@ -160,18 +163,15 @@ def test_a_rule_that_cannot_answer_is_logged_once(
         "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: y}}]"
     )
     assert [said(book, request("a" * 60 + "b")) for _ in range(3)] == ["y"] * 3
-    assert (
-        len(caplog.messages) == 1
-        and "takes too long, the rule is passed over" in caplog.messages[0]
-    )
+    assert len(caplog.messages) == 1 and "takes too long; the rule is skipped" in caplog.messages[0]
     assert book.report()["files"][0]["rules"][0]["too_slow"] == 3
     caplog.clear()
     book = books.open("rules: [{then: {text: '{{ 1 / turn - 1 / 0 }}'}}]")
     for _ in range(3):
-        with pytest.raises(ScriptFailure, match="division by zero"):
+        with pytest.raises(RuleFailureError, match="division by zero"):
             book.decide(request("a"))
     (line,) = caplog.messages
-    assert "rule 1: its template" in line and "division by zero" in line
+    assert "rule 1: template" in line and "division by zero" in line
 
 
 def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Books) -> None:
@@ -200,7 +200,7 @@ def test_a_broken_file_leaves_the_rules_of_before(
         book.refresh()
     assert said(book, request("a")) == "old"
     (line,) = caplog.messages
-    assert "unknown key 'txt'" in line and line.endswith("the rules of before stay")
+    assert "unknown key 'txt'" in line and line.endswith("keeping the old rules")
     assert "unknown key 'txt'" in str(book.report()["files"][0]["error"])
     (books.folder / "0.yaml").unlink()
     book.refresh()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.serving.scripts.matching import MatchBudget
+from app.serving.scripts.matched_request import MatchBudget
 from tests.running_server import ROOT
 
 EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")
@@ -19,7 +19,7 @@ def test_a_check_names_rules_or_the_first_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "check", EXAMPLE]) == 0
-    assert capsys.readouterr().out == f"{EXAMPLE}: 5 rules are in order\n"
+    assert capsys.readouterr().out == f"{EXAMPLE}: 5 rules are valid\n"
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {txt: a}}]")
     assert main(["script", "check", EXAMPLE, str(path)]) == 1
@@ -72,7 +72,7 @@ def test_each_try_has_the_whole_time_for_matching(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--messages", "[{"], "--messages: is no JSON"),
+        (["--messages", "[{"], "--messages: invalid JSON"),
         (["--messages", "[1]"], "--messages: must be a text, or a JSON list of messages"),
         (["--messages", "a", "--tools", "[1]"], "--tools: must be a JSON list of tools"),
         (["--messages", "@/nowhere"], "No such file"),

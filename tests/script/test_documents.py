@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.cli import main
-from app.serving.scripts.matching import MatchedRequest
+from app.serving.scripts.matched_request import MatchedRequest
 from app.serving.scripts.script_set import ScriptSet
 from tests.running_server import ROOT
 from tests.script.requests import Books, request
@@ -38,7 +38,7 @@ def test_a_script_of_the_page_is_in_order(
     books: Books, script: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "check", str(books.write(script))]) == 0
-    assert capsys.readouterr().out.endswith("rules are in order\n")
+    assert capsys.readouterr().out.endswith("rules are valid\n")
     assert not [
         line for line in caplog.messages if "only when requests offer the tools" not in line
     ]

@@ -15,24 +15,18 @@ from flask.testing import FlaskClient
 from msgspec import convert
 
 from app.serving.scripts import script_set, template
-from app.serving.scripts.matching import (
-    MAX_REGEX_NODES,
-    BudgetSpent,
-    Conditions,
-    Groups,
-    MatchBudget,
-    RegexCompiler,
-    TooSlow,
-    unrolled_nodes,
-)
-from app.serving.scripts.rules import ScriptError, ScriptFailure, When
-from app.serving.scripts.template import (
-    BUDGET,
+from app.serving.scripts.matched_request import BudgetSpentError, MatchBudget, SlowRegexError
+from app.serving.scripts.matching import Conditions, Groups
+from app.serving.scripts.regexes import MAX_REGEX_NODES, RegexCompiler, unrolled_nodes
+from app.serving.scripts.rules import RuleFailureError, ScriptError, When
+from app.serving.scripts.template import Template
+from app.serving.scripts.template_environment import RandomFunctions
+from app.serving.scripts.template_limits import (
+    BUDGET_KEY,
     MAX_CHARACTERS,
     MAX_DEPTH,
     MAX_NODES,
     Budget,
-    Template,
 )
 from tests.application import app_of
 from tests.script.requests import Books, request, said
@@ -44,7 +38,7 @@ VALUES: dict[str, Any] = {
     "user": "u",
     "turn": 1,
     "header": {}.get,
-    **template.random_functions(Random(1)),
+    **RandomFunctions(Random(1)).by_name(),
 }
 
 
@@ -147,7 +141,7 @@ def test_a_rule_has_a_limit_of_templates(client: FlaskClient) -> None:
     ],
 )
 def test_work_without_bound_is_a_failure_of_the_request(source: str, reason: str) -> None:
-    with pytest.raises(ScriptFailure, match=reason.replace("(", r"\(")):
+    with pytest.raises(RuleFailureError, match=reason.replace("(", r"\(")):
         Template(source).value({**VALUES, "unix": 0})
 
 
@@ -156,14 +150,14 @@ def test_the_templates_of_an_answer_share_a_budget(books: Books) -> None:
         "rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]"
     )
     assert said(book, request("x" * 1_000)) is not None
-    with pytest.raises(ScriptFailure, match="work through more than"):
+    with pytest.raises(RuleFailureError, match="work through more than"):
         said(book, request("x" * 65_536))
 
 
 def test_rendering_lets_other_requests_run_between_operations() -> None:
     pauses = list[int]()
-    budget = Budget(breathe=lambda: pauses.append(1))
-    Template("{{ user | upper | lower }}").text({**VALUES, BUDGET: budget})
+    budget = Budget(pause=lambda: pauses.append(1))
+    Template("{{ user | upper | lower }}").text({**VALUES, BUDGET_KEY: budget})
     assert len(pauses) == 3  # the template, and two filters
 
 
@@ -183,7 +177,7 @@ def test_values_have_members_but_no_methods() -> None:
         "{{ match.keys }}",
         "{{ [1].append ~ '' }}",
     ):
-        with pytest.raises(ScriptFailure, match="has no attribute"):
+        with pytest.raises(RuleFailureError, match="has no attribute"):
             Template(source).value(VALUES)
 
 
@@ -260,10 +254,10 @@ def test_every_kind_of_search_is_charged(when: dict[str, Any]) -> None:
     conditions = Conditions(convert({"message": when}, When))
     asked = request("a")
     asked.budget = MatchBudget(seconds=1, now=ticking())
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetSpentError):
         for _ in range(2):
-            conditions.misfit(asked, Groups())
-    assert issubclass(BudgetSpent, TooSlow)
+            conditions.first_mismatch(asked, Groups())
+    assert issubclass(BudgetSpentError, SlowRegexError)
 
 
 def test_all_prompts_of_a_request_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +280,7 @@ def test_a_text_is_folded_once_for_all_rules() -> None:
     asked = request("ABC" * 10)
     rules = [Conditions(convert({"message": {"contains": "x", "ignore_case": True}}, When))] * 3
     for conditions in rules:
-        conditions.misfit(asked, Groups())
+        conditions.first_mismatch(asked, Groups())
     assert asked.folded == {"ABC" * 10: "abc" * 10}
 
 

@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import convert
 
-from app.serving.scripts.matching import Conditions, Groups, MatchedRequest
-from app.serving.scripts.rules import ScriptError, ScriptFailure, When
-from app.serving.scripts.template import MAX_CHARACTERS, Template, random_functions
+from app.serving.scripts.matched_request import MatchedRequest
+from app.serving.scripts.matching import Conditions, Groups
+from app.serving.scripts.rules import RuleFailureError, ScriptError, When
+from app.serving.scripts.template import Template
+from app.serving.scripts.template_environment import RandomFunctions
+from app.serving.scripts.template_limits import MAX_CHARACTERS
 from tests.script.requests import request
 
 AGENT = request(
@@ -28,7 +31,7 @@ CHAT = request("one", ("assistant", "two"), "Three")
 
 
 def fits(when: dict[str, Any], asked: MatchedRequest) -> bool:
-    return not Conditions(convert(when, When)).misfit(asked, Groups())
+    return not Conditions(convert(when, When)).first_mismatch(asked, Groups())
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_groups_are_those_of_the_regexes() -> None:
     }
     conditions, groups = Conditions(convert(when, When)), Groups()
     assert conditions.groups == {"0", "1", "city", "first"}
-    assert not conditions.misfit(AGENT, groups)
+    assert not conditions.first_mismatch(AGENT, groups)
     assert groups.texts.items() >= {("city", "Rome"), ("first", "r")}
     assert [groups.texts[number] for number in (0, "1")] == ["r", "r"], (
         "of the first regex that was looked at"
@@ -110,7 +113,7 @@ VALUES: dict[str, Any] = {
 
 
 def filled(source: str, seed: int = 1, **values: Any) -> object:
-    return Template(source).value({**VALUES, **random_functions(Random(seed)), **values})
+    return Template(source).value({**VALUES, **RandomFunctions(Random(seed)).by_name(), **values})
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ def test_a_template_gives(source: str, value: object) -> None:
     ],
 )
 def test_what_fails_for_one_request_is_a_failure_of_that_one(source: str) -> None:
-    with pytest.raises(ScriptFailure, match="failed"):
+    with pytest.raises(RuleFailureError, match="failed"):
         filled(source)
 
 
@@ -176,7 +179,7 @@ def test_a_text_of_any_length_does_not_come_out() -> None:
         "{{ message }}{{ message }}{{ message }}",
         "{{ message | replace('x', 'xyz') }}",
     ):
-        with pytest.raises(ScriptFailure, match="more than"):
+        with pytest.raises(RuleFailureError, match="more than"):
             filled(source, message=long)
 
 
@@ -192,6 +195,6 @@ def test_a_message_stands_for_itself_whatever_is_in_it(text: str) -> None:
 def test_no_source_does_more_than_fill_fail_or_be_refused(source: str) -> None:
     try:
         template = Template(source)
-        assert isinstance(template.text({**VALUES, **random_functions(Random(1))}), str)
-    except (ScriptError, ScriptFailure) as error:
+        assert isinstance(template.text({**VALUES, **RandomFunctions(Random(1)).by_name()}), str)
+    except (ScriptError, RuleFailureError) as error:
         assert "\n" not in str(error)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.serving.scripts import matching
-from app.serving.scripts.rules import MOST_BYTES, Script, ScriptError, read_script, script_of
-from app.serving.scripts.script_set import RuleState
+from app.serving.scripts.reader import MAX_SCRIPT_BYTES, convert_script, read_script
+from app.serving.scripts.rules import Script, ScriptError
+from app.serving.scripts.script_file import RuleState
 from config.declaration import ConfigError
 from config.yaml_file import MOST_LEVELS, parse_yaml
 from tests.script.requests import Books, request, said
@@ -28,10 +29,10 @@ WRONG = {
     "rules: [{when: {api: chats}, then: pass}]": "when.api: must be one of chat, completions, responses",
     "rules: [{then: pas}]": "then: must be 'pass' or a mapping, got 'pas'",
     "rules: [{then: {}}]": "then: is empty",
-    "rules: [{then: {pass: true, text: a}}]": "then: pass leaves what is said to the mode below, so text",
+    "rules: [{then: {pass: true, text: a}}]": "then: pass leaves the reply to the reply mode, so text",
     "rules: [{then: {text: a, embedding: [1]}}]": "then: text and embedding exclude each other",
     "rules: [{then: {tool_calls: [{arguments: {}}]}}]": "then.tool_calls.0: Object missing required field",
-    "rules: [{when: {message: {regex: '('}}, then: pass}]": "rule 1: the regex '(' is not understood",
+    "rules: [{when: {message: {regex: '('}}, then: pass}]": "rule 1: invalid regex '('",
     "rules: [{then: {text: '{{ nme }}'}}]": "then.text: template '{{ nme }}': unknown name 'nme'",
     "rules: [{then: {text: '{{ match.a }}'}}]": "there is no group 'a' in match; the rule has no regex",
     "rules: [{then: {text: '{% for a in message %}{% endfor %}'}}]": "For (line 1) is not possible",
@@ -63,7 +64,7 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ScriptError, match="cannot be read: No such file"):
         read_script(str(tmp_path / "none.yaml"))
     large = tmp_path / "large.yaml"
-    large.write_bytes(b"#" * (MOST_BYTES + 1))
+    large.write_bytes(b"#" * (MAX_SCRIPT_BYTES + 1))
     with pytest.raises(ScriptError, match="are more than the"):
         read_script(str(large))
 
@@ -117,7 +118,7 @@ RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name"
 def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any) -> None:
     try:
         if isinstance(document, dict):
-            compile_rules(script_of(document, "a.yaml"), "a.yaml")
+            compile_rules(convert_script(document, "a.yaml"), "a.yaml")
     except ScriptError as error:
         assert "\n" not in str(error)
 
@@ -138,7 +139,7 @@ EVIL = {
     "a long number": (f"rules: [{{then: {{json: {'9' * 5_000}}}}}]", "cannot be parsed"),
     "half a character": ('rules: [{then: {text: "\\ud800"}}]', "half of a character"),
     "an object of Python": ("rules: !!python/object/apply:os.system [ls]", "cannot be parsed"),
-    "an infinite score": ("rules: [{then: {score: .inf}}]", "then.score: infinity"),
+    "an infinite score": ("rules: [{then: {score: .inf}}]", "then.score: numbers must be finite"),
 }
 
 
@@ -171,7 +172,7 @@ def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
             "'{{ 3 | round(999999999) * " + " * ".join(["9" * 300] * 30) + " }}'",
             "of up to 1024 bits",
         ),
-        ("'{{ 1e308 * 10 | float }}'", "no number of JSON"),
+        ("'{{ 1e308 * 10 | float }}'", "JSON cannot express"),
     ],
 )
 def test_what_grows_in_a_template_is_a_failure_of_that_request(
@@ -207,6 +208,6 @@ def test_a_long_text_is_searched_beside_the_loop(
 
     monkeypatch.setattr(matching, "call_off_hub", beside)
     book = books.open("rules: [{when: {message: {regex: ' +$'}}, then: {text: found}}]")
-    long = "x" * (matching.SHORT + 1) + " "
+    long = "x" * (matching.MAX_LOOP_SEARCH_CHARACTERS + 1) + " "
     assert [said(book, request(text)) for text in ("x ", long, "x")] == ["found", "found", None]
     assert searched == [len(long)]

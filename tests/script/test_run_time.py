@@ -120,7 +120,7 @@ def test_plain_requests_take_the_fast_path_only_without_rules() -> None:
         ),
         (
             {"when": {"message": {"regex": "("}}, "then": "pass"},
-            "rule 1: the regex '(' is not understood",
+            "rule 1: invalid regex '('",
         ),
         (
             {"then": {"text": "{% for _ in range(9) %}{% endfor %}"}},

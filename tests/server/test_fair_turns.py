@@ -5,7 +5,7 @@ from functools import partial
 import gevent
 import pytest
 
-from app.serving.gunicorn.fair_turns import TURN_S, FairTurns, Share
+from app.serving.gunicorn.fair_turns import TURN_S, ConnectionCost, FairTurns
 
 
 class Time:
@@ -26,9 +26,7 @@ def turns(time: Time) -> FairTurns:
     return FairTurns(time, time)
 
 
-def test_the_work_of_a_turn_is_bounded_for_all_connections_together(
-    turns: FairTurns, time: Time
-) -> None:
+def test_limit_on_a_turn_applies_to_all_connections_together(turns: FairTurns, time: Time) -> None:
     began: list[int] = []
     done: list[int] = []
     watcher = gevent.get_hub().loop.prepare()
@@ -39,32 +37,30 @@ def test_the_work_of_a_turn_is_bounded_for_all_connections_together(
         done.append(len(began))
 
     for _ in range(6):
-        turns.put(Share(), work)
+        turns.schedule(ConnectionCost(), work)
     gevent.sleep(0.01)
     watcher.close()
     assert len(done) == 6 and max(map(done.count, done)) == 2
 
 
-def test_short_work_goes_first_and_long_work_once_a_turn(turns: FairTurns, time: Time) -> None:
+def test_short_work_runs_first_and_long_work_once_per_turn(turns: FairTurns, time: Time) -> None:
     done: list[str] = []
-    long, short = Share(), Share()
-    long.cost_s = 1.0
+    long = ConnectionCost(1.0)
+    short = ConnectionCost()
 
     def work(name: str, seconds: float) -> None:
         done.append(name)
         time.now_s += seconds
 
     for _ in range(3):
-        turns.put(long, partial(work, "long", TURN_S))
+        turns.schedule(long, partial(work, "long", TURN_S))
     for _ in range(6):
-        turns.put(short, partial(work, "short", 0.6 * TURN_S))
+        turns.schedule(short, partial(work, "short", 0.6 * TURN_S))
     gevent.sleep(0.01)
     assert done == ["short", "short", "long"] * 3
 
 
-def test_a_greenlet_waits_for_its_turn_and_one_that_is_killed_is_forgotten(
-    turns: FairTurns, time: Time
-) -> None:
+def test_killed_greenlet_loses_its_turn(turns: FairTurns, time: Time) -> None:
     assert turns.has_time()
     time.now_s += TURN_S
     assert not turns.has_time()
@@ -74,10 +70,11 @@ def test_a_greenlet_waits_for_its_turn_and_one_that_is_killed_is_forgotten(
         time.now_s += TURN_S
         turns.has_time()
         time.now_s += TURN_S
-        turns.wait(Share())
+        turns.wait(ConnectionCost())
         order.append(name)
 
-    first, second = gevent.spawn(patient, "first"), gevent.spawn(patient, "second")
+    first = gevent.spawn(patient, "first")
+    second = gevent.spawn(patient, "second")
     gevent.sleep(0)
     first.kill()
     second.join(1.0)

@@ -1,6 +1,4 @@
-"""HTTP/2 frames without progress are limited, and a client that has left is not listened to any
-longer.
-"""
+"""HTTP/2 frames without progress are limited, and clients that disconnect are noticed."""
 
 import socket
 import time
@@ -15,8 +13,8 @@ import gevent.socket
 import pytest
 from gunicorn.config import Config
 
-from app.serving.gunicorn.connections import FastPath
-from app.serving.gunicorn.fair_turns import FairTurns, Share, Work
+from app.serving.gunicorn.fair_turns import ConnectionCost, FairTurns, Work
+from app.serving.gunicorn.hub_connection import FastPath
 from app.serving.gunicorn.logs import ServerLogger
 
 pytest.importorskip("h2")
@@ -25,14 +23,14 @@ from app.serving.gunicorn.http2.budget import (
     END_STREAM,
     FRAMES_FORGIVEN,
     FRAMES_PER_ANSWER,
-    LITTLE_BYTES,
-    MOST_FRAMES,
-    MOST_FRAMES_PER_CALL,
+    MAX_FRAMES,
+    MAX_FRAMES_PER_CALL,
+    MIN_PROGRESS_BYTES,
     FrameBudget,
 )
-from app.serving.gunicorn.http2.connection import PREFACE, Http2Connection
-from app.serving.gunicorn.http2.transport import ConnectionFailed
-from app.serving.http.route import RpcService
+from app.serving.gunicorn.http2.http2_connection import PREFACE, Http2Connection
+from app.serving.gunicorn.http2.protocol import ConnectionFailedError
+from app.serving.http.rpc import RpcService
 
 pytestmark = pytest.mark.grpc
 
@@ -44,50 +42,50 @@ WINDOW_UPDATE = b"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x00\x00\x00\x01"
 
 def frames_until_failure(budget: FrameBudget, calls: int = 0) -> int:
     """Returns how many PING frames are taken."""
-    for count in range(10 * MOST_FRAMES):
+    for count in range(10 * MAX_FRAMES):
         try:
-            budget.take(PING, 0, 8, calls)
-        except ConnectionFailed:
+            budget.charge(kind=PING, flags=0, size=8, call_count=calls)
+        except ConnectionFailedError:
             return count
     raise AssertionError("the budget has no end")
 
 
-def test_running_calls_answers_and_time_allow_more_frames() -> None:
-    assert frames_until_failure(FrameBudget()) == MOST_FRAMES
-    assert frames_until_failure(FrameBudget(), calls=3) == MOST_FRAMES + 3 * MOST_FRAMES_PER_CALL
+def test_running_calls_answers_and_time_raise_the_frame_limit() -> None:
+    assert frames_until_failure(FrameBudget()) == MAX_FRAMES
+    assert frames_until_failure(FrameBudget(), calls=3) == MAX_FRAMES + 3 * MAX_FRAMES_PER_CALL
     answered = FrameBudget()
     answered.pay()
-    assert frames_until_failure(answered) == MOST_FRAMES + FRAMES_PER_ANSWER
+    assert frames_until_failure(answered) == MAX_FRAMES + FRAMES_PER_ANSWER
     spent = FrameBudget()
     frames_until_failure(spent)
     spent.forgive()
     assert frames_until_failure(spent) == FRAMES_FORGIVEN - 1, "the refused frame counts, too"
 
 
-def test_answers_of_the_past_and_time_pay_for_a_bounded_number_of_frames() -> None:
+def test_past_answers_and_time_pay_for_a_limited_number_of_frames() -> None:
     rich = FrameBudget()
     for _ in range(100_000):
         rich.pay()
         rich.forgive()
-    assert frames_until_failure(rich) == 2 * MOST_FRAMES
+    assert frames_until_failure(rich) == 2 * MAX_FRAMES
     rested = FrameBudget()
     for _ in range(100_000):
         rested.forgive()
-    assert frames_until_failure(rested) == MOST_FRAMES
+    assert frames_until_failure(rested) == MAX_FRAMES
 
 
-@pytest.mark.parametrize(("flags", "size"), [(0, LITTLE_BYTES), (END_STREAM, 0)])
-def test_messages_and_their_ends_are_progress(flags: int, size: int) -> None:
+@pytest.mark.parametrize(("flags", "size"), [(0, MIN_PROGRESS_BYTES), (END_STREAM, 0)])
+def test_messages_and_ends_of_streams_count_as_progress(flags: int, size: int) -> None:
     budget = FrameBudget()
-    for _ in range(3 * MOST_FRAMES):
-        budget.take(DATA, flags, size, 1)
-    assert frames_until_failure(budget) == MOST_FRAMES
+    for _ in range(3 * MAX_FRAMES):
+        budget.charge(kind=DATA, flags=flags, size=size, call_count=1)
+    assert frames_until_failure(budget) == MAX_FRAMES
 
 
 class NoTurns(FairTurns):
     """The loop is busy with others: no turn ever comes."""
 
-    def put(self, share: Share, work: Work) -> list[Work]:
+    def schedule(self, cost: ConnectionCost, work: Work) -> list[Work]:
         return [work]
 
 
@@ -98,7 +96,7 @@ def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
         app=None,
         log=ServerLogger(Config()),
         turns=NoTurns(),
-        open={},
+        connections={},
         idle_s=inf,
         serve_general=lambda connection, data: None,
     )
@@ -113,15 +111,15 @@ def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
             connection.close()
 
 
-def test_a_client_that_has_left_is_noticed_before_all_its_frames_are_read(
+def test_disconnected_client_is_noticed_before_its_frames_are_read(
     client_and_server: tuple[socket.socket, Http2Connection],
 ) -> None:
     client, connection = client_and_server
-    connection.look(time.monotonic())
+    connection.enforce_limits(time.monotonic())
     assert connection.is_open
     client.close()
     with gevent.Timeout(PATIENCE_S):
         while connection.is_open:
-            connection.look(time.monotonic())
+            connection.enforce_limits(time.monotonic())
             gevent.sleep(0.001)
-    assert connection not in connection.path.open
+    assert connection not in connection.path.connections

@@ -1,6 +1,4 @@
-"""Clients that lag get their slices in turns of the event loop, so that no crowd of them holds the
-loop.
-"""
+"""Slices for lagging clients wait for turns of the event loop, so that no crowd holds the loop."""
 
 import socket
 from collections.abc import Iterator
@@ -12,8 +10,9 @@ import gevent.socket
 import pytest
 from gunicorn.config import Config
 
-from app.serving.gunicorn.connections import FastConnection, FastPath
 from app.serving.gunicorn.fair_turns import TURN_S, FairTurns, Work
+from app.serving.gunicorn.fast_connection import FastConnection
+from app.serving.gunicorn.hub_connection import FastPath
 from app.serving.gunicorn.logs import ServerLogger
 
 CLIENTS = 8
@@ -33,7 +32,7 @@ class Clock:
 
 
 class SlowSource:
-    """A stream whose slices take `cost_s` each to render; notes the loop's iteration of each slice."""
+    """A stream whose slices take `cost_s` each to render; records the loop's iteration of each slice."""
 
     def __init__(self, clock: Clock, cost_s: float, iterations: list[int]) -> None:
         self._clock = clock
@@ -57,8 +56,8 @@ def clock() -> Clock:
     return Clock()
 
 
-class HeldTurns(FairTurns):
-    """Turns that a test gives."""
+class ManualTurns(FairTurns):
+    """Long work runs only when a test runs it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ def path(clock: Clock) -> FastPath:
         app=None,
         log=ServerLogger(Config()),
         turns=FairTurns(clock, clock),
-        open={},
+        connections={},
         idle_s=inf,
         serve_general=lambda connection, data: None,
         client_timeout_s=WRITE_TIMEOUT_S,
@@ -97,7 +96,7 @@ def connections(path: FastPath) -> Iterator[list[FastConnection]]:
             connection.close()
 
 
-def test_the_slices_of_a_crowd_that_lags_share_the_time_of_a_turn(
+def test_slices_of_many_lagging_clients_share_the_time_of_a_turn(
     connections: list[FastConnection], clock: Clock
 ) -> None:
     iterations: list[int] = []
@@ -112,24 +111,25 @@ def test_the_slices_of_a_crowd_that_lags_share_the_time_of_a_turn(
     )
 
 
-def test_waiting_for_a_turn_does_not_count_as_a_client_that_takes_no_bytes(
+def test_waiting_for_a_turn_does_not_count_against_the_client(
     path: FastPath, connections: list[FastConnection], clock: Clock
 ) -> None:
-    held, *_ = connections
+    connection, *_ = connections
     source = SlowSource(clock, 0.0, [])
-    held.start(source)
-    path.turns = turns = HeldTurns()
-    held.lag()
+    connection.start(source)
+    turns = ManualTurns()
+    path.turns = turns
+    connection.lag()
     with gevent.Timeout(PATIENCE_S):
         while not turns.waiting:
             gevent.sleep(0.001)
     gevent.sleep(2 * WRITE_TIMEOUT_S)
-    assert held.is_open and not source.was_left
+    assert connection.is_open and not source.was_left
     turns.waiting.pop()()
-    assert held.lags
+    assert connection.lags
 
 
-def test_a_client_that_takes_no_bytes_is_cut_off_all_the_same(
+def test_client_that_takes_no_bytes_is_disconnected(
     connections: list[FastConnection], clock: Clock
 ) -> None:
     stalled, *_ = connections

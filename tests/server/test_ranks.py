@@ -1,14 +1,11 @@
-"""Ranks:
-
-where each is reached, which one a worker becomes, and the settings that the arbiter hands over.
-"""
+"""Ranks: their addresses, the rank of a process, and the settings that the arbiter exports."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.serving.gunicorn import ranks
-from app.serving.gunicorn.ranks import hand_over, handed_over
+from app.serving.gunicorn.ranks import export_settings, exported_settings
 from config import Settings
 from config.settings import AccessSettings, ReplySettings, SchedulingSettings, ServerSettings
 
@@ -17,25 +14,25 @@ FOUR = ServerSettings(port=8000, data_parallel_size=4)
 ALONE = replace(FOUR, data_parallel_rank=3)
 
 
-def test_every_rank_has_the_port_after_the_one_before_and_a_single_rank_its_own() -> None:
+def test_ranks_have_consecutive_ports_and_a_single_rank_uses_the_configured_port() -> None:
     ports = range(8000, 8004)
     assert ranks.addresses(replace(FOUR, host="10.0.0.1")) == [f"10.0.0.1:{port}" for port in ports]
     assert ranks.addresses(ServerSettings(host="::1")) == ["[::1]:8000"]
-    assert ranks.served_by(FOUR, 2).port == 8002
+    assert ranks.settings_of_rank(FOUR, 2).port == 8002
     assert (len(ALONE.ranks), ranks.addresses(ALONE)) == (1, ["0.0.0.0:8000"])
-    assert ranks.served_by(ALONE, 3).port == 8000
+    assert ranks.settings_of_rank(ALONE, 3).port == 8000
 
 
-def test_the_environment_tells_the_rank_unless_the_settings_do() -> None:
+def test_rank_of_settings_takes_precedence_over_the_environment() -> None:
     cases = [(FOUR, {}, 0), (FOUR, {ranks.RANK: "2"}, 2), (ALONE, {}, 3)]
     for server, environ, rank in (*cases, (replace(FOUR, data_parallel_rank=-1), {}, 0)):
         assert ranks.rank_of(server, environ) == rank
 
 
-def passed_on(settings: Settings) -> Settings | None:
+def round_trip(settings: Settings) -> Settings | None:
     environ: dict[str, str] = {}
-    hand_over(settings, environ)
-    return handed_over(environ)
+    export_settings(settings, environ)
+    return exported_settings(environ)
 
 
 @settings(max_examples=15)
@@ -46,7 +43,7 @@ def passed_on(settings: Settings) -> Settings | None:
     limit=st.none() | st.integers(0, 10**6),
     patience_ns=st.integers(0, 10**13),
 )
-def test_any_value_is_passed_on(
+def test_exported_settings_equal_the_original(
     pod: str, names: list[str], seed: int | None, limit: int | None, patience_ns: int
 ) -> None:
     settings = Settings(
@@ -55,4 +52,4 @@ def test_any_value_is_passed_on(
         reply=ReplySettings(seed=seed),
         scheduling=SchedulingSettings(max_num_queued_reqs=limit),
     )
-    assert passed_on(settings) == settings
+    assert round_trip(settings) == settings

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from werkzeug.test import EnvironBuilder
 
-from app.serving.faults.fault import break_off
+from app.serving.faults.damage import break_off
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response
 from app.serving.http.route import get
@@ -114,5 +114,5 @@ def test_several_processes_are_warned_of_once(caplog: pytest.LogCaptureFixture) 
             given = {"wsgi.multiprocess": several, "wsgi.multithread": several}
             environ = EnvironBuilder("/", environ_overrides=given).get_environ()
             app(environ, lambda status, headers: called.append(threading.get_ident()))
-    assert caplog.text.count("each is a server of its own") == 1
+    assert caplog.text.count("each is a separate server") == 1
     assert set(called) == {threading.get_ident()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Position
-from app.serving.middleware.access import Cors, ForeignPages
+from app.serving.middleware.cors import Cors
+from app.serving.middleware.foreign_pages import ForeignPages
 from app.serving.middleware.http_log import HttpLog
-from app.serving.middleware.http_metrics import LoadReports
+from app.serving.middleware.load_reports import LoadReports
 from app.serving.middleware.rate_limits import RateLimits
 from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 

@@ -27,7 +27,7 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
         texts = plain_completions(pipeline)
         parts.live.subscribe(chats.on_settings)
         parts.live.subscribe(texts.on_settings)
-        memos = {"plain chats": chats.known, "plain prompts": texts.known}
+        memos = {"plain chats": chats.known_prompts, "plain prompts": texts.known_prompts}
         app.caches.append(lambda: memos)
         app.add_routes("chat", chat.routes(pipeline, chats))
         app.add_routes("completions", completions.routes(pipeline, texts))

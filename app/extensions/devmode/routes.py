@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from app.engine.core.lifecycle import Operations, WeightUpdates
 from app.engine.core.wire import DEEPEST_SLEEP, PauseMode
 from app.serving.api.admin.server import ANY_OBJECT, EMPTY_ANSWER, action
-from app.serving.http.connection import watched
+from app.serving.http.client_connection import watched
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, internal, malformed
 from app.serving.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs

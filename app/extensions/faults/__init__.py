@@ -23,7 +23,8 @@ class Faults(Extension):
     injector: FaultInjector
 
     def __init__(self, parts: ServerParts) -> None:
-        from app.serving.faults.injector import FaultAudit, FaultInjector
+        from app.serving.faults.audit import FaultAudit
+        from app.serving.faults.injector import FaultInjector
 
         super().__init__(parts)
         self.injector = FaultInjector(parts.streams("faults"), parts.clock.now)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.serving.http.route import RpcService
+    from app.serving.http.rpc import RpcService
     from config import Settings
 
 

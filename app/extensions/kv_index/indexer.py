@@ -13,7 +13,9 @@ from app.serving.api.responder import ServerLoad
 from app.serving.flask.application import Understudy
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import unavailable
-from app.serving.middleware.access import ApiKeys, Cors, ForeignPages
+from app.serving.middleware.api_keys import ApiKeys
+from app.serving.middleware.cors import Cors
+from app.serving.middleware.foreign_pages import ForeignPages
 from app.serving.middleware.http_log import HttpLog
 from app.serving.middleware.http_metrics import HttpMetrics
 from app.serving.middleware.stack import Middleware, MiddlewareStack

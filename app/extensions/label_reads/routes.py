@@ -18,14 +18,15 @@ from msgspec import Struct
 
 from app.engine.vectors import LOGIT_RANGE
 from app.serving.api.chat.media import BuiltPrompt
+from app.serving.api.choice_state import ChoiceState
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.writer import ChoiceState, WholeWriter
+from app.serving.api.writer import WholeWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request, not_implemented
 from app.serving.http.response import Response
 from app.serving.http.route import Route, RouteDocs, post
 from app.serving.protocol import rules
-from app.serving.protocol.coercion import JsonObject, Misfit, convert_value
+from app.serving.protocol.coercion import ConversionError, JsonObject, convert_value
 from app.serving.protocol.common import ItemList, Usage
 from app.serving.protocol.completions import CompletionRequest, TokenIds
 from app.serving.protocol.decoding import RawRequest, Request
@@ -87,7 +88,7 @@ class GenerativeScoringRequest(LabelRequest, kw_only=True):
     item_first: bool = False
     add_special_tokens: bool = True
 
-    lax: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
         "items": lambda items: convert_value(list[str] | list[list[int]], items)
     }
 
@@ -96,7 +97,7 @@ def _questions(value: object) -> dict[str, JsonObject]:
     questions = convert_value(dict[str, dict[str, object]], value)
     for name, question in questions.items():
         if not isinstance(question.get("type"), str):
-            raise Misfit("a string", name, "type")
+            raise ConversionError("a string", name, "type")
     return cast(dict[str, JsonObject], questions)
 
 
@@ -115,7 +116,7 @@ class DecisionRequest(LabelRequest, kw_only=True):
     videos: list[str] | None = None
     chat_template_kwargs: JsonObject | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"questions": _questions}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"questions": _questions}
 
 
 class Decisions(Struct, kw_only=True):

@@ -31,23 +31,21 @@ class Recordings(Extension):
     def __init__(self, parts: ServerParts) -> None:
         from app.base.clock.clock import LiveClock
         from app.base.clock.timer_wheel import TimerWheel
-        from app.serving.recording.replay import Replay
+        from app.serving.recording.replay import Replay, ReplayServices
 
         super().__init__(parts)
         recording, upstream = open_recording(parts.settings)
         self._upstream = upstream
         clock = LiveClock()  # a clock has one alarm; the engine uses that of `parts.clock`
-        self._replay = Replay(
-            recording,
-            parts.body,
-            parts.get(Faults).injector,
-            TimerWheel(clock),
-            clock.now,
-            parts.get(RequestJournal).journal,
-            parts.settings.replay.replay_miss,
-            upstream,
-            self._has_keys,
+        services = ReplayServices(
+            body_limits=parts.body,
+            faults=parts.get(Faults).injector,
+            wheel=TimerWheel(clock),
+            now=clock.now,
+            journal=parts.get(RequestJournal).journal,
+            has_keys=self._has_keys,
         )
+        self._replay = Replay(recording, services, parts.settings.replay.replay_miss, upstream)
 
     @classmethod
     def is_enabled(cls, settings: Settings) -> bool:
@@ -124,7 +122,7 @@ def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, U
             upstream = Upstream(targets, file, replay.target_timeout)
         recording = Recording(
             replay.replay,
-            replay.replay_miss == "nearest",
+            finds_similar=replay.replay_miss == "nearest",
             grows=upstream is not None,
             warns=warns,
         )

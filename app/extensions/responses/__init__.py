@@ -20,7 +20,7 @@ class Responses(Extension):
     name = "responses"
 
     def __init__(self, parts: ServerParts) -> None:
-        from app.serving.api.responses.routes import ResponseStore
+        from app.serving.api.responses.store import ResponseStore
 
         super().__init__(parts)
         self._store = ResponseStore(parts.settings.api.enable_responses_store)

@@ -5,8 +5,8 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from app.console.bars import Frame, Picture
 from app.console.compare import RunFigures, compare
+from app.console.frames import Frame, Picture
 from app.console.page import comparison_of
 from app.lab.fidelity.film import Film
 from app.lab.fidelity.job import Job, read_load

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from app.base.metrics.table import FIRST_TOKEN, INTER_TOKEN
-from app.console.bars import FIGURES, Frame, Picture
+from app.console.frames import FIGURES, Frame, Picture
 from app.console.page import report_of
 from app.lab.fidelity.film_frames import MAX_LANES, FrameMaker
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan

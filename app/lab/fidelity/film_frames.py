@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 
 from app.base.metrics.recorder import LatencyTally
-from app.console.bars import FIGURES, Frame
+from app.console.frames import FIGURES, Frame
 from app.engine.core.batch import Phase
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.fidelity.step_recorder import StepRecorder

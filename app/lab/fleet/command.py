@@ -30,7 +30,8 @@ from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.fleet.workload import Workload, make_workload
 from app.lab.load.progress import progress_bar
 from app.lab.load.synthetic import gamma_arrivals
-from app.serving.http.client import Target, server_of
+from app.serving.http.client import Target
+from app.serving.http.relay import server_of
 from app.text.base import Tokenizer, TokenizerError
 from config import Settings
 from config.declaration import install, missing
@@ -148,7 +149,7 @@ def compare_policies(
         ):
             start_s = time.perf_counter()
             client = RecordingClient(
-                Target.of(f"http://{address}"),
+                Target.from_url(f"http://{address}"),
                 {},
                 in_flight=options.concurrency,
                 now=time.perf_counter,

@@ -8,7 +8,7 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 from app.lab.fleet.indexer import CHAT
 from app.lab.fleet.routing import Incoming, Policy
-from app.serving.http import client as relays
+from app.serving.http import relay
 from app.serving.http.client import COMPLETIONS, ROUTED_TO, HttpConnection
 
 ROUTED_PATHS = frozenset({COMPLETIONS, CHAT})
@@ -37,10 +37,10 @@ class Proxy:
         path = environ["PATH_INFO"]
         incoming = Incoming(path, environ["wsgi.input"].read())
         if method == "GET" and path in ("/health", "/routing"):
-            return relays.reply(start_response, "200 OK", self.statistics())
+            return relay.reply(start_response, "200 OK", self.statistics())
         is_routed = method == "POST" and path in ROUTED_PATHS
         if not is_routed and (method, path) != ("GET", "/v1/models"):
-            return relays.refuse(
+            return relay.refuse(
                 start_response, "404 Not Found", f"{method} {path} is not forwarded"
             )
         candidates = list(self.pods)
@@ -49,7 +49,7 @@ class Proxy:
                 pod = self.policy.choose(incoming, candidates, self.in_flight)
             else:
                 pod = min(candidates, key=self.in_flight.__getitem__)
-            connection = HttpConnection(pod, relays.READ_TIMEOUT_S)
+            connection = HttpConnection(pod, relay.READ_TIMEOUT_S)
             try:
                 connection.connect()
             except OSError:
@@ -59,7 +59,7 @@ class Proxy:
             return self._forward(
                 pod, connection, incoming.body, environ=environ, start_response=start_response
             )
-        return relays.refuse(start_response, "502 Bad Gateway", "no pod can be reached")
+        return relay.refuse(start_response, "502 Bad Gateway", "no pod can be reached")
 
     def _forward(
         self,
@@ -72,28 +72,28 @@ class Proxy:
     ) -> Iterator[bytes]:
         self.routed[pod] += 1
         self.in_flight[pod] += 1
-        request_headers = relays.request_headers(environ)
+        request_headers = relay.request_headers(environ)
         try:
-            with closing(connection), relays.watching(environ[relays.CLIENT], connection.cut):
+            with closing(connection), relay.watching(environ[relay.CLIENT], connection.cut):
                 try:
                     connection.request(
                         environ["REQUEST_METHOD"],
-                        environ[relays.TARGET],
+                        environ[relay.TARGET],
                         body or None,
                         request_headers,
                     )
                     response = connection.getresponse()
                 except (OSError, HTTPException) as error:
                     reason = f"{pod} gave no answer: {error!r}"
-                    yield from relays.refuse(start_response, "502 Bad Gateway", reason, pod)
+                    yield from relay.refuse(start_response, "502 Bad Gateway", reason, pod)
                     return
                 headers = [
                     (name, value)
                     for name, value in response.getheaders()
-                    if name.lower() not in relays.HOP_BY_HOP
+                    if name.lower() not in relay.HOP_BY_HOP
                 ]
                 start_response(f"{response.status} {response.reason}", [*headers, (ROUTED_TO, pod)])
-                yield from relays.pieces_of(response)
+                yield from relay.pieces_of(response)
         finally:
             self.in_flight[pod] -= 1
 

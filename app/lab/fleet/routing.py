@@ -7,7 +7,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from app.lab.load.policies import POLICIES, PREFIX_AWARE, RANDOM, ROUND_ROBIN, make_policy
+from app.lab.load.policies import (
+    POLICIES,
+    PREFIX_AWARE,
+    RANDOM,
+    ROUND_ROBIN,
+    make_policy,
+)
 from config import UsageError
 
 DEFAULT_POLICIES = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)

@@ -15,7 +15,7 @@ from app.text.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
-KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
+API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.Draining: http.unavailable,
     engine.TooManyRequests: http.unavailable,
     engine.QueueFull: http.too_many,
@@ -30,17 +30,20 @@ KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.PauseNotComplete: internal,
     engine.MemoryNotResident: internal,
     AdapterNotFound: http.not_found,
-    RecursionError: lambda text: bad_request("The request is nested too deeply."),
     AdapterError: partial(ApiError, 400, "InvalidUserInput"),
 }
+"""Converts the message of an error of each type."""
 
 
 def as_api_error(error: Exception) -> ApiError:
     """Converts `error` for the client. An unexpected error is logged, not shown."""
     if isinstance(error, ApiError):
         return error
-    if (known := KNOWN_ERRORS.get(type(error))) is not None:
-        return known(str(error))
+    convert = API_ERRORS.get(type(error))
+    if convert is not None:
+        return convert(str(error))
+    if type(error) is RecursionError:
+        return bad_request("The request is nested too deeply.")
     if isinstance(error, TokenizerInputError):
         return bad_request(str(error), error.param)
     if isinstance(error, TokenizerServiceError):
@@ -51,7 +54,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def as_stream_error(error: Exception) -> ApiError:
-    """Converts `error`, which ended a generation that had begun, for the client."""
+    """Converts `error`, which ended a running generation, for the client."""
     if isinstance(error, engine.EngineDead):
         return internal(str(error))
     if isinstance(error, ApiError | EngineError):
@@ -60,19 +63,24 @@ def as_stream_error(error: Exception) -> ApiError:
 
 
 def error_response(error: Exception) -> Response:
-    known = as_api_error(error)
+    """Returns the response for `error`, in OpenAI's shape."""
+    api_error = as_api_error(error)
     forget_frames(error)
-    return json_response(known.body(), known.status, known.headers)
+    return json_response(api_error.body(), api_error.status, api_error.headers)
 
 
 def respond_to_error(error: Exception, context: RequestContext) -> Response:
-    route = context.route
-    on_error = error_response if route is None or route.on_error is None else route.on_error
-    return on_error(error)
+    """Returns the response for `error`, in the shape of the route's family."""
+    if context.route is None or context.route.on_error is None:
+        return error_response(error)
+    return context.route.on_error(error)
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Drops the frames that `error` came through: one that knows its error is cyclic garbage."""
+    """Drops the frames that `error` came through.
+
+    A frame with a reference to its error is cyclic garbage.
+    """
     while error is not None:
         error.__traceback__ = None
         error = error.__context__

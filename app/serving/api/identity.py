@@ -22,11 +22,11 @@ class ResponseMeta(Struct, frozen=True):
     model: str
     fingerprint: str | None
     joint: str = ""
-    """Separator between `id` and a prompt's number, where each prompt has its own id in the engine.
-    """
+    """Separator between `id` and a prompt's number; empty where the engine's id has no number."""
 
     @property
     def signature(self) -> str | UnsetType:
+        """The fingerprint, or UNSET, which omits the field."""
         return UNSET if self.fingerprint is None else self.fingerprint
 
     def engine_id(self, prompt: int) -> str:
@@ -35,6 +35,8 @@ class ResponseMeta(Struct, frozen=True):
 
 
 class ResponseOptions(Struct, frozen=True, kw_only=True):
+    """What an answer shows, for all families."""
+
     n: int
     include_usage: bool = False
     continuous_usage: bool = False
@@ -46,77 +48,95 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
 
 
 class Identity:
-    """Makes the heads of answers.
+    """Makes the identities of answers.
 
-    `rng` draws ids; other servers find this one's cache at `host`.
+    `rng` draws ids. Other servers find the cache of this server at `host`.
     """
 
     def __init__(
         self, settings: Settings, host: str, rng: Random, now: Callable[[], float] = time.time
     ) -> None:
         self.engine_id = f"{rng.getrandbits(128):032x}"
-        self.host, self.cache, self.devices = (
-            host,
-            settings.kvcache,
-            settings.model.tensor_parallel_size,
-        )
-        self._rng, self._now, self._fingerprint = rng, now, system_fingerprint(settings)
+        self.host = host
+        self.cache = settings.kvcache
+        self.devices = settings.model.tensor_parallel_size
+        self._rng = rng
+        self._now = now
+        self._fingerprint = system_fingerprint(settings)
 
     def response_meta(
-        self, prefix: str, context: RequestContext, own_id: str, model: str
+        self, prefix: str, context: RequestContext, body_id: str, model: str
     ) -> ResponseMeta:
-        """Returns the head of an answer; its id is the header's, else the body's (`own_id`), else
-        random.
+        """Returns the identity of an answer.
+
+        Its id is the header's, else the body's, unless that is empty, else random.
         """
         request_id = context.headers.get("x-request-id")
         if request_id is None:
-            request_id = own_id or f"{self._rng.getrandbits(64):016x}"
-        # Even the only prompt of a text completion has a number.
-        joint = "-" if prefix == "cmpl" else ""
+            request_id = body_id or f"{self._rng.getrandbits(64):016x}"
         return ResponseMeta(
-            f"{prefix}-{request_id}", int(self._now()), model, self._fingerprint, joint
+            id=f"{prefix}-{request_id}",
+            created=int(self._now()),
+            model=model,
+            fingerprint=self._fingerprint,
+            # Even the only prompt of a text completion has a number.
+            joint="-" if prefix == "cmpl" else "",
         )
 
     def now_s(self) -> int:
+        """Returns the time in Unix seconds."""
         return int(self._now())
 
     def fresh_id(self) -> str:
+        """Draws an id."""
         return f"{self._rng.getrandbits(64):016x}"
 
 
 def system_fingerprint(settings: Settings) -> str | None:
-    mode, model = settings.api.fingerprint_mode, settings.model
-    if mode in ("none", "custom"):
-        return settings.api.fingerprint_value if mode == "custom" else None
-    sizes = {"tp": model.tensor_parallel_size, "dp": settings.server.data_parallel_size}
-    groups = [f"{name}{size}" for name, size in sizes.items() if mode == "full" and size > 1]
-    made_of = f"{model.model} {model.max_model_len}".encode()
-    return "-".join(["vllm", VLLM_VERSION, *groups, f"{crc32(made_of):08x}"])
+    """Returns the fingerprint of answers, as the settings choose it."""
+    mode = settings.api.fingerprint_mode
+    model = settings.model
+    if mode == "none":
+        return None
+    if mode == "custom":
+        return settings.api.fingerprint_value
+    parts = ["vllm", VLLM_VERSION]
+    if mode == "full":
+        sizes = {"tp": model.tensor_parallel_size, "dp": settings.server.data_parallel_size}
+        parts += [f"{name}{size}" for name, size in sizes.items() if size > 1]
+    checksum = crc32(f"{model.model} {model.max_model_len}".encode())
+    return "-".join([*parts, f"{checksum:08x}"])
 
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:
-    """Returns headers that name the answering pod to a gateway (simulator.md 2.2)."""
-    headers = {"x-inference-namespace": server.pod_namespace} if server.pod_namespace else {}
+    """Returns headers that name the answering pod to a gateway."""
+    headers = {}
+    if server.pod_namespace:
+        headers["x-inference-namespace"] = server.pod_namespace
     if server.pod_name:
-        headers |= {"x-inference-pod": server.pod_name, "x-inference-port": str(server.port)}
+        headers["x-inference-pod"] = server.pod_name
+        headers["x-inference-port"] = str(server.port)
     return headers
 
 
 def address_of(
-    asked: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
+    request: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
 ) -> KVTransferParams | None:
-    """Returns where the decode side finds the cache, as vLLM's NixlConnector; None unless it is
-    wanted.
+    """Returns where the decode side finds the cache, as vLLM's NixlConnector.
+
+    Returns None unless the request asks for it.
     """
-    wanted = asked.kv_transfer_params
-    if not identity.cache.transfers or not wanted or not wanted.get("do_remote_decode"):
+    cache = identity.cache
+    params = request.kv_transfer_params
+    if not cache.transfers or not params or not params.get("do_remote_decode"):
         return None
+    num_blocks = -(-prompt_tokens // cache.block_size)
     return KVTransferParams(
         remote_engine_id=identity.engine_id,
-        remote_block_ids=(tuple(range(1, -(-prompt_tokens // identity.cache.block_size) + 1)),),
+        remote_block_ids=(tuple(range(1, num_blocks + 1)),),
         remote_request_id=f"{meta.engine_id(0)}-{identity.fresh_id()[:8]}",
         remote_host=identity.host,
-        remote_port=identity.cache.kv_side_channel_port,
+        remote_port=cache.kv_side_channel_port,
         tp_size=identity.devices,
         remote_num_tokens=prompt_tokens,
     )

@@ -20,35 +20,41 @@ FAMILIES = (
     "/score",
     "/pooling",
 )
-"""Paths of the families in vLLM's order of trial; only served paths count."""
-ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+"""Paths of the families in the order in which vLLM tries them; only served paths count."""
+ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
 """Header that names the model instead of the body."""
 
 
 def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Route]:
     """Returns POST /invocations: SageMaker's single route, for all families."""
     handlers: dict[type[Request], Handler] = {}
+    """Handlers by the type of their request, once the first request has come."""
+
+    def find_handlers() -> None:
+        routes_by_path = {route.path: route for route in served()}
+        for path in FAMILIES:
+            if path in routes_by_path:
+                route = routes_by_path[path]
+                [request_type] = route.docs.body
+                handlers[request_type] = route.handle
 
     def invocations(context: RequestContext) -> Response:
         """Answers as the route of the body's family does."""
         check_content_type(context.content_type)
         values = read_json(body.read(context))
         if not handlers:
-            by_path = {route.path: route for route in served()}
-            for path in filter(by_path.__contains__, FAMILIES):
-                [request_type] = by_path[path].docs.body
-                handlers[request_type] = by_path[path].handle
-        kind = None
+            find_handlers()
+        request_type = None
         if isinstance(values, dict):
-            if adapter := context.headers.get(ADAPTER):
+            adapter = context.headers.get(ADAPTER_HEADER)
+            if adapter:
                 values["model"] = adapter
                 context.body = msgspec.json.encode(values)
-            kind = first_fit(values, list(handlers))
-        if kind is None:
-            raise bad_request(
-                f"The body fits none of {', '.join(kind.__name__ for kind in handlers)}."
-            )
-        return handlers[kind](context)
+            request_type = first_fit(values, list(handlers))
+        if request_type is None:
+            names = ", ".join(request_type.__name__ for request_type in handlers)
+            raise bad_request(f"The body fits none of {names}.")
+        return handlers[request_type](context)
 
     docs = RouteDocs(
         body=(dict[str, object],),

@@ -12,99 +12,121 @@ from app.serving.protocol import common as wire
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import encode
 
-SomeEntries = Sequence[TokenLogprob | None]
-"""Log probabilities of consecutive tokens; None for a token without any."""
-E = TypeVar("E", bound=TokenLogprob | None)
-
 NULL = Raw(b"null")
 ALL = -1
 SLICE = 2048
 """Log probabilities, or tokens, written between two pauses: well below 5 ms of work."""
-MOST_KNOWN = 4096
-"""Texts whose bytes an answer remembers; saves a third of the work for many alternatives."""
+MAX_CACHED_TEXTS = 4096
+"""Texts whose bytes an answer caches; saves a third of the work for many alternatives."""
+
+SomeEntries = Sequence[TokenLogprob | None]
+"""Log probabilities of consecutive tokens; None for a token without any."""
+E = TypeVar("E", bound=TokenLogprob | None)
 
 
 def token_bytes(text: str) -> Raw:
+    """Returns the UTF-8 of a text as a JSON list of numbers."""
     return Raw(encode(list(text.encode())))
 
 
 def token_name(token_id: int, text: str, as_id: bool) -> str:
+    """Returns the name of a token: its text, or `token_id:N` if `as_id`."""
     return f"token_id:{token_id}" if as_id else text
 
 
 def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw:
     """Returns one JSON list of all entries as `render` writes them; pauses where there are many."""
-    turns, lists = Slices(SLICE), list[bytes]()
+    slices = Slices(SLICE)
+    lists: list[bytes] = []
     for span in spans:
-        last = span[-1] if span else None
-        width = 1 if last is None else 1 + len(last.top)
+        last_entry = span[-1] if span else None
+        width = 1
+        if last_entry is not None:
+            width += len(last_entry.top)
         size = max(1, SLICE // width)
         for start in range(0, len(span), size):
             lists.append(encode([render(entry) for entry in span[start : start + size]])[1:-1])
-            turns.spend(size * width)
+            slices.spend(size * width)
     return Raw(b"[%b]" % b",".join(lists))
 
 
 class TokenNames:
-    """Writes entries of an answer: `top` alternatives each; `token_id:N` instead of texts if
-    `as_ids`.
+    """Writes the entries of an answer, with `top` alternatives each.
 
-    Bytes encode names, but a chat's own ones the text, or they are null if `byteless`.
+    With `as_ids`, tokens are named `token_id:N` instead of by their texts. The field `bytes`
+    encodes the name; in a chat it encodes the text of the token itself, or is null if `byteless`.
     """
 
     def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
-        self._top, self._as_ids, self._byteless = top, as_ids, byteless
-        self._bytes = lru_cache(MOST_KNOWN)(token_bytes)
+        self._top = top
+        self._as_ids = as_ids
+        self._byteless = byteless
+        self._bytes = lru_cache(MAX_CACHED_TEXTS)(token_bytes)
 
-    def _shown(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
-        shown = entry.top if self._top == ALL else entry.top[: self._top]
+    def _alternatives(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
+        alternatives = entry.top if self._top == ALL else entry.top[: self._top]
         if not self._as_ids:
-            return shown
-        return [(token_id, f"token_id:{token_id}", logprob) for token_id, _, logprob in shown]
+            return alternatives
+        return [
+            (token_id, f"token_id:{token_id}", logprob) for token_id, _, logprob in alternatives
+        ]
 
     def chat_entry(self, entry: TokenLogprob) -> wire.ChatLogprob:
-        of, name = self._bytes, token_name(entry.token_id, entry.token, self._as_ids)
-        top = [
-            wire.ChatAlternative(text, logprob, of(text)) for _, text, logprob in self._shown(entry)
+        """Returns an entry of a chat."""
+        alternatives = [
+            wire.ChatAlternative(text, logprob, self._bytes(text))
+            for _, text, logprob in self._alternatives(entry)
         ]
         return wire.ChatLogprob(
-            name, entry.logprob, NULL if self._byteless else of(entry.token), top
+            token=token_name(entry.token_id, entry.token, self._as_ids),
+            logprob=entry.logprob,
+            bytes=NULL if self._byteless else self._bytes(entry.token),
+            top_logprobs=alternatives,
         )
 
     def item_entry(self, entry: TokenLogprob) -> JsonObject:
         """Returns an entry of an item of Responses, whose keys have another order."""
-        of, name = self._bytes, token_name(entry.token_id, entry.token, self._as_ids)
-        shown = self._shown(entry)
-        top = [{"token": text, "bytes": of(text), "logprob": logprob} for _, text, logprob in shown]
-        return {"token": name, "bytes": of(name), "logprob": entry.logprob, "top_logprobs": top}
+        name = token_name(entry.token_id, entry.token, self._as_ids)
+        alternatives = [
+            {"token": text, "bytes": self._bytes(text), "logprob": logprob}
+            for _, text, logprob in self._alternatives(entry)
+        ]
+        return {
+            "token": name,
+            "bytes": self._bytes(name),
+            "logprob": entry.logprob,
+            "top_logprobs": alternatives,
+        }
 
     def event_entry(self, entry: TokenLogprob) -> JsonObject:
+        """Returns an entry of an event of Responses."""
         name = token_name(entry.token_id, entry.token, self._as_ids)
-        top = [{"token": text, "logprob": logprob} for _, text, logprob in self._shown(entry)]
-        return {"token": name, "logprob": entry.logprob, "top_logprobs": top}
+        alternatives = [
+            {"token": text, "logprob": logprob} for _, text, logprob in self._alternatives(entry)
+        ]
+        return {"token": name, "logprob": entry.logprob, "top_logprobs": alternatives}
 
 
 def token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
-    ranked = zip(entry.ranks, entry.top, strict=False)
-    top = [wire.TokenCandidate(token_id, logprob, rank) for rank, (token_id, _, logprob) in ranked]
-    return wire.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, top)
+    """Returns an entry that names tokens by their ids."""
+    candidates = [
+        wire.TokenCandidate(token_id, logprob, rank)
+        for rank, (token_id, _, logprob) in zip(entry.ranks, entry.top, strict=False)
+    ]
+    return wire.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, candidates)
 
 
 def prompt_entries(entries: SomeEntries | None) -> Raw | None:
-    """Returns the `prompt_logprobs` list:
-
-    by token id, with rank and text; null for the first token.
-    """
+    """Returns the list `prompt_logprobs`: by token id, with rank and text; null for the first."""
     return None if entries is None else rendered((entries,), _by_id)
 
 
 def _by_id(entry: TokenLogprob | None) -> JsonObject | None:
     if entry is None:
         return None
-    ranked = zip(entry.ranks, entry.top, strict=False)
     return {
         str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": text}
-        for rank, (token_id, text, logprob) in ranked
+        for rank, (token_id, text, logprob) in zip(entry.ranks, entry.top, strict=False)
     }
 
 
@@ -117,27 +139,30 @@ class CompletionLogprobs:
 
     def lists(self, spans: Sequence[SomeEntries], names: Sequence[str]) -> wire.CompletionLogprobs:
         """Returns the lists of the next tokens; `names` has the tokens whose entries are None."""
-        as_ids, tokens, offsets = self._as_ids, list[str](), list[int]()
+        tokens: list[str] = []
+        offsets: list[int] = []
         values: list[float | None] = []
 
-        def top(entry: TokenLogprob | None) -> dict[str, float] | None:
-            name = (
-                names[len(tokens)]
-                if entry is None
-                else token_name(entry.token_id, entry.token, as_ids)
-            )
-            values.append(None if entry is None else entry.logprob)
-            tokens.append(name)
+        def add_entry(entry: TokenLogprob | None) -> dict[str, float] | None:
             offsets.append(self._offset)
-            self._offset += len(name)
             if entry is None:
-                return None
-            return {
-                token_name(token_id, text, as_ids): logprob for token_id, text, logprob in entry.top
-            }
+                name = names[len(tokens)]
+                value = None
+                top = None
+            else:
+                name = token_name(entry.token_id, entry.token, self._as_ids)
+                value = entry.logprob
+                top = {
+                    token_name(token_id, text, self._as_ids): logprob
+                    for token_id, text, logprob in entry.top
+                }
+            tokens.append(name)
+            values.append(value)
+            self._offset += len(name)
+            return top
 
         return wire.CompletionLogprobs(
-            top_logprobs=rendered(spans, top),
+            top_logprobs=rendered(spans, add_entry),
             text_offset=offsets,
             token_logprobs=values,
             tokens=tokens,

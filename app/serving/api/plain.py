@@ -17,7 +17,13 @@ from app.engine.kvcache.hashing import PART_BLOCKS
 from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.serving.api.identity import ResponseMeta, ResponseOptions
-from app.serving.api.pipeline import CACHE_THRESHOLD, PRIORITY, RANK, SEND_IMAGE, RequestPipeline
+from app.serving.api.pipeline import (
+    CACHE_THRESHOLD_HEADER,
+    IMAGE_HEADER,
+    PRIORITY_HEADER,
+    RANK_HEADER,
+    RequestPipeline,
+)
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.response import PendingResponse, Response
@@ -28,25 +34,30 @@ from app.text.memo import PromptMemo, chat_memo, text_memo
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
-    (
-        RANK,
-        PRIORITY,
-        SEND_IMAGE,
-        CACHE_THRESHOLD,
+    [
+        RANK_HEADER,
+        PRIORITY_HEADER,
+        IMAGE_HEADER,
+        CACHE_THRESHOLD_HEADER,
         "x-fault",
         "x-return-error",
         "endpoint-load-metrics-format",
-    )
+    ]
 )
-MOST_TOKENS = 4096
-MOST_BODIES, BODY_BYTES = 64, 1024
-"""Most bodies that are kept read, and the longest of these."""
+MAX_TOKENS = 4096
+"""Most tokens of a plain reply that has to reach its limit."""
+MAX_BODIES = 64
+"""Most bodies whose requests are cached."""
+MAX_BODY_BYTES = 1024
+"""Longest body whose request is cached."""
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class PlainStreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
+    """Options of a plain stream."""
+
     include_usage: bool = False
 
 
@@ -77,28 +88,36 @@ class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=T
 
     @property
     def prompt_key(self) -> bytes:
+        """Key of the messages among the known prompts."""
         return bytes(self.messages)
 
     @property
     def limit(self) -> int | None:
+        """Requested limit of the reply, in tokens."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A plain text completion of one text."""
+
     prompt: str
     logprobs: None = None
     suffix: None = None
 
     @property
     def prompt_key(self) -> bytes:
+        """Key of the text among the known prompts."""
         return self.prompt.encode()
 
     @property
     def limit(self) -> int | None:
+        """Limit of the reply, in tokens."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
 
 class Recognised(Struct, frozen=True):
+    """A plain request, and what follows from it."""
+
     request: PlainChat | PlainCompletion
     prompt_key: bytes
     prompt_ids: Sequence[int]
@@ -108,47 +127,47 @@ class Recognised(Struct, frozen=True):
 
 
 class PlainGeneration:
-    """Answers the plain requests of one family: see `app.serving.http.route.PlainHandler`."""
+    """Answers the plain requests of one family: see `app.serving.http.route.PlainHandler`.
+
+    Subclasses have what is special to a family.
+    """
 
     special_headers = SPECIAL_HEADERS
+    request_type: type[PlainChat | PlainCompletion]
+    writer_type: Callable[[ResponseMeta, Any], ResponseWriter]
+    id_prefix: str
+    """Start of the answers' ids."""
 
-    def __init__(
-        self,
-        pipeline: RequestPipeline,
-        kind: type[PlainChat | PlainCompletion],
-        id_prefix: str,
-        known: PromptMemo,
-        options: Callable[..., ResponseOptions],
-        prompt: Callable[[Sequence[int]], dict[str, Any]],
-        writer: Callable[[ResponseMeta, Any], ResponseWriter],
-    ) -> None:
-        """`options` adds the family's own to the shared ones; `prompt` returns a prompt's own."""
-        self.known, self._id_prefix, self._options_of, self._writer = (
-            known,
-            id_prefix,
-            options,
-            writer,
-        )
-        self._pipeline, self._prompt = pipeline, prompt
-        self._decode = msgspec.json.Decoder(kind).decode
-        self._prompt_ids = known.ids
+    def __init__(self, pipeline: RequestPipeline, known_prompts: PromptMemo) -> None:
+        self.known_prompts = known_prompts
+        self._pipeline = pipeline
+        self._decode = msgspec.json.Decoder(self.request_type).decode
+        self._prompt_ids = known_prompts.ids
         self._model = pipeline.models.names[0]
         self._context_tokens = pipeline.limits.max_model_len
-        self._longest_reply = pipeline.limits.room_behind(0)
-        self._most_prompt_tokens = PART_BLOCKS * pipeline.settings.kvcache.block_size
+        self._max_reply_tokens = pipeline.limits.max_reply_tokens(0)
+        self._max_prompt_tokens = PART_BLOCKS * pipeline.settings.kvcache.block_size
         """Longest prompt that the engine takes without a pause."""
         self._names: frozenset[str | None] = frozenset()
         """Names of the served model; while empty, no request is plain."""
-        self._least_hit_rate = 0.0
+        self._min_hit_rate = 0.0
         self._forced_usage = False
-        self._options = options(n=1)
+        self._options = self.response_options(n=1)
         self._bodies: dict[bytes, Recognised] = {}
         """Requests with known prompts, by their bodies."""
+
+    def response_options(self, **shared: Any) -> ResponseOptions:
+        """Returns the options of answers, without those of a prompt."""
+        raise NotImplementedError
+
+    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options of a prompt's answer."""
+        raise NotImplementedError
 
     def on_settings(self, settings: Settings) -> None:
         """Decides if any request can be plain now. Subscribe it after the fault injector."""
         pipeline = self._pipeline
-        special = (
+        is_special = (
             settings.reply.mode == "echo"
             or pipeline.limits.reasons
             or pipeline.chat_rules.template_kwargs
@@ -158,10 +177,12 @@ class PlainGeneration:
             or not pipeline.keeps_fast_path(settings)
         )
         self._bodies.clear()
-        self._names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
-        self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
+        self._names = frozenset()
+        if not is_special:
+            self._names = frozenset((None, "", *pipeline.models.names))
+        self._min_hit_rate = settings.kvcache.global_cache_hit_threshold
         self._forced_usage = settings.api.enable_force_include_usage
-        self._options = self._options_of(
+        self._options = self.response_options(
             n=1,
             continuous_usage=self._forced_usage,
             prompt_details=settings.api.enable_prompt_tokens_details,
@@ -170,15 +191,16 @@ class PlainGeneration:
 
     def recognise(self, body: bytes) -> Recognised | None:
         """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
-        if (known := self._bodies.get(body)) is not None:
-            return known
+        cached = self._bodies.get(body)
+        if cached is not None:
+            return cached
         recognised = self._read(body)
         if (
             recognised is not None
-            and len(body) <= BODY_BYTES
-            and recognised.prompt_key in self.known
+            and len(body) <= MAX_BODY_BYTES
+            and recognised.prompt_key in self.known_prompts
         ):
-            if len(self._bodies) >= MOST_BODIES:
+            if len(self._bodies) >= MAX_BODIES:
                 self._bodies.clear()
             self._bodies[body] = recognised
         return recognised
@@ -188,39 +210,57 @@ class PlainGeneration:
             request = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        if request.model not in self._names or (
-            request.stream_options is not None and not request.stream
-        ):
+        stream_options = request.stream_options
+        if request.model not in self._names or (stream_options is not None and not request.stream):
             return None
-        limit, context_tokens = request.limit, self._context_tokens
+        limit = request.limit
+        context_tokens = self._context_tokens
         if limit is not None and limit > context_tokens:
             return None
-        key = request.prompt_key
-        ids = self._prompt_ids(key)
-        if not ids or len(ids) > self._most_prompt_tokens:
+        prompt_key = request.prompt_key
+        prompt_ids = self._prompt_ids(prompt_key)
+        if not prompt_ids or len(prompt_ids) > self._max_prompt_tokens:
             return None
-        room = min(context_tokens - len(ids), self._longest_reply)  # `room_behind`, inlined
-        most = room if limit is None else min(limit, room)
-        if most < 1 or request.min_tokens > most:
+        # `ModelLimits.max_reply_tokens`, inlined
+        max_tokens = min(context_tokens - len(prompt_ids), self._max_reply_tokens)
+        if limit is not None:
+            max_tokens = min(limit, max_tokens)
+        if max_tokens < 1 or request.min_tokens > max_tokens:
             return None
-        if most > MOST_TOKENS and (
-            limit is not None or request.ignore_eos or request.min_tokens > MOST_TOKENS
+        if max_tokens > MAX_TOKENS and (
+            limit is not None or request.ignore_eos or request.min_tokens > MAX_TOKENS
         ):
             return None
-        wanted = request.stream_options
-        usage = self._forced_usage or (wanted is not None and wanted.include_usage)
-        options = replace(self._options, include_usage=usage, **self._prompt(ids))
-        return Recognised(request, key, ids, most, limit is not None, options)
+        include_usage = self._forced_usage or (
+            stream_options is not None and stream_options.include_usage
+        )
+        return Recognised(
+            request=request,
+            prompt_key=prompt_key,
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens,
+            limited=limit is not None,
+            options=replace(
+                self._options, include_usage=include_usage, **self.prompt_options(prompt_ids)
+            ),
+        )
 
     def answer(self, context: RequestContext, recognised: Recognised) -> Response | PendingResponse:
-        pipeline, request = self._pipeline, recognised.request
+        """Answers a recognised request."""
+        pipeline = self._pipeline
+        request = recognised.request
         context.is_generation = True
-        meta = pipeline.identity.response_meta(self._id_prefix, context, "", self._model)
-        temperature, real, sampling = request.temperature, pipeline.real, None
-        if real is not None:
-            penalties = request.presence_penalty, request.frequency_penalty
-            sampling = real.defaults.of_plain(temperature, request.top_p, *penalties)
-        wanted = EngineRequest(
+        meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
+        temperature = request.temperature
+        sampling = None
+        if pipeline.real is not None:
+            sampling = pipeline.real.defaults.of_plain(
+                temperature=temperature,
+                top_p=request.top_p,
+                presence_penalty=request.presence_penalty,
+                frequency_penalty=request.frequency_penalty,
+            )
+        engine_request = EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
             model=self._model,
@@ -234,27 +274,59 @@ class PlainGeneration:
             seed=None if request.seed == -1 else request.seed,
             greedy=temperature is not None and temperature < GREEDY_BELOW,
             sampling=sampling,
-            cache_hit_threshold=self._least_hit_rate,
+            cache_hit_threshold=self._min_hit_rate,
             observers=context.observers,
         )
-        writer = self._writer(meta, recognised.options)
-        return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
+        return pipeline.responder.respond_soon(
+            (engine_request,),
+            self.writer_type(meta, recognised.options),
+            stream=bool(request.stream),
+            context=context,
+        )
 
 
-def plain_chats(pipeline: RequestPipeline) -> PlainGeneration:
-    def options(**shared: Any) -> ChatResponseOptions:
-        role, parses = pipeline.settings.api.response_role, pipeline.limits.parses
-        return ChatResponseOptions(**shared, prompt_ids=(), role=role, parses=parses)
+class PlainChats(PlainGeneration):
+    """Answers plain chats."""
 
-    known, prompt = chat_memo(pipeline.tokenizer), lambda ids: {"prompt_ids": ids}
-    return PlainGeneration(pipeline, PlainChat, "chatcmpl", known, options, prompt, ChatWriter)
+    request_type = PlainChat
+    writer_type = ChatWriter
+    id_prefix = "chatcmpl"
+
+    def response_options(self, **shared: Any) -> ChatResponseOptions:
+        """Returns the options of answers, without those of a prompt."""
+        return ChatResponseOptions(
+            **shared,
+            prompt_ids=(),
+            role=self._pipeline.settings.api.response_role,
+            parses=self._pipeline.limits.parses,
+        )
+
+    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options of a prompt's answer."""
+        return {"prompt_ids": prompt_ids}
 
 
-def plain_completions(pipeline: RequestPipeline) -> PlainGeneration:
-    def options(**shared: Any) -> CompletionResponseOptions:
+class PlainCompletions(PlainGeneration):
+    """Answers plain text completions."""
+
+    request_type = PlainCompletion
+    writer_type = CompletionWriter
+    id_prefix = "cmpl"
+
+    def response_options(self, **shared: Any) -> CompletionResponseOptions:
+        """Returns the options of answers, without those of a prompt."""
         return CompletionResponseOptions(**shared, prompts=())
 
-    known, prompt = text_memo(pipeline.tokenizer), lambda ids: {"prompts": (EchoedPrompt(ids),)}
-    return PlainGeneration(
-        pipeline, PlainCompletion, "cmpl", known, options, prompt, CompletionWriter
-    )
+    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options of a prompt's answer."""
+        return {"prompts": (EchoedPrompt(prompt_ids),)}
+
+
+def plain_chats(pipeline: RequestPipeline) -> PlainChats:
+    """Returns the fast path of chats."""
+    return PlainChats(pipeline, chat_memo(pipeline.tokenizer))
+
+
+def plain_completions(pipeline: RequestPipeline) -> PlainCompletions:
+    """Returns the fast path of text completions."""
+    return PlainCompletions(pipeline, text_memo(pipeline.tokenizer))

@@ -37,13 +37,14 @@ class ReplyRules(Protocol):
 
     def direct(
         self,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         prompts: Sequence[BuiltPrompt],
-        requests: Sequence[EngineRequest],
+        engine_requests: Sequence[EngineRequest],
+        *,
         writer: ResponseWriter,
         context: RequestContext,
     ) -> list[EngineRequest]:
-        """Returns `requests` with the decisions of the rules.
+        """Returns `engine_requests` with the decisions of the rules.
 
         Raises:
             ApiError: a rule answers with an error, or cannot answer.
@@ -52,7 +53,7 @@ class ReplyRules(Protocol):
     def pooled(
         self,
         inputs: Iterable[Sequence[Message]],
-        wants: str,
+        output_kind: str,
         model: str,
         context: RequestContext,
     ) -> list[ScriptedAnswer | None]:

@@ -1,4 +1,4 @@
-"""Passes requests of any family to scripts, and applies their decisions."""
+"""Passes requests of all families to scripts, and applies their decisions."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,142 +19,168 @@ from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest, c
 from app.serving.protocol.chat import Message as WireMessage
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.validation import GenerationRequest
-from app.serving.scripts.matching import (
-    KNOWN,
-    MATCH_PER_INPUT_S,
+from app.serving.scripts.matched_request import (
+    MATCH_SECONDS_PER_INPUT,
+    MAX_VALUE_CHARACTERS,
     MatchBudget,
     MatchedRequest,
     Message,
 )
-from app.serving.scripts.rules import ScriptFailure
+from app.serving.scripts.rules import RuleFailureError
 from app.serving.scripts.script_set import Decision, ScriptSet
 from app.text.base import Tokenizer
 
 FAMILIES = {
-    **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/batch"), "chat"),
+    "/v1/chat/completions": "chat",
+    "/v1/chat/completions/batch": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
-    **dict.fromkeys(
-        ("/inference/v1/generate", "/vllm.grpc.engine.VllmEngine/Generate"), "generate"
-    ),
-    **dict.fromkeys(("/v1/embeddings", "/v2/embed"), "embeddings"),
+    "/inference/v1/generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Generate": "generate",
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
     "/vllm.grpc.engine.VllmEngine/Embed": "embeddings",
     "/pooling": "pooling",
     "/classify": "classify",
-    **dict.fromkeys(("/score", "/v1/score"), "score"),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
 }
+"""Family of each path, as rules name it."""
 PROMPT_STEPS = 10
-"""Steps of work per prompt, in addition to each rule's own."""
+"""Steps of work per prompt, in addition to each rule's."""
 NO_RETRY = {"x-should-retry": "false"}
 """Header of a 500, which SDKs of OpenAI and Anthropic would otherwise retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptResolver:
+    """Asks the scripts about requests. `book` has the rules of all scripts."""
+
     book: ScriptSet
     tokenizer: Tokenizer
     faults: FaultInjector
 
     def direct(
         self,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         prompts: Sequence[BuiltPrompt],
-        requests: Sequence[EngineRequest],
+        engine_requests: Sequence[EngineRequest],
+        *,
         writer: ResponseWriter,
         context: RequestContext,
     ) -> list[EngineRequest]:
-        """Returns `requests` with the decisions of scripts; all choices of a prompt have the same
-        reply.
+        """Returns `engine_requests` with the decisions of scripts. May pause.
 
-        ApiError for a fault that is an error, and where a rule cannot answer. May pause.
+        All choices of a prompt have the same reply.
+
+        Raises:
+            ApiError: for a fault that is an error, and where a rule cannot answer.
         """
-        if not requests:
+        if not engine_requests:
             return []
-        chat = asked if isinstance(asked, ChatCompletionRequest) else None
-        tools: Mapping[str, object] = {}
-        if chat is not None and chat.tool_choice != "none":
-            tools = {
-                tool.function.name: tool.function.parameters or {} for tool in chat.tools or ()
-            }
+        is_chat = isinstance(request, ChatCompletionRequest)
+        tools = tools_of(request)
+        n = engine_requests[0].n
         directed: list[EngineRequest] = []
         slices = Slices()
         budget = MatchBudget()
-        for number, conversation in enumerate(self._conversations(asked, prompts)):
+        for number, conversation in enumerate(self._conversations(request, prompts)):
             slices.spend(PROMPT_STEPS + self.book.rules)
-            budget.extend(MATCH_PER_INPUT_S)
-            first = requests[number * requests[0].n]
-            own = requests[number * first.n : (number + 1) * first.n]
-            seen = request_of(context, asked.model or first.model, conversation, tools)
-            seen.budget = budget
-            repeats = first.seed is not None or first.greedy
-            rng = Random(f"{first.seed} {seen.last[:KNOWN]}") if repeats else None
-            decision = self.decide(context, seen, rng)
+            budget.extend(MATCH_SECONDS_PER_INPUT)
+            choices = engine_requests[number * n : (number + 1) * n]
+            first = choices[0]
+            matched = request_of(context, request.model or first.model, conversation, tools)
+            matched.budget = budget
+            rng = None
+            if first.seed is not None or first.greedy:  # the reply repeats
+                rng = Random(f"{first.seed} {matched.last_text[:MAX_VALUE_CHARACTERS]}")
+            decision = self.decide(context, matched, rng)
             if decision is None:
-                directed += own
+                directed += choices
                 continue
-            fault, answer, reply = decision.fault, decision.answer, None
-            if fault is not None:
-                self.faults.apply(context, fault)
-            if answer is not None:
-                writer.usage = answer.usage or writer.usage
-                reply = replace(answer.reply, in_parts=chat is not None)
-            delays = () if fault is None else fault.delays
-            directed += [replace(one, script=reply, delays=(*one.delays, *delays)) for one in own]
+            if decision.fault is not None:
+                self.faults.apply(context, decision.fault)
+            if decision.answer is not None and decision.answer.usage:
+                writer.usage = decision.answer.usage
+            directed += apply_decision(decision, choices, is_chat)
         return directed
 
     def pooled(
         self,
         inputs: Iterable[Sequence[WireMessage]],
-        wants: str,
+        output_kind: str,
         model: str,
         context: RequestContext,
     ) -> list[ScriptedAnswer | None]:
-        """Returns the answer of scripts for each input of a pooling request; None where no rule
-        applies.
+        """Returns the answer of scripts for each input of a pooling request.
 
-        Raises ApiError like `direct`.
+        An answer is None where no rule applies.
+
+        Raises:
+            ApiError: as `direct` does.
         """
         answers: list[ScriptedAnswer | None] = []
         slices = Slices()
         budget = MatchBudget()
         for messages in inputs:
-            budget.extend(MATCH_PER_INPUT_S)
+            budget.extend(MATCH_SECONDS_PER_INPUT)
             slices.spend(PROMPT_STEPS + self.book.rules)
-            seen = request_of(context, model, messages_of(messages), {}, wants)
-            seen.budget = budget
-            decision = self.decide(context, seen)
+            matched = request_of(context, model, messages_of(messages), {}, output_kind)
+            matched.budget = budget
+            decision = self.decide(context, matched)
             if decision is not None and decision.fault is not None:
                 self.faults.apply(context, decision.fault)
             answers.append(None if decision is None else decision.answer)
         return answers
 
     def decide(
-        self, context: RequestContext, request: MatchedRequest, own: Random | None = None
+        self, context: RequestContext, request: MatchedRequest, rng: Random | None = None
     ) -> Decision | None:
         """Calls `ScriptSet.decide`.
 
-        ApiError 500, not to be retried, where the rule cannot answer.
+        Raises:
+            ApiError: 500, not to be retried, where the rule cannot answer.
         """
         try:
-            decision = self.book.decide(request, own)
-            context.rule = "" if decision is None else decision.rule.place
-            return decision
-        except ScriptFailure as error:
+            decision = self.book.decide(request, rng)
+        except RuleFailureError as error:
             raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
+        context.rule = "" if decision is None else decision.rule.location
+        return decision
 
     def _conversations(
-        self, asked: GenerationRequest, prompts: Sequence[BuiltPrompt]
+        self, request: GenerationRequest, prompts: Sequence[BuiltPrompt]
     ) -> Iterator[Sequence[Message]]:
-        if isinstance(asked, BatchChatRequest):
-            yield from map(messages_of, asked.messages)
-        elif isinstance(asked, ChatCompletionRequest):
-            yield messages_of(asked.messages)
-        elif isinstance(asked, CompletionRequest):
-            for given, prompt in zip(asked.prompts(), prompts, strict=False):
-                text = given if isinstance(given, str) else self.tokenizer.decode(prompt.ids)
+        if isinstance(request, BatchChatRequest):
+            yield from map(messages_of, request.messages)
+        elif isinstance(request, ChatCompletionRequest):
+            yield messages_of(request.messages)
+        elif isinstance(request, CompletionRequest):
+            for source, prompt in zip(request.prompts(), prompts, strict=False):
+                text = source if isinstance(source, str) else self.tokenizer.decode(prompt.ids)
                 yield (Message("user", text),)
+
+
+def apply_decision(
+    decision: Decision, choices: Sequence[EngineRequest], is_chat: bool
+) -> list[EngineRequest]:
+    """Returns the choices of a prompt with the reply and the delays of a decision."""
+    reply = None
+    if decision.answer is not None:
+        reply = replace(decision.answer.reply, in_parts=is_chat)
+    delays = () if decision.fault is None else decision.fault.delays
+    return [replace(choice, script=reply, delays=(*choice.delays, *delays)) for choice in choices]
+
+
+def tools_of(request: GenerationRequest) -> Mapping[str, object]:
+    """Returns the parameters of the tools that a chat may call, by name."""
+    if not isinstance(request, ChatCompletionRequest) or request.tool_choice == "none":
+        return {}
+    return {tool.function.name: tool.function.parameters or {} for tool in request.tools or ()}
 
 
 def request_of(
@@ -162,24 +188,28 @@ def request_of(
     model: str,
     messages: Sequence[Message],
     tools: Mapping[str, object],
-    wants: str = "",
+    output_kind: str = "",
 ) -> MatchedRequest:
+    """Returns a request as rules match it."""
     facts = facts_of(context, model)
-    return MatchedRequest(
-        FAMILIES.get(facts.path, ""), facts, messages, tools, wants, Pace(time.monotonic)
-    )
+    pace = Pace(time.monotonic)
+    family = FAMILIES.get(facts.path, "")
+    return MatchedRequest(family, facts, messages, tools, output_kind, pace)
 
 
 def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
-    """Role and text of each message; a tool's result has the name of the called tool."""
-    called: dict[str, str] = {}
-    found: list[Message] = []
+    """Returns role and text of each message; a tool's result has the name of the called tool."""
+    tool_names: dict[str, str] = {}
+    matched: list[Message] = []
     for message in messages:
-        role, calls = str(message.get("role")), message.get("tool_calls")
+        calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             function = call.get("function") if isinstance(call, dict) else None
             if isinstance(function, dict):
-                called[str(call.get("id"))] = str(function.get("name"))
-        tool = called.get(str(message.get("tool_call_id")), "") if role == "tool" else ""
-        found.append(Message(role, content_text(message.get("content")), tool))
-    return found
+                tool_names[str(call.get("id"))] = str(function.get("name"))
+        role = str(message.get("role"))
+        tool = ""
+        if role == "tool":
+            tool = tool_names.get(str(message.get("tool_call_id")), "")
+        matched.append(Message(role, content_text(message.get("content")), tool))
+    return matched

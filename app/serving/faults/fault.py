@@ -1,26 +1,16 @@
-"""The fault of a request: its errors (simulator.md 2.2, 11), rules with their counters, damage to
-its bytes.
+"""The fault of a request: its error, and the rules that decide about it, with their counters."""
 
-The request's own greenlet writes a damaged stream chunk by chunk. The configured number of chunks
-is sent before a break, over TLS and HTTP/1.0, too.
-"""
-
-import errno
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fnmatch import translate
 from random import Random
-from typing import NoReturn
 
 from msgspec.structs import replace
 
 from app.base.clock.token_bucket import TokenBucket
 from app.serving.api.fault import Fault, RequestFacts
-from app.serving.http.connection import BrokenOffError, Connection
-from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, too_many
-from app.serving.http.response import Response, StreamingBody
 from app.serving.middleware.rate_limits import Buckets
 from config.fault_rules import (
     DisconnectRule,
@@ -45,7 +35,7 @@ Damage = (
     | EmptyRule
 )
 
-_TYPES = {
+ERROR_TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
     403: "PermissionDeniedError",
@@ -53,7 +43,7 @@ _TYPES = {
     422: "UnprocessableEntityError",
     429: "RateLimitError",
 }
-_FAILURES = {
+FAILURES = {
     "rate_limit": (
         429,
         "More requests came for {model} than its rate allows; try again later.",
@@ -71,24 +61,10 @@ _FAILURES = {
 }
 """Status, message and param of each failure type.
 
-Clients recognize a too long prompt by its message.
+Clients recognize a prompt that is too long by the error's message.
 """
-BEYOND = 404
-"""Excess of a too long prompt in its error message, in tokens."""
-
-
-def error_type(status: int) -> str:
-    """Returns the error type of an injected status (simulator.md 3.1)."""
-    return _TYPES.get(status) or ("InternalServerError" if status >= 500 else "APIConnectionError")
-
-
-def failure(kind: str, model: str, context: int) -> ApiError:
-    """Builds the error of failure type `kind`; `model` is the served model, `context` its tokens."""
-    status, message, param = _FAILURES[kind]
-    text = message.format(model=model, context=context, beyond=context + BEYOND)
-    return ApiError(status, error_type(status), text, param)
-
-
+EXCESS_TOKENS = 404
+"""Tokens beyond the context in the error for a prompt that is too long."""
 PATHS = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
@@ -97,69 +73,86 @@ PATHS = {
     "generate": "/inference/v1/generate",
     "grpc": "/vllm.grpc.engine.VllmEngine/Generate",
 }
+"""Path of each API family that a rule can name."""
 
 
 class FaultScript:
-    """Rules in order; the first that applies decides.
-
-    Rules that are also in `before` keep their counters.
-    """
+    """Fault rules in order; the first that applies decides."""
 
     def __init__(
-        self, rules: Sequence[FaultRule], now_s: float, before: "FaultScript | None" = None
+        self, rules: Sequence[FaultRule], now_s: float, previous: "FaultScript | None" = None
     ) -> None:
-        known = list(before._rules) if before else []
-        self._rules: list[_Rule] = []
+        """Rules that are also in `previous` keep their counters."""
+        reusable: list[RuleState] = []
+        if previous is not None:
+            reusable += previous._rules
+        self._rules: list[RuleState] = []
         for rule in rules:
-            same = next((each for each in known if each.rule == rule), None)
-            if same is not None:
-                known.remove(same)
-            self._rules.append(same or _Rule(rule, now_s))
+            for state in reusable:
+                if state.rule == rule:
+                    reusable.remove(state)
+                    break
+            else:
+                state = RuleState(rule, now_s)
+            self._rules.append(state)
 
     def fault_for(self, request: RequestFacts, rng: Random, now_s: float) -> Fault | None:
-        """Returns the fault of this request; None when no rule applies."""
-        decided, headers = Fault(), dict[str, str]()
-        for rule in self._rules:
-            if rule.fits(request) and rule.is_turn() and not decided.name and rule.applies(rng):
-                decided = rule.fault(request, now_s)
-                rule.applied += bool(decided.name)
+        """Returns the fault of this request, or None when no rule applies."""
+        decided = Fault()
+        headers: dict[str, str] = {}
+        for state in self._rules:
+            # All rules count their requests, also after one has decided.
+            if not state.matches(request) or not state.count_match():
+                continue
+            if not decided.name and state.draw(rng):
+                decided = state.fault(request, now_s)
+                state.applied += bool(decided.name)
                 headers |= decided.headers  # from a quota that still allows the request
-        return replace(decided, headers=headers) if decided.name or headers else None
+        if not decided.name and not headers:
+            return None
+        return replace(decided, headers=headers)
 
 
-class _Rule:
+class RuleState:
     """A rule with its counters, and the token buckets of a `rate-limit` rule."""
 
     def __init__(self, rule: FaultRule, now_s: float) -> None:
         self.rule = rule
+        self.applied = 0
+        self._match_count = 0
         self._path = PATHS[rule.api] if rule.api else None
-        self._fits_path = re.compile(translate(rule.path)).match if rule.path is not None else None
-        self._met = self.applied = 0
+        self._path_pattern = None if rule.path is None else re.compile(translate(rule.path))
+        self._tokens: TokenBucket | None = None
         if isinstance(rule, RateLimitRule):
-            self._requests = TokenBucket(rule.rate, max(rule.burst or rule.rate, 1.0), now_s)
-            token_rate = rule.token_rate
-            self._tokens = TokenBucket(token_rate, rule.token_burst, now_s) if token_rate else None
+            burst = max(rule.burst or rule.rate, 1.0)
+            self._requests = TokenBucket(rule.rate, burst, now_s)
+            if rule.token_rate:
+                self._tokens = TokenBucket(rule.token_rate, rule.token_burst, now_s)
 
-    def fits(self, request: RequestFacts) -> bool:
+    def matches(self, request: RequestFacts) -> bool:
+        """Returns true if the request has the rule's model, path and headers."""
         rule = self.rule
-        return (
-            (rule.model is None or rule.model == request.model)
-            and (self._path is None or self._path == request.path)
-            and (self._fits_path is None or self._fits_path(request.path) is not None)
-            and all(
-                (found := request.header(name)) is not None and wanted in (None, found)
-                for name, wanted in rule.headers.items()
-            )
-        )
+        if rule.model is not None and rule.model != request.model:
+            return False
+        if self._path is not None and self._path != request.path:
+            return False
+        if self._path_pattern is not None and not self._path_pattern.match(request.path):
+            return False
+        for name, required in rule.headers.items():
+            value = request.header(name)
+            if value is None or required not in (None, value):
+                return False
+        return True
 
-    def is_turn(self) -> bool:
-        """Counts a matching request; True when `nth` and `every` select it."""
-        self._met += 1
+    def count_match(self) -> bool:
+        """Counts a matching request; returns true if `nth` and `every` select it."""
+        self._match_count += 1
         rule = self.rule
-        return rule.nth in (None, self._met) and (rule.every is None or self._met % rule.every == 0)
+        is_nth = rule.nth in (None, self._match_count)
+        return is_nth and (rule.every is None or self._match_count % rule.every == 0)
 
-    def applies(self, rng: Random) -> bool:
-        """True unless `times` are used up or the draw of `probability` fails."""
+    def draw(self, rng: Random) -> bool:
+        """Returns true unless `times` is used up or the draw of `probability` fails."""
         rule = self.rule
         is_spent = rule.times is not None and self.applied >= rule.times
         return not is_spent and (rule.probability >= 1 or rng.random() < rule.probability)
@@ -170,23 +163,9 @@ class _Rule:
         name = rule.name or rule.action
         match rule:
             case RateLimitRule():
-                wait_s = self._take(request.tokens, now_s)
-                headers = Buckets(self._requests, self._tokens).headers(now_s)
-                if not wait_s:
-                    return Fault(headers=headers)
-                rate, retry_after_s = self._requests.per_minute, math.ceil(wait_s)
-                message = (
-                    f"The quota of {rate:g} requests per minute "
-                    f"is used up; try again in {retry_after_s} s."
-                )
-                return Fault(name=name, error=too_many(message, retry_after_s), headers=headers)
+                return self._rate_limit_fault(name, request, now_s)
             case ErrorRule():
-                message = rule.message or f"A scripted fault: status {rule.status}."
-                headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
-                kind = rule.type or error_type(rule.status)
-                return Fault(
-                    name=name, error=ApiError(rule.status, kind, message, rule.param, headers)
-                )
+                return Fault(name=name, error=_rule_error(rule))
             case StallRule():
                 return Fault(name=name, delays=((rule.after, rule.seconds),))
             case SlowFirstTokenRule():
@@ -194,11 +173,23 @@ class _Rule:
         assert isinstance(rule, Damage)
         return Fault(name=name, damage=rule)
 
-    def _take(self, tokens: float, now_s: float) -> float:
-        """Takes a request and its tokens and returns 0, or takes nothing and returns the wait in
-        seconds.
+    def _rate_limit_fault(self, name: str, request: RequestFacts, now_s: float) -> Fault:
+        wait_s = self._spend(request.tokens, now_s)
+        headers = Buckets(self._requests, self._tokens).headers(now_s)
+        if not wait_s:
+            return Fault(headers=headers)
+        retry_after_s = math.ceil(wait_s)
+        message = (
+            f"The quota of {self._requests.per_minute:g} requests per minute "
+            f"is used up; try again in {retry_after_s} s."
+        )
+        return Fault(name=name, error=too_many(message, retry_after_s), headers=headers)
 
-        A request with more tokens than the bucket can hold takes a full bucket.
+    def _spend(self, tokens: float, now_s: float) -> float:
+        """Takes a request and its tokens from the buckets, if they have enough.
+
+        Returns 0, or the wait in seconds until they have enough. A request with more tokens than
+        the bucket can hold takes a full bucket.
         """
         amounts = [(self._requests, 1.0)]
         if self._tokens is not None:
@@ -210,140 +201,26 @@ class _Rule:
         return wait_s
 
 
-BLANK = b"\n\n"
-NO_JSON = b"}{"
-LAST_EVENTS = (
-    b"data: [DONE]",
-    b"event: message_stop",
-    b"event: response.completed",
-    b"event: response.incomplete",
-)
-"""Events that end a complete stream, in each API family."""
+def error_type(status: int) -> str:
+    """Returns the error type of an injected status."""
+    if status in ERROR_TYPES:
+        return ERROR_TYPES[status]
+    if status >= 500:
+        return "InternalServerError"
+    return "APIConnectionError"
 
 
-def damage(response: Response, fault: Fault | None, context: RequestContext) -> Response:
-    """Applies the headers and the damage of a fault to `response`."""
-    if fault is None:
-        return response
-    response.headers.update(fault.headers)
-    if fault.damage is not None:
-        if isinstance(response.body, StreamingBody):
-            response.body = DamagedStream(response.body, fault.damage, context.connection)
-        elif response.status == 200 and isinstance(response.body, bytes):
-            _damage_whole(response, response.body, fault.damage, context.connection)
-    return response
+def failure(kind: str, model: str, context: int) -> ApiError:
+    """Builds the error of failure type `kind` for a model with a context of `context` tokens."""
+    status, message, param = FAILURES[kind]
+    text = message.format(model=model, context=context, beyond=context + EXCESS_TOKENS)
+    return ApiError(status, error_type(status), text, param)
 
 
-class DamagedStream(StreamingBody):
-    """A damaged stream.
-
-    Iterate once; always close. `was_damaged`: the stream reached the damaged place.
-    """
-
-    def __init__(
-        self, stream: StreamingBody, damage: Damage, connection: Connection | None
-    ) -> None:
-        super().__init__()
-        self._stream = stream
-        self._connection = connection
-        self._damage = damage
-        self.was_damaged = False
-
-    @property
-    def is_cut_off(self) -> bool:
-        """True if the stream was damaged and its end is missing."""
-        return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._pieces():
-            self.bytes_sent += len(piece)
-            yield piece
-
-    def _pieces(self) -> Iterator[bytes]:
-        if ends_after(self._damage, 0):
-            yield from self._end()
-            return
-        number = 0
-        for data in self._stream:
-            if not data:
-                yield data  # sends the status line
-            for chunk in self._chunks(data):
-                number += 1
-                yield self._altered(number, chunk)
-                if ends_after(self._damage, number):
-                    yield from self._end()
-                    return
-
-    def close(self) -> None:
-        """Closes the stream. A client that was cut off does not count as gone."""
-        self._stream.close()
-        self.gone = self._stream.gone and not self.is_cut_off
-
-    def _chunks(self, data: bytes) -> Sequence[bytes]:
-        return data.split(BLANK)[:-1]
-
-    def _altered(self, number: int, chunk: bytes) -> bytes:
-        """Returns the bytes for chunk `number`, counted from 1, with any damage."""
-        damage, whole = self._damage, chunk + BLANK
-        if isinstance(damage, MalformedChunkRule) and number == damage.chunk:
-            whole = chunk.replace(b"data: ", b"data: " + NO_JSON, 1) + BLANK
-        elif isinstance(damage, TruncatedJsonRule) and number == damage.chunk:
-            whole = chunk[: len(chunk) // 2]
-        elif isinstance(damage, MissingDoneRule) and chunk.startswith(LAST_EVENTS):
-            whole = b""
-        else:
-            return whole
-        self.was_damaged = True
-        return whole
-
-    def _end(self) -> Iterator[bytes]:
-        """Ends the stream early, or breaks the connection.
-
-        An empty item sends the status line if needed.
-        """
-        self.was_damaged = True
-        if isinstance(self._damage, DisconnectRule):
-            break_off(self._connection)
-        yield b""
-
-
-def ends_after(damage: Damage, number: int) -> bool:
-    """Returns True if the stream is cut off after chunk `number`, counted from 1; 0:
-
-    before the first.
-    """
-    if isinstance(damage, DisconnectRule | TruncateRule):
-        return number == damage.after
-    if isinstance(damage, TruncatedJsonRule):
-        return number == damage.chunk
-    return isinstance(damage, EmptyRule)
-
-
-def _damage_whole(
-    response: Response, body: bytes, damage: Damage, connection: Connection | None
-) -> None:
-    """Damages an unstreamed body. Only a disconnect contradicts Content-Length."""
-    if isinstance(damage, DisconnectRule):
-        response.body = _breaking(body[: len(body) // 2] if damage.after else b"", connection)
-    elif isinstance(damage, TruncateRule | TruncatedJsonRule):
-        response.replace_body(body[: len(body) // 2])
-    elif isinstance(damage, MalformedChunkRule):
-        response.replace_body(NO_JSON + body)
-    elif isinstance(damage, EmptyRule):
-        response.replace_body(b"")
-
-
-def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:
-    """Yields a part of an answer, then breaks off; without a part the client gets no status line."""
-    if first:
-        yield first
-    break_off(connection)
-
-
-def break_off(connection: Connection | None) -> NoReturn:
-    """Ends the connection at once, without TLS close_notify; gunicorn takes this for a client that
-    left.
-    """
-    if connection is not None:
-        connection.shut()
-    raise BrokenOffError(errno.ECONNRESET, "broken off on purpose")
+def _rule_error(rule: ErrorRule) -> ApiError:
+    headers: dict[str, str] = {}
+    if rule.retry_after is not None:
+        headers["Retry-After"] = str(rule.retry_after)
+    message = rule.message or f"A scripted fault: status {rule.status}."
+    kind = rule.type or error_type(rule.status)
+    return ApiError(rule.status, kind, message, param=rule.param, headers=headers)

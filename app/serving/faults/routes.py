@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from app.serving.api.admin.server import action
-from app.serving.faults.injector import FaultAudit
+from app.serving.faults.audit import FaultAudit
 from app.serving.http.context import RequestContext
 from app.serving.http.route import Route, RouteDocs
 

@@ -6,11 +6,11 @@ Flask, with the reasons:
 
 * HEAD is not added to GET: vLLM refuses HEAD (`ExactRule`);
 * rules without variable parts are looked up by path and method: 6 us instead of 63 us by Werkzeug's
-  search,
-  which also leaves eight objects of cyclic garbage after each request (`DirectAdapter`);
+  search, which also leaves eight objects of cyclic garbage after each request (`DirectAdapter`);
 * routes return `app.serving.http.response.Response`: 6 us instead of 67 us for Werkzeug's response,
-  which is
-  copied and completed at each call (`make_response`, `process_response`).
+  which is copied and completed at each call (`make_response`, `process_response`).
+
+Start with `Understudy`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from app.serving.flask.asgi import AsgiRefusal
 from app.serving.flask.other_server import OtherServer
 from app.serving.http.context import CONTEXT, RequestContext, context_of, current_request
 from app.serving.http.response import Response, StreamingBody, json_response
-from app.serving.http.route import Handler, Route, RpcService
+from app.serving.http.route import Handler, Route
+from app.serving.http.rpc import RpcService
 from app.serving.middleware.stack import MiddlewareStack
 
 if TYPE_CHECKING:
@@ -71,11 +72,17 @@ class ExactRule(Rule):
 
 
 class RouteMap(Map):
+    """Werkzeug's map, with the rules that need no search."""
+
     @cached_property
     def static_rules(self) -> dict[tuple[str, str], Rule]:
         """Rules without variable parts, by path and method."""
-        rules = [rule for rule in self.iter_rules() if not rule.arguments]
-        return {(rule.rule, method): rule for rule in rules for method in rule.methods or ()}
+        static_rules = {}
+        for rule in self.iter_rules():
+            if not rule.arguments:
+                for method in rule.methods or ():
+                    static_rules[rule.rule, method] = rule
+        return static_rules
 
 
 class DirectAdapter(MapAdapter):
@@ -84,6 +91,7 @@ class DirectAdapter(MapAdapter):
     map: RouteMap
 
     def match(self, *args: Any, return_rule: bool = False, **options: Any) -> Any:
+        """Returns the rule and its arguments; Flask calls this without arguments for a request."""
         rule = None
         if return_rule and not args:
             rule = self.map.static_rules.get((self.path_info, self.default_method))
@@ -114,9 +122,7 @@ class Understudy(Flask):
         self.url_map.merge_slashes = False
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
         self.register_error_handler(HTTPException, self._http_error)
-        self.register_error_handler(
-            Exception, lambda error: respond_to_error(error, request_ctx.request.environ[CONTEXT])
-        )
+        self.register_error_handler(Exception, _respond_to_error)
         self.before_request(self._begin_request)
         self._engine = engine
         self.middleware = middleware
@@ -139,9 +145,11 @@ class Understudy(Flask):
 
     @property
     def routes(self) -> Iterator[Route]:
+        """All routes, in the order in which they were added."""
         return iter(self._routes.values())
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:
+        """Adds a blueprint with `routes`."""
         blueprint = Blueprint(name, __name__)
         for number, route in enumerate(routes):
             endpoint = f"route_{number}"
@@ -156,16 +164,23 @@ class Understudy(Flask):
         if request is None:
             return super().create_url_adapter(None)
         environ = request.environ
-        if CONTEXT not in environ:  # a test client's
+        if CONTEXT not in environ:  # a request of a test client
             environ[CONTEXT] = context_of(environ)
         context: RequestContext = environ[CONTEXT]
         context.new_id = self.new_request_id
         if self.prefix and context.path.startswith(f"{self.prefix}/"):
             context.path = context.path.removeprefix(self.prefix)
-        # vLLM mounts an application at /metrics that ignores the rest of the path.
-        path = METRICS if context.path.startswith(METRICS) else context.path
+        path = context.path
+        if path.startswith(METRICS):  # vLLM's application there ignores further parts of the path
+            path = METRICS
         return DirectAdapter(
-            self.url_map, "localhost", "/", "", context.scheme, path, context.method
+            map=self.url_map,
+            server_name="localhost",
+            script_name="/",
+            subdomain="",
+            url_scheme=context.scheme,
+            path_info=path,
+            default_method=context.method,
         )
 
     @overload
@@ -204,25 +219,29 @@ class Understudy(Flask):
         request = request_ctx.request
         context: RequestContext = request.environ[CONTEXT]
         current_request.set(context)
-        if (rule := request.url_rule) is not None:
+        rule = request.url_rule
+        if rule is not None:
             context.route = self._routes.get(rule.endpoint)
             context.label = context.route.path if context.route else label_of(rule)
             context.params = request.view_args or {}
         return self.middleware.begin(context, is_general=True)
 
     def make_response(self, rv: Any) -> Any:
+        """Returns a `Response` unchanged, and Flask's response for any other value."""
         return rv if isinstance(rv, Response) else super().make_response(rv)
 
     def process_response(self, response: Any) -> Any:
         """Runs functions of extensions, then the middleware."""
         if self.after_request_funcs or request_ctx._after_request_functions or self.secret_key:
             if isinstance(response, Response):
-                ours = response
-                response = FlaskResponse(ours.body, ours.status, list(ours.headers.items()))
-                response.call_on_close(ours.close)
+                flask_response = FlaskResponse(
+                    response.body, response.status, list(response.headers.items())
+                )
+                flask_response.call_on_close(response.close)
+                response = flask_response
             response = super().process_response(response)
         if not isinstance(response, Response):
-            response = _of_ours(response)
+            response = _from_flask(response)
         context: RequestContext = request_ctx.request.environ[CONTEXT]
         if context.method == "HEAD":
             response.body = b""  # Content-Length still counts it
@@ -233,8 +252,9 @@ class Understudy(Flask):
         """Answers a request without a route, with FastAPI's body, as vLLM does."""
         forget_frames(error)
         context: RequestContext = request_ctx.request.environ[CONTEXT]
-        if isinstance(error, NotFound) and (moved := _without_slash(context)):
-            return Response(b"", 307, {"Location": moved})
+        location = _without_slash(context) if isinstance(error, NotFound) else None
+        if location:
+            return Response(b"", 307, {"Location": location})
         if isinstance(error, MethodNotAllowed) and context.path == "/":
             error = NotFound()  # vLLM has no path /: GET / exists only here
         response = json_response({"detail": error.name}, error.code or 500)
@@ -243,9 +263,9 @@ class Understudy(Flask):
         return response
 
     def begin(self) -> None:
-        """Starts the services, once:
+        """Starts the services, once.
 
-        before the worker accepts, or at the first request of another server.
+        Called before the worker accepts, or at the first request of another server.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -261,7 +281,7 @@ class Understudy(Flask):
         self._engine.withdrawn = True
 
     def drain(self) -> None:
-        """Admits no more requests; running requests go on."""
+        """Admits no more requests; running requests continue."""
         self._engine.drain()
 
     def end(self) -> None:
@@ -271,6 +291,7 @@ class Understudy(Flask):
 
 
 def label_of(rule: Rule) -> str:
+    """Returns the path of a rule with its variable parts in braces."""
     return _CONVERTER.sub(r"{\1}", rule.rule)
 
 
@@ -278,21 +299,28 @@ def _answer(handle: Handler, **params: str) -> Response:
     return handle(request_ctx.request.environ[CONTEXT])
 
 
-def _of_ours(response: FlaskResponse) -> Response:
+def _respond_to_error(error: Exception) -> Response:
+    return respond_to_error(error, request_ctx.request.environ[CONTEXT])
+
+
+def _from_flask(flask_response: FlaskResponse) -> Response:
     """Returns a `Response` with the same content; a streamed body stays streamed."""
-    body: bytes | Iterable[bytes] = (
-        response.get_data() if response.is_sequence else response.iter_encoded()
-    )
-    if isinstance(response.response, StreamingBody):
-        body = response.response
-    made = Response(body, response.status_code, dict(response.headers))
-    made.on_close(response.close)
-    return made
+    body: bytes | Iterable[bytes]
+    if isinstance(flask_response.response, StreamingBody):
+        body = flask_response.response
+    elif flask_response.is_sequence:
+        body = flask_response.get_data()
+    else:
+        body = flask_response.iter_encoded()
+    response = Response(body, flask_response.status_code, dict(flask_response.headers))
+    response.on_close(flask_response.close)
+    return response
 
 
 def _without_slash(context: RequestContext) -> str | None:
     """Returns the URL without trailing slashes; None when that path has no route."""
-    request, adapter = request_ctx.request, request_ctx.url_adapter
+    request = request_ctx.request
+    adapter = request_ctx.url_adapter
     path = request.path.rstrip("/")
     if not path or path == request.path or adapter is None:
         return None
@@ -303,5 +331,6 @@ def _without_slash(context: RequestContext) -> str | None:
         pass
     except HTTPException:
         return None
+    url = request.host_url.rstrip("/") + path
     query = request.query_string.decode("latin-1")
-    return request.host_url.rstrip("/") + path + (f"?{query}" if query else "")
+    return f"{url}?{query}" if query else url

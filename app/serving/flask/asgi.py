@@ -1,5 +1,4 @@
-"""The answer to ASGI servers (uvicorn, hypercorn, daphne): one line, in place of a traceback per
-request.
+"""The answer to ASGI servers (uvicorn, hypercorn, daphne): one line, not a traceback per request.
 
 `AsgiRefusal` fails the startup of the lifespan protocol, and uvicorn ends. A server without this
 protocol gets status 500 for each request, and logs the line.
@@ -34,6 +33,7 @@ class AsgiRefusal:
         self._type = scope["type"]
 
     async def __call__(self, receive: Receive, send: Send) -> None:
+        """Answers one event of the server."""
         await receive()
         if self._type == "lifespan":
             await send({"type": "lifespan.startup.failed", "message": REFUSAL})

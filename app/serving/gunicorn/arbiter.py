@@ -1,5 +1,4 @@
-"""gunicorn's arbiter with one worker per rank, and with reloads that neither cut a stream nor end
-the server.
+"""gunicorn's arbiter with one worker per rank, and with safe reloads: start with `RankArbiter`.
 
 Differences from the stock arbiter, which
 
@@ -14,7 +13,6 @@ Differences from the stock arbiter, which
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import socket
@@ -22,6 +20,7 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gunicorn import systemd
@@ -36,12 +35,10 @@ from app.serving.gunicorn.certificates import (
     check_pair,
 )
 from config import ConfigError, Settings
-from config.kinds import format_duration
 from config.loader import load
 
 if TYPE_CHECKING:
     from gunicorn.app.base import BaseApplication
-    from gunicorn.glogging import Logger
     from gunicorn.workers.base import Worker
 
     from app.engine.core.wire import EngineProcessOptions
@@ -51,58 +48,113 @@ MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerChecks:
+    """Checks whether settings can be served: each raises an error if not.
+
+    Attributes:
+        prepare: Fetches and checks the files that the settings name. Called once at the start,
+            before the ranks need the same files, and before every reload.
+        create: Builds the application, to try out the settings of a reload; may raise SystemExit.
+        engine_options: Returns the options of a real engine's process.
+    """
+
+    prepare: Callable[[Settings], None]
+    create: Callable[[Settings], object]
+    engine_options: Callable[[Settings], EngineProcessOptions]
+
+
 class RankArbiter(Arbiter):  # type: ignore[misc]
-    """The class that `take_charge` gives a stock arbiter. `settings`: the settings in force."""
+    """An arbiter that keeps one worker per rank; `take_over` turns a stock arbiter into one."""
 
     WORKERS: dict[int, Worker]
     settings: Settings
-    prepare: Callable[[Settings], None]
-    """Fetches and checks files that the settings name; raises when they cannot be used."""
-    create: Callable[[Settings], object]
-    """Builds the application; raises, SystemExit too, when the settings cannot be served."""
-    engine_options: Callable[[Settings], EngineProcessOptions]
-    """Returns the options of a real engine's process; raises when the engine could not run."""
+    """The settings in force."""
+    checks: ServerChecks
     engine: EngineProcess | None = None
     """None without a real model."""
     certificate: ServerCertificate | None = None
     """Inherited by each forked worker."""
     self_signed: SelfSigned | None = None
 
+    @staticmethod
+    def take_over(server: Arbiter, settings: Settings, checks: ServerChecks) -> None:
+        """Turns a starting stock arbiter into a `RankArbiter`, and starts a real engine.
+
+        gunicorn has no setting for the arbiter's class, and the first hook that it calls gets an
+        arbiter that is already starting, so the class of this instance is changed.
+
+        Raises:
+            ConfigError, CertificateError, OSError, or an error of `checks`: the settings cannot be
+                served.
+        """
+        settings = ranks.with_address(settings, server.cfg.address)
+        ranks.export_settings(settings, os.environ)
+        check_address_is_free(server)
+        check_options(server, settings)
+        if settings.engine.is_real:
+            checks.engine_options(settings)  # raises for missing requirements, before slow work
+        checks.prepare(settings)
+        size = len(settings.server.ranks)
+        server.__class__ = RankArbiter
+        # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a
+        # file of its package; its folder then precedes the standard library, and its `http` hides
+        # Python's.
+        server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
+        server.settings = settings
+        server.checks = checks
+        server.num_workers = size
+        if server.cfg.workers != size:
+            serving = f"{size} workers serve, one for each rank"
+            if size == 1:
+                serving = "one worker serves"
+            server.log.warning(
+                "workers=%d: %s: %s", server.cfg.workers, serving, ranks.ONE_WORKER_PER_RANK
+            )
+            server.cfg.set("workers", size)
+        server.load_certificate()
+        server.start_engine()
+
     def manage_workers(self) -> None:
         """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
-        replaced = self._hide(lambda worker: ranks.is_noted(worker, ranks.REPLACED))
+        replaced = {
+            pid: worker
+            for pid, worker in self.WORKERS.items()
+            if ranks.has_stage(worker, ranks.REPLACED)
+        }
+        self._hide(replaced)
         super().manage_workers()
-        ready = {
+        ready_places = {
             worker.place
             for worker in self.WORKERS.values()
-            if ranks.is_noted(worker, ranks.SERVING)
+            if ranks.has_stage(worker, ranks.SERVING)
         }
         self.WORKERS.update(replaced)
         for pid, worker in replaced.items():
-            if worker.place in ready:
+            if worker.place in ready_places:
                 self.kill_worker(pid, signal.SIGTERM)
         if self.engine is not None:
-            self.engine.look()
+            self.engine.supervise()
         if self.certificate is not None:
             try:
                 if self.certificate.refresh():
-                    self.log.info("new connections get the new certificate")
+                    self.log.info("loaded the changed certificate for new connections")
             except CertificateError as error:
-                self.log.error("%s; the certificate of before stays", error)
+                self.log.error("%s; keeping the old certificate", error)
 
-    def _hide(self, hidden: Callable[[Worker], bool]) -> dict[int, Worker]:
-        found = {pid: worker for pid, worker in self.WORKERS.items() if hidden(worker)}
-        self.WORKERS = {pid: worker for pid, worker in self.WORKERS.items() if pid not in found}
-        return found
+    def _hide(self, workers: dict[int, Worker]) -> None:
+        """Hides `workers` from gunicorn's code, which neither counts nor ends them."""
+        self.WORKERS = {pid: worker for pid, worker in self.WORKERS.items() if pid not in workers}
 
     def handle_hup(self) -> None:
+        """Reloads, unless the new settings cannot be served."""
         try:
-            settings = self._asked()
+            settings = self._read_settings()
         except (Exception, SystemExit) as error:
             reason = " ".join(str(error).split()).removeprefix("error: ")
-            self.log.error("reload refused, everything stays as it is: %s", reason)
+            self.log.error("reload rejected; keeping the old configuration: %s", reason)
             return
-        ranks.hand_over(settings, os.environ)
+        ranks.export_settings(settings, os.environ)
         self.settings = settings
         if self.engine is not None:
             self.engine.timeout_s = settings.engine.engine_timeout
@@ -111,24 +163,31 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         super().handle_hup()
 
     def handle_ttin(self) -> None:
+        """Refuses to change the number of workers."""
         self.log.error(
-            "workers: must be %d, one for each rank: %s", self.num_workers, ranks.ONE_EACH
+            "workers: must be %d, one for each rank: %s",
+            self.num_workers,
+            ranks.ONE_WORKER_PER_RANK,
         )
 
     handle_ttou = handle_ttin
 
     def setup(self, app: BaseApplication) -> None:
+        """Applies gunicorn's configuration at a reload."""
         super().setup(app)
         self.num_workers = len(self.settings.server.ranks)
         self.cfg.set("workers", self.num_workers)
-        # `_asked` has just checked the certificate. If it is broken now, the old one stays in use.
+        # `_read_settings` has just checked the certificate. If it is broken now, the old one stays
+        # in use.
         with suppress(CertificateError, OSError):
-            self.secure()
+            self.load_certificate()
 
     def reload(self) -> None:
-        replaced = self._hide(lambda worker: True)
+        """Starts new workers; `manage_workers` ends the old ones once their successors serve."""
+        replaced = dict(self.WORKERS)
+        self._hide(replaced)
         for worker in replaced.values():
-            ranks.note(worker, ranks.REPLACED)
+            ranks.note_stage(worker, ranks.REPLACED)
         try:
             super().reload()
         finally:
@@ -141,7 +200,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         """
         if self.cfg.daemon:
             for worker in self.WORKERS.values():
-                ranks.note(worker, ranks.HANDED_OVER)
+                ranks.note_stage(worker, ranks.HANDED_OVER)
         super().handle_winch()
 
     @property
@@ -158,16 +217,21 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         """Ends all workers, replaced ones included, within `graceful_timeout`."""
         for worker in self.WORKERS.values():
             if self._shares_listeners:
-                ranks.note(worker, ranks.HANDED_OVER)
-            ranks.note(worker, ranks.ENDING)
+                ranks.note_stage(worker, ranks.HANDED_OVER)
+            ranks.note_stage(worker, ranks.ENDING)
         super().stop(graceful)
         if self.engine is not None:
             self.engine.end()
 
-    def secure(self) -> None:
-        """Loads the certificate of the settings or gunicorn's options. Raises CertificateError."""
+    def load_certificate(self) -> None:
+        """Loads the certificate that the settings or gunicorn's options name.
+
+        Raises:
+            CertificateError: the certificate cannot be served.
+        """
         tls = self.settings.tls
-        certfile, keyfile = tls.ssl_certfile, tls.ssl_keyfile
+        certfile = tls.ssl_certfile
+        keyfile = tls.ssl_keyfile
         if tls.self_signed_certs:
             self.self_signed = self.self_signed or SelfSigned()
             certfile, keyfile = self.self_signed.pair(self.settings)
@@ -177,97 +241,83 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.cfg.set("keyfile", keyfile)
         self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
 
-    def _asked(self) -> Settings:
-        """Reads the settings anew.
+    def _read_settings(self) -> Settings:
+        """Reads and checks the settings of a reload.
 
-        Raises any exception, or SystemExit, when they cannot be served.
+        Raises:
+            Exception, SystemExit: the settings cannot be served.
         """
-        asked = ranks.bound(load((), os.environ, warn=self.log.warning), self.cfg.address)
-        if ranks.addresses(asked.server) != ranks.addresses(self.settings.server):
+        settings = load((), os.environ, warn=self.log.warning)
+        settings = ranks.with_address(settings, self.cfg.address)
+        if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
             raise ConfigError(
                 "host, ports and the number of ranks cannot change while the server runs"
             )
-        if self.cfg.preload_app and asked.dump(masked=False) != self.settings.dump(masked=False):
+        if self.cfg.preload_app and settings.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError("with preload_app, settings cannot change while the server runs")
-        if asked.tls.ssl_certfile:
-            check_pair(asked.tls.ssl_certfile, asked.tls.ssl_keyfile)
-        if asked.engine.is_real != self.settings.engine.is_real:
+        if settings.tls.ssl_certfile:
+            check_pair(settings.tls.ssl_certfile, settings.tls.ssl_keyfile)
+        if settings.engine.is_real != self.settings.engine.is_real:
             raise ConfigError("setting engine: cannot change while the server runs")
         if self.engine is not None:
-            if self.engine_options(asked) != self.engine.options:
+            if self.checks.engine_options(settings) != self.engine.options:
                 raise ConfigError(
                     "model and limits of engine llm cannot change while the server runs"
                 )
-            asked = self.engine.completed(asked)
-        self.prepare(asked)
-        self.create(asked)
-        return asked
+            settings = self.engine.completed(settings)
+        self.checks.prepare(settings)
+        self.checks.create(settings)
+        return settings
 
     def start_engine(self) -> None:
-        """Starts a real engine and loads its model; `settings` then have the sizes that the engine
-        found.
+        """Starts a real engine, and adds the sizes that it reports to the settings.
 
-        Raises ConfigError when the model cannot be loaded.
+        Raises:
+            ConfigError: the model cannot be loaded.
         """
         if not self.settings.engine.is_real:
             return
         from app.serving.gunicorn.engine_process import EngineProcess  # imports msgpack
 
         self.engine = EngineProcess(
-            self.engine_options(self.settings), self.log, self.settings.engine.engine_timeout
+            self.checks.engine_options(self.settings),
+            self.log,
+            timeout_s=self.settings.engine.engine_timeout,
         )
         self.engine.begin(os.environ)
         self.settings = self.engine.completed(self.settings)
-        ranks.hand_over(self.settings, os.environ)
+        ranks.export_settings(self.settings, os.environ)
 
 
-def take_charge(
-    server: Arbiter,
-    settings: Settings,
-    prepare: Callable[[Settings], None],
-    create: Callable[[Settings], object],
-    engine_options: Callable[[Settings], EngineProcessOptions],
-) -> None:
-    """Turns a starting stock arbiter into a `RankArbiter`: gunicorn has no setting for the
-    arbiter's class.
+def check_options(server: Arbiter, settings: Settings) -> None:
+    """Checks that gunicorn's options fit the ranks and addresses of the settings.
 
-    `prepare` is called once at the start, before the ranks need the same files, and before every
-    reload; `create` tries out the settings of a reload. Raises ConfigError, CertificateError,
-    OSError or an error of `prepare` when the settings cannot be served.
+    Raises:
+        ConfigError: an option does not fit.
     """
-    settings = ranks.bound(settings, server.cfg.address)
-    ranks.hand_over(settings, os.environ)
-    check_free(server)
-    size, addresses = len(settings.server.ranks), ranks.addresses(settings.server)
+    size = len(settings.server.ranks)
+    addresses = ranks.addresses(settings.server)
     if size > 1 and server.cfg.preload_app:
         raise ConfigError(
-            "preload_app: must be off with several ranks: each has an application of its own"
+            "preload_app: must be off with several ranks: each rank has a separate application"
         )
-    if len(addresses) > 1 and server.cfg.address != [parse_address(one) for one in addresses]:
+    parsed_addresses = [parse_address(address) for address in addresses]
+    if len(addresses) > 1 and server.cfg.address != parsed_addresses:
         raise ConfigError(
             "bind: must be left to the settings host, port and grpc-port when there are several"
         )
     if settings.server.uds is not None and (size > 1 or settings.server.grpc_port is not None):
-        raise ConfigError("bind: a Unix socket serves one rank, and goes without grpc-port")
-    if settings.engine.is_real:
-        engine_options(settings)  # raises for missing requirements, before slow work
-    prepare(settings)
-    server.__class__ = RankArbiter
-    # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a file
-    # of its package; its folder then precedes the standard library, and its `http` hides Python's.
-    server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
-    server.settings, server.prepare, server.create = settings, prepare, create
-    server.engine_options, server.num_workers = engine_options, size
-    if server.cfg.workers != size:
-        serving = "one worker serves" if size == 1 else f"{size} workers serve, one for each rank"
-        server.log.warning("workers=%d: %s: %s", server.cfg.workers, serving, ranks.ONE_EACH)
-        server.cfg.set("workers", size)
-    server.secure()
-    server.start_engine()
+        raise ConfigError(
+            "bind: a Unix socket serves one rank, and cannot be combined with grpc-port"
+        )
 
 
-def check_free(server: Arbiter) -> None:
-    """Raises ConfigError for an address in use: gunicorn itself would retry for five seconds."""
+def check_address_is_free(server: Arbiter) -> None:
+    """Checks that the server can listen; gunicorn itself would retry for five seconds.
+
+    Raises:
+        ConfigError: an address is in use or not valid.
+    """
     # `server.systemd` is set only later, when the arbiter takes the sockets.
     has_sockets = server.master_pid or systemd.listen_fds(unset_environment=False)
     if has_sockets or server.cfg.reuse_port:
@@ -276,29 +326,41 @@ def check_free(server: Arbiter) -> None:
         if isinstance(address, str):
             check_socket_file(address)
         if isinstance(address, tuple):
-            with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind(address)
-                except OSError as error:
-                    reason = error.strerror or str(error)
-                    if error.errno == errno.EADDRINUSE:
-                        reason += "; choose another port with --port or SIM_PORT"
-                    raise ConfigError(
-                        f"cannot listen at {address[0]}:{address[1]}: {reason}"
-                    ) from None
+            check_port(address)
+
+
+def check_port(address: tuple[str, int]) -> None:
+    """Checks that the TCP port is free.
+
+    Raises:
+        ConfigError: the server cannot listen there.
+    """
+    host, port = address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                reason += "; choose another port with --port or SIM_PORT"
+            raise ConfigError(f"cannot listen at {host}:{port}: {reason}") from None
 
 
 def check_socket_file(path: str) -> None:
-    """Raises ConfigError unless a Unix socket can be made at `path`, where gunicorn replaces a
-    stale one.
+    """Checks that gunicorn can create a Unix socket at `path`, where it replaces a stale one.
+
+    Raises:
+        ConfigError: the server cannot listen there.
     """
+    folder = os.path.dirname(path) or "."
     reason = ""
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         reason = f"the path must have at most {MAX_SOCKET_PATH_BYTES} bytes"
-    elif not os.path.isdir(os.path.dirname(path) or "."):
+    elif not os.path.isdir(folder):
         reason = "its folder does not exist"
-    elif not os.access(os.path.dirname(path) or ".", os.W_OK):
+    elif not os.access(folder, os.W_OK):
         reason = "its folder is not writable"
     elif os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
         reason = "the file exists and is not a socket"
@@ -308,27 +370,3 @@ def check_socket_file(path: str) -> None:
             reason = "Address already in use"
     if reason:
         raise ConfigError(f"cannot listen at unix:{path}: {reason}")
-
-
-def say_model(log: Logger, settings: Settings) -> None:
-    """Logs the model and its timing; at level debug, all settings, too."""
-    latency = settings.latency
-    first, next = (
-        format_duration(latency.time_to_first_token),
-        format_duration(latency.inter_token_latency),
-    )
-    timing = f"first token after {first}, each next after {next}"
-    if settings.engine.is_real:
-        timing = "a real engine's"
-    elif settings.steps.shared:
-        timing = f"steps of profile {settings.steps.profile}"
-    log.info("model: %s; timing: %s", ", ".join(settings.model.served_names), timing)
-    log.debug("settings: %s", json.dumps(settings.dump()))
-
-
-def say_console(log: Logger, settings: Settings) -> None:
-    path = settings.server.root_path.rstrip("/") + "/console"
-    urls = ", ".join(url + path for _, url in ranks.siblings(settings))
-    if settings.server.uds is not None:
-        urls = f"{path} at unix:{settings.server.uds}"
-    log.info("console: %s", urls if settings.api.console else "none; --console serves one")

@@ -1,7 +1,6 @@
-"""The server's certificate: loaded in the arbiter, inherited by the workers, reloaded when it
-changes.
+"""The server's certificate: loaded in the arbiter, inherited by the workers, reloaded on a change.
 
-Without files, the server makes a self-signed one at its start, and removes it at its end.
+Without files, the server makes a self-signed certificate at its start, and removes it at its end.
 """
 
 import atexit
@@ -22,12 +21,12 @@ from gunicorn import sock
 from config import Settings
 
 if TYPE_CHECKING:
-    from gevent.socket import socket as GeventSocket
+    import gevent.socket
     from gunicorn.config import Config
 
-EARLIER = timedelta(hours=1)
+CLOCK_TOLERANCE = timedelta(hours=1)
 """Validity before the current time, for clients with slow clocks."""
-VALID = timedelta(days=3650)
+VALIDITY = timedelta(days=3650)
 
 
 class CertificateError(Exception):
@@ -35,12 +34,10 @@ class CertificateError(Exception):
 
 
 class ClosingSocket(SSLSocket):  # type: ignore[misc]
-    """Sends close_notify before closing:
-
-    the client then knows that an unframed body is complete.
-    """
+    """Sends close_notify before closing, so that clients know that an unframed body is complete."""
 
     def close(self) -> None:
+        """Sends close_notify, and closes the socket."""
         if self._sslobj is not None:
             with suppress(OSError):  # OpenSSL would wait for a close_notify, or the client has gone
                 self._sslobj.shutdown()
@@ -48,38 +45,46 @@ class ClosingSocket(SSLSocket):  # type: ignore[misc]
 
 
 class ServerCertificate:
-    """The TLS context of new connections; `cfg` is gunicorn's configuration, which names the files.
+    """The TLS context of new connections; gunicorn's configuration `cfg` names the files.
 
-    HTTP/1.1 over TLS 1.2 or newer, with gunicorn's TLS options. Raises CertificateError when the
-    files cannot be used. Open connections keep their certificate.
+    HTTP/1.1 over TLS 1.2 or newer, with gunicorn's TLS options. Open connections keep their
+    certificate.
+
+    Raises:
+        CertificateError: the files cannot be used.
     """
 
     def __init__(self, cfg: "Config") -> None:
         self._cfg = cfg
-        self._seen = self._stamp()
+        self._last_seen = self._file_versions()
         self._load()
 
     def refresh(self) -> bool:
-        """Loads changed files; True when new ones were loaded. Called about once a second.
+        """Loads changed files; returns True when it has loaded them. Called about once a second.
 
         Changed files are loaded one call later, if stable: a renewal has time to write both.
-        Unusable files raise CertificateError, once, and the old certificate stays.
+
+        Raises:
+            CertificateError: the changed files cannot be used; the old certificate stays in use.
+                Raised once per change.
         """
-        before, self._seen = self._seen, self._stamp()
-        if self._seen == self._loaded or self._seen != before:
+        previous = self._last_seen
+        self._last_seen = self._file_versions()
+        if self._last_seen == self._loaded or self._last_seen != previous:
             return False
         self._load()
         return True
 
-    def wrap(self, client: "GeventSocket") -> ssl.SSLSocket:
+    def wrap(self, client: "gevent.socket.socket") -> ssl.SSLSocket:
         """Returns the server side of a TLS connection, before its handshake.
 
-        OSError: the client has gone.
+        Raises:
+            OSError: the client has disconnected.
         """
         return self._context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
     def _load(self) -> None:
-        self._loaded = self._seen
+        self._loaded = self._last_seen
         check_pair(self._cfg.certfile, self._cfg.keyfile)
         context: ssl.SSLContext = sock.ssl_context(self._cfg)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -87,24 +92,28 @@ class ServerCertificate:
         context.sslsocket_class = ClosingSocket
         self._context = context
 
-    def _stamp(self) -> list[tuple[object, ...]]:
-        """Versions of the files.
+    def _file_versions(self) -> list[tuple[object, ...]]:
+        """Returns what identifies the versions of the files.
 
         Follows links: Kubernetes renews a mounted secret by replacing a link.
         """
-        stamp: list[tuple[object, ...]] = []
+        versions: list[tuple[object, ...]] = []
         for path in filter(None, (self._cfg.certfile, self._cfg.keyfile)):
             with suppress(OSError):  # a missing file
-                at = os.stat(path)
-                stamp.append((path, at.st_dev, at.st_ino, at.st_mtime_ns, at.st_size))
-        return stamp
+                status = os.stat(path)
+                versions.append(
+                    (path, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+                )
+        return versions
 
 
 def check_pair(certfile: str, keyfile: str | None) -> None:
-    """Raises CertificateError unless the files are a PEM certificate chain and its key, without a
-    passphrase.
+    """Checks that the files are a PEM certificate chain and its key, without a passphrase.
 
     Without `keyfile`, the key is in `certfile`.
+
+    Raises:
+        CertificateError: the files are not such a pair.
     """
     paths = [path for path in (certfile, keyfile) if path]
     try:
@@ -115,38 +124,32 @@ def check_pair(certfile: str, keyfile: str | None) -> None:
     try:
         # Without the `password` callback, OpenSSL would prompt for a passphrase on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            certfile, keyfile, password=lambda: b""
+            certfile, keyfile, password=_no_passphrase
         )
     except (OSError, ValueError) as error:
-        fault = f"are no certificate with its key in PEM form: {error}"
+        reason = f"must be a certificate and its key in PEM format: {error}"
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            fault = "do not belong together"
-        raise CertificateError(f"{' and '.join(paths)} {fault}") from None
+            reason = "do not belong together"
+        raise CertificateError(f"{' and '.join(paths)} {reason}") from None
+
+
+def _no_passphrase() -> bytes:
+    return b""
 
 
 class SelfSigned:
-    """A private folder with a certificate and its key; the creating process removes the folder at
-    exit.
-    """
+    """A private folder with a certificate and its key; the creating process removes it at exit."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="understudy-"))
         self._names: list[str] = []
-        owner = os.getpid()
-
-        def remove() -> None:
-            if os.getpid() == owner:  # forked workers inherit exit hooks
-                shutil.rmtree(self._folder, ignore_errors=True)
-
-        atexit.register(remove)
+        atexit.register(_remove_folder, self._folder, os.getpid())
 
     def pair(self, settings: Settings) -> tuple[str, str]:
-        """Returns the paths of certificate and key; makes new ones when the server's names have
-        changed.
-        """
-        certificate, key = self._folder / "cert.pem", self._folder / "key.pem"
+        """Returns the paths of certificate and key; renews both when the server's names change."""
+        certificate = self._folder / "cert.pem"
+        key = self._folder / "key.pem"
         server = settings.server
-        host = "" if server.host in ("0.0.0.0", "::") else server.host
         names = [
             "localhost",
             "127.0.0.1",
@@ -154,16 +157,24 @@ class SelfSigned:
             socket.gethostname(),
             server.pod_name,
             server.pod_ip,
-            host,
+            "" if server.host in ("0.0.0.0", "::") else server.host,
+            *settings.access.named_hosts,
         ]
-        names = list(dict.fromkeys([*names, *settings.access.named_hosts]))
+        names = list(dict.fromkeys(names))
         if names != self._names:
-            made, secret = make_pair([name for name in names if name and name.isascii()])
+            certificate_pem, key_pem = make_pair(
+                [name for name in names if name and name.isascii()]
+            )
             key.touch(mode=0o600)
-            key.write_bytes(secret)
-            certificate.write_bytes(made)
+            key.write_bytes(key_pem)
+            certificate.write_bytes(certificate_pem)
             self._names = names
         return str(certificate), str(key)
+
+
+def _remove_folder(folder: Path, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:  # forked workers inherit exit hooks
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_pair(names: list[str]) -> tuple[bytes, bytes]:
@@ -173,26 +184,34 @@ def make_pair(names: list[str]) -> tuple[bytes, bytes]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    public = key.public_key()
+    key = ec.generate_private_key(ec.SECP256R1())
+    public_key = key.public_key()
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Understudy")])
-    called: list[x509.GeneralName] = []
+    alternative_names: list[x509.GeneralName] = []
     for name in names:
         try:
-            called.append(x509.IPAddress(ipaddress.ip_address(name)))
+            alternative_names.append(x509.IPAddress(ipaddress.ip_address(name)))
         except ValueError:
-            called.append(x509.DNSName(name))
-    serial = x509.random_serial_number()
-    builder = x509.CertificateBuilder(issuer, issuer, public, serial, now - EARLIER, now + VALID)
+            alternative_names.append(x509.DNSName(name))
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        issuer_name=issuer,
+        subject_name=issuer,
+        public_key=public_key,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - CLOCK_TOLERANCE,
+        not_valid_after=now + VALIDITY,
+    )
     for extension, critical in (
-        (x509.SubjectAlternativeName(called), False),
+        (x509.SubjectAlternativeName(alternative_names), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectKeyIdentifier.from_public_key(public), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(public), False),
+        (x509.SubjectKeyIdentifier.from_public_key(public_key), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(public_key), False),
     ):
         builder = builder.add_extension(extension, critical)
-    secret = key.private_bytes(
+    certificate_pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    key_pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), secret
+    return certificate_pem, key_pem

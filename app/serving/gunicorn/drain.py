@@ -5,7 +5,7 @@ The client then gets no answer, and cannot know whether the request was served. 
 this out, since the close and the request cross on the network. A server can make it unlikely:
 
 * It answers one more request on each kept connection, with `Connection: close`, so that the client
-  does not send another one there.
+  sends no further request there.
 * It closes an idle connection only when some time has passed since its last answer. A client that
   sends again within this time never loses a request. For a slower client the chance is the time
   that a close takes to reach the client, divided by the client's pause: one in 100,000 for 0.1 ms
@@ -24,7 +24,7 @@ from contextlib import suppress
 
 import gevent
 
-from app.serving.gunicorn.connections import OpenConnections
+from app.serving.gunicorn.hub_connection import HubConnection, OpenConnections
 
 HANDOVER_S = 5.0
 """Seconds after its last answer for which an idle connection stays open when a successor serves.
@@ -33,7 +33,7 @@ Long, because the end of the old worker is not urgent. Not longer, because a cli
 should soon see the configuration of the new worker.
 """
 FIRST_REQUEST_S = 0.3
-"""Shortest time for the first request of a connection, and for the rest of a head, in seconds."""
+"""Shortest time for the first request of a connection, and for the end of a head, in seconds."""
 CONNECTIONS_PER_PAUSE = 256
 """Connections that are checked before other greenlets run: 256 take half a millisecond."""
 SO_ATTACH_FILTER = 26
@@ -55,14 +55,14 @@ NO_NEW_HANDSHAKES = (
 class ConnectionDrain:
     """The open connections of a stopping worker.
 
-    `kept_s`: seconds after its last answer for which an idle connection stays open. HTTP/2
+    `idle_s`: seconds after its last answer for which an idle connection stays open. HTTP/2
     connections accept calls for this time after the start of the drain.
     """
 
-    def __init__(self, connections: OpenConnections, kept_s: float) -> None:
-        self.kept_s = kept_s
+    def __init__(self, connections: OpenConnections, idle_s: float) -> None:
+        self.idle_s = idle_s
         self._connections = connections
-        self._started_s = time.monotonic()
+        self._start_s = time.monotonic()
 
     @property
     def is_busy(self) -> bool:
@@ -77,23 +77,27 @@ class ConnectionDrain:
                 gevent.sleep(0)
             if connection not in self._connections:
                 continue
-            if now_s < self._started_s + self.kept_s:
+            if now_s < self._start_s + self.idle_s:
                 connection.announce_end()
             else:
-                connection.leave()
-            connection.look(now_s)
+                connection.refuse_requests()
+            connection.enforce_limits(now_s)
             if connection.busy or connection not in self._connections:
                 continue
-            kept_s = self.kept_s
-            waits_since_s = connection.since_s
-            if connection.is_receiving:
-                waits_since_s = max(waits_since_s, self._started_s)
-            if connection.is_receiving or connection.is_new:
-                kept_s = max(kept_s, FIRST_REQUEST_S)
             # A request may have arrived unread because the loop is late: it is answered.
-            if now_s - waits_since_s >= kept_s and not connection.has_unread:
+            if self._is_due(connection, now_s) and not connection.has_unread:
                 connection.close()
         return bool(self._connections)
+
+    def _is_due(self, connection: HubConnection, now_s: float) -> bool:
+        """Returns whether an idle connection has been open for long enough."""
+        idle_s = self.idle_s
+        since_s = connection.since_s
+        if connection.is_receiving:
+            since_s = max(since_s, self._start_s)
+        if connection.is_receiving or connection.is_new:
+            idle_s = max(idle_s, FIRST_REQUEST_S)
+        return now_s - since_s >= idle_s
 
 
 def refuse_handshakes(listener: socket.socket) -> None:
@@ -105,7 +109,7 @@ def refuse_handshakes(listener: socket.socket) -> None:
     Linux ignore this.
 
     The filter belongs to the listener in all processes that share it: use it only where no other
-    process goes on to accept, and call `admit_handshakes` before the listener is closed.
+    process continues to accept, and call `admit_handshakes` before the listener is closed.
     """
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return  # gunicorn removes the name of a Unix socket before its workers stop

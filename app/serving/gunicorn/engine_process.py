@@ -15,6 +15,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from logging import Logger
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -26,13 +27,13 @@ from config import ConfigError, Settings
 
 MODULE = "app.llm.service"
 ROOT = Path(__file__).parents[3]
-PREFIX = "understudy-engine-"
-DELAY_S = 1.0
+FOLDER_PREFIX = "understudy-engine-"
+RESTART_DELAY_S = 1.0
 """Delay before a restart, in seconds; the start itself takes longer."""
-PATIENCE_S = 10.0
+STOP_TIMEOUT_S = 10.0
 """Seconds for an orderly end."""
 POLL_MS = 100
-MOST_PATH_BYTES = 103
+MAX_PATH_BYTES = 103
 """Longest socket path that every system accepts, in bytes."""
 
 
@@ -42,27 +43,31 @@ class EngineProcess:
     def __init__(self, options: EngineProcessOptions, log: Logger, timeout_s: float) -> None:
         """`options` lack the endpoint and the parent.
 
-        `timeout_s`: longest time without a heartbeat, or 0.
+        `timeout_s`: longest time without a heartbeat, or 0 for no limit.
         """
         self.options = options
         self._log = log
         self._folder = private_folder()
         self.endpoint = f"ipc://{self._folder}/engine"
-        self._heartbeat, self._silence = Heartbeat(self.endpoint), HeartbeatMonitor()
+        self._heartbeat = Heartbeat(self.endpoint)
+        self._monitor = HeartbeatMonitor()
         self.timeout_s = timeout_s
-        self._is_asked_where = False
+        self._has_dumped_stacks = False
+        """A hanging engine has been asked to log the stacks of its threads."""
         self._pid: int | None = None
         self._ready: Ready | None = None
-        self._again_s: float | None = None
+        self._restart_s: float | None = None
+        """Time of the next restart (monotonic seconds); None while no restart is planned."""
 
     def begin(self, environ: MutableMapping[str, str]) -> None:
         """Starts the engine, waits until its model is loaded, and sets ENDPOINT for workers.
 
-        ConfigError.
+        Raises:
+            ConfigError: the engine cannot serve the model.
         """
         self._start()
         try:
-            self._ready = self._wait()
+            self._ready = self._wait_until_ready()
         except ConfigError:
             self.end()
             raise
@@ -73,31 +78,37 @@ class EngineProcess:
         ready = self._ready
         if ready is None:
             return settings
-        sizes = {"kv-cache-size": ready.num_blocks, "block-size": ready.block_size}
-        return settings.changed(sizes | {"max-model-len": ready.max_model_len})
+        sizes = {
+            "kv-cache-size": ready.num_blocks,
+            "block-size": ready.block_size,
+            "max-model-len": ready.max_model_len,
+        }
+        return settings.changed(sizes)
 
-    def look(self) -> None:
+    def supervise(self) -> None:
         """Restarts an ended engine after a delay, and kills a hanging one.
 
         Called about once a second.
         """
         now_s = time.monotonic()
-        if self._again_s is not None:
-            if now_s >= self._again_s:
+        if self._restart_s is not None:
+            if now_s >= self._restart_s:
                 self._start()
-        elif self._runs():
-            self._end_silence(now_s)
+        elif self._is_running():
+            self._kill_if_hanging(now_s)
         else:
-            self._log.error("The engine has ended. It is started again in %.1f s.", DELAY_S)
-            self._again_s = now_s + DELAY_S
+            self._log.error(
+                "The engine process has ended. Restarting it in %.1f s.", RESTART_DELAY_S
+            )
+            self._restart_s = now_s + RESTART_DELAY_S
 
     def end(self) -> None:
-        """Ends the engine: by SIGTERM, then by SIGKILL after PATIENCE_S. Removes its folder."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        """Ends the engine: by SIGTERM, then by SIGKILL after STOP_TIMEOUT_S. Removes its folder."""
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
         self._signal(signal.SIGTERM)
-        while self._runs() and time.monotonic() < deadline_s:
+        while self._is_running() and time.monotonic() < deadline_s:
             time.sleep(0.02)
-        if self._runs():
+        if self._is_running():
             self._signal(signal.SIGKILL)
         self._pid = None
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -107,19 +118,23 @@ class EngineProcess:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, number)
 
-    def _end_silence(self, now_s: float) -> None:
-        """Kills an engine without heartbeats; one call earlier, requests a log of its threads'
-        stacks.
+    def _kill_if_hanging(self, now_s: float) -> None:
+        """Kills an engine without heartbeats.
+
+        One call earlier, the engine is asked to log the stacks of its threads.
         """
-        silent_s = self._silence.look(self._heartbeat.last_s(), now_s)
+        silent_s = self._monitor.look(self._heartbeat.last_s(), now_s)
         if not self.timeout_s or silent_s <= self.timeout_s:
-            self._is_asked_where = False
-        elif self._is_asked_where:
+            self._has_dumped_stacks = False
+        elif self._has_dumped_stacks:
             self._signal(signal.SIGKILL)
         else:
-            self._is_asked_where = True
-            told = "The engine (pid %d) has not gone on for %.1f s: it is killed"
-            self._log.error(told, self._pid, silent_s)
+            self._has_dumped_stacks = True
+            self._log.error(
+                "The engine process (pid %d) has not responded for %.1f s. Killing it.",
+                self._pid,
+                silent_s,
+            )
             self._signal(DUMP_STACKS_SIGNAL)
 
     def _start(self) -> None:
@@ -132,57 +147,66 @@ class EngineProcess:
             filter(None, (str(ROOT), environ.get("PYTHONPATH")))
         )
         self._pid = os.posix_spawn(sys.executable, command, environ)
-        self._again_s = None
-        self._log.info("The engine loads %s (pid %d)", options.model, self._pid)
+        self._restart_s = None
+        self._log.info("The engine process is loading %s (pid %d)", options.model, self._pid)
 
-    def _runs(self) -> bool:
+    def _is_running(self) -> bool:
         """True while the engine runs. The arbiter may have reaped the process already."""
         if self._pid is None:
             return False
         try:
-            runs = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG) is None
+            is_running = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG) is None
         except ChildProcessError:
-            runs = False
-        if not runs:
+            is_running = False
+        if not is_running:
             self._pid = None
-        return runs
+        return is_running
 
-    def _wait(self) -> Ready:
+    def _wait_until_ready(self) -> Ready:
         import zmq  # only servers with a real engine need it
 
-        context, reason = zmq.Context(), "the engine has ended, and says why above"
+        context = zmq.Context()
         try:
             socket = context.socket(zmq.DEALER)
             socket.linger = 0
             socket.connect(self.endpoint)
             socket.send(msgspec.msgpack.encode([Hello()]))
-            decode = msgspec.msgpack.Decoder(list[Notice]).decode
-            ended = False
-            while not ended:
-                ended = not self._runs()
-                while socket.poll(0 if ended else POLL_MS):
-                    for notice in decode(socket.recv()):
-                        if type(notice) is Ready:
-                            return notice
-                        if type(notice) is CommandResult and notice.error is not None:
-                            ended, reason = True, notice.error
+            return self._receive_ready(socket)
         finally:
             context.destroy(linger=0)  # before anything is forked
+
+    def _receive_ready(self, socket: Any) -> Ready:
+        """Receives notices until the engine is ready, has failed, or has ended."""
+        decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        reason = "the engine process has ended; see its output above"
+        has_ended = False
+        while not has_ended:
+            has_ended = not self._is_running()
+            while socket.poll(0 if has_ended else POLL_MS):
+                for notice in decode(socket.recv()):
+                    if type(notice) is Ready:
+                        return notice
+                    if type(notice) is CommandResult and notice.error is not None:
+                        has_ended = True
+                        reason = notice.error
         raise ConfigError(
             f"setting model: {self.options.model!r} cannot be served by engine llm: {reason}"
         )
 
 
 def private_folder() -> str:
-    """Creates a temporary folder that only this user may enter.
+    """Creates a temporary folder that only this user may enter, and returns its path.
 
-    ConfigError when none can be made.
+    Raises:
+        ConfigError: no folder can be created, or its path is too long for a socket.
     """
     try:
-        folder = tempfile.mkdtemp(prefix=PREFIX)
+        folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
     except OSError as error:
-        raise ConfigError(f"TMPDIR: engine llm has no place for its socket: {error}") from None
-    if len(os.fsencode(folder)) + len("/engine") > MOST_PATH_BYTES:
+        raise ConfigError(
+            f"TMPDIR: cannot create a folder for the socket of engine llm: {error}"
+        ) from None
+    if len(os.fsencode(folder)) + len("/engine") > MAX_PATH_BYTES:
         os.rmdir(folder)
         raise ConfigError(f"TMPDIR: {os.path.dirname(folder)} is too long for the path of a socket")
     return folder

@@ -18,14 +18,13 @@ import gevent
 
 TURN_S = 0.004
 """Most work per turn of the loop, in seconds; keeps streams on time."""
-SHORT_S = 0.0002
+SHORT_WORK_S = 0.0002
 """Most processor time of short work, in seconds: twice the time of a plain request."""
-
 Work = Callable[[], object]
 
 
 @dataclass(slots=True)
-class Share:
+class ConnectionCost:
     """One connection's cost: a moving average of its processor time per work, in seconds.
 
     An average keeps long work from hiding between short work.
@@ -43,11 +42,14 @@ class FairTurns:
         processor_time: Callable[[], float] = time.thread_time,
     ) -> None:
         """Both clocks return seconds; processor time excludes other processes."""
-        self._now, self._processor_time = now, processor_time
-        self._end_s, self._turn = -inf, -1
-        """End of this turn's work for clients, and the loop's number of this turn."""
-        self._short: deque[tuple[Share, list[Work]]] = deque()
-        self._long: deque[tuple[Share, list[Work]]] = deque()
+        self._now = now
+        self._processor_time = processor_time
+        self._end_s = -inf
+        """End of this turn's work for clients."""
+        self._turn = -1
+        """The loop's number of this turn."""
+        self._short: deque[tuple[ConnectionCost, list[Work]]] = deque()
+        self._long: deque[tuple[ConnectionCost, list[Work]]] = deque()
         """Waiting work; an empty list is abandoned work."""
         self._loop: Any = gevent.get_hub().loop
         self._next_turn: Any = self._loop.timer(0.0)
@@ -56,20 +58,25 @@ class FairTurns:
         """True if work may run at once: no work waits, and this turn has time left."""
         if self._short or self._long:
             return False
-        now_s, turn = self._now(), self._loop.iteration
+        now_s = self._now()
+        turn = self._loop.iteration
         if turn != self._turn:
-            self._turn, self._end_s = turn, now_s + TURN_S
+            self._turn = turn
+            self._end_s = now_s + TURN_S
         return now_s < self._end_s
 
-    def put(self, share: Share, work: Work) -> list[Work]:
-        """Hub:
+    def schedule(self, cost: ConnectionCost, work: Work) -> list[Work]:
+        """Hub: schedules `work` for a turn of its connection.
 
-        schedules `work` for the turn of its connection; clear the returned list to abandon it.
+        Clear the returned list to abandon the work.
         """
         if not self._short and not self._long:
             self._next_turn.start(self._serve)
         waiting = [work]
-        (self._short if share.cost_s <= SHORT_S else self._long).append((share, waiting))
+        if cost.cost_s <= SHORT_WORK_S:
+            self._short.append((cost, waiting))
+        else:
+            self._long.append((cost, waiting))
         return waiting
 
     def run_long(self, work: Work) -> None:
@@ -77,19 +84,19 @@ class FairTurns:
         if self.has_time():
             work()
         else:
-            self.put(Share(TURN_S), work)
+            self.schedule(ConnectionCost(TURN_S), work)
 
-    def wait(self, share: Share) -> None:
+    def wait(self, cost: ConnectionCost) -> None:
         """Greenlet: continues at once if there is time, else in the turn of its connection."""
         if not self.has_time():
-            self._switch(share)
+            self._switch(cost)
 
     def pause(self) -> None:
         """Greenlet: yields, and continues in a turn of long work."""
-        self._switch(Share(TURN_S))
+        self._switch(ConnectionCost(TURN_S))
 
-    def _switch(self, share: Share) -> None:
-        waiting = self.put(share, gevent.getcurrent().switch)
+    def _switch(self, cost: ConnectionCost) -> None:
+        waiting = self.schedule(cost, gevent.getcurrent().switch)
         try:
             gevent.get_hub().switch()
         finally:
@@ -100,18 +107,19 @@ class FairTurns:
         until_s = self._now() + TURN_S
         try:
             while self._short and self._now() < until_s:
-                self._do(*self._short.popleft())
+                self._run(*self._short.popleft())
             if self._long:
-                self._do(*self._long.popleft())
+                self._run(*self._long.popleft())
             while self._long and self._now() < until_s:
-                self._do(*self._long.popleft())
+                self._run(*self._long.popleft())
         finally:
-            self._turn, self._end_s = self._loop.iteration, -inf
+            self._turn = self._loop.iteration
+            self._end_s = -inf
             if self._short or self._long:
                 self._next_turn.start(self._serve)
 
-    def _do(self, share: Share, work: list[Work]) -> None:
+    def _run(self, cost: ConnectionCost, work: list[Work]) -> None:
         if work:
-            begun_s = self._processor_time()
+            start_s = self._processor_time()
             work[0]()
-            share.cost_s += (self._processor_time() - begun_s - share.cost_s) / 4
+            cost.cost_s += (self._processor_time() - start_s - cost.cost_s) / 4

@@ -16,15 +16,42 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
-from app.serving.gunicorn.ranks import siblings
+from app.serving.gunicorn.ranks import rank_urls
 from config import ConfigError
 from config.loader import load
+from config.settings import Settings
 
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 RUNNING = "--running"
 ROOT = Path(__file__).resolve().parents[3]
 APPLICATION = b"wsgi:app"
 """Argument in the command line of every Understudy server."""
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Checks each rank, and prints those that are not healthy. Returns the exit status."""
+    if RUNNING in argv:
+        environ = environment_of_server() or environ
+    try:
+        settings = load((), environ, warn=_ignore_warning)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    unhealthy = unhealthy_addresses(settings)
+    if unhealthy:
+        print(f"not healthy: {', '.join(unhealthy)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def unhealthy_addresses(settings: Settings) -> list[str]:
+    """Returns the URLs of the ranks that are not healthy, or the Unix socket."""
+    path = settings.server.uds
+    if path is None:
+        return [url for _, url in rank_urls(settings) if not is_healthy(url)]
+    if is_healthy_at(path, is_encrypted=settings.tls.enabled):
+        return []
+    return [f"unix:{path}"]
 
 
 def is_healthy_at(path: str, is_encrypted: bool) -> bool:
@@ -33,7 +60,7 @@ def is_healthy_at(path: str, is_encrypted: bool) -> bool:
     The certificate is not verified.
     """
     client = socket.socket(socket.AF_UNIX)
-    client.settimeout(PATIENCE_S)
+    client.settimeout(TIMEOUT_S)
     connection = HTTPConnection("localhost")
     try:
         client.connect(path)
@@ -51,10 +78,9 @@ def is_healthy_at(path: str, is_encrypted: bool) -> bool:
 
 def is_healthy(url: str) -> bool:
     """True if GET /health answers 200. The certificate is not verified: the server is local."""
+    context = ssl._create_unverified_context()
     try:
-        urlopen(
-            f"{url}/health", timeout=PATIENCE_S, context=ssl._create_unverified_context()
-        ).close()
+        urlopen(f"{url}/health", timeout=TIMEOUT_S, context=context).close()
     except OSError:  # another status, too
         return False
     return True
@@ -62,31 +88,21 @@ def is_healthy(url: str) -> bool:
 
 def environment_of_server() -> dict[str, str]:
     """Returns the environment of the oldest server from this folder; empty without one."""
-    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda process: int(process.name)):
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=_process_id):
         with suppress(OSError):  # the process has ended, or belongs to another user
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if APPLICATION in words and (process / "cwd").resolve() == ROOT:
-                parts = os.fsdecode((process / "environ").read_bytes()).split("\0")
-                return dict(part.split("=", 1) for part in parts if "=" in part)
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if APPLICATION in arguments and (process / "cwd").resolve() == ROOT:
+                variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
+                return dict(variable.split("=", 1) for variable in variables if "=" in variable)
     return {}
 
 
-def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    if RUNNING in argv:
-        environ = environment_of_server() or environ
-    try:
-        settings = load((), environ, warn=lambda text: None)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    path = settings.server.uds
-    if path is not None:
-        sick = [] if is_healthy_at(path, is_encrypted=settings.tls.enabled) else [f"unix:{path}"]
-    else:
-        sick = [url for _, url in siblings(settings) if not is_healthy(url)]
-    if sick:
-        print(f"not healthy: {', '.join(sick)}", file=sys.stderr)
-    return 1 if sick else 0
+def _process_id(folder: Path) -> int:
+    return int(folder.name)
+
+
+def _ignore_warning(text: str) -> None:
+    pass
 
 
 if __name__ == "__main__":

@@ -7,20 +7,17 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import gevent
+import gevent.socket
 from gevent.server import StreamServer
 
 from app.serving.gunicorn.drain import admit_handshakes, refuse_handshakes
 
-if TYPE_CHECKING:
-    from gevent.socket import socket as GeventSocket
-
-LOOK_AGAIN_S = 0.05
+RETRY_S = 0.05
 """Longest time until accepting is tried again after a limit was reached, in seconds."""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-TELL_AGAIN_S = 60.0
+LOG_INTERVAL_S = 60.0
 """Seconds between two log lines about missing file descriptors or memory for connections."""
 log = logging.getLogger(__name__)
 
@@ -31,12 +28,12 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     While `is_full`, clients wait in the backlog.
     """
 
-    max_delay = LOOK_AGAIN_S
+    max_delay = RETRY_S
 
     def __init__(
         self,
-        listener: GeventSocket,
-        accept: Callable[[GeventSocket, object], None],
+        listener: gevent.socket.socket,
+        accept: Callable[[gevent.socket.socket, object], None],
         is_full: Callable[[], bool],
     ) -> None:
         super().__init__(listener, handle=accept, spawn=None)
@@ -46,7 +43,8 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     def do_read(self) -> Any:
         """Returns the next connection; None without one.
 
-        GreenletExit: gevent tries again after a delay.
+        Raises:
+            GreenletExit: no room for connections; gevent tries again after a delay.
         """
         if self._is_full():
             raise gevent.GreenletExit
@@ -55,8 +53,9 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            if (now_s := time.monotonic()) >= self._silent_until_s:
-                self._silent_until_s = now_s + TELL_AGAIN_S
+            now_s = time.monotonic()
+            if now_s >= self._silent_until_s:
+                self._silent_until_s = now_s + LOG_INTERVAL_S
                 log.error("clients wait, no more connections can be accepted: %s", error.strerror)
             raise gevent.GreenletExit from None
 
@@ -78,5 +77,7 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     def accept_waiting(self) -> None:
         """Accepts the connections in the backlog, as many as there is room for."""
         with suppress(gevent.GreenletExit):
-            while (accepted := self.do_read()) is not None:
+            accepted = self.do_read()
+            while accepted is not None:
                 self.do_handle(*accepted)
+                accepted = self.do_read()

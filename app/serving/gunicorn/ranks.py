@@ -1,13 +1,12 @@
-"""Data parallel ranks: each is a worker process with a separate port, metrics, queue and
-randomness.
+"""Data parallel ranks: worker processes with a separate port, metrics, queue and randomness each.
 
 Rank k listens at the setting `port` + k. With `data-parallel-rank` the server plays only this rank,
 on `port` itself. gunicorn's arbiter opens all listeners; a worker keeps its rank's listeners.
 Connections to a restarting rank wait in the listener's backlog.
 
 Only the arbiter reads the sources of settings (environment, YAML file), at the start and at a
-reload, and hands the settings over to the workers. A restarted worker therefore gets its siblings'
-settings, even after the YAML file has changed.
+reload, and passes the settings to the workers. A restarted worker therefore gets the settings of
+the other workers, even after the YAML file has changed.
 
 Notes on a worker's stage are in its heartbeat file, which the arbiter and the worker both have
 open. A signal only ends a worker; the notes give the reason, which decides how the worker ends.
@@ -35,16 +34,17 @@ ENDPOINT = "UNDERSTUDY_ENGINE"
 """Environment variable with the address of a real engine."""
 RANK = "UNDERSTUDY_RANK"
 """Environment variable with a worker's rank."""
-ONE_EACH = (
-    "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
-    "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
+ONE_WORKER_PER_RANK = (
+    "each worker is a separate server, with its own KV cache, queue and metrics, so workers that "
+    "share a port would answer in turn with different state. To serve more ranks, each on its own "
+    "port, set data-parallel-size"
 )
 ALL_SERVE = (
     "all of them serve, in turn, because this configuration does not include our gunicorn.conf.py"
 )
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 SERVING, REPLACED, ENDING, HANDED_OVER = range(4)
-"""Stages of a worker.
+"""Stages of a worker, whose notes are bytes at these offsets of its heartbeat file.
 
 * SERVING: the worker accepts connections.
 * REPLACED: a reload has started its successor.
@@ -53,21 +53,22 @@ SERVING, REPLACED, ENDING, HANDED_OVER = range(4)
 """
 
 
-def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:
+def export_settings(settings: Settings, environ: MutableMapping[str, str]) -> None:
     """Writes the settings that differ from their defaults to `environ`, as JSON."""
     environ[SETTINGS] = json.dumps(to_plain(settings))
 
 
-def handed_over(environ: Mapping[str, str]) -> Settings | None:
-    """Returns the settings that `hand_over` wrote; None without any.
+def exported_settings(environ: Mapping[str, str]) -> Settings | None:
+    """Returns the settings that `export_settings` wrote; None without any.
 
-    ConfigError as `from_plain`.
+    Raises:
+        ConfigError: the settings are not valid.
     """
     text = environ.get(SETTINGS)
     return None if text is None else from_plain(json.loads(text))
 
 
-def note(worker: Worker, stage: int) -> None:
+def note_stage(worker: Worker, stage: int) -> None:
     """Notes a stage; keeps the time of the last heartbeat."""
     file = worker.tmp.fileno()
     heartbeat = os.fstat(file)
@@ -75,21 +76,26 @@ def note(worker: Worker, stage: int) -> None:
     os.utime(file, ns=(heartbeat.st_atime_ns, heartbeat.st_mtime_ns))
 
 
-def is_noted(worker: Worker, stage: int) -> bool:
+def has_stage(worker: Worker, stage: int) -> bool:
+    """Returns whether `note_stage` has noted the stage, in any process."""
     return os.pread(worker.tmp.fileno(), 1, stage) == b"x"
 
 
 def addresses(server: ServerSettings) -> list[str]:
-    """Returns host:port of every rank in order, then those of separate gRPC ports; or the Unix
-    socket.
-    """
+    """Returns host:port of every rank in order, then of separate gRPC ports; or the Unix socket."""
     if server.uds is not None:
         return [f"unix:{server.uds}"]
-    first = [server.port] if server.grpc_port is None else [server.port, server.grpc_port]
-    return [_netloc(server.host, port + k) for port in first for k in range(len(server.ranks))]
+    first_ports = [server.port]
+    if server.grpc_port is not None:
+        first_ports.append(server.grpc_port)
+    return [
+        _netloc(server.host, first_port + k)
+        for first_port in first_ports
+        for k in range(len(server.ranks))
+    ]
 
 
-def bound(settings: Settings, address: Sequence[object]) -> Settings:
+def with_address(settings: Settings, address: Sequence[object]) -> Settings:
     """Returns `settings` with the host and port, or the socket, of gunicorn's `address`.
 
     --bind has precedence over the settings. No setting can name a file descriptor.
@@ -108,11 +114,14 @@ def rank_of(server: ServerSettings, environ: Mapping[str, str]) -> int:
     return int(environ.get(RANK, "0")) if server.rank is None else server.rank
 
 
-def served_by(server: ServerSettings, rank: int) -> ServerSettings:
-    return server if server.rank is not None else replace(server, port=server.port + rank)
+def settings_of_rank(server: ServerSettings, rank: int) -> ServerSettings:
+    """Returns the settings of one rank, whose port follows from its number."""
+    if server.rank is not None:
+        return server
+    return replace(server, port=server.port + rank)
 
 
-def siblings(settings: Settings) -> list[tuple[int, str]]:
+def rank_urls(settings: Settings) -> list[tuple[int, str]]:
     """Returns each of this server's ranks with its base URL (loopback, without a path).
 
     The server's certificate may not name the loopback address: do not verify it.
@@ -126,23 +135,25 @@ def siblings(settings: Settings) -> list[tuple[int, str]]:
     ]
 
 
-def vacant(workers: Iterable[Worker], size: int) -> int:
+def vacant_place(workers: Iterable[Worker], size: int) -> int:
     """Arbiter: returns the place, below `size`, with the fewest `workers` that are not replaced."""
-    taken = Counter(worker.place for worker in workers if not is_noted(worker, REPLACED))
-    return min(range(size), key=lambda place: taken[place])
+    counts = Counter(worker.place for worker in workers if not has_stage(worker, REPLACED))
+    return min(range(size), key=counts.__getitem__)
 
 
-def settle(worker: Worker, server: ServerSettings, environ: MutableMapping[str, str]) -> None:
+def keep_listeners(
+    worker: Worker, server: ServerSettings, environ: MutableMapping[str, str]
+) -> None:
     """Forked worker: keeps the listeners of its place, closes all others, and sets RANK."""
     if server.rank is None:
         environ[RANK] = str(worker.place)
     if len(server.ranks) > 1:
-        own = worker.sockets[worker.place :: len(server.ranks)]
+        listeners = worker.sockets[worker.place :: len(server.ranks)]
         for listener in worker.sockets:
-            if listener not in own:
+            if listener not in listeners:
                 listener.close()
-        worker.sockets = own
-        worker.log.info("Rank %d listens at %s", worker.place, ", ".join(map(str, own)))
+        worker.sockets = listeners
+        worker.log.info("Rank %d listens at %s", worker.place, ", ".join(map(str, listeners)))
 
 
 def _netloc(host: str, port: int) -> str:

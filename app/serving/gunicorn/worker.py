@@ -1,10 +1,9 @@
 """gunicorn's gevent worker, with a fast path, a timely end and a fair turn for every connection.
 
-Changes, with their reasons (figures in docs/benchmarks.md):
+Differences from the stock worker, with their reasons (figures in docs/benchmarks.md):
 
-* plain requests for generation are answered from the hub (`app.serving.gunicorn.connections`); all
-  others by
-  gunicorn's parser and Flask, in a greenlet per answer;
+* plain requests for generation are answered from the hub (`app.serving.gunicorn.fast_connection`);
+  all others by gunicorn's parser and Flask, in a greenlet per answer;
 * the stock worker waits for idle keep-alive connections until killed, and its exit hooks never run;
 * the stock worker serves one busy connection without end, while other connections starve;
 * the stock worker sends the head and body of an answer in two system calls;
@@ -28,7 +27,7 @@ from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-import gevent
+import gevent.socket
 from gevent.event import Event
 from gevent.pool import Pool
 from gunicorn import http
@@ -42,54 +41,60 @@ from gunicorn.workers.ggevent import GeventWorker
 from app.base.clock.pause import pause_with
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
-from app.serving.gunicorn.connections import LONGEST_S, FastConnection, FastPath, OpenConnections
 from app.serving.gunicorn.drain import HANDOVER_S, ConnectionDrain
 from app.serving.gunicorn.fair_turns import FairTurns
+from app.serving.gunicorn.fast_connection import FastConnection
 from app.serving.gunicorn.general import (
-    LITTLE_BYTES,
+    MAX_DISCARDED_BYTES,
     FairSocket,
     GeneralResponse,
     check_head,
     has_much_unread,
     linger,
 )
+from app.serving.gunicorn.hub_connection import UNLIMITED_S, FastPath, OpenConnections
 from app.serving.gunicorn.listener import ClientServer
 from app.serving.http.chunks import BoundedChunks
 from app.serving.http.context import CONTEXT, context_of
 
 if TYPE_CHECKING:
-    from gevent.socket import socket as GeventSocket
     from gunicorn.http.message import Request
+    from gunicorn.http.parser import Parser
 
-TICK_S = 1.0
+HEARTBEAT_S = 1.0
 """Seconds between two heartbeats for the arbiter."""
-SWEEP_S = 0.2
-"""Seconds between two checks of idle connections."""
-CUT_S = 1.0
-"""Time left for exit hooks when running requests are cut, in seconds; at most half the graceful
-timeout.
+LIMIT_CHECK_S = 0.2
+"""Seconds between two checks of the time limits of connections."""
+EXIT_HOOKS_S = 1.0
+"""Time left for exit hooks when running requests are cut, in seconds.
+
+At most half the graceful timeout.
 """
-PARTING_S = 0.2
+JOIN_TIMEOUT_S = 0.2
 """Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
-COLLECT_AFTER = (1_000_000, 10, 10)
-"""Thresholds of the garbage collector, above the objects of 10,000 streams; requests leave no
-cycles.
+GC_THRESHOLDS = (1_000_000, 10, 10)
+"""Thresholds of the garbage collector, above the objects of 10,000 streams.
+
+Requests leave no cycles.
 """
-YOUNG = 1
+YOUNG_GENERATION = 1
 """Oldest generation that an idle worker collects."""
-M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 17
-"""Size, in bytes, above which freed memory blocks return to the system (glibc's `mallopt`).
+M_MMAP_THRESHOLD = -3
+"""Parameter of glibc's `mallopt`: size above which freed memory returns to the system."""
+MMAP_THRESHOLD_BYTES = 1 << 17
+"""Value of that parameter.
 
 glibc would raise it with each such block: 40 MiB stayed allocated after a prompt of 2 MB
-(measured). """
-OWN_FILES = 256
-"""File descriptors kept free of clients' connections:
+(measured).
+"""
+RESERVED_FILES = 256
+"""File descriptors kept free of clients' connections.
 
-for libraries, datasets, ZMQ and outgoing requests.
+They are for libraries, datasets, ZMQ and outgoing requests.
 """
 DRAIN_CHECK_S = 0.05
 """Seconds between two checks of the connections of a stopping worker."""
-NOTE_S = 0.5
+NOTE_TIMEOUT_S = 0.5
 """Longest time until the arbiter notes the end of a server whose processes all got the signal."""
 SETTLE_S = 0.5
 """Seconds that new connections wait in the backlog while a stopping worker ends its requests.
@@ -99,11 +104,11 @@ its next server. Otherwise the worker answers new connections with 503.
 """
 HANDSHAKE_S = 0.05
 """Seconds for the client's part of handshakes that have begun when the listener closes."""
-GENERAL_S = 0.001
+GENERAL_COST_S = 0.001
 """Estimated processor time of a request through Flask, in seconds."""
-GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
-LITTLE_S = 0.5
-"""Seconds that are spent on the rest of an unread body to keep a connection open."""
+DISCONNECT_ERRORS = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+DISCARD_S = 0.5
+"""Seconds that are spent on the end of an unread body to keep a connection open."""
 UNKNOWN_CODING = "A request body has no Transfer-Encoding other than chunked."
 
 
@@ -118,7 +123,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.certificate: ServerCertificate | None = None
         self.fast_path = True
         """Enables answers to plain requests without Flask."""
-        self.client_timeout_s = LONGEST_S
+        self.client_timeout_s = UNLIMITED_S
         """Longest time for which a client may take no bytes of an answer, in seconds."""
         self.drain_s = 0.0
         """Time after SIGTERM for which new requests are served, in seconds."""
@@ -126,36 +131,31 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
-        self._open: OpenConnections = {}
+        self._connections: OpenConnections = {}
 
     def init_process(self) -> None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        room = most - min(OWN_FILES, most // 2)
-        if most != resource.RLIM_INFINITY and self.worker_connections > room:
-            self.log.warning("%d open files allow %d connections at a time", most, room)
-            self.worker_connections = room
+        """Raises the limit on open files, and limits connections to what it allows."""
+        _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
+        max_connections = max_files - min(RESERVED_FILES, max_files // 2)
+        if max_files != resource.RLIM_INFINITY and self.worker_connections > max_connections:
+            self.log.warning(
+                "%d open files allow %d connections at a time", max_files, max_connections
+            )
+            self.worker_connections = max_connections
         super().init_process()
 
     def load_wsgi(self) -> None:
         """Loads the application. Unusable settings end the arbiter, too, instead of a retry."""
         try:
             super().load_wsgi()
-        except SystemExit as reason:
-            self.log.error("%s", reason.code)
+        except SystemExit as error:
+            self.log.error("%s", error.code)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
 
     def run(self) -> None:
         """Serves until SIGTERM, then lets running requests end within `graceful_timeout`."""
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*COLLECT_AFTER)
-        with suppress(AttributeError):  # a C library without mallopt
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
-        # gunicorn reads its settings a dozen times per request, each by a slow search.
-        self.cfg.__dict__.update(
-            {name: setting.get() for name, setting in self.cfg.settings.items()}
-        )
+        self._tune_process()
         if self.certificate is None and self.cfg.is_ssl:  # under a stock arbiter
             self.certificate = ServerCertificate(self.cfg)
         has_hooks = ranks.SETTINGS in os.environ
@@ -164,77 +164,102 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._turns = FairTurns()
         pause_with(self._turns.pause)
         self._idle_s = self.cfg.keepalive or self.client_timeout_s
-        self._path = self._make_path()
+        self._path = self._create_path()
         servers = [self._listen(listener) for listener in self.sockets]
-        # The note is checked, too: a signal is lost before a new worker has installed its handlers.
-        while self.alive and not ranks.is_noted(self, ranks.ENDING):
-            self.notify()
-            _forget_names()
-            if self.certificate is not None:
-                with suppress(CertificateError):  # the arbiter logs this error
-                    self.certificate.refresh()
-            if not any(connection.busy for connection in self._open):
-                gc.collect(YOUNG)
-            end_s = time.monotonic() + TICK_S
-            while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
-                for connection in list(self._open):
-                    connection.look(now_s)
-                self._stopping.wait(min(SWEEP_S, end_s - now_s))
+        self._serve_until_stopped()
         self.alive = False
         self._path.is_open = False
         self._drain(servers)
         if not has_hooks and hasattr(self.wsgi, "end"):
             self.wsgi.end()
 
+    def _tune_process(self) -> None:
+        """Sets up the garbage collector, the allocator and gunicorn's settings for serving."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        with suppress(AttributeError):  # a C library without mallopt
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        # gunicorn reads its settings a dozen times per request, each by a slow search.
+        self.cfg.__dict__.update(
+            {name: setting.get() for name, setting in self.cfg.settings.items()}
+        )
+
+    def _serve_until_stopped(self) -> None:
+        """Enforces time limits and sends heartbeats while the hub serves."""
+        # The note is checked, too: a signal is lost before a new worker has installed its handlers.
+        while self.alive and not ranks.has_stage(self, ranks.ENDING):
+            self.notify()
+            _clear_attribute_cache()
+            if self.certificate is not None:
+                with suppress(CertificateError):  # the arbiter logs this error
+                    self.certificate.refresh()
+            if not any(connection.busy for connection in self._connections):
+                gc.collect(YOUNG_GENERATION)
+            end_s = time.monotonic() + HEARTBEAT_S
+            while not self._stopping.is_set():
+                now_s = time.monotonic()
+                if now_s >= end_s:
+                    break
+                for connection in list(self._connections):
+                    connection.enforce_limits(now_s)
+                self._stopping.wait(min(LIMIT_CHECK_S, end_s - now_s))
+
     def _begin_without_hooks(self) -> None:
         """Does what our gunicorn.conf.py does, under a configuration that does not include it."""
         if self.cfg.workers > 1 and self.age == 1:
             self.log.warning(
-                "workers=%d: %s: %s", self.cfg.workers, ranks.ALL_SERVE, ranks.ONE_EACH
+                "workers=%d: %s: %s", self.cfg.workers, ranks.ALL_SERVE, ranks.ONE_WORKER_PER_RANK
             )
         if hasattr(self.wsgi, "begin"):
             self.wsgi.begin()
 
-    def _make_path(self) -> FastPath:
-        app = (
-            self.wsgi
-            if self.fast_path and self.cfg.keepalive and hasattr(self.wsgi, "rpc")
-            else None
-        )
+    def _create_path(self) -> FastPath:
+        app = None
+        if self.fast_path and self.cfg.keepalive and hasattr(self.wsgi, "rpc"):
+            app = self.wsgi
         path = FastPath(
-            *(app, self.log, self._turns, self._open, self._idle_s),
-            lambda *request: self._greenlets.spawn(self._answer, *request, time.monotonic()),
-            self.client_timeout_s,
+            app=app,
+            log=self.log,
+            turns=self._turns,
+            connections=self._connections,
+            idle_s=self._idle_s,
+            serve_general=self._spawn_answer,
+            client_timeout_s=self.client_timeout_s,
         )
         if app is not None and app.rpc is not None and self.certificate is None:
             # Imported now, because a later import would delay all clients.
-            from app.serving.gunicorn.http2.connection import Http2Connection
+            from app.serving.gunicorn.http2.http2_connection import Http2Connection
 
             path.upgrade = Http2Connection
-        path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
+        path.heads.apply_limits(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
         return path
 
-    def _listen(self, listener: GeventSocket) -> ClientServer:
-        bound = (
-            listener.getsockname()
-        )  # now: a replaced worker closes the listener before its last answers
+    def _spawn_answer(self, connection: FastConnection, data: bytes) -> None:
+        self._greenlets.spawn(self._answer, connection, data, time.monotonic())
 
-        def accept(client: GeventSocket, addr: Any) -> None:
+    def _listen(self, listener: gevent.socket.socket) -> ClientServer:
+        # Read now: a replaced worker closes the listener before its last answers.
+        bound = listener.getsockname()
+
+        def accept(client: gevent.socket.socket, addr: Any) -> None:
             """Hub: serves a new connection; idle connections need no greenlet."""
+            # The client of a Unix socket has no address.
+            address = addr if isinstance(addr, tuple) else ("", 0)
             try:
                 if self.certificate is not None:
                     client = self.certificate.wrap(client)
-                # The client of a Unix socket has no address.
-                FastConnection(
-                    self._path, client, addr if isinstance(addr, tuple) else ("", 0), bound
-                )
-            except OSError:  # the client has gone
+                FastConnection(self._path, client, address, bound)
+            except OSError:  # the client has disconnected
                 client.close()
 
         listener.setblocking(1)
-        server = ClientServer(listener, accept, lambda: len(self._open) >= self.worker_connections)
+        server = ClientServer(listener, accept, self._is_full)
         server.start()
         return server
+
+    def _is_full(self) -> bool:
+        return len(self._connections) >= self.worker_connections
 
     def _drain(self, servers: list[ClientServer]) -> None:
         """Ends the connections, and waits until no request runs."""
@@ -243,31 +268,32 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self._hand_over(servers)
         else:
             self._shut_down(servers)
-        if running := sum(connection.busy for connection in self._open):
+        running = sum(connection.busy for connection in self._connections)
+        if running:
             self.log.warning(
                 "Worker %s cuts %d requests: the graceful timeout is over", self.pid, running
             )
-        self._greenlets.join(timeout=PARTING_S)
-        self._greenlets.kill(timeout=PARTING_S)
-        for connection in list(self._open):
+        self._greenlets.join(timeout=JOIN_TIMEOUT_S)
+        self._greenlets.kill(timeout=JOIN_TIMEOUT_S)
+        for connection in list(self._connections):
             connection.close()
 
     def _has_successor(self) -> bool:
         """Returns whether another worker accepts, or soon will accept, from the same listeners."""
-        handed_over = ranks.is_noted(self, ranks.HANDED_OVER)
-        if ranks.is_noted(self, ranks.ENDING) or handed_over:
-            return handed_over
-        if ranks.is_noted(self, ranks.REPLACED):
+        is_handed_over = ranks.has_stage(self, ranks.HANDED_OVER)
+        if ranks.has_stage(self, ranks.ENDING) or is_handed_over:
+            return is_handed_over
+        if ranks.has_stage(self, ranks.REPLACED):
             return True
-        if not ranks.is_noted(self, ranks.SERVING):  # a stock arbiter notes nothing
+        if not ranks.has_stage(self, ranks.SERVING):  # a stock arbiter notes nothing
             return False
         # A service manager may signal all processes of a server at once, and the arbiter needs a
         # moment to note that the server ends. Without that note, only this worker was signaled: the
         # arbiter keeps the listeners open, and starts another worker.
-        note_limit_s = time.monotonic() + NOTE_S
+        note_limit_s = time.monotonic() + NOTE_TIMEOUT_S
         while time.monotonic() < note_limit_s:
-            if ranks.is_noted(self, ranks.ENDING):
-                return ranks.is_noted(self, ranks.HANDED_OVER)
+            if ranks.has_stage(self, ranks.ENDING):
+                return ranks.has_stage(self, ranks.HANDED_OVER)
             gevent.sleep(DRAIN_CHECK_S)
         return True
 
@@ -278,14 +304,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """
         for server in servers:
             server.close()
-        drain = ConnectionDrain(self._open, kept_s=HANDOVER_S)
+        drain = ConnectionDrain(self._connections, HANDOVER_S)
         deadline_s = inf
         while drain.sweep() and time.monotonic() < deadline_s:
             self.notify()
-            if deadline_s == inf and ranks.is_noted(self, ranks.ENDING):
-                deadline_s = self._cut_at()
-                if not ranks.is_noted(self, ranks.HANDED_OVER):
-                    drain.kept_s = self.drain_s
+            if deadline_s == inf and ranks.has_stage(self, ranks.ENDING):
+                deadline_s = self._deadline_s()
+                if not ranks.has_stage(self, ranks.HANDED_OVER):
+                    drain.idle_s = self.drain_s
             gevent.sleep(DRAIN_CHECK_S)
 
     def _shut_down(self, servers: list[ClientServer]) -> None:
@@ -296,10 +322,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
         no client is connected. Then the listener closes as soon as no request runs. If requests
         still run after `SETTLE_S`, new requests get 503 until the last one has ended.
         """
-        deadline_s = self._cut_at()
+        deadline_s = self._deadline_s()
         now_s = time.monotonic()
         drain_end_s = min(now_s + self.drain_s, deadline_s)
-        drain = ConnectionDrain(self._open, kept_s=drain_end_s - now_s)
+        drain = ConnectionDrain(self._connections, drain_end_s - now_s)
         if hasattr(self.wsgi, "withdraw"):
             self.wsgi.withdraw()
         while drain.sweep() and time.monotonic() < drain_end_s:
@@ -312,10 +338,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
             if time.monotonic() >= limit_s:
                 break
             self._wait_for_drain()
-        if self._open:
+        if self._connections:
             if hasattr(self.wsgi, "drain"):
                 self.wsgi.drain()
-            drain.kept_s = 0.0
+            drain.idle_s = 0.0
             for server in servers:
                 server.start_accepting()
             while drain.sweep() and time.monotonic() < deadline_s:
@@ -330,7 +356,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         Under a stock arbiter, which notes nothing, the worker may end alone. The next worker then
         gets the backlog.
         """
-        if not ranks.is_noted(self, ranks.ENDING):
+        if not ranks.has_stage(self, ranks.ENDING):
             for server in servers:
                 server.close()
             return
@@ -352,54 +378,43 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.notify()
         gevent.sleep(DRAIN_CHECK_S)
 
-    def _cut_at(self) -> float:
-        patience_s: float = self.cfg.graceful_timeout
-        return time.monotonic() + patience_s - min(CUT_S, patience_s / 2)
+    def _deadline_s(self) -> float:
+        """Returns when running requests are cut, if the worker begins to stop now."""
+        timeout_s: float = self.cfg.graceful_timeout
+        return time.monotonic() + timeout_s - min(EXIT_HOOKS_S, timeout_s / 2)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
+        """Ends `run` soon."""
         super().handle_exit(sig, frame)
         self._stopping.set()
 
-    def _answer(self, connection: FastConnection, data: bytes, arrived_s: float) -> None:
+    def _answer(self, connection: FastConnection, data: bytes, arrival_s: float) -> None:
         """Greenlet: answers one request, which arrived before its wait for a turn."""
-        share, rest = connection.share, None
+        cost = connection.cost
+        following: bytes | None = None
         try:
-            share.cost_s = max(share.cost_s, GENERAL_S)
-            self._turns.wait(share)
-            rest = self._serve(connection, data, arrived_s)
+            cost.cost_s = max(cost.cost_s, GENERAL_COST_S)
+            self._turns.wait(cost)
+            following = self._serve(connection, data, arrival_s)
         finally:
-            if rest is None:
+            if following is None:
                 connection.close()
             else:
-                connection.take_back(rest)
+                connection.take_back(following)
 
-    def _serve(self, connection: FastConnection, data: bytes, arrived_s: float) -> bytes | None:
+    def _serve(self, connection: FastConnection, data: bytes, arrival_s: float) -> bytes | None:
         """Serves a request, which begins with `data`; returns further bytes, or None to close."""
-        client, addr, share = connection.client, connection.address, connection.share
+        client = connection.client
+        addr = connection.address
         req = None
         try:
-            source = FairSocket(client, data, self._turns, share)
+            source = FairSocket(client, data, self._turns, connection.cost)
             parser = http.get_parser(self.cfg, source, addr)
             with gevent.Timeout(self._idle_s, False):
                 req = next(parser)
             if not req:
                 return None
-            check_head(req)
-            if isinstance(req.body.reader, ChunkedReader):
-                req.body = Body(BoundedChunks(req, req.unreader))
-
-            def has_more() -> bool:
-                buffered = source.data or parser.unreader.buf.getbuffer().nbytes
-                return bool(buffered) or connection.has_unread
-
-            self._respond(connection, req, arrived_s, has_more)
-            self._turns.wait(share)  # a client that always has a request ready would block the loop
-            if not has_much_unread(req) and parser.finish_body(
-                time.monotonic() + LITTLE_S, LITTLE_BYTES + 1
-            ):
-                rest: bytes = parser.unreader.take_buffered() + source.data
-                return rest
-            linger(client)
+            return self._serve_parsed(connection, req, source, parser, arrival_s)
         except (http.errors.NoMoreData, StopIteration) as error:
             self.log.debug("Closing connection. %s", error)
             if req is not None and has_much_unread(req):
@@ -408,7 +423,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             if error.args[0] != ssl.SSL_ERROR_EOF:
                 self.handle_error(req, client, addr, error)
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno not in DISCONNECT_ERRORS:
                 self.log.exception("Socket error processing request.")
         except UnsupportedTransferCoding as error:
             self.log.warning("Invalid request from ip=%s: %s", addr[0], error)
@@ -420,30 +435,57 @@ class Worker(GeventWorker):  # type: ignore[misc]
             linger(client)
         return None
 
+    def _serve_parsed(
+        self,
+        connection: FastConnection,
+        req: Request,
+        source: FairSocket,
+        parser: Parser,
+        arrival_s: float,
+    ) -> bytes | None:
+        """Serves a parsed request; returns further bytes, or None to close."""
+        check_head(req)
+        if isinstance(req.body.reader, ChunkedReader):
+            req.body = Body(BoundedChunks(req, req.unreader))
+
+        def has_more() -> bool:
+            buffered = source.data or parser.unreader.buf.getbuffer().nbytes
+            return bool(buffered) or connection.has_unread
+
+        self._respond(connection, req, arrival_s, has_more)
+        # A client that always has a request ready would block the loop.
+        self._turns.wait(connection.cost)
+        if not has_much_unread(req) and parser.finish_body(
+            time.monotonic() + DISCARD_S, MAX_DISCARDED_BYTES + 1
+        ):
+            following: bytes = parser.unreader.take_buffered() + source.data
+            return following
+        linger(connection.client)
+        return None
+
     def _respond(
         self,
         connection: FastConnection,
         req: Request,
-        arrived_s: float,
+        arrival_s: float,
         has_more: Callable[[], bool],
     ) -> None:
         """Serves one request. `has_more()`: further bytes have arrived.
 
-        StopIteration: close the connection.
+        Raises:
+            StopIteration: the connection has to be closed.
         """
         response, environ = wsgi.create(
-            *(
-                req,
-                connection.client,
-                connection.address,
-                connection.bound,
-                self.cfg,
-                GeneralResponse,
-            ),
+            req=req,
+            sock=connection.client,
+            client=connection.address,
+            server=connection.bound,
+            cfg=self.cfg,
+            response_class=GeneralResponse,
             response_args=(connection, has_more),
         )
         environ["wsgi.multithread"] = True
-        environ[CONTEXT] = context_of(environ, arrived_s)
+        environ[CONTEXT] = context_of(environ, arrival_s)
         if not self.cfg.keepalive:
             response.force_close()
         body: Any = None
@@ -462,14 +504,15 @@ class Worker(GeventWorker):  # type: ignore[misc]
             raise StopIteration from None
         finally:
             if body is not None and self.log.access_log_enabled:
-                took = timedelta(seconds=time.monotonic() - arrived_s)
-                self.log.access(response, req, environ, took)
-            getattr(body, "close", lambda: None)()
+                duration = timedelta(seconds=time.monotonic() - arrival_s)
+                self.log.access(response, req, environ, duration)
+            if hasattr(body, "close"):
+                body.close()
         if response.should_close():
             raise StopIteration
 
 
-def _forget_names() -> None:
+def _clear_attribute_cache() -> None:
     """Clears the interpreter's attribute cache of up to 4,096 names, to free memory.
 
     gevent looks up a watcher's `stop` by a new string each time, and the cache keeps these strings

@@ -6,20 +6,20 @@ from typing import Any
 from gunicorn.http.body import CHUNK_EXT_RE, ChunkedReader
 from gunicorn.http.errors import InvalidChunkExtension, InvalidChunkSize, NoMoreData
 
-MOST_SIZE_DIGITS = 16
+MAX_SIZE_DIGITS = 16
 """Most hexadecimal digits of a chunk's size; more would overflow 64 bits in other servers."""
-MOST_LINE_BYTES = 4096
+MAX_LINE_BYTES = 4096
 """Most bytes of the line in front of a chunk."""
-MOST_EXTENSION_BYTES = 1 << 14
+MAX_EXTENSION_BYTES = 1 << 14
 """Most bytes of all chunk extensions of a body, as in Node.js; they carry no content."""
-MOST_TRAILER_BYTES = 1 << 14
-"""Most bytes of the trailers behind the last chunk."""
-SIZE = re.compile(rb"[0-9A-Fa-f]{1,%d}" % MOST_SIZE_DIGITS)
-SHOWN_BYTES = 40
+MAX_TRAILER_BYTES = 1 << 14
+"""Most bytes of the trailers after the last chunk."""
+SIZE = re.compile(rb"[0-9A-Fa-f]{1,%d}" % MAX_SIZE_DIGITS)
+MAX_QUOTED_BYTES = 40
 """Most bytes of a malformed line that an error quotes."""
 
 
-class BodyTooLarge(Exception):
+class BodyTooLargeError(Exception):
     """The chunks declare more bytes than the body may have."""
 
 
@@ -28,22 +28,22 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
 
     def __init__(self, request: Any, unreader: Any) -> None:
         super().__init__(request, unreader)
-        self.most_bytes: int | None = None
+        self.max_bytes: int | None = None
         """Most bytes of the whole body; None: no limit."""
-        self.limit_trailer_section = MOST_TRAILER_BYTES
+        self.limit_trailer_section = MAX_TRAILER_BYTES
         self._declared_bytes = 0
         self._extension_bytes = 0
 
     def parse_chunk_size(
         self, unreader: Any, data: bytes | None = None
     ) -> tuple[int, bytes | None]:
-        """Returns the size of the next chunk, and the bytes behind its line.
+        """Returns the size of the next chunk, and the bytes after its line.
 
         After the last chunk the size is 0, and no bytes follow (None).
 
         Raises:
             ParseException: the line or the trailers are malformed, or too long.
-            BodyTooLarge: the chunks declare more than `most_bytes`.
+            BodyTooLargeError: the chunks declare more than `max_bytes`.
             NoMoreData: the client ends the connection.
         """
         line, following = self._read_line(unreader, data or b"")
@@ -53,7 +53,7 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         if b"\r" in extensions:
             raise InvalidChunkExtension("a carriage return without a line feed")
         if SIZE.fullmatch(digits) is None:
-            raise InvalidChunkSize(digits[:SHOWN_BYTES])
+            raise InvalidChunkSize(digits[:MAX_QUOTED_BYTES])
         if semicolon:
             self._check_extensions(extensions)
         size = int(digits, 16)
@@ -61,26 +61,26 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
             self.parse_trailers(unreader, following)
             return 0, None
         self._declared_bytes += size
-        if self.most_bytes is not None and self._declared_bytes > self.most_bytes:
-            raise BodyTooLarge
+        if self.max_bytes is not None and self._declared_bytes > self.max_bytes:
+            raise BodyTooLargeError
         return size, following
 
     def _read_line(self, unreader: Any, data: bytes) -> tuple[bytes, bytes]:
-        """Returns the first line, without its end, and the bytes behind it."""
+        """Returns the first line, without its end, and the bytes after it."""
         end = data.find(b"\r\n")
-        while end < 0 and len(data) <= MOST_LINE_BYTES:
+        while end < 0 and len(data) <= MAX_LINE_BYTES:
             received = unreader.read()
             if not received:
                 raise NoMoreData
             data += received
             end = data.find(b"\r\n")
-        if end < 0 or end > MOST_LINE_BYTES:
-            raise InvalidChunkSize(b"the line has more than %d bytes" % MOST_LINE_BYTES)
+        if end < 0 or end > MAX_LINE_BYTES:
+            raise InvalidChunkSize(b"the line has more than %d bytes" % MAX_LINE_BYTES)
         return data[:end], data[end + 2 :]
 
     def _check_extensions(self, extensions: bytes) -> None:
         self._extension_bytes += len(extensions)
-        if self._extension_bytes > MOST_EXTENSION_BYTES:
-            raise InvalidChunkExtension(f"more than {MOST_EXTENSION_BYTES} bytes of extensions")
+        if self._extension_bytes > MAX_EXTENSION_BYTES:
+            raise InvalidChunkExtension(f"more than {MAX_EXTENSION_BYTES} bytes of extensions")
         if CHUNK_EXT_RE.fullmatch(b";" + extensions) is None:
             raise InvalidChunkExtension("not as in RFC 9112")

@@ -1,7 +1,8 @@
-"""One HTTP request, as middleware, routes and error handlers see it, and its body.
+"""One HTTP request and its body, as middleware, routes and error handlers see it.
 
-A `RequestContext` is made once per request, by the fast path or from a WSGI environ. Modules attach
-state to it by type (`keep`, `kept`) instead of string keys.
+A `RequestContext` is created once per request, by the fast path or from a WSGI environ. Modules
+attach state to it by type (`keep`, `kept`) instead of string keys. `BodyLimits` reads the body
+within a size and a time.
 """
 
 import hashlib
@@ -18,8 +19,8 @@ from gunicorn.http.errors import ParseException
 from msgspec import Struct
 
 from app.base.clock.pause import pause
-from app.serving.http.chunks import BodyTooLarge, BoundedChunks
-from app.serving.http.connection import Connection
+from app.serving.http.chunks import BodyTooLargeError, BoundedChunks
+from app.serving.http.client_connection import ClientConnection
 from app.serving.http.errors import ApiError, malformed, too_large
 from config.settings import ServerSettings
 
@@ -32,9 +33,25 @@ T = TypeVar("T")
 SequenceObserver = Callable[..., Callable[..., None] | None]
 Ending = Callable[["RequestContext", "Response"], None]
 
-
 SCOPE = "x-understudy-scope"
 """Header that names the test of a request, where tests share a server."""
+CONTEXT = "understudy.context"
+"""Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
+MAX_JSON_VALUES = 400_000
+"""Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
+READ_BYTES = 1 << 18
+"""Bytes per read; other greenlets run between two reads."""
+CHUNKED_READ_BYTES = 1 << 10
+"""Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
+MAX_LENGTH_DIGITS = 18
+"""Most digits of a Content-Length."""
+PATH_CHARACTERS = "/:@!$&'()*+,;=~"
+"""Characters of a path that need no percent-encoding, besides letters, digits and `-._`.
+
+See RFC 3986, section 3.3.
+"""
+HEADERS_WITHOUT_PREFIX = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
+"""Keys of headers in a WSGI environ that do not begin with `HTTP_`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +63,10 @@ class MatchedRoute:
 
     path: str
     on_error: "Callable[[Exception], Response] | None" = field(default=None, kw_only=True)
+
+
+def _no_id() -> str:
+    return "-"
 
 
 class RequestContext(Struct, kw_only=True, eq=False, dict=True):
@@ -66,41 +87,50 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     part: bytes = b""
     """The part of a body that has arrived, where it is not read to its end."""
     source: "SupportsRead[bytes] | None" = None
-    """Returns as many bytes as asked, fewer only at the body's end. OSError: the body broke off."""
-    connection: Connection | None = None
+    """Returns the requested number of bytes, fewer only at the body's end.
+
+    Raises OSError when the body breaks off.
+    """
+    connection: ClientConnection | None = None
     http_version: str = "HTTP/1.1"
     scheme: str = "http"
     host: str = ""
-    new_id: Callable[[], str] = lambda: "-"
+    new_id: Callable[[], str] = _no_id
     """Draws an id for a request without one."""
     route: MatchedRoute | None = None
     """None when no route serves the request."""
     label: str = ""
-    """Path of the route in metrics; empty when no route takes the path and method."""
+    """Path of the route in metrics; empty when no route serves the path and method."""
     params: Mapping[str, str] = {}
     """The variable parts of the path."""
     way: str = "flask"
-    """Serving path: flask, fast or probe."""
+    """Serving path: flask, fast, probe or grpc."""
     is_generation: bool = False
     """The request asks for generation, and was decoded."""
     rule: str = ""
     """The rule of a script that decided the reply, with its file; empty without one."""
     observers: Sequence[SequenceObserver] = ()
-    """Called for each sequence that the engine makes for the request (`app.engine.core.request`).
+    """Called for each sequence that the engine creates for the request.
+
+    See `app.engine.core.request`.
     """
     endings: Sequence[Ending] = ()
     """Called with the response by the middleware; set when the request begins."""
     _request_id: str = ""
     _kept: dict[type, object] | None = None
 
-    def keep(self, item: object) -> None:
+    def keep(self, state: object) -> None:
+        """Attaches `state` to the request; it replaces state of the same type."""
         if self._kept is None:
             self._kept = {}
-        self._kept[type(item)] = item
+        self._kept[type(state)] = state
 
     def kept(self, kind: type[T]) -> T | None:
-        found = None if self._kept is None else self._kept.get(kind)
-        return found if isinstance(found, kind) else None
+        """Returns the attached state of type `kind`; None without any."""
+        if self._kept is None:
+            return None
+        state = self._kept.get(kind)
+        return state if isinstance(state, kind) else None
 
     @property
     def request_id(self) -> str:
@@ -111,13 +141,16 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
 
     @property
     def content_type(self) -> str | None:
+        """Declared media type of the body; None without a declaration."""
         return self.headers.get("content-type")
 
     @property
     def content_length(self) -> int | None:
         """Declared size of the body in bytes; None without a valid declaration."""
         declared = self.headers.get("content-length", "")
-        return int(declared) if declared.isdecimal() and len(declared) < 19 else None
+        if declared.isdecimal() and len(declared) <= MAX_LENGTH_DIGITS:
+            return int(declared)
+        return None
 
     @cached_property
     def _query(self) -> Mapping[str, Sequence[str]]:
@@ -125,6 +158,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
         return parse_qs(query, keep_blank_values=True)
 
     def arguments(self, name: str) -> Sequence[str]:
+        """Returns the values of `name` in the query, in order."""
         return self._query.get(name, ())
 
     def query(self) -> dict[str, str]:
@@ -134,6 +168,95 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
 
 current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
 """The request that this greenlet serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """At most `max_bytes` of body with `max_values` of JSON, delivered within `timeout_s`."""
+
+    max_bytes: int
+    timeout_s: float
+    max_values: int = MAX_JSON_VALUES
+
+    @classmethod
+    def from_settings(cls, server: ServerSettings) -> "BodyLimits":
+        """Returns the limits of a server."""
+        return cls(
+            max_bytes=server.max_request_body_size_mb << 20,
+            timeout_s=server.client_timeout,
+            max_values=server.max_json_values,
+        )
+
+    def read(self, context: RequestContext) -> bytes:
+        """Returns the whole body.
+
+        Raises:
+            ApiError: 413 for too many bytes or values; 408 for a body that does not arrive in time;
+                400 for a body that is cut short.
+        """
+        if context.body is not None:
+            return context.body
+        declared = context.headers.get("content-length") or "0"
+        length = int(declared) if declared.isdecimal() else 0
+        body = self._receive(context) if length <= self.max_bytes else b""
+        if max(length, len(body)) > self.max_bytes:
+            raise self._too_large()
+        if len(body) < length:
+            raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
+        # Commas and brackets within strings count, too.
+        if len(body) > self.max_values and sum(map(body.count, b",[{")) > self.max_values:
+            raise too_large(
+                f"The request body has more than {self.max_values} values (--max-json-values)."
+            )
+        context.body = body
+        return body
+
+    def _too_large(self) -> ApiError:
+        return too_large(f"The request body is larger than {self.max_bytes >> 20} MiB.")
+
+    def _receive(self, context: RequestContext) -> bytes:
+        """Returns at most one byte more than allowed; `context.part` gets the bytes that arrived.
+
+        Raises:
+            ApiError: as `read`.
+        """
+        source = context.source
+        if source is None:
+            return b""
+        read_bytes = READ_BYTES if "content-length" in context.headers else CHUNKED_READ_BYTES
+        reader = getattr(source, "reader", None)
+        if isinstance(reader, BoundedChunks):
+            reader.max_bytes = self.max_bytes
+        parts: list[bytes] = []
+        received = 0
+        has_ended = False
+        try:
+            with gevent.Timeout(self.timeout_s, False):
+                while not has_ended and received <= self.max_bytes:
+                    # gunicorn copies its buffer at each read: small reads of a long chunk would
+                    # take long.
+                    buffer = getattr(reader, "buf", None)
+                    buffered = 0 if buffer is None else buffer.tell()
+                    size = min(max(read_bytes, buffered), self.max_bytes + 1 - received)
+                    part = source.read(size)
+                    parts.append(part)
+                    received += len(part)
+                    has_ended = len(part) < size
+                    if not has_ended:
+                        pause()
+        except (OSError, ParseException) as error:
+            raise malformed(f"body: it broke off: {error}", "body") from error
+        except BodyTooLargeError:
+            raise self._too_large() from None
+        finally:
+            context.part = b"".join(parts)
+        if not has_ended and received <= self.max_bytes:
+            raise ApiError(
+                408,
+                "Request Timeout",
+                f"The request body did not arrive within {self.timeout_s:g} s.",
+            )
+        return context.part
 
 
 def bearer(headers: Mapping[str, str]) -> bytes | None:
@@ -151,107 +274,6 @@ def client_name(context: RequestContext) -> str:
     return f"address:{context.client or 'unknown'}"
 
 
-# The body, within a size and a time.
-
-MOST_VALUES = 400_000
-"""Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
-STEP = 1 << 18
-"""Bytes per read; other greenlets run between two reads."""
-CHUNKED_STEP = 1 << 10
-"""Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
-
-
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """`most_bytes` of body with `most_values` of JSON, delivered within `timeout_s`."""
-
-    most_bytes: int
-    timeout_s: float
-    most_values: int = MOST_VALUES
-
-    @classmethod
-    def of(cls, server: ServerSettings) -> "BodyLimits":
-        return cls(
-            server.max_request_body_size_mb << 20, server.client_timeout, server.max_json_values
-        )
-
-    def read(self, context: RequestContext) -> bytes:
-        """Returns the whole body.
-
-        ApiError 413: too large, or too many values; 408: no whole body in time; 400: the body is
-        cut short.
-        """
-        if context.body is not None:
-            return context.body
-        declared = context.headers.get("content-length") or "0"
-        length = int(declared) if declared.isdecimal() else 0
-        body = self._receive(context) if length <= self.most_bytes else b""
-        if max(length, len(body)) > self.most_bytes:
-            raise self._too_large()
-        if len(body) < length:
-            raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
-        # Commas and brackets within strings count, too.
-        values = sum(map(body.count, (b",", b"[", b"{"))) if len(body) > self.most_values else 0
-        if values > self.most_values:
-            raise too_large(
-                f"The request body has more than {self.most_values} values (--max-json-values)."
-            )
-        context.body = body
-        return body
-
-    def _too_large(self) -> ApiError:
-        return too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
-
-    def _receive(self, context: RequestContext) -> bytes:
-        """Returns at most one byte more than allowed; `context.part` keeps the bytes that arrived."""
-        source = context.source
-        if source is None:
-            return b""
-        step = STEP if "content-length" in context.headers else CHUNKED_STEP
-        reader = getattr(source, "reader", None)
-        if isinstance(reader, BoundedChunks):
-            reader.most_bytes = self.most_bytes
-        parts: list[bytes] = []
-        received, ended = 0, False
-        try:
-            with gevent.Timeout(self.timeout_s, False):
-                while not ended and received <= self.most_bytes:
-                    # gunicorn copies its buffer at each read: small reads of a long chunk would
-                    # take long.
-                    buffer = getattr(reader, "buf", None)
-                    held = 0 if buffer is None else buffer.tell()
-                    wanted = min(max(step, held), self.most_bytes + 1 - received)
-                    parts.append(source.read(wanted))
-                    received += len(parts[-1])
-                    ended = len(parts[-1]) < wanted
-                    if not ended:
-                        pause()
-        except (OSError, ParseException) as error:
-            raise malformed(f"body: it broke off: {error}", "body") from error
-        except BodyTooLarge:
-            raise self._too_large() from None
-        finally:
-            context.part = b"".join(parts)
-        if not ended and received <= self.most_bytes:
-            raise ApiError(
-                408,
-                "Request Timeout",
-                f"The request body did not arrive within {self.timeout_s:g} s.",
-            )
-        return context.part
-
-
-# From a WSGI environ.
-
-PATH_CHARACTERS = "/:@!$&'()*+,;=~"
-"""Characters of a path that need no percent-encoding (RFC 3986, 3.3), besides letters, digits and
-`-._`.
-"""
-CONTEXT = "understudy.context"
-"""Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
-_BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
-
-
 def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> RequestContext:
     """Builds the context of a request that arrived at `arrival_s` (monotonic seconds, default now).
 
@@ -260,17 +282,22 @@ def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> Re
     """
     headers = {}
     for key, value in environ.items():
-        if key.startswith("HTTP_") or (key in _BARE and value):
-            headers[_BARE.get(key) or key[5:].replace("_", "-").lower()] = value
-    scheme, version = environ["wsgi.url_scheme"], environ.get("SERVER_PROTOCOL", "HTTP/1.1")
+        if key.startswith("HTTP_"):
+            headers[key[5:].replace("_", "-").lower()] = value
+        elif key in HEADERS_WITHOUT_PREFIX and value:
+            headers[HEADERS_WITHOUT_PREFIX[key]] = value
+    version = environ.get("SERVER_PROTOCOL", "HTTP/1.1")
     path_bytes = environ["PATH_INFO"].encode("latin-1")
-    sock: Any = environ.get("gunicorn.socket")
     target = environ.get("RAW_URI") or environ.get("REQUEST_URI")
     if not target:  # the server has kept only the decoded path
-        query = environ.get("QUERY_STRING", "")
         target = quote(path_bytes, safe=PATH_CHARACTERS)
+        query = environ.get("QUERY_STRING", "")
         if query:
             target = f"{target}?{query}"
+    connection = None
+    sock: Any = environ.get("gunicorn.socket")
+    if hasattr(sock, "_sock"):
+        connection = ClientConnection(sock, resets=version == "HTTP/1.0")
     return RequestContext(
         method=environ["REQUEST_METHOD"],
         path=path_bytes.decode(errors="replace"),
@@ -279,8 +306,8 @@ def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> Re
         client=environ.get("REMOTE_ADDR") or "",
         arrival_s=time.monotonic() if arrival_s is None else arrival_s,
         source=environ["wsgi.input"],
-        connection=Connection(sock, version == "HTTP/1.0") if hasattr(sock, "_sock") else None,
+        connection=connection,
         http_version=version,
-        scheme=scheme,
+        scheme=environ["wsgi.url_scheme"],
         host=environ.get("HTTP_HOST", ""),
     )

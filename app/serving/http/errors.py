@@ -18,8 +18,11 @@ _encoder = msgspec.json.Encoder()
 class ApiError(Exception):
     """An error response.
 
-    `status` is the HTTP status (also the body's ``code``), `type` the error class that clients
-    match, `param` the offending field or None, `headers` extra response headers.
+    Attributes:
+        status: HTTP status; also the ``code`` of the body.
+        type: Error type that clients match.
+        param: Offending field, or None.
+        headers: Extra response headers.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class ApiError(Exception):
 
 
 def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
-    """429:
+    """Returns an error 429: the waiting queue is full, or a rate limit is exceeded.
 
-    the waiting list is full; `retry_after_s` becomes a ``Retry-After`` header in seconds.
+    `retry_after_s` becomes a ``Retry-After`` header in seconds.
     """
-    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-    return ApiError(429, "RateLimitError", message, None, headers)
+    headers = None
+    if retry_after_s is not None:
+        headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(429, "RateLimitError", message, headers=headers)
 
 
 bad_request = partial(ApiError, 400, "BadRequestError")

@@ -12,8 +12,8 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import msgspec
 from werkzeug.http import HTTP_STATUS_CODES
 
-from app.serving.http.connection import StreamTransport
 from app.serving.http.errors import ApiError
+from app.serving.http.stream_transport import StreamTransport
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -27,7 +27,7 @@ STATUS_LINES = {
 }
 """Code and reason phrase in Werkzeug's wording: Python's changes with its version."""
 CLIENT_GONE = 499
-"""Status of an answer whose client has left; only in logs and metrics."""
+"""Status of an answer whose client has disconnected; only in logs and metrics."""
 
 
 class StreamingBody:
@@ -35,23 +35,25 @@ class StreamingBody:
 
     __slots__ = ("bytes_sent", "gone")
     endless = False
-    """The body goes on until the server ends."""
+    """The body continues until the server ends."""
     was_damaged = False
     """A fault was applied to the body on purpose."""
 
     def __init__(self) -> None:
         self.bytes_sent = 0
         self.gone = False
-        """True if the client left before the end."""
+        """True if the client disconnected before the end."""
 
     @property
     def is_cut_off(self) -> bool:
+        """True if a fault has ended the body early."""
         return False
 
     def __iter__(self) -> Iterator[bytes]:
         raise NotImplementedError
 
     def attach(self, transport: StreamTransport) -> None:
+        """Sends the body through `transport` from now on."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -61,9 +63,11 @@ class StreamingBody:
 class Response:
     """Status, headers and body. A body of bytes gets a `Content-Length`, unless `streamed`.
 
-    `body` is bytes, or an iterable of bytes that are sent as they come. `streamed`: the bytes are a
-    stream whose pieces were all due at once, and leave as one chunk. `headers` keep their order;
-    their names must differ in more than case.
+    Attributes:
+        body: Bytes, or an iterable of bytes that are sent as they come.
+        streamed: The bytes are a stream whose pieces were all due at once, and are sent as one
+            chunk.
+        headers: Headers in order, whose names must differ in more than case.
     """
 
     __slots__ = ("body", "callbacks", "headers", "pieces_bytes", "status", "streamed")
@@ -93,39 +97,42 @@ class Response:
 
     @property
     def status_line(self) -> str:
+        """Code and reason phrase."""
         return STATUS_LINES.get(self.status) or f"{self.status} UNKNOWN"
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of content handed to the server or the socket; a client that left may have got
-        fewer.
+        """Bytes of content passed to the server or the socket.
+
+        A client that disconnected may have received fewer.
         """
         if isinstance(self.body, StreamingBody):
             return self.body.bytes_sent
         return len(self.body) if isinstance(self.body, bytes) else self.pieces_bytes
 
     def replace_body(self, body: bytes) -> None:
+        """Replaces the body and its `Content-Length`."""
         self.body = body
         self.headers["Content-Length"] = str(len(body))
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once, when the answer has been sent or the client has left."""
+        """Calls `callback` once, when the answer has been sent or the client has disconnected."""
         if self.callbacks is None:
             self.callbacks = []
         self.callbacks.append(callback)
 
     def close(self) -> None:
-        callbacks, self.callbacks = self.callbacks, None
-        with ExitStack() as last_first:
+        """Closes the body, then calls the callbacks, the first one first."""
+        callbacks = self.callbacks
+        self.callbacks = None
+        with ExitStack() as stack:
             for callback in reversed(callbacks or ()):
-                last_first.callback(callback)
-            if (
-                not isinstance(self.body, bytes)
-                and (close := getattr(self.body, "close", None)) is not None
-            ):
-                close()
+                stack.callback(callback)
+            if not isinstance(self.body, bytes) and hasattr(self.body, "close"):
+                self.body.close()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Returns the WSGI body, after it has passed status and headers to `start_response`."""
         status = STATUS_LINES.get(self.status) or self.status_line
         start_response(status, list(self.headers.items()))
         return [self.body] if isinstance(self.body, bytes) and self.callbacks is None else self
@@ -147,10 +154,7 @@ class PendingResponse:
         self._then: Callable[[Response | Exception], None] | None = None
 
     def then(self, callback: Callable[[Response | Exception], None]) -> None:
-        """Calls `callback` once with the response or error:
-
-        now if there is one, else in `resolve`.
-        """
+        """Calls `callback` once with the response or error: at once, or in `resolve`."""
         if self.outcome is not None:
             callback(self.outcome)
         else:
@@ -159,12 +163,13 @@ class PendingResponse:
     def resolve(self, outcome: Response | Exception) -> None:
         """Passes the response, or the error in its place, to the callback."""
         self.outcome = outcome
-        callback, self._then = self._then, None
+        callback = self._then
+        self._then = None
         if callback is not None:
             callback(outcome)
 
     def abort(self) -> None:
-        """Call when the client leaves before the response is there: drops the callback."""
+        """Drops the callback; call it when the client disconnects before the response is there."""
         self._then = None
         self._on_abort()
 
@@ -178,6 +183,7 @@ def json_response(
 
 
 def event_of(item: object) -> bytes:
+    """Returns a server-sent event with `item` as JSON."""
     return b"data: " + msgspec.json.encode(item) + b"\n\n"
 
 

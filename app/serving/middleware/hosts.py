@@ -32,14 +32,14 @@ class HostNames:
         machine_name: Callable[[], str] = socket.gethostname,
         qualified_name: Callable[[], str] = socket.getfqdn,
     ) -> None:
-        """`names` are host names and addresses, with or without a port; `*` is every one.
+        """`names` are host names and addresses, with or without a port; `*` stands for every name.
 
         `qualified_name` may wait for the DNS. It is called once, when a request needs it.
         """
         self._names = frozenset(host_of(name) for name in names if name)
         self._accepts_any = ANY in self._names
         self._machine_name = host_of(machine_name())
-        self._ask_qualified_name = qualified_name
+        self._lookup_qualified_name = qualified_name
         self._qualified_name: str | None = None
         """Fully qualified name of this machine; None until a request needs it."""
 
@@ -64,8 +64,8 @@ class HostNames:
     def _is_machine(self, name: str) -> bool:
         """Returns True for the name of this machine, with or without its domain.
 
-        The DNS may take seconds to answer, so it is asked once, and only for a name that begins
-        with this machine's.
+        The DNS may take seconds to answer, so this name is looked up once, and only for a name that
+        begins with this machine's.
         """
         if name == self._machine_name:
             return True
@@ -73,24 +73,24 @@ class HostNames:
             return False
         if self._qualified_name is None:
             try:
-                self._qualified_name = host_of(wait_off_hub(self._ask_qualified_name))
+                self._qualified_name = host_of(wait_off_hub(self._lookup_qualified_name))
             except UnicodeError:  # a machine's name that no DNS can have
                 self._qualified_name = self._machine_name
         return name == self._qualified_name
 
 
 def host_of(netloc: str) -> str:
-    """Returns the name or address of a Host header, without port and brackets.
-
-    Both are optional.
-    """
+    """Returns the name or address of a Host header, without port and brackets, if it has any."""
     if netloc.startswith("["):
         return netloc[1:].partition("]")[0].lower()
-    name = netloc.partition(":")[0] if netloc.count(":") == 1 else netloc
+    name = netloc
+    if netloc.count(":") == 1:
+        name = netloc.partition(":")[0]
     return name.lower().rstrip(".")
 
 
 def is_address(host: str) -> bool:
+    """Returns True for an IPv4 or IPv6 address."""
     try:
         ip_address(host)
     except ValueError:

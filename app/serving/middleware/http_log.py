@@ -12,44 +12,51 @@ from config.settings import Settings
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 512 << 10
-"""Most bytes of a body that are logged; the rest is cut off."""
+MAX_BODY_BYTES = 512 << 10
+"""Most bytes of a body that are logged; further bytes are cut off."""
 
 
 class HttpLog(Middleware):
+    """Logs each request with its whole answer, if `log-http` is on."""
+
     active = False
     most_plain_bytes = 1 << 13
 
     def on_settings(self, settings: Settings) -> None:
+        """Switches the log."""
         self.active = settings.log.log_http
 
     def end(self, context: RequestContext, response: Response) -> None:
         """Writes the line. An unread part of the request's body is missing."""
         if not log.isEnabledFor(logging.INFO):
             return
-        body = response.body
-        whole = b"".join(body) if isinstance(body, list | tuple) else body
-        sent = context.part if context.body is None else context.body
+        request_headers = [(name.title(), value) for name, value in context.headers.items()]
+        request_body = context.part if context.body is None else context.body
         line = {
             "method": context.method,
             "path": mask_query(context.target),
             "client": context.client,
-            "headers": dict(
-                mask_headers((name.title(), it) for name, it in context.headers.items())
-            ),
-            "body": _text(sent, context.content_type or ""),
+            "headers": dict(mask_headers(request_headers)),
+            "body": _text(request_body, context.content_type or ""),
             "status": response.status,
             "response_headers": dict(mask_headers(response.headers.items())),
-            "response": _text(whole)
-            if isinstance(whole, bytes) and not response.streamed
-            else "(stream)",
+            "response": _response_text(response),
         }
         log.info("%s", json.dumps(line))
 
 
+def _response_text(response: Response) -> str:
+    body = response.body
+    if isinstance(body, list | tuple):
+        body = b"".join(body)
+    if isinstance(body, bytes) and not response.streamed:
+        return _text(body)
+    return "(stream)"
+
+
 def _text(data: bytes, content_type: str = "") -> str:
-    text = data[:MOST_BYTES].decode(errors="replace")
-    is_cut = len(data) > MOST_BYTES
+    text = data[:MAX_BODY_BYTES].decode(errors="replace")
+    is_cut = len(data) > MAX_BODY_BYTES
     if is_cut:
         text = without_cut_url(text)
     text = call_long(len(text), mask_text, text, content_type=content_type)

@@ -19,9 +19,12 @@ import msgspec
 from app.serving.middleware.multipart import fields_of
 
 MASK = "***"
-DEEPEST = 4
-"""Most levels of texts within texts that are searched: JSON in a JSON string (such as arguments of
-tool calls), or an encoded URL in a parameter."""
+MAX_DEPTH = 4
+"""Most levels of texts within texts that are searched.
+
+Such texts are JSON in a JSON string (such as arguments of tool calls), or an encoded URL in a
+parameter.
+"""
 FORM_TYPE = "application/x-www-form-urlencoded"
 WORDS = (
     *("key", "keys", "apikey", "apikeys", "token", "secret", "secrets"),
@@ -43,14 +46,15 @@ _FORM = re.compile(r"""[^\s"{}<>\\=&]++=[^\s"{}<>\\]*+""")
 """A whole text that looks like an encoded form."""
 
 _WORD_ENDS = "".join(sorted({word[-1] for word in WORDS}))
-_BEHIND_WORD = f"(?i:(?<=[{_WORD_ENDS}])(?:{'|'.join(f'(?<={word})' for word in WORDS)}))"
+_AFTER_WORD = f"(?i:(?<=[{_WORD_ENDS}])(?:{'|'.join(f'(?<={word})' for word in WORDS)}))"
 _SUSPECT = re.compile(
-    rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?',
+    rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_AFTER_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?'
+    r"(?P<colon>\s*+:\s*+)?",
     re.S,
 )
 """A name that may be a secret's, or a string with an escape, which may hide a secret."""
 _LOOSE = re.compile(
-    rf'"(?P<name>[^"\\]*+{_BEHIND_WORD})\\*+"\s*+:\s*+\\*+"(?!{re.escape(MASK)}")(?P<value>[^"]*+)'
+    rf'"(?P<name>[^"\\]*+{_AFTER_WORD})\\*+"\s*+:\s*+\\*+"(?!{re.escape(MASK)}")(?P<value>[^"]*+)'
 )
 """A field in invalid JSON; each quotation mark may have a backslash before it."""
 _PART = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
@@ -58,7 +62,8 @@ _CLOSING = {"[": "]", "{": "}"}
 _MAY_HIDE = re.compile('["=]|://|%3[dD]|[bB]earer|BEARER')
 """A decoded text that has none of these hides no secret."""
 _SCHEMA = re.compile(
-    r'\{\s*+(?:\}|"(?:\$\w++|anyOf|oneOf|allOf|enum|const|title|description|default|format|items|properties)"'
+    r'\{\s*+(?:\}|"(?:\$\w++|anyOf|oneOf|allOf|enum|const|title|description|default|format|items'
+    r'|properties)"'
     r'|"type"\s*+:\s*+(?:\[|"(?:string|number|integer|boolean|array|object|null)"))'
 )
 """Start of a field's JSON Schema, which is not a secret."""
@@ -71,16 +76,20 @@ Replacement = tuple[int, int, str]
 
 
 def is_secret(name: str) -> bool:
-    """Returns True if the last word of a name is one of `WORDS`:
+    """Returns True if the last word of a name is one of `WORDS`.
 
-    `X-Api-Key`, `hfToken`, not `max_tokens`.
+    `X-Api-Key` and `hfToken` are names of secrets, `max_tokens` is not.
     """
     return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
 
 
 def mask_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Masks the values of secret headers, and secrets in URLs in the other values."""
-    return [(name, MASK if is_secret(name) else _mask_urls(value)) for name, value in headers]
+    masked = []
+    for name, value in headers:
+        masked_value = MASK if is_secret(name) else _mask_urls(value)
+        masked.append((name, masked_value))
+    return masked
 
 
 def mask_query(path: str) -> str:
@@ -89,11 +98,11 @@ def mask_query(path: str) -> str:
     if path_end < 0:
         return path
     query = path[path_end:]
-    masked, _ = _replaced(query, _parameters(query, _FORM_PARAMETER, _FORM_VALUE, DEEPEST), [])
+    masked, _ = _replaced(query, _parameters(query, _FORM_PARAMETER, _FORM_VALUE, MAX_DEPTH), [])
     return path[:path_end] + _mask_urls(masked)
 
 
-def mask_text(text: str, depth: int = DEEPEST, content_type: str = "") -> str:
+def mask_text(text: str, depth: int = MAX_DEPTH, content_type: str = "") -> str:
     """Masks the secrets of `text`: a whole body of this content type, or any other text.
 
     Numbers and the schemas of fields stay. Long texts belong off the hub.
@@ -103,7 +112,7 @@ def mask_text(text: str, depth: int = DEEPEST, content_type: str = "") -> str:
 
 def mask_pieces(pieces: Sequence[str]) -> list[str]:
     """Masks a text in parts. The mask of a secret is in the part where the secret begins."""
-    masked, ends = _masked("".join(pieces), list(accumulate(map(len, pieces))), DEEPEST)
+    masked, ends = _masked("".join(pieces), list(accumulate(map(len, pieces))), MAX_DEPTH)
     return [masked[start:end] for start, end in pairwise([0, *ends])]
 
 
@@ -129,11 +138,11 @@ def _masked(
             parameters = _parameters(masked, _FORM_PARAMETER, _FORM_VALUE, depth)
             masked, cuts = _replaced(masked, parameters, cuts)
     masked, cuts = _replaced(masked, _fields(masked, depth), cuts)
-    masked, cuts = _replaced(masked, _found(_BEARER_KEY, masked), cuts)
+    masked, cuts = _replaced(masked, _secret_values(_BEARER_KEY, masked), cuts)
     masked, cuts = _replaced(masked, _parameters(masked, _URL_PARAMETER, _URL_VALUE, depth), cuts)
     masked, cuts = _replaced(masked, _passwords(masked), cuts)
     if not is_valid:
-        masked, cuts = _replaced(masked, _found(_LOOSE, masked), cuts)
+        masked, cuts = _replaced(masked, _secret_values(_LOOSE, masked), cuts)
     return masked, cuts
 
 
@@ -146,7 +155,7 @@ def _is_json(text: str) -> bool:
 
 
 def _mask_urls(text: str) -> str:
-    masked, _ = _replaced(text, _parameters(text, _URL_PARAMETER, _URL_VALUE, DEEPEST), [])
+    masked, _ = _replaced(text, _parameters(text, _URL_PARAMETER, _URL_VALUE, MAX_DEPTH), [])
     masked, _ = _replaced(masked, _passwords(masked), [])
     return masked
 
@@ -163,18 +172,22 @@ def _parameters(
 ) -> Iterator[Replacement]:
     """Yields masks for secret parameters, and for secrets within encoded values of other ones."""
     position = 0
-    while (match := parameter.search(text, position)) is not None:
+    match = parameter.search(text, position)
+    while match is not None:
         start, position = match.span("value")
         value = match["value"]
         if is_secret(unquote_plus(match["name"])):
-            whole = secret_value.match(text, start)
-            position = start if whole is None else whole.end()
+            value_match = secret_value.match(text, start)
+            position = start if value_match is None else value_match.end()
             yield start, position, MASK
         elif depth and ("%" in value or "+" in value):
             decoded = unquote_plus(value)
-            masked = mask_text(decoded, depth - 1) if _MAY_HIDE.search(decoded) else decoded
+            masked = decoded
+            if _MAY_HIDE.search(decoded):
+                masked = mask_text(decoded, depth - 1)
             if masked != decoded:
                 yield start, position, quote_plus(masked, safe="*")
+        match = parameter.search(text, position)
 
 
 def _passwords(text: str) -> Iterator[Replacement]:
@@ -186,69 +199,91 @@ def _passwords(text: str) -> Iterator[Replacement]:
             yield start, start + len(password), MASK
 
 
-def _found(pattern: re.Pattern[str], text: str) -> Iterator[Replacement]:
-    """Yields masks for the values that `pattern` finds, if their names, where it finds names, are
-    secret.
+def _secret_values(pattern: re.Pattern[str], text: str) -> Iterator[Replacement]:
+    """Yields masks for the values that `pattern` finds.
+
+    If the pattern finds names, too, only values with the name of a secret are masked.
     """
-    for found in pattern.finditer(text):
-        name = found.groupdict().get("name")
-        if (
-            name is None
-            or is_secret(name)
-            and not (name == "token" and _LOGPROB.match(text, found.end()))
-        ):
-            yield (*found.span("value"), MASK)
+    for match in pattern.finditer(text):
+        name = match.groupdict().get("name")
+        if name is not None:
+            if not is_secret(name):
+                continue
+            if name == "token" and _LOGPROB.match(text, match.end()):
+                continue
+        start, end = match.span("value")
+        yield start, end, MASK
 
 
 def _replaced(
     text: str, replacements: Iterable[Replacement], cuts: list[int]
 ) -> tuple[str, list[int]]:
+    """Returns the new text, and the new positions of `cuts`.
+
+    Replacements and cuts are ascending. A cut within a replaced range moves to its end.
+    """
     pieces: list[str] = []
-    moved: list[int] = []
-    done = shift = 0
-    for start, end, instead in replacements:
-        pieces += text[done:start], instead
-        while len(moved) < len(cuts) and (cut := cuts[len(moved)]) < end:
-            moved.append(cut + shift if cut <= start else start + shift + len(instead))
-        done, shift = end, shift + len(instead) - (end - start)
-    moved += [cut + shift for cut in cuts[len(moved) :]]
-    return "".join([*pieces, text[done:]]), moved
+    moved_cuts: list[int] = []
+    copied_end = 0
+    shift = 0
+    for start, end, new_text in replacements:
+        pieces.append(text[copied_end:start])
+        pieces.append(new_text)
+        while len(moved_cuts) < len(cuts) and cuts[len(moved_cuts)] < end:
+            cut = cuts[len(moved_cuts)]
+            if cut <= start:
+                moved_cuts.append(cut + shift)
+            else:
+                moved_cuts.append(start + shift + len(new_text))
+        copied_end = end
+        shift += len(new_text) - (end - start)
+    moved_cuts += [cut + shift for cut in cuts[len(moved_cuts) :]]
+    pieces.append(text[copied_end:])
+    return "".join(pieces), moved_cuts
 
 
 def _fields(text: str, depth: int) -> Iterator[Replacement]:
     """Yields replacements of fields with a secret name, and of strings that hide such fields."""
-    at = 0
-    while (found := _SUSPECT.search(text, at)) is not None:
-        string, at = found["text"], found.end()
-        if "\\" in string:
-            try:
-                string = str(json.loads(f'"{string}"', strict=False))
-            except ValueError:  # an invalid escape
-                string = string.replace("\\", "")
-        if found["colon"] is None:
+    match = _SUSPECT.search(text)
+    while match is not None:
+        position = match.end()
+        string = _unescaped(match["text"])
+        if match["colon"] is None:
             if depth and _MAY_HIDE.search(string):
                 masked = mask_text(string, depth - 1)
                 if masked != string:
-                    yield found.start(), at, json.dumps(masked, ensure_ascii=False)
+                    yield match.start(), position, json.dumps(masked, ensure_ascii=False)
         elif is_secret(string):
-            start, at = at, _end_of_value(text, at)
-            if at > start and not (string == "token" and _LOGPROB.match(text, at)):
-                yield start, at, f'"{MASK}"'
+            start = position
+            position = _end_of_value(text, start)
+            is_logprob = string == "token" and _LOGPROB.match(text, position)
+            if position > start and not is_logprob:
+                yield start, position, f'"{MASK}"'
+        match = _SUSPECT.search(text, position)
+
+
+def _unescaped(string: str) -> str:
+    """Returns the content of a JSON string without its escapes."""
+    if "\\" not in string:
+        return string
+    try:
+        return str(json.loads(f'"{string}"', strict=False))
+    except ValueError:  # an invalid escape
+        return string.replace("\\", "")
 
 
 def _end_of_value(text: str, start: int) -> int:
     """Returns the end of the value at `start`; `start` for a value that stays readable."""
     if not text.startswith(('"', "[", "{"), start) or _SCHEMA.match(text, start):
         return start
-    awaited: list[str] = []
+    closing_brackets: list[str] = []
     for part in _PART.finditer(text, start):
-        sign = part[0]
-        if sign in _CLOSING:
-            awaited.append(_CLOSING[sign])
-        elif (
-            awaited and sign == awaited[-1]
-        ):  # an unmatched bracket masks too much, never too little
-            awaited.pop()
-        if not awaited:
+        token = part[0]
+        if token in _CLOSING:
+            closing_brackets.append(_CLOSING[token])
+        # An unmatched bracket masks too much, never too little.
+        elif closing_brackets and token == closing_brackets[-1]:
+            closing_brackets.pop()
+        if not closing_brackets:
             return part.end()
     return len(text)

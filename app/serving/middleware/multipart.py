@@ -48,9 +48,7 @@ def fields_of(text: str, content_type: str = "") -> Iterator[Field]:
 
 
 def _delimiter(text: str, content_type: str) -> str:
-    """Returns the line that separates fields, without its end; empty for a body that is not
-    multipart.
-    """
+    """Returns the line that separates fields, without its end; empty for other bodies."""
     if content_type.lower().startswith("multipart/"):
         match = _BOUNDARY.search(content_type)
         if match is not None:
@@ -63,9 +61,7 @@ def _delimiter(text: str, content_type: str) -> str:
 
 
 def _next_delimiter(text: str, delimiter: str, start: int) -> int:
-    """Returns the position of the next line that begins with `delimiter`; the end of the text
-    without one.
-    """
+    """Returns the position of the next line that begins with `delimiter`, or the text's end."""
     position = text.find(delimiter, start)
     while position > 0 and text[position - 1] != "\n":
         position = text.find(delimiter, position + len(delimiter))
@@ -73,18 +69,25 @@ def _next_delimiter(text: str, delimiter: str, start: int) -> int:
 
 
 def _content_end(text: str, part_end: int) -> int:
-    """Returns the end of the content before a delimiter, whose line break belongs to the delimiter."""
+    """Returns the end of the content before a delimiter.
+
+    The line break in between belongs to the delimiter.
+    """
     if part_end == len(text):
         return part_end
-    return part_end - (2 if text.endswith("\r\n", 0, part_end) else 1)
+    if text.endswith("\r\n", 0, part_end):
+        return part_end - 2
+    return part_end - 1
 
 
 def _names(head: str) -> Iterator[str]:
-    """Yields each name in a field's head as sent, and decoded:
+    """Yields each name in a field's head as sent, and decoded.
 
-    browsers and RFC 8187 use percent signs.
+    Browsers and RFC 8187 use percent signs.
     """
     for match in _NAME.finditer(head):
-        name = match["token"] if match["quoted"] is None else _ESCAPE.sub(r"\1", match["quoted"])
+        name = match["token"]
+        if match["quoted"] is not None:
+            name = _ESCAPE.sub(r"\1", match["quoted"])
         yield name
         yield unquote(name.rpartition("'")[2])

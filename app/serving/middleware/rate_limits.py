@@ -12,7 +12,7 @@ from cachetools import LRUCache
 
 from app.base.clock.clock import Clock
 from app.base.clock.token_bucket import ROUNDING_S, TokenBucket
-from app.engine.core.request import EngineRequest, Watch
+from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
 from app.serving.http.context import RequestContext, bearer
 from app.serving.http.errors import too_many
 from app.serving.http.response import Response
@@ -20,22 +20,27 @@ from app.serving.middleware.stack import Middleware
 from config.kinds import format_duration
 from config.settings import Settings
 
-LIMITED = frozenset(
+LIMITED_PATHS = frozenset(
     (
-        *(
-            "/v1/chat/completions",
-            "/v1/chat/completions/batch",
-            "/v1/completions",
-            "/v1/embeddings",
-        ),
-        *("/v2/embed", "/generative_scoring", "/v1/systemone", "/v1/messages", "/v1/responses"),
-        *("/inference/v1/generate", "/invocations"),
-        *("/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/Embed"),
+        "/generative_scoring",
+        "/inference/v1/generate",
+        "/invocations",
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/systemone",
+        "/v2/embed",
+        "/vllm.grpc.engine.VllmEngine/Embed",
+        "/vllm.grpc.engine.VllmEngine/Generate",
     )
 )
-MOST_CALLERS, CALLER_BYTES = 10_000, 1000
-"""Most remembered clients, by last use; memory of a client's hash and buckets in bytes, measured.
-"""
+MAX_CALLERS = 10_000
+"""Most remembered clients, by last use."""
+CALLER_BYTES = 1000
+"""Memory of a client's hash and buckets in bytes, measured."""
 MINUTE_S = 60.0
 ROUNDING_TOKENS = 1e-6
 """Tolerance in tokens; larger than any rounding error of the sums."""
@@ -48,18 +53,17 @@ class Buckets(NamedTuple):
     tokens: TokenBucket | None
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Returns the limits, the remainders and the times until the buckets are full, as OpenAI
-        does.
-        """
-        told = {}
+        """Returns OpenAI's headers: limits, remainders and times until the buckets are full."""
+        headers = {}
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
-                told[f"x-ratelimit-limit-{name}"] = str(int(bucket.burst))
-                told[f"x-ratelimit-remaining-{name}"] = str(
-                    int(bucket.remaining(now_s) + ROUNDING_TOKENS)
+                remaining = int(bucket.remaining(now_s) + ROUNDING_TOKENS)
+                headers[f"x-ratelimit-limit-{name}"] = str(int(bucket.burst))
+                headers[f"x-ratelimit-remaining-{name}"] = str(remaining)
+                headers[f"x-ratelimit-reset-{name}"] = format_duration(
+                    round(bucket.full_in(now_s), 3)
                 )
-                told[f"x-ratelimit-reset-{name}"] = format_duration(round(bucket.full_in(now_s), 3))
-        return told
+        return headers
 
 
 class RateLimits(Middleware):
@@ -67,43 +71,55 @@ class RateLimits(Middleware):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._limits: tuple[int | None, int | None] = (None, None)
-        self._callers: LRUCache[bytes, Buckets] = LRUCache(MOST_CALLERS)
-        self.limit_bytes = MOST_CALLERS * CALLER_BYTES
+        self._requests_limit: int | None = None
+        self._tokens_limit: int | None = None
+        self._callers: LRUCache[bytes, Buckets] = LRUCache(MAX_CALLERS)
+        self.limit_bytes = MAX_CALLERS * CALLER_BYTES
         self.active = False
 
     @property
     def size_bytes(self) -> int:
+        """Estimated memory of the remembered clients."""
         return len(self._callers) * CALLER_BYTES
 
     def on_settings(self, settings: Settings) -> None:
         """Applies the limits; changed limits start with full buckets."""
-        limits = settings.access.requests_per_minute, settings.access.tokens_per_minute
-        if limits != self._limits:
-            self._limits = limits
+        requests_limit = settings.access.requests_per_minute
+        tokens_limit = settings.access.tokens_per_minute
+        if (requests_limit, tokens_limit) != (self._requests_limit, self._tokens_limit):
+            self._requests_limit = requests_limit
+            self._tokens_limit = tokens_limit
             self._callers.clear()
-        self.active = limits != (None, None)
+        self.active = requests_limit is not None or tokens_limit is not None
 
     def begin(self, context: RequestContext) -> None:
-        """Counts the request. ApiError 429 when its client has reached a limit."""
-        if context.method != "POST" or context.path not in LIMITED:
+        """Counts the request.
+
+        Raises:
+            ApiError: 429 when its client has reached a limit.
+        """
+        if context.method != "POST" or context.path not in LIMITED_PATHS:
             return
         key = bearer(context.headers)
         caller = context.client.encode() if key is None else sha256(key).digest()
-        buckets, now_s = self._buckets_of(caller), self._clock.now()
-        requests, tokens = buckets
+        buckets = self._buckets_of(caller)
+        now_s = self._clock.now()
         context.keep(buckets)
         context.observers = (*context.observers, partial(self._observe, caller))
+        tokens = buckets.tokens
         if tokens is not None:  # it may be in debt, and has to hold a token again
             debt_s = tokens.full_in(now_s) - (tokens.burst - 1) * MINUTE_S / tokens.per_minute
             if debt_s > ROUNDING_S:
-                raise _exceeded(self._limits[1], "tokens", debt_s)
-        wait_s = requests.take(1, now_s) if requests is not None else 0.0
-        if wait_s > 0:
-            raise _exceeded(self._limits[0], "requests", wait_s)
+                raise _exceeded(self._tokens_limit, "tokens", debt_s)
+        if buckets.requests is not None:
+            wait_s = buckets.requests.take(1, now_s)
+            if wait_s > 0:
+                raise _exceeded(self._requests_limit, "requests", wait_s)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        if (buckets := context.kept(Buckets)) is not None:
+        """Adds the headers of the client's limits."""
+        buckets = context.kept(Buckets)
+        if buckets is not None:
             response.headers.update(buckets.headers(self._clock.now()))
 
     def charge(self, caller: bytes, tokens: int) -> None:
@@ -113,24 +129,31 @@ class RateLimits(Middleware):
             bucket.spend(tokens, self._clock.now())
 
     def _observe(self, caller: bytes, request: EngineRequest) -> Watch:
+        """Charges the prompt, and the reply at its end."""
         if request.index % request.n == 0:
             self.charge(caller, len(request.prompt_ids))
-        return lambda outcome: self.charge(caller, outcome.tokens)
+        return partial(self._charge_reply, caller)
+
+    def _charge_reply(self, caller: bytes, outcome: SequenceOutcome) -> None:
+        self.charge(caller, outcome.tokens)
 
     def _buckets_of(self, caller: bytes) -> Buckets:
         buckets = self._callers.get(caller)
         if buckets is None:
-            now_s = self._clock.now()
-            requests, tokens = (
-                TokenBucket(most, now_s=now_s) if most else None for most in self._limits
+            buckets = Buckets(
+                requests=self._new_bucket(self._requests_limit),
+                tokens=self._new_bucket(self._tokens_limit),
             )
-            buckets = self._callers[caller] = Buckets(requests, tokens)
+            self._callers[caller] = buckets
         return buckets
 
+    def _new_bucket(self, limit: int | None) -> TokenBucket | None:
+        return TokenBucket(limit, now_s=self._clock.now()) if limit else None
 
-def _exceeded(limit: int | None, what: str, wait_s: float) -> Exception:
+
+def _exceeded(limit: int | None, unit: str, wait_s: float) -> Exception:
     retry_after_s = math.ceil(wait_s - ROUNDING_S)
     return too_many(
-        f"The limit of {limit} {what} per minute is used up; retry in {retry_after_s} s.",
+        f"The limit of {limit} {unit} per minute is used up; retry in {retry_after_s} s.",
         retry_after_s,
     )

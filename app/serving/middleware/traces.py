@@ -1,7 +1,8 @@
 """Traces requests, from arrival to the end of their answers.
 
 A request has a span, and each of its sequences child spans `queued`, `prefill` and `decode`. The
-child spans are made at the end of a sequence, from the times of its outcome: tokens cost nothing.
+child spans are created at the end of a sequence, from the times of its outcome: tokens cost
+nothing.
 """
 
 import time
@@ -26,33 +27,38 @@ from app.serving.middleware.stack import Middleware
 
 # Names of span attributes: from vLLM, from OpenTelemetry's HTTP conventions, and one of
 # Understudy's.
-REQUEST, USAGE, LATENCY = "gen_ai.request.", "gen_ai.usage.", "gen_ai.latency."
-RESPONSE_MODEL, FINISH_REASONS = "gen_ai.response.model", "gen_ai.response.finish_reasons"
-PROMPT_TOKENS, CACHED_TOKENS = f"{USAGE}prompt_tokens", f"{USAGE}cached_tokens"
+REQUEST = "gen_ai.request."
+USAGE = "gen_ai.usage."
+LATENCY = "gen_ai.latency."
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+PROMPT_TOKENS = f"{USAGE}prompt_tokens"
+CACHED_TOKENS = f"{USAGE}cached_tokens"
 COMPLETION_TOKENS = f"{USAGE}completion_tokens"
 TIME_TO_FIRST_TOKEN = f"{LATENCY}time_to_first_token"
 PARENT = ("traceparent", "tracestate")
+"""Request headers with the parent span."""
 CHOICE = "understudy.choice"
 """Index of a sequence among the choices of its request, from 0."""
 DELAY = "understudy.delay"
 """Sentence that explains the latency, and prefix of the attributes of events."""
-NOTICED_S = 0.05
-"""Least time before a place, in seconds, that is explained."""
-MOST_EXPLAINING_S, EXPLAINING_SHARE = 0.01, 0.1
-"""Most time of explanations in one go, in seconds, and their share of all time:
-
-each takes 1 to 2 ms.
-"""
-
+MIN_WAIT_S = 0.05
+"""Shortest wait in the queue, in seconds, that is explained."""
+MAX_EXPLAINING_S = 0.01
+"""Most time of explanations in a row, in seconds; each takes 1 to 2 ms."""
+EXPLAINING_SHARE = 0.1
+"""Share of all time that explanations may take."""
 UNTRACED = frozenset(
     ("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version")
 )
 """Paths that probes and scrapers request many times a minute."""
 OTHER = "_OTHER"
-
+"""Method of a span for a request with an invented method."""
 NAME = "llm_request"
 """Name of a generation request's span, from vLLM."""
 QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
+EXPLAINED_PHASES = ("queue", "transfer", "preempted")
+"""Phases of an explanation that become events."""
 BROKEN = ("abort", "error")
 NANOSECONDS = 1_000_000_000
 
@@ -60,7 +66,8 @@ NANOSECONDS = 1_000_000_000
 class Traces(Middleware):
     """Traces requests.
 
-    The first one calls `make_tracer`, so the worker does; `caches` hold spans to send.
+    The first request calls `make_tracer`, so that the worker creates the tracer. `caches` hold
+    spans to send.
     """
 
     def __init__(
@@ -71,8 +78,11 @@ class Traces(Middleware):
         unix_ns: Callable[[], int] = time.time_ns,
         caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
-        self.caches, self._make_tracer = caches, make_tracer
-        self._clock, self._explain, self._unix_ns = clock, Explainer(delays, clock.now), unix_ns
+        self.caches = caches
+        self._make_tracer = make_tracer
+        self._clock = clock
+        self._explainer = Explainer(delays, clock.now)
+        self._unix_ns = unix_ns
         self._propagator = TraceContextTextMapPropagator()
 
     @cached_property
@@ -80,63 +90,79 @@ class Traces(Middleware):
         return self._make_tracer()
 
     def begin(self, context: RequestContext) -> None:
+        """Starts the span of the request."""
         if context.path in UNTRACED:
             return
-        method, name = context.method if context.method in METHODS else OTHER, ""
+        method = context.method if context.method in METHODS else OTHER
+        name = method
         attributes = {"http.request.method": method, "url.path": context.path}
         if context.route:
             attributes["http.route"] = context.route.path
-            name = f" {context.route.path}"
+            name = f"{method} {context.route.path}"
         zero_ns = self._unix_ns() - int(self._clock.now() * NANOSECONDS)
-        given = {key: context.headers[key] for key in PARENT if key in context.headers}
-        parent = self._propagator.extract(given, Context())
-        start_ns = zero_ns + int(context.arrival_s * NANOSECONDS)
+        carrier = {key: context.headers[key] for key in PARENT if key in context.headers}
         span = self._tracer.start_span(
-            method + name, parent, SpanKind.SERVER, attributes, start_time=start_ns
+            name,
+            self._propagator.extract(carrier, Context()),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=zero_ns + int(context.arrival_s * NANOSECONDS),
         )
         if span.is_recording():
-            trace = RequestTrace(self._tracer, span, zero_ns, self._explain)
+            trace = RequestTrace(self._tracer, span, zero_ns, self._explainer)
             context.keep(trace)
             context.observers = (*context.observers, trace.watch)
 
     def end(self, context: RequestContext, response: Response) -> None:
+        """Adds the status to the span, which ends with the answer."""
         trace = context.kept(RequestTrace)
         if trace is not None:
             trace.span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
                 trace.span.set_status(Status(StatusCode.ERROR))
-            response.on_close(lambda: trace.end(self._clock.now()))
+            response.on_close(partial(self._end_trace, trace))
+
+    def _end_trace(self, trace: "RequestTrace") -> None:
+        trace.end(self._clock.now())
 
 
 class Explainer:
     """Explains choices, within a limit of time: hundreds that end at once do not hold the loop."""
 
     def __init__(self, delays: DelayLog, now: Callable[[], float]) -> None:
-        self._delays, self._now = delays, now
-        self._left_s, self._since_s = MOST_EXPLAINING_S, now()
+        self._delays = delays
+        self._now = now
+        self._budget_s = MAX_EXPLAINING_S
+        self._updated_s = now()
 
     def __call__(self, generation: EngineRequest, outcome: SequenceOutcome) -> Explanation | None:
-        """Returns None while the time is used up."""
+        """Explains a choice; returns None while the time is used up."""
         begin_s = self._now()
-        self._left_s += EXPLAINING_SHARE * (begin_s - self._since_s)
-        self._left_s = min(self._left_s, MOST_EXPLAINING_S)
-        found = explain(generation, outcome, self._delays) if self._left_s > 0 else None
-        self._since_s = self._now()
-        self._left_s -= self._since_s - begin_s
-        return found
+        self._budget_s += EXPLAINING_SHARE * (begin_s - self._updated_s)
+        self._budget_s = min(self._budget_s, MAX_EXPLAINING_S)
+        explanation = None
+        if self._budget_s > 0:
+            explanation = explain(generation, outcome, self._delays)
+        self._updated_s = self._now()
+        self._budget_s -= self._updated_s - begin_s
+        return explanation
 
 
 class RequestTrace:
     """The trace of a request with its `span`. `unix_ns` is the Unix time of the clock's zero."""
 
     def __init__(self, tracer: Tracer, span: Span, unix_ns: int, explainer: Explainer) -> None:
-        self.span, self._tracer, self._unix_ns, self._explain = span, tracer, unix_ns, explainer
-        self._below = set_span_in_context(span, Context())
+        self.span = span
+        self._tracer = tracer
+        self._unix_ns = unix_ns
+        self._explain = explainer
+        self._child_context = set_span_in_context(span, Context())
         self._tokens = {PROMPT_TOKENS: 0, CACHED_TOKENS: 0, COMPLETION_TOKENS: 0}
         self._latency: dict[str, float] = {}
         self._reasons: list[str] = []
-        self._open = 0
+        self._open_sequences = 0
         self._answered_s: float | None = None
+        """Time of the end of the answer (monotonic seconds); None before."""
 
     def watch(self, generation: EngineRequest) -> Watch:
         """Returns the callback for the outcome of a sequence of this request."""
@@ -152,12 +178,13 @@ class RequestTrace:
                     f"{USAGE}num_sequences": generation.num_choices,
                 }
             )
-        self._open += 1
+        self._open_sequences += 1
         return partial(self._ended, generation)
 
     def end(self, now_s: float) -> None:
+        """Ends the span, once all sequences have ended, too."""
         self._answered_s = now_s
-        if self._open:
+        if self._open_sequences:
             return
         if self._reasons:
             self.span.set_attributes(
@@ -168,57 +195,65 @@ class RequestTrace:
         self.span.end(self._ns(now_s))
 
     def _ended(self, generation: EngineRequest, outcome: SequenceOutcome) -> None:
-        """Adds the outcome of a sequence to the request's span, and makes the spans of its phases."""
+        """Adds the outcome of a sequence to the request's span, and creates spans of its phases."""
         self._reasons.append(outcome.reason)
         self._tokens[COMPLETION_TOKENS] += outcome.tokens
         if generation.index % generation.n == 0:  # choices share their prompt
             self._tokens[PROMPT_TOKENS] += len(generation.prompt_ids)
             self._tokens[CACHED_TOKENS] += outcome.cached_tokens
         for name, seconds in latencies(generation.arrival_s, outcome).items():
-            worst = min if name == TIME_TO_FIRST_TOKEN else max
-            self._latency[name] = worst(seconds, self._latency.get(name, seconds))
-        passed = phases(generation.arrival_s, outcome)
-        for phase, (begin_s, end_s) in passed.items():
-            facts: dict[str, AttributeValue] = {CHOICE: generation.index}
-            if phase == PREFILL:
-                facts[PROMPT_TOKENS] = len(generation.prompt_ids)
-                facts[CACHED_TOKENS] = outcome.cached_tokens
-            elif phase == DECODE:
-                facts[COMPLETION_TOKENS], facts[FINISH_REASONS] = outcome.tokens, (outcome.reason,)
-            span = self._tracer.start_span(
-                phase, self._below, attributes=facts, start_time=self._ns(begin_s)
-            )
-            if outcome.reason in BROKEN and phase == list(passed)[-1]:
-                span.set_status(Status(StatusCode.ERROR, outcome.reason))
-            span.end(self._ns(end_s))
+            previous = self._latency.get(name, seconds)
+            if name == TIME_TO_FIRST_TOKEN:
+                self._latency[name] = min(seconds, previous)
+            else:
+                self._latency[name] = max(seconds, previous)
+        self._add_phases(generation, outcome)
         self._add_delays(generation, outcome)
-        self._open -= 1
+        self._open_sequences -= 1
         if self._answered_s is not None:
             self.end(self._answered_s)
 
+    def _add_phases(self, generation: EngineRequest, outcome: SequenceOutcome) -> None:
+        """Creates a span for each phase that the sequence reached."""
+        times = phases(generation.arrival_s, outcome)
+        for phase, (begin_s, end_s) in times.items():
+            attributes: dict[str, AttributeValue] = {CHOICE: generation.index}
+            if phase == PREFILL:
+                attributes[PROMPT_TOKENS] = len(generation.prompt_ids)
+                attributes[CACHED_TOKENS] = outcome.cached_tokens
+            elif phase == DECODE:
+                attributes[COMPLETION_TOKENS] = outcome.tokens
+                attributes[FINISH_REASONS] = (outcome.reason,)
+            span = self._tracer.start_span(
+                phase, self._child_context, attributes=attributes, start_time=self._ns(begin_s)
+            )
+            if outcome.reason in BROKEN and phase == list(times)[-1]:
+                span.set_status(Status(StatusCode.ERROR, outcome.reason))
+            span.end(self._ns(end_s))
+
     def _add_delays(self, generation: EngineRequest, outcome: SequenceOutcome) -> None:
-        """Adds an event for each wait, transfer and preemption, and the sentence of the latest
-        choice.
+        """Adds an event for each wait, transfer and preemption, and the explanation's sentence.
+
+        The sentence of the last choice to end replaces those of other choices.
         """
-        begun_s = outcome.ended_s if outcome.scheduled_s is None else outcome.scheduled_s
-        waited = begun_s - generation.arrival_s >= NOTICED_S
-        if not (waited or outcome.preemptions or generation.remote_prefill):
+        queued_until_s = outcome.ended_s if outcome.scheduled_s is None else outcome.scheduled_s
+        has_waited = queued_until_s - generation.arrival_s >= MIN_WAIT_S
+        if not (has_waited or outcome.preemptions or generation.remote_prefill):
             return
-        found = self._explain(generation, outcome)
-        if found is None:
+        explanation = self._explain(generation, outcome)
+        if explanation is None:
             return
-        self.span.set_attribute(DELAY, found.sentence)
-        for it in found.phases:
-            if it.phase in ("queue", "transfer", "preempted"):
-                facts: dict[str, AttributeValue] = {
+        self.span.set_attribute(DELAY, explanation.sentence)
+        for phase_time in explanation.phases:
+            if phase_time.phase in EXPLAINED_PHASES:
+                attributes: dict[str, AttributeValue] = {
                     CHOICE: generation.index,
-                    f"{DELAY}.cause": it.cause,
-                    f"{DELAY}.detail": it.detail,
-                    f"{DELAY}.seconds": round(it.took_ms / 1000, 4),
+                    f"{DELAY}.cause": phase_time.cause,
+                    f"{DELAY}.detail": phase_time.detail,
+                    f"{DELAY}.seconds": round(phase_time.took_ms / 1000, 4),
                 }
-                self.span.add_event(
-                    it.phase, facts, self._ns(generation.arrival_s + it.from_ms / 1000)
-                )
+                begin_s = generation.arrival_s + phase_time.from_ms / 1000
+                self.span.add_event(phase_time.phase, attributes, self._ns(begin_s))
 
     def _ns(self, moment_s: float) -> int:
         return self._unix_ns + int(moment_s * NANOSECONDS)
@@ -226,24 +261,31 @@ class RequestTrace:
 
 def phases(arrival_s: float, outcome: SequenceOutcome) -> dict[str, tuple[float, float]]:
     """Returns begin and end, in monotonic seconds, of each phase that a sequence reached."""
-    reached = (arrival_s, outcome.scheduled_s, outcome.first_token_s)
-    begun = [moment_s for moment_s in reached if moment_s is not None]
-    over_s = None if outcome.reason in BROKEN else outcome.last_token_s
-    ends = [*begun[1:], outcome.ended_s if over_s is None else over_s]
+    possible_begins = (arrival_s, outcome.scheduled_s, outcome.first_token_s)
+    begins = [begin_s for begin_s in possible_begins if begin_s is not None]
+    last_end_s = outcome.ended_s
+    if outcome.last_token_s is not None and outcome.reason not in BROKEN:
+        last_end_s = outcome.last_token_s
+    ends = [*begins[1:], last_end_s]
     return {
         phase: (begin_s, max(begin_s, end_s))
-        for phase, begin_s, end_s in zip(PHASES, begun, ends, strict=False)
+        for phase, begin_s, end_s in zip(PHASES, begins, ends, strict=False)
     }
 
 
 def latencies(arrival_s: float, outcome: SequenceOutcome) -> dict[str, float]:
-    """Returns vLLM's latencies of a sequence in seconds; phases that it did not reach are missing."""
-    scheduled_s, first_s, last_s = outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s
+    """Returns vLLM's latencies of a sequence in seconds, without phases that it did not reach."""
+    scheduled_s = outcome.scheduled_s
+    first_s = outcome.first_token_s
+    last_s = outcome.last_token_s
     queued_until_s = outcome.ended_s if scheduled_s is None else scheduled_s
-    found = {"e2e": outcome.ended_s - arrival_s, "time_in_queue": queued_until_s - arrival_s}
+    seconds_by_name = {
+        "e2e": outcome.ended_s - arrival_s,
+        "time_in_queue": queued_until_s - arrival_s,
+    }
     if scheduled_s is not None and first_s is not None and last_s is not None:
-        found["time_to_first_token"] = first_s - arrival_s
-        found["time_in_model_prefill"] = first_s - scheduled_s
-        found["time_in_model_decode"] = last_s - first_s
-        found["time_in_model_inference"] = last_s - scheduled_s
-    return {LATENCY + name: seconds for name, seconds in found.items()}
+        seconds_by_name["time_to_first_token"] = first_s - arrival_s
+        seconds_by_name["time_in_model_prefill"] = first_s - scheduled_s
+        seconds_by_name["time_in_model_decode"] = last_s - first_s
+        seconds_by_name["time_in_model_inference"] = last_s - scheduled_s
+    return {LATENCY + name: seconds for name, seconds in seconds_by_name.items()}

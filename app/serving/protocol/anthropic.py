@@ -1,7 +1,6 @@
-"""``POST /v1/messages`` and ``/count_tokens``: bodies, their chats, and answers (vllm-api.md
-section 7).
+"""``POST /v1/messages`` and ``/count_tokens``: the bodies, their chats, and errors.
 
-Answers have their keys in vLLM's order; UNSET fields are omitted.
+UNSET fields are omitted.
 """
 
 import json
@@ -14,10 +13,17 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from app.serving.http.errors import malformed
 from app.serving.protocol import options
 from app.serving.protocol.chat import ChatCompletionRequest, Message
-from app.serving.protocol.coercion import JsonObject, Misfit
+from app.serving.protocol.coercion import ConversionError, JsonObject
 from app.serving.protocol.decoding import Request
 
 Name = Annotated[str, Meta(min_length=1)]
+Display = Literal["summarized", "omitted", "updates"]
+
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Start of system texts that are dropped.
+
+They change with each request, and would keep the prefix cache from matching.
+"""
 
 
 class ToolParam(Struct, kw_only=True):
@@ -33,14 +39,18 @@ class ToolParam(Struct, kw_only=True):
         self.input_schema.setdefault("type", "object")
 
     def function(self) -> options.FunctionDefinition:
-        same = {
-            name: getattr(self, name) for name in ("name", "description", "strict", "defer_loading")
-        }
-        return options.FunctionDefinition(**same, parameters=self.input_schema)
+        """Returns the same function as a tool of a chat."""
+        return options.FunctionDefinition(
+            name=self.name,
+            description=self.description,
+            parameters=self.input_schema,
+            strict=self.strict,
+            defer_loading=self.defer_loading,
+        )
 
 
 class AnthropicBlock(Struct, kw_only=True):
-    """One content block; its type decides which fields are used, and all others are ignored."""
+    """One content block; its type decides which fields are used, and which are ignored."""
 
     type: Literal[
         "text",
@@ -67,14 +77,16 @@ class AnthropicBlock(Struct, kw_only=True):
 
 
 class MessageParam(Struct, kw_only=True):
+    """One turn of a conversation."""
+
     role: Literal["user", "assistant", "system"]
     content: str | list[AnthropicBlock]
 
 
 class ToolChoiceParam(Struct, kw_only=True):
-    """The use of tools:
+    """How the model uses tools.
 
-    the model's choice (auto), at least one (any), the named one (tool), or none.
+    It decides (auto), calls at least one (any), calls the tool `name` (tool), or calls none.
     """
 
     type: Literal["auto", "any", "tool", "none"]
@@ -83,22 +95,21 @@ class ToolChoiceParam(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type == "tool" and not self.name:
-            raise Misfit("the name of a tool")
+            raise ConversionError("the name of a tool")
 
 
 class OutputFormat(Struct, kw_only=True):
-    """JSON of a schema; ``schema`` on the wire is `json_schema` here."""
+    """A reply in JSON; ``schema`` on the wire is `json_schema` here."""
 
     json_schema: JsonObject | None = msgspec.field(default=None, name="schema")
     type: Literal["json_schema"] = "json_schema"
 
 
 class OutputConfig(Struct, kw_only=True):
+    """Options for the reply."""
+
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
-
-
-Display = Literal["summarized", "omitted", "updates"]
 
 
 class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
@@ -122,17 +133,17 @@ Thinking = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive
 
 
 class ThreadCreate(Struct, tag_field="type", tag="create"):
-    """Asks for the conversation to be kept."""
+    """Requests that the server stores the conversation."""
 
 
 class ThreadContinue(Struct, tag_field="type", tag="continue"):
-    """Continues the conversation that was kept with the reply of this id."""
+    """Continues the conversation that was stored with a reply's id."""
 
     previous_message_id: str
 
 
 class MessagesRequest(options.SharedFields, kw_only=True):
-    """The body of ``POST /v1/messages``; `max_tokens` covers thoughts and reply together."""
+    """The body of ``POST /v1/messages``; `max_tokens` covers thinking and reply together."""
 
     model: Name
     messages: list[MessageParam]
@@ -146,9 +157,10 @@ class MessagesRequest(options.SharedFields, kw_only=True):
     tools: list[ToolParam] | None = None
     chat_template_kwargs: JsonObject | None = None
     thread: ThreadCreate | ThreadContinue | None = None
-    """A beta of Anthropic's SDK; not in vLLM, which sees the new turns alone."""
+    """A beta of Anthropic's SDK; not in vLLM, which sees only the new turns."""
 
     def check_converted(self) -> None:
+        """Checks the budget of thinking against `max_tokens`."""
         is_prefill = (self.kv_transfer_params or {}).get("do_remote_decode")
         if is_prefill or not isinstance(self.thinking, ThinkingEnabled):
             return
@@ -157,6 +169,8 @@ class MessagesRequest(options.SharedFields, kw_only=True):
 
 
 class CountTokensRequest(Request, kw_only=True):
+    """The body of ``POST /v1/messages/count_tokens``."""
+
     model: Name
     messages: list[MessageParam]
     output_config: OutputConfig | None = None
@@ -167,94 +181,101 @@ class CountTokensRequest(Request, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
 
 
-BILLING_HEADER = "x-anthropic-billing-header"
-"""Start of system texts that are dropped:
-
-they change with each request, and would spoil the prefix cache.
-"""
-
-
-Asked = MessagesRequest | CountTokensRequest
+AnthropicRequest = MessagesRequest | CountTokensRequest
 
 
 def chat_request(
-    asked: Asked, merges_system: Callable[[], bool], disabled_effort: Callable[[], options.Effort]
+    request: AnthropicRequest,
+    merges_system: Callable[[], bool],
+    disabled_effort: Callable[[], options.Effort],
 ) -> ChatCompletionRequest:
-    """Converts `asked` to a chat request. ApiError 400 when tools or salt break the rules of a
-    chat.
+    """Converts `request` to a chat request.
 
-    `merges_system`: the chat template requires all system turns first. `disabled_effort`: the
-    template's effort without thinking. Each is called only when needed.
+    `merges_system` returns true if the chat template requires all system turns first.
+    `disabled_effort` returns the template's effort without thinking. Each is called only when
+    needed.
+
+    Raises:
+        ApiError: Status 400 when tools or salt break the rules of a chat.
     """
-    inline = any(message.role == "system" for message in asked.messages)
-    choice = asked.tool_choice
+    has_system_turns = any(message.role == "system" for message in request.messages)
+    merges = has_system_turns and merges_system()
+    choice = request.tool_choice
     chat = ChatCompletionRequest(
-        model=asked.model,
-        messages=_messages(asked.system, asked.messages, inline and merges_system()),
-        chat_template_kwargs=asked.chat_template_kwargs,
+        model=request.model,
+        messages=_messages(request.system, request.messages, merges),
+        chat_template_kwargs=request.chat_template_kwargs,
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        tools=[options.Tool(function=tool.function()) for tool in asked.tools or ()] or None,
+        tools=[options.Tool(function=tool.function()) for tool in request.tools or ()] or None,
     )
-    if chat.tools is None:
-        chat.tool_choice = "none"
-    elif choice is None or choice.type == "auto":
-        chat.tool_choice = "auto"
-    elif choice.type == "tool":
-        chat.tool_choice = options.NamedToolChoice(
-            function=options.NamedFunction(name=choice.name or "")
-        )
-    else:
-        chat.tool_choice = "required" if choice.type == "any" else "none"
-    if isinstance(asked, MessagesRequest):
+    chat.tool_choice = "none" if chat.tools is None else _tool_choice(choice)
+    if isinstance(request, MessagesRequest):
         for name in options.SharedFields.__struct_fields__:
-            setattr(chat, name, getattr(asked, name))
-        chat.max_tokens = chat.max_completion_tokens = asked.max_tokens
-        chat.stop = asked.stop_sequences
-    if asked.output_config is not None:
-        form, chat.reasoning_effort = asked.output_config.format, asked.output_config.effort
-        if form is not None and form.json_schema:
-            schema = options.JsonSchema(name=form.type, json_schema=form.json_schema)
-            chat.response_format = options.ResponseFormat(type=form.type, json_schema=schema)
-    if isinstance(asked.thinking, ThinkingDisabled):
+            setattr(chat, name, getattr(request, name))
+        chat.max_tokens = request.max_tokens
+        chat.max_completion_tokens = request.max_tokens
+        chat.stop = request.stop_sequences
+    if request.output_config is not None:
+        chat.reasoning_effort = request.output_config.effort
+        output_format = request.output_config.format
+        if output_format is not None and output_format.json_schema:
+            chat.response_format = options.ResponseFormat(
+                type=output_format.type,
+                json_schema=options.JsonSchema(
+                    name=output_format.type, json_schema=output_format.json_schema
+                ),
+            )
+    if isinstance(request.thinking, ThinkingDisabled):
         chat.reasoning_effort = disabled_effort()
-    elif isinstance(asked.thinking, ThinkingEnabled):
-        chat.thinking_token_budget = asked.thinking.budget_tokens
+    elif isinstance(request.thinking, ThinkingEnabled):
+        chat.thinking_token_budget = request.thinking.budget_tokens
     chat.check_rules()
     return chat
+
+
+def _tool_choice(choice: ToolChoiceParam | None) -> options.ToolChoice:
+    if choice is None or choice.type == "auto":
+        return "auto"
+    if choice.type == "tool":
+        return options.NamedToolChoice(function=options.NamedFunction(name=choice.name or ""))
+    if choice.type == "any":
+        return "required"
+    return "none"
 
 
 def _messages(
     system: str | Sequence[AnthropicBlock] | None, messages: Sequence[MessageParam], merges: bool
 ) -> list[Message]:
-    """Returns the conversation; `merges` joins all system turns at the front.
+    """Returns the messages of a chat; `merges` joins all system turns at the front.
 
     System turns otherwise keep their places: a turn moved to the front would change the whole
     prompt.
     """
-    texts = [system if isinstance(system, str) else _system_text(system or ())]
-    if merges:
-        turns = (message for message in messages if message.role == "system")
-        texts += [_system_text(message.content) for message in turns]
-    prompt = "".join(texts)
-    chat: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
+    prompt = system if isinstance(system, str) else _system_text(system or ())
+    turns: list[Message] = []
     for message in messages:
-        if message.role != "system" or not merges:
-            chat += _turns(message)
-    return chat
+        if merges and message.role == "system":
+            prompt += _system_text(message.content)
+        else:
+            turns += _turns(message)
+    if not prompt:
+        return turns
+    return [{"role": "system", "content": prompt}, *turns]
 
 
 def _system_text(content: str | Iterable[AnthropicBlock]) -> str:
-    blocks = (
-        content if not isinstance(content, str) else [AnthropicBlock(type="text", text=content)]
-    )
-    texts = [block.text for block in blocks if block.type == "text" and block.text]
+    if isinstance(content, str):
+        texts = [content]
+    else:
+        texts = [block.text for block in content if block.type == "text" and block.text]
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
 def _turns(message: MessageParam) -> Iterator[Message]:
     """Yields the chat messages of one turn: results of tools come before the user's text."""
     if message.role == "system":
-        if text := _system_text(message.content):
+        text = _system_text(message.content)
+        if text:
             yield {"role": "system", "content": text}
         return
     if isinstance(message.content, str):
@@ -264,37 +285,45 @@ def _turns(message: MessageParam) -> Iterator[Message]:
         for block in message.content:
             if block.type == "tool_result":
                 yield from _tool_results(block)
-    said = _said(message.role, message.content)
-    if message.role == "assistant" or "content" in said:
-        yield said
+    turn = _turn_without_results(message.role, message.content)
+    if message.role == "assistant" or "content" in turn:
+        yield turn
 
 
-def _said(role: str, blocks: Sequence[AnthropicBlock]) -> Message:
-    """Returns the message of a turn without results of tools; no `content` key when there is none."""
+def _turn_without_results(role: str, blocks: Sequence[AnthropicBlock]) -> Message:
+    """Returns one message without the results of tools; `content` is missing if there is none."""
     parts: list[JsonObject] = []
     thoughts: list[str] = []
     calls: list[JsonObject] = []
     for block in blocks:
-        if block.type == "text" and block.text:
-            parts.append({"type": "text", "text": block.text})
-        elif block.type == "image" and block.source:
-            parts.append(_image(block.source))
-        elif block.type == "tool_result" and role == "assistant":
-            parts.append({"type": "text", "text": f"Tool result: {block.content or ''}"})
+        part = _part(role, block)
+        if part is not None:
+            parts.append(part)
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use":
             function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
             calls.append({"id": block.id or "", "type": "function", "function": function})
-    said: Message = {"role": role}
+    message: Message = {"role": role}
     if thoughts:
-        said["reasoning"] = "".join(thoughts)
+        message["reasoning"] = "".join(thoughts)
     if calls:
-        said["tool_calls"] = calls
-    if parts:
-        alone = len(parts) == 1 and parts[0]["type"] == "text"
-        said["content"] = parts[0]["text"] if alone else parts
-    return said
+        message["tool_calls"] = calls
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        message["content"] = parts[0]["text"]
+    elif parts:
+        message["content"] = parts
+    return message
+
+
+def _part(role: str, block: AnthropicBlock) -> JsonObject | None:
+    if block.type == "text" and block.text:
+        return {"type": "text", "text": block.text}
+    if block.type == "image" and block.source:
+        return _image(block.source)
+    if block.type == "tool_result" and role == "assistant":
+        return {"type": "text", "text": f"Tool result: {block.content or ''}"}
+    return None
 
 
 def _image(source: JsonObject) -> JsonObject:
@@ -306,32 +335,39 @@ def _image(source: JsonObject) -> JsonObject:
 
 
 def _tool_results(block: AnthropicBlock) -> Iterator[Message]:
-    """Yields a tool message with the result, a user message with images, a tool message with
-    references.
-    """
-    texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
+    """Yields a tool message with the text, a user message with images, and one with references."""
+    texts: list[str] = []
+    images: list[JsonObject] = []
     references: list[JsonObject] = []
-    for item in block.content if isinstance(block.content, list) else ():
-        source, name = item.get("source"), item.get("tool_name") or item.get("name")
+    items = block.content or []
+    if isinstance(items, str):
+        items = [{"type": "text", "text": items}]
+    for item in items:
+        source = item.get("source")
+        name = item.get("tool_name") or item.get("name")
         if item.get("type") == "text":
             texts.append(str(item.get("text", "")))
         elif item.get("type") == "image" and isinstance(source, dict):
             images.append(_image(source))
         elif item.get("type") == "tool_reference" and isinstance(name, str):
             references.append({"type": "tool_reference", "name": name})
-    answer: Message = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
-    yield {**answer, "content": "\n".join(texts)}
+    result: Message = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
+    yield {**result, "content": "\n".join(texts)}
     if images:
         yield {"role": "user", "content": images}
     if references:
-        yield {**answer, "content": references}
+        yield {**result, "content": references}
 
 
 class ErrorDetail(Struct):
+    """What went wrong."""
+
     type: str
     message: str
     details: Mapping[str, str] | UnsetType = UNSET
 
 
 class ErrorResponse(Struct, tag_field="type", tag="error"):
+    """The body of an error."""
+
     error: ErrorDetail

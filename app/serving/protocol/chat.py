@@ -1,11 +1,10 @@
-"""``POST /v1/chat/completions`` and its batch: the bodies and their answers (vllm-api.md 3.1, 3.3,
-3.4).
+"""``POST /v1/chat/completions`` and its batch: the bodies and their answers.
 
 Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON.
 
 A message stays the client's dict, because chat templates may read any key. Accepted messages are
-one of OpenAI's six kinds, or have any other role with text or parts. A message of no kind is
-reported as a wrong developer message, the first kind that vLLM tries.
+one of OpenAI's six kinds, or have any other role with text or parts. A message that fits none of
+them is reported as an invalid developer message, the first kind that vLLM tries.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,26 +14,62 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.serving.http.errors import bad_request, malformed
 from app.serving.protocol import common, rules
-from app.serving.protocol.coercion import JsonObject, Misfit, param_of
+from app.serving.protocol.coercion import ConversionError, JsonObject, format_param
 from app.serving.protocol.decoding import RawRequest
 from app.serving.protocol.options import Effort, GenerationFields, Tool, ToolChoice
-from app.serving.protocol.rules import part
+from app.serving.protocol.rules import get_field
 
 Message = JsonObject
+Conversations = list[list[Message]]
 
-_FIRST_KIND = "ChatCompletionDeveloperMessageParam"
-_TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
-_PLAIN_KEYS = frozenset(("role", "content"))
+FIRST_KIND = "ChatCompletionDeveloperMessageParam"
+TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
+PLAIN_KEYS = frozenset(("role", "content"))
+FIELDS_CHECKED_LATE_IN_BATCH = frozenset(
+    (
+        "response_format",
+        "tools",
+        "stream",
+        "stream_options",
+        "reasoning_effort",
+        "parallel_tool_calls",
+        "min_tokens",
+        "stop_token_ids",
+        "ignore_eos",
+        "allowed_token_ids",
+        "bad_words",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "documents",
+        "vllm_xargs",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "repetition_detection",
+        "stream_interval",
+        "skip_special_tokens",
+        "add_special_tokens",
+        "return_prompt_text",
+        "session_id",
+        "mm_payload",
+        "return_mm_kwargs",
+    )
+)
 
 
 def convert_messages(value: object) -> list[Message]:
+    """Returns the client's messages unchanged.
+
+    Raises:
+        ConversionError: A message is of no accepted kind.
+    """
     if not isinstance(value, list):
-        raise Misfit("a list of messages")
+        raise ConversionError("a list of messages")
     for index, message in enumerate(value):
         try:
             _check_message(message)
-        except Misfit as misfit:
-            raise misfit.under(index) from None
+        except ConversionError as error:
+            raise error.prefixed(index) from None
     return value
 
 
@@ -54,32 +89,37 @@ def normalize_messages(messages: object) -> None:
 
 
 def check_tool_calls(message: Message) -> None:
-    """Raises `ApiError` unless an assistant's calls have an id, a type and a function or custom
-    tool.
+    """Checks the tool calls of an assistant's message.
+
+    Raises:
+        ApiError: A call has no id, no type, or no function or custom tool.
     """
-    calls = message.get("tool_calls") if message.get("role") == "assistant" else None
-    for index, call in enumerate(calls if isinstance(calls, list) else ()):
-        is_custom = _has(call, "id", "type") and call["type"] == "custom"
-        if is_custom and _has(call.get("custom"), "input", "name"):
+    calls = message.get("tool_calls")
+    if message.get("role") != "assistant" or not isinstance(calls, list):
+        return
+    for index, call in enumerate(calls):
+        is_custom = _has_strings(call, "id", "type") and call["type"] == "custom"
+        if is_custom and _has_strings(call.get("custom"), "input", "name"):
             continue
-        if path := _wrong_function_call(call):
-            where = param_of((index, *path))
-            raise malformed(f"{where}: a tool call of a message is incomplete", where)
+        path = _function_call_error(call)
+        if path:
+            param = format_param((index, *path))
+            raise malformed(f"{param}: a tool call of a message is incomplete", param)
 
 
 def _check_message(message: object) -> None:
     if not isinstance(message, dict):
-        raise Misfit("a message object", _FIRST_KIND)
+        raise ConversionError("a message object", FIRST_KIND)
     is_plain = (
-        message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
+        message.keys() == PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
     )
     if is_plain or _is_known_kind(message) or _is_custom_kind(message):
         return
     if not _is_content(message.get("content")):
-        raise Misfit("a text or a list of parts", _FIRST_KIND, "content")
+        raise ConversionError("a text or a list of parts", FIRST_KIND, "content")
     if message.get("role") != "developer":
-        raise Misfit("the name of a role", _FIRST_KIND, "role")
-    raise Misfit("a string", _FIRST_KIND, "name")
+        raise ConversionError("the name of a role", FIRST_KIND, "role")
+    raise ConversionError("a string", FIRST_KIND, "name")
 
 
 def _is_content(content: object) -> bool:
@@ -88,20 +128,26 @@ def _is_content(content: object) -> bool:
 
 
 def _is_known_kind(message: Message) -> bool:
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if role == "tool":
-        return _is_content(content) and _has(message, "tool_call_id")
+        return _is_content(content) and _has_strings(message, "tool_call_id")
     if role == "function":
-        return "content" in message and isinstance(content, str | None) and _has(message, "name")
+        return (
+            "content" in message
+            and isinstance(content, str | None)
+            and _has_strings(message, "name")
+        )
     if not isinstance(message.get("name", ""), str):
         return False
-    audio, call = message.get("audio"), message.get("function_call")
     if role == "assistant":
+        audio = message.get("audio")
+        call = message.get("function_call")
         return (
             (content is None or _is_content(content))
             and isinstance(message.get("refusal"), str | None)
-            and (audio is None or _has(audio, "id"))
-            and (call is None or _has(call, "arguments", "name"))
+            and (audio is None or _has_strings(audio, "id"))
+            and (call is None or _has_strings(call, "arguments", "name"))
             and isinstance(message.get("tool_calls", []), list)
         )
     return role in ("developer", "system", "user") and _is_content(content)
@@ -109,7 +155,8 @@ def _is_known_kind(message: Message) -> bool:
 
 def _is_custom_kind(message: Message) -> bool:
     content = message.get("content", "")
-    calls, tools = message.get("tool_calls"), message.get("tools")
+    calls = message.get("tool_calls")
+    tools = message.get("tools")
     return (
         isinstance(message.get("role"), str)
         and (
@@ -122,33 +169,40 @@ def _is_custom_kind(message: Message) -> bool:
             isinstance(message.get(key), str | None)
             for key in ("tool_call_id", "reasoning", "task")
         )
-        and (calls is None or isinstance(calls, list) and not any(map(_wrong_function_call, calls)))
+        and (calls is None or isinstance(calls, list) and not any(map(_function_call_error, calls)))
         and (tools is None or isinstance(tools, list) and all(map(_is_tool, tools)))
     )
 
 
-def _has(value: object, *keys: str) -> TypeGuard[JsonObject]:
+def _has_strings(value: object, *keys: str) -> TypeGuard[JsonObject]:
     return isinstance(value, dict) and all([isinstance(value.get(key), str) for key in keys])
 
 
 def _is_tool(tool: object) -> bool:
-    return _has(tool, "type") and tool["type"] == "function" and _has(tool.get("function"), "name")
+    return (
+        _has_strings(tool, "type")
+        and tool["type"] == "function"
+        and _has_strings(tool.get("function"), "name")
+    )
 
 
-def _wrong_function_call(call: object) -> tuple[str, ...]:
-    """Returns the path to a function call's error, with the kind's name in front; empty without an
-    error.
+def _function_call_error(call: object) -> tuple[str, ...]:
+    """Returns the path to a function call's error, which starts with the kind's name.
+
+    The path of a valid call is empty.
     """
     if not isinstance(call, dict):
-        return (_TOOL_CALL,)
+        return (TOOL_CALL,)
     function = call.get("function")
-    if not _has(call, "id"):
-        return (_TOOL_CALL, "id")
-    if not _has(function, "arguments"):
-        return (_TOOL_CALL, "function")  # vLLM leaves the step "arguments" out
-    if not _has(function, "name"):
-        return (_TOOL_CALL, "function", "name")
-    return () if call.get("type") == "function" else (_TOOL_CALL, "type")
+    if not _has_strings(call, "id"):
+        return (TOOL_CALL, "id")
+    if not _has_strings(function, "arguments"):
+        return (TOOL_CALL, "function")  # vLLM leaves the step "arguments" out
+    if not _has_strings(function, "name"):
+        return (TOOL_CALL, "function", "name")
+    if call.get("type") != "function":
+        return (TOOL_CALL, "type")
+    return ()
 
 
 def content_text(content: object) -> str:
@@ -158,24 +212,27 @@ def content_text(content: object) -> str:
     if not isinstance(content, list | dict):
         return ""
     texts: list[str] = []
-    for each in content:
-        text = each.get("text") if isinstance(each, dict) else each
-        if isinstance(each, dict) and each.get("type") == "image_url":
-            image = each.get("image_url")
-            text = f"image: {image.get('url') if isinstance(image, dict) else image}"
+    for part in content:
+        text = part
+        if isinstance(part, dict):
+            text = part.get("text")
+            if part.get("type") == "image_url":
+                image = part.get("image_url")
+                url = image.get("url") if isinstance(image, dict) else image
+                text = f"image: {url}"
         if isinstance(text, str):
             texts.append(text)
     return "\n".join(texts)
 
 
-Conversations = list[list[Message]]
-
-
 class ChatCompletionRequest(GenerationFields, kw_only=True):
     """The body of ``POST /v1/chat/completions``, with every field of vLLM.
 
-    None: the server's default.
+    None stands for the server's default.
     """
+
+    after_results: ClassVar[bool] = False
+    """True if a simulation replies with text, as the last input is a result of a tool."""
 
     messages: list[Message]
     logprobs: bool | None = False
@@ -201,11 +258,11 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     mm_processor_kwargs: JsonObject | None = None
     return_prompt_text: bool | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
         "messages": convert_messages,
         "tool_choice": ToolChoice,
     }
-    absent: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
+    rule_defaults: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
 
     def __post_init__(self) -> None:
         if self.tool_choice is UNSET:
@@ -215,6 +272,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         super().__post_init__()
 
     def check_rules(self: "ChatCompletionRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
         if not isinstance(self.messages, list | dict | str):
             raise bad_request("messages must be a list")
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
@@ -222,66 +280,38 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
         rules.check_chat_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
-        rules.check_last(self)
+        rules.check_shared_fields(self)
         normalize_messages(self.messages)
 
     def check_converted(self) -> None:
+        """Checks the tool calls of assistants."""
         for message in self.messages:
             if "tool_calls" in message:
                 check_tool_calls(message)
 
 
 def convert_conversations(value: object) -> Conversations:
+    """Returns the client's conversations unchanged.
+
+    Raises:
+        ConversionError: There is no conversation, or one is empty or has a message of no kind.
+    """
     if not isinstance(value, list) or not value:
-        raise Misfit("a list of conversations")
+        raise ConversionError("a list of conversations")
     for index, conversation in enumerate(value):
         try:
             if not convert_messages(conversation):
-                raise Misfit("a message at least")
-        except Misfit as misfit:
-            raise misfit.under(index) from None
+                raise ConversionError("a message at least")
+        except ConversionError as error:
+            raise error.prefixed(index) from None
     return value
 
 
-BATCH_LATE = frozenset(
-    (
-        *(
-            "response_format",
-            "tools",
-            "stream",
-            "stream_options",
-            "reasoning_effort",
-            "parallel_tool_calls",
-        ),
-        *(
-            "min_tokens",
-            "stop_token_ids",
-            "ignore_eos",
-            "allowed_token_ids",
-            "bad_words",
-            "prompt_logprobs",
-        ),
-        *(
-            "truncate_prompt_tokens",
-            "truncation_side",
-            "documents",
-            "vllm_xargs",
-            "kv_transfer_params",
-        ),
-        *("ec_transfer_params", "repetition_detection", "stream_interval", "skip_special_tokens"),
-        *(
-            "add_special_tokens",
-            "return_prompt_text",
-            "session_id",
-            "mm_payload",
-            "return_mm_kwargs",
-        ),
-    )
-)
-
-
 class BatchChatRequest(ChatCompletionRequest, kw_only=True):
-    """Several conversations, each with one choice. vLLM checks the fields in `BATCH_LATE` late."""
+    """Several conversations, each with one choice.
+
+    vLLM checks the fields in `FIELDS_CHECKED_LATE_IN_BATCH` when it generates.
+    """
 
     messages: Conversations  # type: ignore[assignment]
     tool_choice: Literal["none"] | None = "none"
@@ -289,13 +319,14 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     early_stopping: bool = False
     guided_decoding_backend: str | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
 
     def check_rules(self: "BatchChatRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
         if self.use_beam_search:
             raise bad_request("A batch does not go with beam search.", "use_beam_search")
         rules.check_chat_logprobs(self)
-        if part(self.kv_transfer_params, "prompt_token_ids") is not None:
+        if get_field(self.kv_transfer_params, "prompt_token_ids") is not None:
             param = "kv_transfer_params.prompt_token_ids"
             raise bad_request("One prompt of token ids cannot serve several conversations.", param)
         if self.n not in (None, 1):
@@ -305,10 +336,12 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
         for conversation in self.messages if isinstance(self.messages, list) else ():
             normalize_messages(conversation)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        rules.check_last(self)
+        rules.check_shared_fields(self)
 
     def check_converted(self) -> None:
-        self.tools, self.stream = None, False
+        """Checks the tool calls of assistants."""
+        self.tools = None
+        self.stream = False
         for conversation in self.messages:
             for message in conversation:
                 check_tool_calls(message)
@@ -326,14 +359,17 @@ Content = str | Raw | Sequence[ContentBlock]
 
 
 class FunctionCall(Struct):
-    """Name and arguments of a called function; `arguments` is JSON as text, in chunks only a part."""
+    """Name and arguments of a called function.
+
+    `arguments` is JSON as text, of which a chunk has only a part.
+    """
 
     name: str | UnsetType = UNSET
     arguments: str | Raw | UnsetType = UNSET
 
 
 class ToolCall(Struct):
-    """One tool call. `index`, the number of the call in its choice, is for chunks only."""
+    """One tool call. Only chunks have `index`, the number of the call in its choice."""
 
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
@@ -342,6 +378,8 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Struct):
+    """The message of a choice."""
+
     role: str
     content: Content | None
     refusal: None = None
@@ -353,6 +391,8 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
+    """One choice of a whole answer."""
+
     index: int
     message: ChatMessage
     logprobs: common.LogprobContent | None
@@ -363,6 +403,8 @@ class ChatChoice(Struct):
 
 
 class ChatCompletion(common.WholeAnswer, kw_only=True):
+    """A whole answer."""
+
     object: str = "chat.completion"
     choices: Sequence[ChatChoice | Raw]
     prompt_logprobs: common.PromptLogprobs | Raw | None = None
@@ -374,6 +416,8 @@ class ChatCompletion(common.WholeAnswer, kw_only=True):
 
 
 class Delta(Struct):
+    """What a chunk adds to a message."""
+
     role: str | UnsetType = UNSET
     content: Content | None | UnsetType = UNSET
     reasoning: str | Raw | UnsetType = UNSET
@@ -381,6 +425,8 @@ class Delta(Struct):
 
 
 class ChunkChoice(Struct):
+    """One choice of a chunk."""
+
     index: int | Raw
     delta: Delta
     logprobs: common.LogprobContent | None = None

@@ -1,5 +1,4 @@
-"""Structs shared by answers of several families: usage, transfers, log probabilities, heads of
-chunks.
+"""Structs that several kinds of answers share: usage, transfers, log probabilities, chunk fields.
 
 Keys are in vLLM's order; UNSET fields are omitted. Log probabilities are natural logarithms.
 """
@@ -11,38 +10,54 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.json import Encoder
 
 encode = Encoder().encode
-"""Encodes to compact JSON. UnicodeEncodeError for a lone surrogate."""
+"""Encodes to compact JSON. Raises `UnicodeEncodeError` for a lone surrogate."""
 EXAMPLE_CHAT = ({"role": "user", "content": "hi"},)
 """The shortest conversation, for examples of requests."""
 GAP = b"\0"
 """Placeholder in a template. JSON never contains this byte: texts escape it."""
 HOLE = Raw(GAP)
+"""A field of a template that is filled in later."""
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Figure = float | None | UnsetType
+ECTransferParams = Mapping[str, Mapping[str, str | int]]
+"""`ec_transfer_params` of an encoder's answer: locations of encodings by item hash."""
+PromptLogprobs = Sequence[Mapping[str, object] | None]
+"""Candidates for each token of a prompt, by token id; None where unknown, as for the first token.
+"""
 
 
 def encode_to_keep(value: object) -> bytes:
     """Encodes as `encode`, for a cache that counts bytes.
 
-    msgspec does not shrink its buffer: its own bytes occupy up to half as much again as their
+    msgspec does not shrink its buffer: the bytes that it returns occupy up to 1.5 times their
     length.
     """
     return bytes(memoryview(encode(value)))
 
 
 def template(value: Struct) -> list[bytes]:
+    """Returns the parts of the encoded struct before, between and after its fields of `HOLE`."""
     return encode(value).split(GAP)
 
 
 class PromptTokensDetails(Struct):
+    """Details of the prompt's tokens in a usage."""
+
     cached_tokens: int
     created_cache_tokens: int | None | UnsetType = UNSET
     multimodal_tokens: Mapping[str, int] | None | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):
+    """Details of the generated tokens in a usage."""
+
     reasoning_tokens: int
 
 
 class Usage(Struct):
+    """Token counts of an answer."""
+
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
@@ -50,25 +65,23 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails | None | UnsetType = UNSET
 
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-
-
 class UsageOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Token counts that replace the real ones in an answer's usage, as scripts do; None:
+    """Token counts of a script that replace the real ones in an answer's usage.
 
-    the real count.
+    None keeps the real count.
     """
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     cached_tokens: Count | None = None
 
-    def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
-        prompt, completion = self.prompt_tokens, self.completion_tokens
-        return (
-            prompt_tokens if prompt is None else prompt,
-            tokens if completion is None else completion,
-        )
+    def override(self, prompt_tokens: int, completion_tokens: int) -> tuple[int, int]:
+        """Returns the numbers of prompt tokens and generated tokens to report."""
+        if self.prompt_tokens is not None:
+            prompt_tokens = self.prompt_tokens
+        if self.completion_tokens is not None:
+            completion_tokens = self.completion_tokens
+        return prompt_tokens, completion_tokens
 
 
 class ItemList(Struct, kw_only=True):
@@ -83,10 +96,7 @@ class ItemList(Struct, kw_only=True):
 
 
 class KVTransferParams(Struct, kw_only=True):
-    """`kv_transfer_params` of an answer:
-
-    location of a prefill's KV cache, for the decoding server.
-    """
+    """`kv_transfer_params` of an answer: location of a prefill's KV cache, for the decoder."""
 
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
@@ -104,10 +114,6 @@ class KVTransferParams(Struct, kw_only=True):
     transfer_mode: str = "pull"
 
 
-ECTransferParams = Mapping[str, Mapping[str, str | int]]
-"""`ec_transfer_params` of an encoder's answer: locations of encodings by item hash."""
-
-
 class WholeAnswer(Struct, kw_only=True):
     """First fields of a whole answer. `created` is Unix seconds."""
 
@@ -121,13 +127,10 @@ class WholeAnswer(Struct, kw_only=True):
     usage: Usage
 
 
-Figure = float | None | UnsetType
-
-
 class PerRequestMetrics(Struct):
-    """`metrics` of an answer:
+    """`metrics` of an answer.
 
-    times in milliseconds; tokens per second from scheduling to the end.
+    Times are in milliseconds. `tokens_per_second` covers the time from scheduling to the end.
     """
 
     time_to_first_token_ms: Figure = None
@@ -139,6 +142,8 @@ class PerRequestMetrics(Struct):
 
 
 class ChunkHead(Struct):
+    """First fields of a chunk of a stream. `created` is Unix seconds."""
+
     id: str
     object: str
     created: int
@@ -146,6 +151,8 @@ class ChunkHead(Struct):
 
 
 class ChunkTail(Struct):
+    """Last fields of a chunk of a stream."""
+
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | None | UnsetType = UNSET
@@ -162,6 +169,8 @@ class ChatAlternative(Struct, gc=False):
 
 
 class ChatLogprob(Struct):
+    """Log probability of one token of a chat; `bytes` is as in `ChatAlternative`."""
+
     token: str
     logprob: float
     bytes: Raw
@@ -177,6 +186,8 @@ class TokenCandidate(Struct, gc=False):
 
 
 class TokenIdLogprob(Struct):
+    """Log probability of one token in a generate answer."""
+
     token_id: int
     logprob: float
     rank: int
@@ -184,11 +195,13 @@ class TokenIdLogprob(Struct):
 
 
 class LogprobContent(Struct):
+    """`logprobs` of a choice: one entry per generated token."""
+
     content: Sequence[Struct] | Raw
 
 
 class CompletionLogprobs(Struct):
-    """Parallel lists, one place per token.
+    """Log probabilities of a completion, as parallel lists with one item per token.
 
     `text_offset` counts characters; unknown values are null.
     """
@@ -197,8 +210,3 @@ class CompletionLogprobs(Struct):
     token_logprobs: Sequence[float | None] | Raw
     tokens: Sequence[str] | Raw
     top_logprobs: Sequence[dict[str, float] | None] | Raw
-
-
-PromptLogprobs = Sequence[Mapping[str, object] | None]
-"""Candidates for each token of a prompt, by token id; None where unknown, as for the first token.
-"""

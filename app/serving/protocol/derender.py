@@ -1,5 +1,4 @@
-"""Bodies and answers of both /derender routes, which convert the token ids of a generate answer to
-text.
+"""Bodies and answers of the /derender routes, which convert the token ids of an answer to text.
 
 Answers have their keys in vLLM's order; UNSET fields are omitted.
 """
@@ -12,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from app.serving.http.errors import malformed
 from app.serving.protocol import chat, common, completions, options
 from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.coercion import JsonObject, non_negative
+from app.serving.protocol.coercion import JsonObject, Path, convert_natural_numbers
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import RawRequest, Request
 
@@ -21,30 +20,40 @@ MAX_WINDOW_TOKENS = 1024
 
 
 class Candidate(Struct, kw_only=True):
+    """A token with its log probability; `rank` counts from 1."""
+
     token_id: int
     logprob: float
     rank: int | None = None
 
 
 class TokenLogprobs(Candidate, kw_only=True):
+    """The log probability of a generated token, and its alternatives."""
+
     top_logprobs: list[Candidate] = []
 
 
 class Logprobs(Struct, kw_only=True):
+    """Log probabilities of a choice, one entry per generated token."""
+
     content: list[TokenLogprobs] | None = None
 
 
 class RenderedChoice(Struct, kw_only=True):
+    """One choice of a generate answer."""
+
     index: int
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[options.Natural] | None = None
     logprobs: Logprobs | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"token_ids": non_negative}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"token_ids": convert_natural_numbers}
 
 
 class CountedTokens(Struct, kw_only=True):
+    """Token counts of a generate answer."""
+
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
 
@@ -76,8 +85,8 @@ class GenerateEvent(Struct, kw_only=True):
 class StreamState(Struct, kw_only=True):
     """State that a client carries from one event of a choice to the next. Fields are vLLM's.
 
-    Without a parser `output_token_ids` has only the last tokens, and `read_offset` counts the first
-    tokens whose text is sent. With a parser it has all tokens.
+    With a parser `output_token_ids` has all tokens. Without a parser it has only the last tokens,
+    and `read_offset` counts those of them whose text has been sent.
     """
 
     prev_tokens: Annotated[list[str], Meta(max_length=MAX_WINDOW_TOKENS)] = []
@@ -86,7 +95,7 @@ class StreamState(Struct, kw_only=True):
     role_sent: bool = False
     logprob_context_token_ids: Annotated[list[int], Meta(max_length=4)] = []
     logprob_text_offset: options.Natural = 0
-    """Characters that were sent; where the text of the next log probability begins."""
+    """Characters sent so far: the `text_offset` of the next log probability."""
     output_token_ids: list[options.Natural] = []
     output_chunk_lens: list[Annotated[int, Meta(gt=0)]] = []
     """Tokens of each event in `output_token_ids`."""
@@ -94,113 +103,138 @@ class StreamState(Struct, kw_only=True):
     last_tool_call_ids: list[str] = []
     """Ids of the calls so far, in order."""
 
-    def check(self, where: str) -> None:
-        """Raises ApiError 400 for counts that do not match; `where` is the place in the body."""
+    def check(self, param: str) -> None:
+        """Checks that the counts match.
+
+        Raises:
+            ApiError: Status 400 at `param`, the state's path in the body.
+        """
         if sum(self.output_chunk_lens) != len(self.output_token_ids):
             raise malformed(
-                f"{where}: output_chunk_lens must sum to the number of output_token_ids", where
+                f"{param}: output_chunk_lens must sum to the number of output_token_ids", param
             )
         if self.read_offset > len(self.output_token_ids):
-            raise malformed(f"{where}: read_offset is beyond output_token_ids", where)
+            raise malformed(f"{param}: read_offset is beyond output_token_ids", param)
 
 
 class DerenderRequest(Request, kw_only=True):
     """Fields of all four bodies.
 
-    A body with `stream` true has an event, all others have whole answers.
+    A body with `stream` true has an event; all others have whole answers.
     """
 
     stream: bool = False
     model: str | None = None
 
     @classmethod
-    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    def error_path(cls, values: JsonObject, path: Path) -> Path:
+        """Returns the path that vLLM reports for a conversion error at `path` of the body."""
         return (cls.__name__, *path)
 
 
-def check_is_whole(stream: object, where: str) -> None:
-    """Raises ApiError 400 for another `stream` than none and false; a stream has another body."""
+def check_is_whole(stream: object, param: str) -> None:
+    """Checks that the field `stream` is missing or false, as a stream has a different body.
+
+    Raises:
+        ApiError: Status 400 at `param`.
+    """
     if stream is not None and stream is not False:
-        raise malformed(f"{where}: expected true or false", where)
+        raise malformed(f"{param}: expected true or false", param)
 
 
 class DerenderChatRequest(DerenderRequest, kw_only=True):
+    """A whole answer to a chat."""
+
     generate_response: GenerateOutput
     prompt_tokens: int | None = None
     prompt_token_ids: list[options.Natural] | None = None
     chat_request: ChatCompletionRequest | None = None
 
     def check_rules(self: "DerenderChatRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
         check_is_whole(self.stream, "body.DerenderChatRequest.stream")
 
     def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema."""
         if self.chat_request is not None:
             self.chat_request.check_rules()
 
 
 class DerenderCompletionRequest(DerenderRequest, kw_only=True):
+    """Whole answers to the prompts of a completion."""
+
     generate_responses: list[GenerateOutput]
     prompt_tokens: list[int] | None = None
     prompt_token_ids: list[list[options.Natural] | None] | None = None
     completion_request: CompletionRequest | None = None
 
     def check_rules(self: "DerenderCompletionRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
         check_is_whole(self.stream, "body.stream")
 
     @classmethod
-    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    def error_path(cls, values: JsonObject, path: Path) -> Path:
+        """Returns the path that vLLM reports for a conversion error at `path` of the body."""
         return path
 
     def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema."""
         for name in ("prompt_tokens", "prompt_token_ids"):
-            given = getattr(self, name)
-            if given is not None and len(given) != len(self.generate_responses):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.generate_responses):
                 raise malformed(f"body: {name} must be as many as generate_responses", "body")
         if self.completion_request is not None:
             self.completion_request.check_rules()
 
 
 class DerenderStreamRequest(DerenderRequest, kw_only=True):
-    """An event of a stream, and the state that the answer to the event before it has brought."""
+    """An event of a stream, and the state that the previous event's answer returned."""
 
     generate_chunk: GenerateEvent
     stream_state: StreamState | None = None
     prompt_tokens: int | None = None
     prompt_token_ids: list[options.Natural] | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"prompt_token_ids": non_negative}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"prompt_token_ids": convert_natural_numbers}
 
     def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema."""
         if self.stream_state is not None:
             self.stream_state.check(f"body.{type(self).__name__}.stream_state")
 
 
 class DerenderChatStreamRequest(DerenderStreamRequest, kw_only=True):
+    """An event of a chat."""
+
     chat_request: ChatCompletionRequest | None = None
 
     def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema."""
         super().check_converted()
         if self.chat_request is not None:
             self.chat_request.check_rules()
 
 
 class DerenderCompletionStreamRequest(DerenderStreamRequest, kw_only=True):
+    """An event of a completion."""
+
     completion_request: CompletionRequest | None = None
 
     def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema."""
         super().check_converted()
         if self.completion_request is not None:
             self.completion_request.check_rules()
 
 
 class StreamSwitch(Struct):
-    """The field of a body that decides between whole answers and events."""
+    """The field of a body that selects between whole answers and events."""
 
     stream: object = None
 
 
 class ChatDelta(Struct):
-    """Parts that an event adds to a message; absent parts are null, absent calls are omitted."""
+    """What an event adds to a message; missing parts are null, missing calls are omitted."""
 
     role: str | None = None
     content: str | None = None
@@ -209,6 +243,8 @@ class ChatDelta(Struct):
 
 
 class ChatEventChoice(Struct, kw_only=True):
+    """One choice of a derendered event of a chat."""
+
     index: int
     delta: ChatDelta
     logprobs: common.LogprobContent | None = None
@@ -227,6 +263,8 @@ class EventHead(Struct, kw_only=True):
 
 
 class ChatEvent(EventHead, kw_only=True):
+    """A derendered event of a chat."""
+
     object: str = "chat.completion.chunk"
     choices: Sequence[ChatEventChoice]
     usage: common.Usage | None
@@ -237,6 +275,8 @@ class ChatEvent(EventHead, kw_only=True):
 
 
 class CompletionEvent(EventHead, kw_only=True):
+    """A derendered event of a completion."""
+
     object: str = "text_completion"
     choices: Sequence[completions.CompletionChunkChoice]
     usage: common.Usage | None

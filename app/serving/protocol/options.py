@@ -22,8 +22,21 @@ CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ExtraArg = str | int | float | list[str | int | float]
 
+FLAT_TRANSFER = (
+    "do_remote_decode",
+    "do_remote_prefill",
+    "remote_block_ids",
+    "remote_engine_id",
+    "remote_host",
+    "remote_port",
+)
+"""Fields of `kv_transfer_params` that llm-d's simulator took at the top level, up to version 0.5.
+"""
+
 
 class StreamOptions(Struct, kw_only=True):
+    """Options for the usage in a stream: in a last event, and in each event."""
+
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -38,7 +51,7 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct, kw_only=True):
-    """The required form of the answer; the last three fields are for ``structural_tag`` only."""
+    """The required form of the answer; the last three fields are only for ``structural_tag``."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -62,13 +75,13 @@ class StructuredOutputs(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         constraints = (self.json, self.regex, self.choice, self.grammar, self.json_object)
-        given = sum(constraint is not None for constraint in (*constraints, self.structural_tag))
-        if given != 1:
-            raise bad_request(f"structured_outputs takes exactly one constraint, {given} are given")
+        count = sum(constraint is not None for constraint in (*constraints, self.structural_tag))
+        if count != 1:
+            raise bad_request(f"structured_outputs takes exactly one constraint, {count} are given")
 
 
 class RepetitionDetection(Struct, kw_only=True):
-    """Conditions for ending an answer that repeats itself; sizes in tokens, 0: off."""
+    """Conditions for ending an answer that repeats itself. Sizes are in tokens; 0 disables it."""
 
     max_pattern_size: int = 0
     min_pattern_size: int = 0
@@ -84,6 +97,8 @@ class RepetitionDetection(Struct, kw_only=True):
 
 
 class FunctionDefinition(Struct, kw_only=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
     name: str
     description: str | None = None
     parameters: JsonObject | None = None
@@ -92,16 +107,22 @@ class FunctionDefinition(Struct, kw_only=True):
 
 
 class Tool(Struct, kw_only=True):
+    """A tool for the model."""
+
     type: Literal["function"] = "function"
     function: FunctionDefinition
     defer_loading: bool | None = None
 
 
 class NamedFunction(Struct, kw_only=True):
+    """The function that a tool choice requires."""
+
     name: str
 
 
 class AllowedTools(Struct, kw_only=True):
+    """The tools that a tool choice allows; `mode` tells whether one must be called."""
+
     mode: Literal["auto", "required"] = "auto"
     tools: list[Tool] = []
 
@@ -114,6 +135,7 @@ class NamedToolChoice(Struct, kw_only=True):
     allowed_tools: AllowedTools | None = None
 
     def names(self) -> list[str]:
+        """Returns the names of the allowed functions."""
         if self.type == "allowed_tools" and self.allowed_tools is not None:
             return [tool.function.name for tool in self.allowed_tools.tools]
         return [self.function.name] if self.function is not None else []
@@ -122,16 +144,11 @@ class NamedToolChoice(Struct, kw_only=True):
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | None
 
 
-FLAT_TRANSFER = (
-    *("do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id"),
-    *("remote_host", "remote_port"),
-)
-"""Fields of `kv_transfer_params` that llm-d's simulator took at the top level, up to version 0.5.
-"""
-
-
 class SharedFields(Request, kw_only=True):
-    """Common fields of all generating requests, also of Messages. None is the server's default."""
+    """Common fields of all requests for generation, also of Messages.
+
+    None stands for the server's default.
+    """
 
     model: str | None = None
     stream: bool | None = False
@@ -149,6 +166,8 @@ class SharedFields(Request, kw_only=True):
 
 
 class SamplingFields(SharedFields, kw_only=True):
+    """Common fields of chats, text completions and responses."""
+
     logit_bias: dict[str, float] | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
@@ -163,14 +182,14 @@ class SamplingFields(SharedFields, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     request_id: str = ""
-    """Empty without one from the client: vLLM then draws a random id."""
+    """Empty if the client sends none: vLLM then draws a random id."""
     session_id: str | None = None
 
 
 class GenerationFields(SamplingFields, kw_only=True):
     """Common fields of chats and text completions.
 
-    The first six fields are not in vLLM: they set fields of `kv_transfer_params`, and may have any
+    The first six fields are not in vLLM. They set fields of `kv_transfer_params`, and may have any
     type.
     """
 
@@ -199,10 +218,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     routed_experts_prompt_start: Natural = 0
     return_token_offsets: bool | None = False
     cache_hit_threshold: Share | None = None
-    """Not in vLLM:
-
-    least share of the prompt that must be cached; below this share the reply is empty.
-    """
+    """Not in vLLM: the reply is empty if a smaller share of the prompt is cached."""
     repetition_detection: RepetitionDetection | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
@@ -210,7 +226,6 @@ class GenerationFields(SamplingFields, kw_only=True):
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
         if self.do_remote_decode is not None or self.do_remote_prefill is not None:
-            flat = {
-                name: value for name in FLAT_TRANSFER if (value := getattr(self, name)) is not None
-            }
+            fields = {name: getattr(self, name) for name in FLAT_TRANSFER}
+            flat = {name: value for name, value in fields.items() if value is not None}
             self.kv_transfer_params = flat | (self.kv_transfer_params or {})

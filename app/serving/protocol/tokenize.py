@@ -1,6 +1,4 @@
-"""Bodies of routes that tokenize prompts (vllm-api.md section 5) or score pods (kv-cache.md section
-5.1).
-"""
+"""Bodies of routes that tokenize prompts, or that score pods by their cached blocks."""
 
 from collections.abc import Hashable, Mapping
 from typing import Annotated, ClassVar
@@ -17,6 +15,8 @@ TOKEN_MAX = 2**32 - 1
 
 
 class TokenizeChatRequest(Request, kw_only=True):
+    """The body of ``POST /tokenize`` with a conversation."""
+
     model: str | None = None
     messages: list[Message]
     add_generation_prompt: bool = True
@@ -29,29 +29,32 @@ class TokenizeChatRequest(Request, kw_only=True):
     mm_processor_kwargs: JsonObject | None = None
     tools: list[Tool] | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
 
     def check_rules(self: "TokenizeChatRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 
 class TokenizePromptRequest(Request, kw_only=True):
+    """The body of ``POST /tokenize`` with a text."""
+
     model: str | None = None
     prompt: str
     add_special_tokens: bool = True
     return_token_strs: bool | None = False
 
 
-TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
-"""Both forms, in the order of `decode_first`: messages precede a prompt."""
-
-
 class DetokenizeRequest(Request, kw_only=True):
+    """The body of ``POST /detokenize``."""
+
     model: str | None = None
     tokens: list[Annotated[int, Meta(ge=0, le=INT64_MAX)]]
 
 
 class ScoreTextRequest(Request, kw_only=True):
+    """The body of ``POST /score_completions``."""
+
     model: str | None = None
     prompt: str
     add_special_tokens: bool = True
@@ -61,8 +64,9 @@ class ScoreTextRequest(Request, kw_only=True):
 
 
 class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
-    """The body of ``POST /score_chat_completions``; a generation prompt is added by default, as in
-    vLLM.
+    """The body of ``POST /score_chat_completions``.
+
+    A generation prompt is added by default, as in vLLM.
     """
 
     documents: list[JsonObject] | None = None
@@ -73,15 +77,23 @@ class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
 
 
 class MediaSpan(Struct, frozen=True):
+    """The placeholder tokens of a media item in a prompt."""
+
     identifier: str
     offset: Annotated[int, Meta(ge=0)]
     length: Annotated[int, Meta(ge=1)]
 
 
 class ScoreTokensRequest(Request, kw_only=True):
+    """The body of ``POST /score_tokens``."""
+
     model: str | None = None
     tokens: list[Annotated[int, Meta(ge=0, le=TOKEN_MAX)]]
     pods: list[str] | None = None
     lora: str | None = None
     cache_salt: str | None = None
     media: list[MediaSpan] | None = None
+
+
+TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
+"""The two forms of a body of ``POST /tokenize``, in the order in which they are tried."""

@@ -11,9 +11,9 @@ from urllib.parse import quote, unquote_to_bytes
 from app.serving.http.context import PATH_CHARACTERS, RequestContext
 from app.serving.http.errors import bad_request
 
-MOST_DECODINGS = 5
+MAX_DECODINGS = 5
 """Most times that a path is decoded to find dot segments: `%252e` is decoded twice."""
-MOST_SHOWN = 40
+MAX_QUOTED_LENGTH = 40
 """Most characters of a path segment in an error message."""
 _SEPARATOR = re.compile(r"[/\\]")
 _PARAMETERS = re.compile(r"[;\x00].*", re.S)
@@ -36,15 +36,15 @@ def origin_form(target: str) -> str:
     return _UNSENDABLE.sub(_escaped, target)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    """WSGI servers pass bytes as Latin-1; text of other sources may have any character."""
+def _escaped(match: re.Match[str]) -> str:
+    # WSGI servers pass bytes as Latin-1; text of other sources may have any character.
     try:
-        return quote(found[0].encode("latin-1"))
+        return quote(match[0].encode("latin-1"))
     except UnicodeEncodeError:
-        return quote(found[0])
+        return quote(match[0])
 
 
-def own_target(context: RequestContext) -> str:
+def target_without_root_path(context: RequestContext) -> str:
     """Returns path and query as the client sent them, without the `root-path` before them."""
     path, mark, query = origin_form(context.target).partition("?")
     query = mark + query
@@ -52,42 +52,47 @@ def own_target(context: RequestContext) -> str:
     if sent == context.path:
         return path + query
     removed = sent.removesuffix(context.path)
-    *_, own_path = path.split("/", removed.count("/") + 1)
-    if _decoded(f"/{own_path}") == context.path:
-        return f"/{own_path}{query}"
+    *_, remaining_path = path.split("/", removed.count("/") + 1)
+    if _decoded(f"/{remaining_path}") == context.path:
+        return f"/{remaining_path}{query}"
     return quote(context.path, safe=PATH_CHARACTERS) + query
 
 
 def check_path(target: str) -> None:
-    """Raises ApiError 400 for a path that may leave its first segment, such as /v1/../admin.
+    """Checks that a path cannot leave its first segment, as /v1/../admin would.
 
     Servers differ in how they read a path: they may decode dots, slashes and backslashes, also
     several times, merge slashes, and drop parameters (`..;x`). Some decode `%2e` and keep `%2f`. So
     the segments between plain slashes are counted for the worst reading: all that may mean `..`
     goes up, and a segment goes down by one at most.
+
+    Raises:
+        ApiError: 400 for a path that may leave its first segment.
     """
     path = target.partition("?")[0]
     if not path.startswith("/"):
         raise bad_request("The path must begin with a slash.")
     first, *segments = path[1:].split("/")
-    depth = _least_depth(first, is_first=True)
+    depth = _min_depth(first, is_first=True)
     for segment in segments:
         if depth is None or depth < 0:
             break
-        change = _least_depth(segment)
+        change = _min_depth(segment)
         depth = None if change is None else depth + change
     if depth is None or depth < 0:
-        raise bad_request(f"The path leaves /{first[:MOST_SHOWN]}: it is not sent to the target.")
+        raise bad_request(
+            f"The path leaves /{first[:MAX_QUOTED_LENGTH]}: it is not sent to the target."
+        )
 
 
-def _least_depth(segment: str, is_first: bool = False) -> int | None:
+def _min_depth(segment: str, is_first: bool = False) -> int | None:
     """Returns by how many levels a segment leads down at least: 1, 0, or -1 for `..`.
 
     None for a segment that servers may split in ways that matter, or that is encoded too often to
     know. The level of the first segment is 0.
     """
     decoded = segment
-    for _ in range(MOST_DECODINGS):
+    for _ in range(MAX_DECODINGS):
         decoded = _decoded(decoded)
     if decoded != _decoded(decoded):
         return None

@@ -1,14 +1,14 @@
 """The index of a recording: finds the answer to a request, and follows a file that grows.
 
-The file at the path is the recording. When it is replaced, moved away or cut, the index starts
-anew.
+Start with `Recording`. The file at the path is the recording. When it is replaced, moved away or
+cut, the index is rebuilt.
 """
 
 import fcntl
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import BinaryIO
 from weakref import WeakValueDictionary
@@ -17,12 +17,30 @@ from gevent.lock import BoundedSemaphore
 from msgspec import Struct
 
 from app.base.clock.pause import call_long, call_off_hub
-from app.serving.recording import exchange as recordings
-from app.serving.recording.lines import MOST_EXCHANGES, LineReader, Place, Progress
-from app.serving.recording.shared_file import LOCK_LIMIT_S, lock_within
+from app.serving.recording.exchange import (
+    MAX_HEADER_BYTES,
+    RecordedAnswer,
+    RecordingError,
+    bytes_of,
+    header_of,
+    is_cut_header,
+    read_exchange,
+)
+from app.serving.recording.lines import (
+    MAX_EXCHANGES,
+    ExchangePosition,
+    LineReader,
+    Progress,
+    ReadOptions,
+)
+from app.serving.recording.request_form import RequestForm, SimilarityFeatures, request_form
+from app.serving.recording.shared_file import LOCK_TIMEOUT_S, lock_within
 
-COMPARED_BYTES = 100
-"""Comparing two requests takes as long as so many bytes: about 3 us."""
+COMPARISON_BYTES = 100
+"""Comparing two requests takes as long as this number of bytes: about 3 us."""
+Entry = tuple[ExchangePosition, RequestForm]
+Candidate = tuple[SimilarityFeatures, bytes]
+"""Features of a request, and its key."""
 log = logging.getLogger(__name__)
 
 
@@ -34,13 +52,13 @@ class FileState(Struct, frozen=True):
     progress: Progress = Progress()
 
 
-class Tail(Struct, frozen=True):
-    """The result of a reading: exchanges with their places, and the state after them."""
+class FileTail(Struct, frozen=True):
+    """The result of a reading: exchanges with their positions, and the state after them."""
 
     state: FileState
-    entries: Sequence[tuple[Place, recordings.RequestForm]] = ()
+    entries: Sequence[Entry] = ()
     is_new_file: bool = False
-    """The file is another one than before, or was cut: nothing that was read before counts."""
+    """The file has been replaced, or was cut: all earlier entries are void."""
     file: BinaryIO | None = None
     """The new file, open; None without one, and where the file is the same."""
     is_settled: bool = True
@@ -49,46 +67,56 @@ class Tail(Struct, frozen=True):
 
 
 class Recording:
-    """The exchanges of a file. RecordingError for a file that cannot be read (`LineReader`).
+    """The exchanges of a file.
 
-    `grows`: processes append to the file. It may then be missing or empty, and lines that cannot be
-    read are skipped. `warns` logs each skipped line. `alike` also indexes what is compared to find
-    similar requests.
+    Attributes:
+        finds_similar: The index also has what is compared to find similar requests.
+        use_counts: Number of times that each line was the answer.
+
+    Raises:
+        RecordingError: the file cannot be read (`LineReader`).
     """
 
     def __init__(
         self,
         path: str,
-        alike: bool = False,
+        finds_similar: bool = False,
         grows: bool = False,
         warns: bool = True,
     ) -> None:
+        """Reads the file, and keeps it open.
+
+        `grows`: processes append to the file. It may then be missing or empty, and lines that
+        cannot be read are skipped. `warns` logs each skipped line.
+        """
         self.path = path
-        self.alike = alike
-        self.given: Counter[int] = Counter()
-        """Number of times that each line was the answer."""
+        self.finds_similar = finds_similar
+        self.use_counts: Counter[int] = Counter()
         self._grows = grows
         self._warns = warns
-        self._equal: dict[bytes, list[Place]] = {}
+        self._positions: dict[bytes, list[ExchangePosition]] = {}
+        """Positions of exchanges with equal requests, by key."""
         self._next: Counter[bytes] = Counter()
-        self._alike: dict[tuple[bytes, bool], list[tuple[recordings.Likeness, bytes]]] = {}
-        """Requests to compare with similar ones and their keys, by route and `stream`."""
-        self._answers: WeakValueDictionary[int, recordings.RecordedAnswer] = WeakValueDictionary()
+        """Number of answers so far, by key."""
+        self._candidates: dict[tuple[bytes, bool], list[Candidate]] = {}
+        """Requests to compare with similar ones, by route and `stream`."""
+        self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Answers being sent, by position; requests with the same answer share one copy."""
         self._state = FileState()
         self._file: BinaryIO | None = None
         self._reading = BoundedSemaphore(1)
-        self._lock_limit_s = LOCK_LIMIT_S
-        self._complaint = ""
+        self._lock_timeout_s = LOCK_TIMEOUT_S
+        self._last_error = ""
         """The last error of a reading, so that it is logged once."""
         self._read()
 
     def __len__(self) -> int:
-        return sum(map(len, self._equal.values()))
+        return sum(map(len, self._positions.values()))
 
     @property
     def is_full(self) -> bool:
-        return self._state.progress.number > MOST_EXCHANGES + 1
+        """True if the file has as many exchanges as are read."""
+        return self._state.progress.number > MAX_EXCHANGES + 1
 
     def read_on(self) -> None:
         """Adds what any process has appended to the file since the last time.
@@ -97,10 +125,10 @@ class Recording:
         """
         try:
             self._read()
-            self._complaint = ""
-        except recordings.RecordingError as error:
-            if self._complaint != str(error):
-                self._complaint = str(error)
+            self._last_error = ""
+        except RecordingError as error:
+            if self._last_error != str(error):
+                self._last_error = str(error)
                 self._warn(str(error))
 
     def reload(self) -> None:
@@ -114,27 +142,31 @@ class Recording:
             if tail is None:
                 return
             if tail.is_new_file:
-                self._forget()
+                self._clear()
                 self._file = tail.file
             # A lock that was not free is not waited for again: all requests would queue for it.
-            self._lock_limit_s = LOCK_LIMIT_S if tail.is_settled else 0.0
+            self._lock_timeout_s = LOCK_TIMEOUT_S if tail.is_settled else 0.0
             for warning in tail.warnings:
                 self._warn(warning)
-            for place, form in sorted(tail.entries, key=lambda entry: entry[0].at_s):
-                self._add(place, form)
+            for position, form in sorted(tail.entries, key=_arrival_s):
+                self._add(position, form)
             self._state = tail.state
 
-    def _read_tail(self) -> Tail | None:
-        """Reads what is new, in a native thread. None if nothing is. Raises RecordingError."""
+    def _read_tail(self) -> FileTail | None:
+        """Reads what is new, in a native thread. Returns None if nothing is.
+
+        Raises:
+            RecordingError: the file cannot be read.
+        """
         state = self._state
         with ExitStack() as resources:
             try:
                 file = resources.enter_context(open(self.path, "rb"))
             except OSError as error:
                 if self._grows and isinstance(error, FileNotFoundError):
-                    return Tail(FileState(), is_new_file=True)
+                    return FileTail(FileState(), is_new_file=True)
                 reason = error.strerror or error
-                raise recordings.RecordingError(f"{self.path}: cannot be read: {reason}") from None
+                raise RecordingError(f"{self.path}: cannot be read: {reason}") from None
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino)
             is_new_file = state.identity != identity or status.st_size < state.progress.start
@@ -144,19 +176,16 @@ class Recording:
                 return None
             size, is_settled = self._settled_size(file)
             warnings: list[str] = []
-            reader = LineReader(
-                self.path,
-                file,
-                size,
-                state.progress,
-                is_tolerant=self._grows,
-                is_settled=is_settled,
-                warn=warnings.append,
+            options = ReadOptions(
+                is_tolerant=self._grows, is_settled=is_settled, warn=warnings.append
             )
-            entries = [] if self._has_no_header_yet(file) else [*self._entries(reader)]
+            reader = LineReader(self.path, file, size, state.progress, options)
+            entries: list[Entry] = []
+            if not self._lacks_header(file):
+                entries = list(self._entries(reader))
             if is_new_file:
                 resources.pop_all()  # answers are read from it later
-            return Tail(
+            return FileTail(
                 FileState(identity, size if is_settled else 0, reader.progress),
                 entries,
                 is_new_file=is_new_file,
@@ -169,12 +198,12 @@ class Recording:
         """Returns the size of the file, and whether no process was writing a line then.
 
         Only the size is read under the lock: reading a large file would stop the other processes.
-        Before that size, nothing changes any more.
+        Bytes before that size do not change any more.
         """
         if not self._grows:
             return os.fstat(file.fileno()).st_size, True
         try:
-            is_locked = lock_within(file.fileno(), fcntl.LOCK_SH, self._lock_limit_s)
+            is_locked = lock_within(file.fileno(), fcntl.LOCK_SH, self._lock_timeout_s)
         except OSError:  # a file system without locks
             is_locked = False
         size = os.fstat(file.fileno()).st_size
@@ -182,82 +211,99 @@ class Recording:
             fcntl.flock(file, fcntl.LOCK_UN)
         return size, is_locked
 
-    def _has_no_header_yet(self, file: BinaryIO) -> bool:
+    def _lacks_header(self, file: BinaryIO) -> bool:
         """Returns True for a file that grows and has no whole header yet."""
-        if not self._grows:
-            return False
-        start = os.pread(file.fileno(), recordings.MOST_HEADER_BYTES, 0)
-        return recordings.is_cut_header(start)
+        return self._grows and is_cut_header(os.pread(file.fileno(), MAX_HEADER_BYTES, 0))
 
-    def _entries(self, reader: LineReader) -> Iterator[tuple[Place, recordings.RequestForm]]:
-        for place, exchange in reader:
+    def _entries(self, reader: LineReader) -> Iterator[Entry]:
+        for position, exchange in reader:
             request = exchange.request
-            content_type = recordings.header_of(request.headers, "content-type")
-            body = recordings.bytes_of(request.body)
-            form = recordings.form_of(
-                request.method, request.target, content_type, body, self.alike
+            form = request_form(
+                request.method,
+                request.target,
+                content_type=header_of(request.headers, "content-type"),
+                body=bytes_of(request.body),
+                with_features=self.finds_similar,
             )
-            yield place, form
+            yield position, form
 
     def _warn(self, text: str) -> None:
         if self._warns:
             log.warning("%s", text)
 
-    def _forget(self) -> None:
-        self._equal.clear()
+    def _clear(self) -> None:
+        self._positions.clear()
         self._next.clear()
-        self._alike.clear()
+        self._candidates.clear()
         self._answers.clear()
-        self.given.clear()
+        self.use_counts.clear()
         self.close()
 
-    def _add(self, place: Place, form: recordings.RequestForm) -> None:
-        if form.likeness is not None and form.key not in self._equal:
-            route = (form.place, form.likeness.stream)
-            self._alike.setdefault(route, []).append((form.likeness, form.key))
-        self._equal.setdefault(form.key, []).append(place)
+    def _add(self, position: ExchangePosition, form: RequestForm) -> None:
+        if form.features is not None and form.key not in self._positions:
+            route = (form.route, form.features.stream)
+            self._candidates.setdefault(route, []).append((form.features, form.key))
+        self._positions.setdefault(form.key, []).append(position)
 
-    def find(self, form: recordings.RequestForm, alike: bool = True) -> bytes | None:
-        """Returns the key of equal requests, else of the most similar ones; None without a match."""
-        if form.key in self._equal:
+    def find(self, form: RequestForm, allow_similar: bool = True) -> bytes | None:
+        """Returns the key of equal requests, else of the most similar ones; None without a match.
+
+        `allow_similar` is required for similar ones.
+        """
+        if form.key in self._positions:
             return form.key
-        likeness = form.likeness
-        if likeness is None or not alike:
+        features = form.features
+        if features is None or not allow_similar:
             return None
-        candidates = self._alike.get((form.place, likeness.stream), ())
+        candidates = self._candidates.get((form.route, features.stream), ())
+        return call_long(
+            len(candidates) * COMPARISON_BYTES, _most_similar_key, candidates, features
+        )
 
-        def most_similar() -> tuple[recordings.Likeness, bytes] | None:
-            return max(candidates, key=lambda candidate: candidate[0].rank(likeness), default=None)
+    def next_answer(self, key: bytes) -> RecordedAnswer:
+        """Returns the next answer to equal requests, or the last one again.
 
-        nearest = call_long(len(candidates) * COMPARED_BYTES, most_similar)
-        return None if nearest is None else nearest[1]
-
-    def next_answer(self, key: bytes) -> recordings.RecordedAnswer:
-        """Returns the next answer to equal requests, or the last again.
-
-        RecordingError: a changed file.
+        Raises:
+            RecordingError: the file has changed.
         """
         file = self._file
-        places = self._equal.get(key)
-        if not places or file is None:
-            raise recordings.RecordingError(f"{self.path}: was replaced by another file")
-        place = places[min(self._next[key], len(places) - 1)]
+        positions = self._positions.get(key)
+        if not positions or file is None:
+            raise RecordingError(f"{self.path}: was replaced by another file")
+        position = positions[min(self._next[key], len(positions) - 1)]
         self._next[key] += 1
-        self.given[place.number] += 1
-        answer = self._answers.get(place.start)
+        self.use_counts[position.number] += 1
+        answer = self._answers.get(position.start)
         if answer is None:
-            line = os.pread(file.fileno(), place.length, place.start)
+            line = os.pread(file.fileno(), position.length, position.start)
             try:
-                answer = call_long(place.length, recordings.read_exchange, line).answer
+                answer = call_long(position.length, read_exchange, line).answer
             except ValueError:
-                raise recordings.RecordingError(
-                    f"{self.path}: line {place.number} has changed"
-                ) from None
+                raise RecordingError(f"{self.path}: line {position.number} has changed") from None
             if self._file is file:  # not replaced meanwhile
-                self._answers[place.start] = answer
+                self._answers[position.start] = answer
         return answer
 
     def close(self) -> None:
+        """Closes the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _arrival_s(entry: Entry) -> float:
+    return entry[0].at_s
+
+
+def _most_similar_key(
+    candidates: Iterable[Candidate], features: SimilarityFeatures
+) -> bytes | None:
+    """Returns the key of the candidate that is most similar to `features`; the first of several."""
+    best_key = None
+    best_rank: tuple[bool, int, float] | None = None
+    for candidate, key in candidates:
+        rank = candidate.rank(features)
+        if best_rank is None or rank > best_rank:
+            best_rank = rank
+            best_key = key
+    return best_key

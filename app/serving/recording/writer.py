@@ -12,13 +12,13 @@ from gevent.event import Event
 
 from app.base.clock.pause import call_off_hub, is_loop_shared
 from app.serving.middleware.masking import mask_query
-from app.serving.recording import exchange as recordings
-from app.serving.recording.shared_file import LOCK_LIMIT_S, FileLockedError, SharedFile
+from app.serving.recording.exchange import HiddenSecretsError, RecordingError
+from app.serving.recording.shared_file import LOCK_TIMEOUT_S, FileLockedError, SharedFile
 
 log = logging.getLogger(__name__)
-MOST_HELD_BYTES = 256 << 20
+MAX_HELD_BYTES = 256 << 20
 """Most bytes that all exchanges hold, from the request until they are written."""
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Most exchanges that wait to be written; each takes some 5 KB besides its bodies."""
 RETRY_S = 0.05
 """Seconds between two attempts to write, while another process holds the lock for long."""
@@ -27,7 +27,7 @@ SLOW_DISK_S = 10.0
 
 
 class EndedExchange(Protocol):
-    """An exchange that is over, as the writer needs it."""
+    """An exchange that has ended, as the writer needs it."""
 
     excuse: str
     """Reason for dropping the exchange; empty for one to write."""
@@ -39,7 +39,8 @@ class EndedExchange(Protocol):
     def line(self, began_s: float) -> bytes:
         """Encodes the exchange for a file that began at `began_s`.
 
-        recordings.HiddenSecrets, ValueError.
+        Raises:
+            HiddenSecretsError, ValueError: the exchange cannot be written.
         """
 
     def release(self) -> None:
@@ -47,11 +48,16 @@ class EndedExchange(Protocol):
 
 
 class RecordingFile:
-    """Appends exchanges to a file; `warn` receives a line for each that is dropped.
+    """Appends exchanges to a file; `warn` receives a line for each exchange that is dropped.
 
-    The file is new, unless the recorder `adds` to one. Processes may share it (`SharedFile`). While
-    one of them holds the lock for long, exchanges wait in memory, as many as `most_held_bytes` and
-    `MOST_WAITING` allow. `now` returns monotonic seconds.
+    The file must be new, unless the recorder `adds` to one. Processes may share it (`SharedFile`).
+    While one of them holds the lock for long, exchanges wait in memory, up to `max_held_bytes` and
+    `MAX_WAITING`. `now` returns monotonic seconds.
+
+    Attributes:
+        written: Number of exchanges in the file that this object has written.
+        dropped: Number of exchanges that were not written.
+        free_bytes: Bytes that exchanges may still hold.
     """
 
     def __init__(
@@ -59,33 +65,29 @@ class RecordingFile:
         path: Path,
         target: str,
         now: Callable[[], float] = time.monotonic,
-        most_held_bytes: int = MOST_HELD_BYTES,
+        max_held_bytes: int = MAX_HELD_BYTES,
         warn: Callable[[str], None] = log.warning,
         adds: bool = False,
     ) -> None:
         self.path = path
         self.now = now
         self.warn = warn
-        self.kept = 0
-        self.left_out = 0
-        self.free_bytes = most_held_bytes
+        self.written = 0
+        self.dropped = 0
+        self.free_bytes = max_held_bytes
         self._waiting: deque[EndedExchange] = deque()
         """Exchanges to write; the first one is being written."""
         self._line: tuple[float, bytes] | None = None
-        """The line of the first waiting exchange, with the beginning of the file that it was
-        encoded for.
-        """
+        """Start of the file, and the line of the first waiting exchange that is encoded for it."""
         self._writer: gevent.Greenlet | None = None
         self._is_locked_out = False
         self._is_closing = False
         try:
             self._file = SharedFile(path, target, now, is_new=not adds)
         except FileExistsError:
-            raise recordings.RecordingError(f"{path}: is there already") from None
+            raise RecordingError(f"{path}: already exists") from None
         except OSError as error:
-            raise recordings.RecordingError(
-                f"{path}: cannot be written: {error.strerror or error}"
-            ) from None
+            raise RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
 
     @property
     def waiting(self) -> int:
@@ -94,11 +96,11 @@ class RecordingFile:
 
     def put(self, exchange: EndedExchange) -> None:
         """Writes the exchange soon, in a greenlet; at once where no loop would run the greenlet."""
-        if not exchange.excuse and len(self._waiting) >= MOST_WAITING:
-            exchange.excuse = f"{MOST_WAITING} exchanges wait to be written"
+        if not exchange.excuse and len(self._waiting) >= MAX_WAITING:
+            exchange.excuse = f"{MAX_WAITING} exchanges wait to be written"
         if exchange.excuse:
             exchange.release()
-            self._leave_out(exchange, exchange.excuse)
+            self._drop(exchange, exchange.excuse)
             exchange.settled.set()
             return
         if self._is_locked_out:
@@ -110,7 +112,7 @@ class RecordingFile:
             self._writer = gevent.spawn(self._write_waiting)
 
     def wait(self) -> None:
-        """Waits until the exchanges that are over now are written, unless that takes long."""
+        """Waits until the exchanges that have ended are written, unless that takes long."""
         if self._waiting:
             self._waiting[-1].settled.wait(SLOW_DISK_S)
 
@@ -118,7 +120,7 @@ class RecordingFile:
         """Does nothing: the file is open already."""
 
     def close(self) -> None:
-        """Writes what waits. What cannot be written because of a lock is dropped."""
+        """Writes the waiting exchanges; drops those that cannot be written because of a lock."""
         self._is_closing = True
         self._is_locked_out = False
         if self._writer is not None:
@@ -129,8 +131,8 @@ class RecordingFile:
     def _write_waiting(self) -> None:
         """Writes the waiting exchanges one after another.
 
-        While the file is locked, tries again after a pause; with the next exchange where no loop
-        runs.
+        While the file is locked, tries again after a pause. Where no loop runs, tries again with
+        the next exchange.
         """
         try:
             while self._waiting:
@@ -145,22 +147,22 @@ class RecordingFile:
     def _write_first(self) -> bool:
         """Writes or drops the first waiting exchange.
 
-        False if it stays, because the file is locked.
+        Returns False if it stays, because the file is locked.
         """
         exchange = self._waiting[0]
         stays = False
         try:
             self._append(exchange)
-            self.kept += 1
+            self.written += 1
         except FileLockedError:
             stays = not self._is_closing
             if stays:
                 self._note_lock()
             else:
                 self._is_locked_out = True  # the next exchange does not wait as long again
-                self._leave_out(exchange, "another process has locked the file")
-        except (recordings.HiddenSecrets, OSError, ValueError) as error:
-            self._leave_out(exchange, getattr(error, "strerror", None) or str(error))
+                self._drop(exchange, "another process has locked the file")
+        except (HiddenSecretsError, OSError, ValueError) as error:
+            self._drop(exchange, getattr(error, "strerror", None) or str(error))
         finally:
             if not stays:
                 self._waiting.popleft()
@@ -170,17 +172,21 @@ class RecordingFile:
         return not stays
 
     def _append(self, exchange: EndedExchange) -> None:
-        """Encodes the exchange, and appends its line. Raises the errors of `SharedFile.append`."""
+        """Encodes the exchange, and appends its line.
+
+        Raises:
+            errors of `SharedFile.append` and of `EndedExchange.line`.
+        """
         is_written = False
         while not is_written:
             began_s = self._file.began_s
             if self._line is None or self._line[0] != began_s:
                 self._line = (began_s, call_off_hub(exchange.line, began_s))
-            limit_s = 0.0 if self._is_locked_out else LOCK_LIMIT_S
-            is_written = call_off_hub(self._file.append, self._line[1], began_s, limit_s)
+            timeout_s = 0.0 if self._is_locked_out else LOCK_TIMEOUT_S
+            is_written = call_off_hub(self._file.append, self._line[1], began_s, timeout_s)
         if self._is_locked_out:
             self._is_locked_out = False
-            self.warn(f"{self.path}: the lock is free again; {self.waiting} exchanges are written")
+            self.warn(f"{self.path}: the lock is free again; writing {self.waiting} exchanges")
 
     def _note_lock(self) -> None:
         """Logs that the file is locked, and ends all waits for the exchanges."""
@@ -188,14 +194,14 @@ class RecordingFile:
             return
         self._is_locked_out = True
         self.warn(
-            f"{self.path}: another process has locked the file for {LOCK_LIMIT_S:g} s; answers go on, "
-            "and exchanges wait to be written"
+            f"{self.path}: another process has locked the file for {LOCK_TIMEOUT_S:g} s; "
+            "exchanges wait in memory to be written"
         )
         for exchange in self._waiting:
             exchange.settled.set()
 
-    def _leave_out(self, exchange: EndedExchange, reason: str) -> None:
-        self.left_out += 1
+    def _drop(self, exchange: EndedExchange, reason: str) -> None:
+        self.dropped += 1
         text = f"not kept: {exchange.method} {mask_query(exchange.target)}: {reason}"
         if not text.isprintable():  # a model name must not look like another line
             text = text.encode("unicode_escape").decode()

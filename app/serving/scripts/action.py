@@ -3,206 +3,147 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from app.engine.core.request import ScriptedCall, ScriptedReply
 from app.serving.api.reply_rules import ScriptedAnswer
-from app.serving.scripts.matching import WORDS, MatchedRequest
-from app.serving.scripts.rules import Delays, RuleCall, ScriptError, ScriptFailure, Then
-from app.serving.scripts.template import MAX_CHARACTERS, Template, TemplateCompiler, Values, size_of
+from app.serving.scripts.json_template import JsonTemplate
+from app.serving.scripts.matched_request import GENERATED, MatchedRequest
+from app.serving.scripts.rules import (
+    NUMBER_KEYS,
+    Delays,
+    RuleCall,
+    RuleFailureError,
+    ScriptError,
+    Then,
+)
+from app.serving.scripts.template import Template, TemplateCompiler
+from app.serving.scripts.template_limits import MAX_CHARACTERS, Values
 from config.kinds import parse_duration
 
 MAX_TEMPLATES = 1_000
 """Most templates of a rule: rendering one takes about 30 us."""
-MAX_FILLED = 20_000
-"""Most values of a JSON value with templates, which is built for each request."""
-MOST_VECTOR = 1 << 18
-"""Most numbers of an embedding."""
-MOST_ID = 256
-"""Most characters of the id of a call."""
+MAX_EMBEDDING_NUMBERS = 1 << 18
+MAX_CALL_ID_CHARACTERS = 256
+MAX_DELAY_S = 86_400
 Accepts = Callable[[object, object], bool]
 """A function of a JSON Schema and a value: True if the schema accepts the value."""
-Filler = Callable[[Values], object]
 
 
-class JsonTemplate:
-    """A JSON value of a rule. Each text in it may be a template."""
+@dataclass(frozen=True, slots=True)
+class CallTemplate:
+    """A tool call of a rule with its compiled templates."""
 
-    def __init__(
-        self, value: object, key: str, compile_text: Callable[[str, str], Template]
-    ) -> None:
-        """`key` is the place below `then`. `compile_text` compiles a text at a key.
-
-        Raises ScriptError for a value that is not JSON, and for an invalid template.
-        """
-        self._key = key
-        self._compile_text = compile_text
-        self._values = 0
-        self._fill, is_constant = self._filler(value, key)
-        self.constant_text: str | None = None
-        """The JSON of a value without templates."""
-        if is_constant:
-            self._constant = self._fill({})
-            self.constant_text = json.dumps(self._constant, ensure_ascii=False)
-        elif size_of(value) > MAX_CHARACTERS:
-            raise ScriptError(
-                f"then.{key}: has templates, and more than {MAX_CHARACTERS} characters"
-            )
-        elif self._values > MAX_FILLED:
-            raise ScriptError(f"then.{key}: has templates, and more than {MAX_FILLED} values")
-
-    def fill(self, values: Values) -> tuple[object, str]:
-        """Returns the value and its JSON.
-
-        ScriptFailure when a template fails, or makes too long a text.
-        """
-        if self.constant_text is not None:
-            return self._constant, self.constant_text
-        value = self._fill(values)
-        if size_of(value) > MAX_CHARACTERS:
-            raise ScriptFailure(f"its {self._key} has more than {MAX_CHARACTERS} characters")
-        return value, json.dumps(value, ensure_ascii=False)
-
-    def _filler(self, value: object, key: str) -> tuple[Filler, bool]:
-        """Returns a function that fills `value`, and whether `value` has no template."""
-        self._values += 1
-        if isinstance(value, str):
-            template = self._compile_text(value, key)
-            return template.value, template.is_constant
-        if isinstance(value, dict):
-            members = {
-                str(name): self._filler(each, f"{key}.{name}") for name, each in value.items()
-            }
-            fillers = {name: fill for name, (fill, _) in members.items()}
-            is_constant = all(constant for _, constant in members.values())
-            return lambda values: {
-                name: fill(values) for name, fill in fillers.items()
-            }, is_constant
-        if isinstance(value, list | tuple):
-            items = [self._filler(each, key) for each in value]
-            item_fillers = [fill for fill, _ in items]
-            is_constant = all(constant for _, constant in items)
-            return lambda values: [fill(values) for fill in item_fillers], is_constant
-        is_json = isinstance(value, bool | int | None) or (
-            isinstance(value, float) and math.isfinite(value)
-        )
-        if not is_json:
-            raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
-        return lambda values: value, True
+    call: RuleCall
+    arguments: JsonTemplate
+    id: Template | None
 
 
 class Action:
-    """Compiles the `then` of a rule, without its fault.
-
-    Raises ScriptError for an invalid template.
-    """
+    """The compiled `then` of a rule, without its fault."""
 
     def __init__(
-        self, then: Then, groups: Iterable[str], compiler: TemplateCompiler | None = None
+        self, outcome: Then, groups: Iterable[str], compiler: TemplateCompiler | None = None
     ) -> None:
-        """`groups` names the groups captured by the rule's regexes."""
-        self._then = then
+        """`groups` names the groups captured by the rule's regexes.
+
+        Raises:
+            ScriptError: A template or a value is invalid.
+        """
+        self._outcome = outcome
         self._groups = frozenset(groups)
         self._compiler = compiler or TemplateCompiler()
-        self._templates = 0
-        self._text = self._template(then.text, "text")
-        self._reasoning = self._template(then.reasoning, "reasoning")
+        self._template_count = 0
+        self._text = self._compile_optional(outcome.text, "text")
+        self._reasoning = self._compile_optional(outcome.reasoning, "reasoning")
         self._json: JsonTemplate | None = None
-        if then.json is not UNSET:
-            self._json = JsonTemplate(then.json, "json", self._compile)
+        if outcome.json is not UNSET:
+            self._json = JsonTemplate(outcome.json, "json", self._compile)
             if len(self._json.constant_text or "") > MAX_CHARACTERS:
                 raise ScriptError(f"then.json: has more than {MAX_CHARACTERS} characters")
-        self._calls: list[tuple[RuleCall, JsonTemplate, Template | None]] = []
-        for number, call in enumerate(then.tool_calls):
+        self._calls: list[CallTemplate] = []
+        for number, call in enumerate(outcome.tool_calls):
             key = f"tool_calls.{number}"
             arguments = JsonTemplate(call.arguments, f"{key}.arguments", self._compile)
-            self._calls.append((call, arguments, self._template(call.id, f"{key}.id")))
-        self._embedding = self._template(then.embedding, "embedding")
-        self._score = self._template(then.score, "score")
-        speaks = bool(
-            then.text is not None or self._json or self._calls or then.reasoning is not None
-        )
-        given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
-        numbers = next((name for name, value in given.items() if value is not None), "")
-        self.result = numbers or WORDS * speaks
-        """Kind of result, of `app.serving.scripts.matching.WANTS`; empty if the rule only passes or
-        fails.
-        """
-        if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
-            raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
-        for name, value in given.items():
-            try:
-                json.dumps(value, allow_nan=False)
-            except ValueError:
-                raise ScriptError(
-                    f"then.{name}: infinity, and what is not a number, is no JSON"
-                ) from None
-        delays = then.delays or Delays()
-        self._reply = ScriptedReply(
-            passes=not speaks,
-            finish=then.finish_reason,
-            first_token_s=_seconds(delays.first_token, "first_token"),
-            per_token_s=_seconds(delays.per_token, "per_token"),
-            token_delays={
-                number - 1: _seconds(wait, f"before.{number}")
-                for number, wait in delays.before.items()
-            },
-        )
-        """The reply without its texts and calls."""
+            call_id = self._compile_optional(call.id, f"{key}.id")
+            self._calls.append(CallTemplate(call, arguments, call_id))
+        self._embedding = self._compile_optional(outcome.embedding, "embedding")
+        self._score = self._compile_optional(outcome.score, "score")
+        self.result_kind = self._result_kind()
+        """Kind of result (see `MatchedRequest`); empty if the rule only passes or fails."""
+        _check_numbers(outcome)
+        self._reply = _reply_without_content(outcome, passes=self.result_kind != GENERATED)
+
+    def _result_kind(self) -> str:
+        for key in NUMBER_KEYS:
+            if getattr(self._outcome, key) is not None:
+                return key
+        generates = self._text or self._json or self._calls or self._reasoning
+        if generates:
+            return GENERATED
+        return ""
 
     def answer(self, request: MatchedRequest, values: Values, accepts: Accepts) -> ScriptedAnswer:
         """Builds the answer.
 
-        ScriptFailure: a template failed, or a tool's schema forbids a call.
+        Raises:
+            RuleFailureError: A template failed, or a tool's schema forbids a call.
         """
-        text = "" if self._text is None else self._text.text(values)
+        text = _render(self._text, values)
         if self._json is not None:
             _, text = self._json.fill(values)
             if len(text) > MAX_CHARACTERS:
-                raise ScriptFailure(f"its json has more than {MAX_CHARACTERS} characters")
-        calls: list[ScriptedCall] = []
-        for call, arguments_template, id_template in self._calls:
-            arguments, arguments_text = arguments_template.fill(values)
-            if not call.unchecked:
-                check_arguments(call.name, arguments, request.tools[call.name], accepts)
-            call_id = "" if id_template is None else id_template.text(values)[:MOST_ID]
-            calls.append(ScriptedCall(call.name, arguments_text, call_id))
-        score: object = self._then.score
-        if self._score is not None:
-            score = self._score.value(values)
-            if (
-                isinstance(score, bool)
-                or not isinstance(score, int | float)
-                or not math.isfinite(score)
-            ):
-                raise ScriptFailure(f"its score is no number, but {str(score)[:60]!r}")
-        reasoning = "" if self._reasoning is None else self._reasoning.text(values)
+                raise RuleFailureError(f"json has more than {MAX_CHARACTERS} characters")
+        calls = [self._call(template, request, values, accepts) for template in self._calls]
+        score = self._score_value(values)
+        reasoning = _render(self._reasoning, values)
+        embedding = self._outcome.embedding
+        if self._embedding is not None:
+            embedding = self._embedding.text(values)
         return ScriptedAnswer(
             reply=replace(self._reply, text=text, reasoning=reasoning, calls=tuple(calls)),
-            usage=self._then.usage,
-            embedding=self._then.embedding
-            if self._embedding is None
-            else self._embedding.text(values),
-            score=float(score) if isinstance(score, int | float) else None,
-            classes=self._then.classes,
+            usage=self._outcome.usage,
+            embedding=embedding,
+            score=score,
+            classes=self._outcome.classes,
         )
 
-    def check_calls(self, tools: Mapping[str, object], accepts: Accepts, place: str) -> None:
-        """Raises ScriptError, with the rule's `place`, for a call that no request could allow."""
-        for number, (call, arguments_template, _) in enumerate(self._calls):
-            if call.name in tools and not call.unchecked:
+    def _call(
+        self, template: CallTemplate, request: MatchedRequest, values: Values, accepts: Accepts
+    ) -> ScriptedCall:
+        name = template.call.name
+        arguments, arguments_text = template.arguments.fill(values)
+        if not template.call.unchecked:
+            check_arguments(name, arguments, request.tools[name], accepts)
+        call_id = _render(template.id, values)[:MAX_CALL_ID_CHARACTERS]
+        return ScriptedCall(name, arguments_text, call_id)
+
+    def _score_value(self, values: Values) -> float | None:
+        score: object = self._outcome.score
+        if self._score is not None:
+            score = self._score.value(values)
+            if isinstance(score, bool) or not is_finite_number(score):
+                raise RuleFailureError(f"score must be a number, got {str(score)[:60]!r}")
+        return float(score) if isinstance(score, int | float) else None
+
+    def check_calls(self, tools: Mapping[str, object], accepts: Accepts, location: str) -> None:
+        """Raises `ScriptError`, with the rule's location, for a call that no request allows."""
+        for number, template in enumerate(self._calls):
+            name = template.call.name
+            if name in tools and not template.call.unchecked:
                 try:
-                    arguments, _ = arguments_template.fill({})
-                except ScriptFailure:  # its templates need a request
+                    arguments, _ = template.arguments.fill({})
+                except RuleFailureError:  # its templates need a request
                     continue
                 try:
-                    check_arguments(call.name, arguments, tools[call.name], accepts)
-                except ScriptFailure as error:
-                    raise ScriptError(f"{place}: then.tool_calls.{number}: {error}") from None
+                    check_arguments(name, arguments, tools[name], accepts)
+                except RuleFailureError as error:
+                    raise ScriptError(f"{location}: then.tool_calls.{number}: {error}") from None
 
-    def _template(self, source: object, key: str) -> Template | None:
+    def _compile_optional(self, source: object, key: str) -> Template | None:
         return self._compile(source, key) if isinstance(source, str) else None
 
     def _compile(self, source: str, key: str) -> Template:
@@ -211,24 +152,60 @@ class Action:
         except ScriptError as error:
             raise ScriptError(f"then.{key}: {error}") from None
         if not template.is_constant:
-            self._templates += 1
-            if self._templates > MAX_TEMPLATES:
+            self._template_count += 1
+            if self._template_count > MAX_TEMPLATES:
                 raise ScriptError(f"then.{key}: the rule has more than {MAX_TEMPLATES} templates")
         return template
 
 
 def check_arguments(name: str, arguments: object, schema: object, accepts: Accepts) -> None:
-    """Raises ScriptFailure where a tool's schema forbids these arguments."""
+    """Raises `RuleFailureError` if a tool's schema forbids the arguments of a call."""
     if not accepts(schema, arguments):
-        shown = json.dumps(arguments, ensure_ascii=False)[:120]
-        raise ScriptFailure(f"the schema of the tool {name!r} does not allow the arguments {shown}")
+        excerpt = json.dumps(arguments, ensure_ascii=False)[:120]
+        raise RuleFailureError(
+            f"the schema of the tool {name!r} does not allow the arguments {excerpt}"
+        )
 
 
-def _seconds(written: str | int, key: str) -> float:
+def is_finite_number(value: object) -> bool:
+    """Returns true for a number that JSON can express."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _check_numbers(outcome: Then) -> None:
+    embedding = outcome.embedding
+    if isinstance(embedding, tuple) and len(embedding) > MAX_EMBEDDING_NUMBERS:
+        raise ScriptError(f"then.embedding: at most {MAX_EMBEDDING_NUMBERS} numbers")
+    for key in NUMBER_KEYS:
+        try:
+            json.dumps(getattr(outcome, key), allow_nan=False)
+        except ValueError:
+            raise ScriptError(f"then.{key}: numbers must be finite") from None
+
+
+def _reply_without_content(outcome: Then, passes: bool) -> ScriptedReply:
+    delays = outcome.delays or Delays()
+    return ScriptedReply(
+        passes=passes,
+        finish=outcome.finish_reason,
+        first_token_s=_seconds(delays.first_token, "first_token"),
+        per_token_s=_seconds(delays.per_token, "per_token"),
+        token_delays={
+            number - 1: _seconds(delay, f"before.{number}")
+            for number, delay in delays.before.items()
+        },
+    )
+
+
+def _render(template: Template | None, values: Values) -> str:
+    return "" if template is None else template.text(values)
+
+
+def _seconds(duration: str | int, key: str) -> float:
     try:
-        seconds = parse_duration(written)
+        seconds = parse_duration(duration)
     except ValueError as error:
         raise ScriptError(f"then.delays.{key}: {error}") from None
-    if not 0 <= seconds <= 86_400:
+    if not 0 <= seconds <= MAX_DELAY_S:
         raise ScriptError(f"then.delays.{key}: must be from 0 to 24h")
     return seconds

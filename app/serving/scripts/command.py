@@ -1,142 +1,176 @@
-"""`python -m app script check FILE...` and `script try FILE --messages ...`:
-
-scripts without a server.
-"""
+"""Scripts without a server: `python -m app script check FILE...` and `script try FILE ...`."""
 
 import argparse
 import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import get_args
 
 import msgspec
 
+from app.engine.core.request import ScriptedReply
 from app.engine.forms.schema import Schemas
 from app.serving.api.fault import RequestFacts
-from app.serving.scripts.matching import (
-    BudgetSpent,
-    Groups,
+from app.serving.scripts.matched_request import (
+    BudgetSpentError,
     MatchBudget,
     MatchedRequest,
     Message,
-    TooSlow,
+    SlowRegexError,
 )
-from app.serving.scripts.rules import Family, ScriptError, ScriptFailure
-from app.serving.scripts.script_set import Decision, RuleState, ScriptSet, accepting, log
+from app.serving.scripts.matching import Groups
+from app.serving.scripts.rules import Family, RuleFailureError, ScriptError
+from app.serving.scripts.script_file import RuleState
+from app.serving.scripts.script_set import Decision, SchemaCheck, ScriptSet
 from config.declaration import COMMAND
 from config.flags import FlagParser
 
-ABOUT = "Check scripted replies, and try them, without a server (docs/scripts.md)."
+DESCRIPTION = "Check scripted replies, and try them, without a server (docs/scripts.md)."
+EPILOG = f"{COMMAND} script from-recording FILE makes a script of a recording (docs/recording.md)"
 FAMILIES: Sequence[str] = get_args(Family)
 ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
 
 
 def run(argv: Sequence[str], read: ReadMessages) -> int:
-    """Returns the exit status:
+    """Runs the command and returns its exit status.
 
-    1 for an invalid script or argument, or when no rule answers; 0 otherwise.
+    The status is 1 for an invalid script or argument, or when no rule answers.
     """
-    given = _parser().parse_args(argv)
+    arguments = _parser().parse_args(argv)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    log.setLevel(logging.WARNING)
+    logging.getLogger("app.serving.scripts").setLevel(logging.WARNING)
     try:
-        seed = given.seed if given.command == "try" else None
-        files = [("", path) for path in given.files]
-        scripts = ScriptSet(files, Random(seed), time.monotonic, time.time, accepting(Schemas()))
-        if given.command == "check":
+        seed = arguments.seed if arguments.command == "try" else None
+        scripts = ScriptSet(
+            [("", path) for path in arguments.files],
+            Random(seed),
+            now=time.monotonic,
+            unix=time.time,
+            accepts=SchemaCheck(Schemas()),
+        )
+        if arguments.command == "check":
             for file in scripts.files:
-                print(f"{file.path}: {len(file.rules)} rules are in order")
+                print(f"{file.path}: {len(file.rules)} rules are valid")
             return 0
-        return _try(scripts, _request(given, read), given)
-    except (ScriptError, ScriptFailure, ValueError, OSError) as error:
+        return _try(scripts, _request(arguments, read), arguments)
+    except (ScriptError, RuleFailureError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def _try(scripts: ScriptSet, request: MatchedRequest, given: argparse.Namespace) -> int:
+def _try(scripts: ScriptSet, request: MatchedRequest, arguments: argparse.Namespace) -> int:
     """Prints the rule that answers and its answer; with `--why`, why earlier rules do not match."""
     decision = None
-    for _ in range(given.times):
+    for _ in range(arguments.times):
         request.budget = MatchBudget()
         decision = scripts.decide(request)
-    if given.why:
+    if arguments.why:
         request.budget = MatchBudget()
         for rule in (rule for file in scripts.files for rule in file.rules):
             if decision is not None and rule is decision.rule:
                 break
-            print(f"# {rule.place}: {_why_not(rule, request)}")
+            print(f"# {rule.location}: {_mismatch(rule, request)}")
     if decision is None:
-        print("no rule answers; the mode below does")
+        print("no rule answers; the reply mode does")
         return 1
-    print(f"# {decision.rule.place}")
-    print(json.dumps(_shown(decision), ensure_ascii=False, indent=2))
+    print(f"# {decision.rule.location}")
+    print(json.dumps(_decision_to_json(decision), ensure_ascii=False, indent=2))
     return 0
 
 
-def _why_not(rule: RuleState, request: MatchedRequest) -> str:
-    if not rule.concerns(request):
-        return f"has nothing for {request.api}"
+def _mismatch(rule: RuleState, request: MatchedRequest) -> str:
+    """Returns the reason why a rule does not answer."""
+    if not rule.has_result_for(request):
+        return f"has no result for {request.api}"
     try:
-        key = rule.conditions.misfit(request, Groups())
-    except BudgetSpent as error:
+        key = rule.conditions.first_mismatch(request, Groups())
+    except BudgetSpentError as error:
         return str(error)
-    except TooSlow as error:
+    except SlowRegexError as error:
         return f"the regex {str(error)[:60]!r} takes too long"
     if key:
         return f"when.{key} does not hold"
-    return rule.missing_tool(request) or "nth or chance does not hold"
+    return rule.missing_tool_error(request) or "nth or chance does not hold"
 
 
-def _shown(decision: Decision) -> dict[str, object]:
-    answer, fault = decision.answer, decision.fault
-    shown: dict[str, object] = {}
+def _decision_to_json(decision: Decision) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    answer = decision.answer
     if answer is not None:
-        reply = msgspec.to_builtins(answer.reply)
-        del reply["in_parts"]
+        reply = _reply_to_json(answer.reply)
         if answer.embedding is not None or answer.score is not None or answer.classes is not None:
             del reply["passes"]
-        reply["calls"] = [
-            {"name": name, "arguments": json.loads(arguments)} | ({"id": own_id} if own_id else {})
-            for name, arguments, own_id in answer.reply.calls
-        ]
-        shown = {name: value for name, value in reply.items() if value}
+        fields = {name: value for name, value in reply.items() if value}
         for name in ("usage", "embedding", "score", "classes"):
-            if (value := getattr(answer, name)) is not None:
-                shown[name] = msgspec.to_builtins(value)
-    return shown | ({} if fault is None else {"fault": fault.name})
+            value = getattr(answer, name)
+            if value is not None:
+                fields[name] = msgspec.to_builtins(value)
+    if decision.fault is not None:
+        fields["fault"] = decision.fault.name
+    return fields
 
 
-def _request(given: argparse.Namespace, read: ReadMessages) -> MatchedRequest:
-    """Builds the request from the arguments. ValueError for invalid messages or tools."""
-    messages = _json(given.messages, "--messages")
+def _reply_to_json(reply: ScriptedReply) -> dict[str, object]:
+    fields: dict[str, object] = msgspec.to_builtins(reply)
+    del fields["in_parts"]
+    calls: list[dict[str, object]] = []
+    for name, arguments, call_id in reply.calls:
+        call: dict[str, object] = {"name": name, "arguments": json.loads(arguments)}
+        if call_id:
+            call["id"] = call_id
+        calls.append(call)
+    fields["calls"] = calls
+    return fields
+
+
+def _request(arguments: argparse.Namespace, read: ReadMessages) -> MatchedRequest:
+    """Builds the request from the arguments, or raises `ValueError`."""
+    messages = _json(arguments.messages, "--messages")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
         raise ValueError("--messages: must be a text, or a JSON list of messages")
-    tools = _json(given.tools, "--tools") if given.tools else {}
-    if not isinstance(tools, dict):
-        try:
-            functions = [tool.get("function", tool) for tool in tools]  # type: ignore[attr-defined]
-            tools = {function["name"]: function.get("parameters") or {} for function in functions}
-        except (TypeError, KeyError, AttributeError):
-            told = "must be a JSON list of tools, or a mapping of names to schemas"
-            raise ValueError(f"--tools: {told}") from None
-    pairs = (text.partition(":") for text in given.header)
-    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    facts = RequestFacts(
-        "", given.model, lambda name: headers.get(name.lower()), lambda: "address:local"
-    )
-    return MatchedRequest(given.api, facts, read(messages), tools)
+    headers: dict[str, str] = {}
+    for header in arguments.header:
+        name, _, value = header.partition(":")
+        headers[name.strip().lower()] = value.strip()
+
+    def read_header(name: str) -> str | None:
+        return headers.get(name.lower())
+
+    facts = RequestFacts("", arguments.model, header=read_header, client=_client)
+    return MatchedRequest(arguments.api, facts, read(messages), _tools(arguments.tools))
+
+
+def _client() -> str:
+    return "address:local"
+
+
+def _tools(text: str | None) -> Mapping[str, object]:
+    """Returns the schemas of tools by name, or raises `ValueError`."""
+    if not text:
+        return {}
+    tools = _json(text, "--tools")
+    if isinstance(tools, dict):
+        return tools
+    try:
+        functions = [tool.get("function", tool) for tool in tools]  # type: ignore[attr-defined]
+        return {function["name"]: function.get("parameters") or {} for function in functions}
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError(
+            "--tools: must be a JSON list of tools, or a mapping of names to schemas"
+        ) from None
 
 
 def _json(text: str, flag: str) -> object:
-    """Returns parsed JSON; @FILE reads a file.
+    """Returns the JSON of `text`, or of the file that @FILE names.
 
-    Text that starts with no bracket is returned unparsed.
+    Text that does not start with a bracket is returned unparsed. Raises `ValueError` for invalid
+    JSON.
     """
     if text.startswith("@"):
         text = Path(text[1:]).read_text("utf-8")
@@ -145,28 +179,32 @@ def _json(text: str, flag: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{flag}: is no JSON: {error}") from None
+        raise ValueError(f"{flag}: invalid JSON: {error}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
-    more = f"{COMMAND} script from-recording FILE makes a script of a recording (docs/recording.md)"
-    parser = FlagParser(f"{COMMAND} script", description=ABOUT, epilog=more, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    checking = commands.add_parser("check", help="look for mistakes", allow_abbrev=False)
-    trying = commands.add_parser("try", help="say which rule answers, and what", allow_abbrev=False)
-    for command in (checking, trying):
-        command.add_argument("files", nargs="+", metavar="FILE")
-    messages = "a user's text, or messages as JSON, or @FILE with them"
-    trying.add_argument("--messages", required=True, help=messages)
-    trying.add_argument("--tools", help="tools as a chat request has them, as JSON or @FILE")
-    trying.add_argument("--api", choices=FAMILIES, default="chat")
-    trying.add_argument("--model", default="model")
-    trying.add_argument("--header", action="append", default=[], metavar="NAME:VALUE")
-    trying.add_argument("--seed", type=int, default=0, help="of random draws")
-    trying.add_argument(
-        "--times", type=int, default=1, help="ask so often, and show the last answer"
+    parser = FlagParser(
+        f"{COMMAND} script", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False
     )
-    trying.add_argument(
-        "--why", action="store_true", help="say why the rules before it do not answer"
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="check scripts for errors", allow_abbrev=False)
+    check.add_argument("files", nargs="+", metavar="FILE")
+    trial = commands.add_parser(
+        "try", help="print the rule that answers a request, and its answer", allow_abbrev=False
+    )
+    trial.add_argument("files", nargs="+", metavar="FILE")
+    trial.add_argument(
+        "--messages", required=True, help="text of a user, or messages as JSON, or @FILE with them"
+    )
+    trial.add_argument("--tools", help="tools of a chat request, as JSON or @FILE")
+    trial.add_argument("--api", choices=FAMILIES, default="chat")
+    trial.add_argument("--model", default="model")
+    trial.add_argument("--header", action="append", default=[], metavar="NAME:VALUE")
+    trial.add_argument("--seed", type=int, default=0, help="seed of random draws")
+    trial.add_argument(
+        "--times", type=int, default=1, help="repeat the request, and print the last answer"
+    )
+    trial.add_argument(
+        "--why", action="store_true", help="print why each earlier rule does not answer"
     )
     return parser

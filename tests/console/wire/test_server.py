@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import requests
 
-from app.console.application import MOST_CONSOLES
-from app.console.bars import FIGURES
+from app.console.feed import MAX_CONSOLES
+from app.console.frames import FIGURES
 from tests.console.conftest import until
 from tests.hostile.raw_client import metric
 from tests.remote.served import new_peer, served
@@ -90,7 +90,7 @@ def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) 
         answers = list(pool.map(lambda _: look(watched), range(50)))
     try:
         statuses = sorted(answer.status_code for answer in answers)
-        assert statuses == [200] * MOST_CONSOLES + [503] * (50 - MOST_CONSOLES)
+        assert statuses == [200] * MAX_CONSOLES + [503] * (50 - MAX_CONSOLES)
         message = next(answer for answer in answers if answer.status_code == 503).json()["error"][
             "message"
         ]

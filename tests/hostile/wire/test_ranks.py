@@ -164,7 +164,7 @@ class Reloaded:
         self.server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: len(refusals(self.server)) > told)
         [line] = refusals(self.server)[told:]
-        assert "reload refused" in line and named in line
+        assert "reload rejected" in line and named in line
         assert set(workers_of(self.server)) == workers
         assert self.server.process.poll() is None
 
@@ -200,9 +200,7 @@ def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> N
     assert [served_models(port) for port in ports_of(server, 2)] == [["before"], ["before"]]
     reloaded.reloads_to("other")
     [line] = [line for line in server.log().splitlines() if "workers=" in line]
-    assert (
-        "workers=4: 2 workers serve, one for each rank: each worker is a server of its own" in line
-    )
+    assert "workers=4: 2 workers serve, one for each rank: each worker is a separate server" in line
 
 
 def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(

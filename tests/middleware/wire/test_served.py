@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import requests
 
-from app.serving.middleware.access import METHODS, PREFLIGHT_VARY
-from app.serving.middleware.http_log import MOST_BYTES
+from app.serving.middleware.cors import METHODS, PREFLIGHT_VARY
+from app.serving.middleware.http_log import MAX_BODY_BYTES
 from tests.hostile.raw_client import Whole, Wire, ask, get, http_post
 from tests.middleware.test_access import PAGE, allowed_origin
 from tests.middleware.test_http_log import NAME
@@ -216,9 +216,9 @@ def test_what_is_refused_is_logged_as_it_came(guarded: RunningServer) -> None:
 
 
 def test_a_long_body_is_cut(guarded: RunningServer) -> None:
-    body = b'{"prompt": "' + b"x" * (MOST_BYTES + 1000) + b'"}'
+    body = b'{"prompt": "' + b"x" * (MAX_BODY_BYTES + 1000) + b'"}'
     with Wire(guarded.port) as wire:
         wire.send(http_post(COMPLETIONS, body, f"Authorization: Bearer {FIRST}")).answer()
     logged = lines(guarded)[-1]["body"]
     assert logged.endswith(f"xxx... ({len(body)} bytes)")
-    assert len(logged) < MOST_BYTES + 50
+    assert len(logged) < MAX_BODY_BYTES + 50

@@ -34,7 +34,7 @@ def test_a_reload_reads_a_file_again_and_refuses_one_that_is_broken(plugin: Writ
     with running_server("--plugin", path) as server:
         assert said(server.url) == "one"
         Path(path).write_text(HEAD + "1 / 0\n")
-        reloaded(server, lambda: "reload refused" in server.log())
+        reloaded(server, lambda: "reload rejected" in server.log())
         assert "plugin mine" in server.log() and said(server.url) == "one"
         plugin(SAYING.format(text="two"))
         reloaded(server, lambda: said(server.url) == "two")

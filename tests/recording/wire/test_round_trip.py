@@ -76,7 +76,7 @@ def test_a_recorder_that_cannot_begin_says_why(
     monkeypatch.chdir(tmp_path)
     for words, line in (
         (("nowhere", "--out", "r"), "error: target nowhere: must be like http://host:8000"),
-        (("http://x", "--out", "/"), "error: /: is there already"),
+        (("http://x", "--out", "/"), "error: /: already exists"),
         (("http://x", "--out", "none/r"), "error: none/r: cannot be written"),
     ):
         assert main(["record", "--proxy", "--target", *words]) == 1
@@ -136,8 +136,8 @@ def test_a_server_that_answers_otherwise_has_drifted(
                 asked = chat("Hi", stream=stream, max_tokens=3)
                 assert requests.post(proxy.url + CHAT, json=asked, headers=headers, timeout=20).ok
         for words, code, line in (
-            ((), 1, "status 200 was recorded, status 401 came"),
-            ((*key, "--model", "other"), 1, "status 200 was recorded, status 404 came"),
+            ((), 1, "status 200 was recorded, status 401 was received"),
+            ((*key, "--model", "other"), 1, "status 200 was recorded, status 404 was received"),
             ((*key, "--model", "n"), 0, "2 of 2 exchanges agree\n"),
         ):
             assert main(["drift", str(recorded), "--target", server.url, *words]) == code

@@ -33,13 +33,12 @@ def test_a_changed_file_is_served_and_a_broken_one_is_not(tmp_path: Path) -> Non
         path.write_text("rules: [{then: {text: 5}}]")
         wait_until(
             lambda: (
-                "then.text: Expected `str | null`, got `int`; the rules of before stay"
-                in server.log()
+                "then.text: Expected `str | null`, got `int`; keeping the old rules" in server.log()
             )
         )
         server.process.send_signal(signal.SIGHUP)
         wait_until(
-            lambda: "reload refused, everything stays as it is: setting script" in server.log()
+            lambda: "reload rejected; keeping the old configuration: setting script" in server.log()
         )
         assert said(server) == "new"
         path.write_text("rules: [{then: {text: newest}}, {then: {text: never}, name: unused}]")

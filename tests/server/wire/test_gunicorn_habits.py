@@ -69,7 +69,9 @@ def test_several_workers_without_our_configuration_are_reported(tmp_path: Path) 
     with running_gunicorn("-c", str(configuration)) as server:
         assert get(server.port, "/version").status == 200
         wait_until(
-            lambda: bool(lines_with(server, "several processes serve, and each is a server"))
+            lambda: bool(
+                lines_with(server, "several processes serve, and each is a separate server")
+            )
         )
 
 

@@ -221,5 +221,6 @@ def test_gunicorns_bind_to_a_socket_is_for_one_rank(folder: Path) -> None:
     )
     assert ended.returncode == 1
     assert (
-        ended.stderr == "error: bind: a Unix socket serves one rank, and goes without grpc-port\n"
+        ended.stderr
+        == "error: bind: a Unix socket serves one rank, and cannot be combined with grpc-port\n"
     )

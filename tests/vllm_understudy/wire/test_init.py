@@ -45,7 +45,7 @@ def test_the_commands_of_its_job_pass(
         )
         assert done.returncode == 0, done.stdout + done.stderr
         printed += done.stdout
-    assert "replies.yaml: 3 rules are in order\n" in printed or "js" in workflow
+    assert "replies.yaml: 3 rules are valid\n" in printed or "js" in workflow
     assert told in printed
 
 

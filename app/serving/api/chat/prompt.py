@@ -1,6 +1,6 @@
 """Messages of a request as a prompt, and as the text that mode `echo` repeats; routes to tokenize.
 
-POST /tokenize, POST /detokenize and GET /tokenizer_info: vllm-api.md section 5.
+The routes are POST /tokenize, POST /detokenize and GET /tokenizer_info.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
 from app.serving.api.chat.media import BuiltPrompt, features
-from app.serving.api.chat.parts import MOST_TOOLS, template_kwargs
+from app.serving.api.chat.parts import TOOLS_PER_SLICE, template_kwargs
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
@@ -24,13 +24,21 @@ from app.serving.protocol.validation import fit_prompt
 from app.text.base import PLAIN_CHAT, ChatOptions
 from app.text.huggingface import LocalTokenizer
 
+FORWARDED_IDS = "prompt_token_ids"
+"""Key of `kv_transfer_params` with the prompt's tokens from the prefill side."""
+
 
 def chat_prompt(
     pipeline: RequestPipeline, request: ChatCompletionRequest, messages: Sequence[Message]
 ) -> BuiltPrompt:
-    """Returns the conversation as tokens. ApiError 400 when it does not render or fit. Pauses."""
+    """Returns the conversation as tokens. May pause.
+
+    Raises:
+        ApiError: 400 when it does not render or fit.
+    """
     turns: list[tuple[str, str]] = []
     composed: list[Message] = []
+    """Messages with parts."""
     text = ""
     for message in messages:
         content = message.get("content")
@@ -44,7 +52,7 @@ def chat_prompt(
             turns.append((str(message["role"]), text))
     options = chat_options(request, pipeline.chat_rules)
     ids: Sequence[int] | None = None
-    if request.kv_transfer_params and FORWARDED in request.kv_transfer_params:
+    if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, composed)
     if ids is None:
         check = pipeline.check_text if request.truncate_prompt_tokens is None else None
@@ -56,66 +64,73 @@ def chat_prompt(
     return BuiltPrompt(ids, text, tuple(turns), media)
 
 
-FORWARDED = "prompt_token_ids"
-
-
 def _forwarded_ids(
     pipeline: RequestPipeline, request: ChatCompletionRequest, composed: Sequence[Message]
 ) -> list[int] | None:
-    """Returns the tokens from the prefill side; None where `composed` messages have to be rendered."""
-    ids = (request.kv_transfer_params or {}).pop(FORWARDED)
+    """Returns the tokens from the prefill side; None where the messages have to be rendered."""
+    ids = (request.kv_transfer_params or {}).pop(FORWARDED_IDS)
     if ids is None or request.echo or composed and features(composed, (0,)):
         return None
-    param = f"kv_transfer_params.{FORWARDED}"
+    param = f"kv_transfer_params.{FORWARDED_IDS}"
     if (
         not isinstance(ids, list)
         or not ids
-        or any(type(each) is not int or each < 0 for each in ids)
+        or any(type(token_id) is not int or token_id < 0 for token_id in ids)
     ):
         raise bad_request(f"{param} must be a list of token ids that is not empty", param)
     pipeline.limits.check_vocabulary(param, ids)
     return ids
 
 
-def own_template(template: str | None, kwargs: JsonObject | None, rules: ChatRules) -> str | None:
+def request_template(
+    template: str | None, kwargs: JsonObject | None, rules: ChatRules
+) -> str | None:
     """Returns the request's chat template, if any.
 
-    ApiError 400 where requests may not bring one.
+    Raises:
+        ApiError: 400 for a template where requests may not bring one.
     """
-    given = template, (kwargs or {}).get("chat_template")
-    if given != (None, None) and not rules.trusts_templates:
+    has_template = template is not None or (kwargs or {}).get("chat_template") is not None
+    if has_template and not rules.trusts_templates:
         raise bad_request("A chat template in the request needs --trust-request-chat-template.")
     return template or None
 
 
 def chat_options(
-    asked: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules
+    request: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules
 ) -> ChatOptions:
-    """Returns the options of the chat template. Raises ApiError like `own_template`. Pauses."""
-    template = asked.chat_template
-    kwargs: Mapping[str, object] | None = asked.chat_template_kwargs
+    """Returns the options of the chat template. May pause.
+
+    Raises:
+        ApiError: as `request_template` does.
+    """
+    template = request.chat_template
+    kwargs: Mapping[str, object] | None = request.chat_template_kwargs
     if template is not None or kwargs:
-        template = own_template(template, asked.chat_template_kwargs, rules)
-    if kwargs or rules.template_kwargs or getattr(asked, "reasoning_effort", None) is not None:
-        kwargs = template_kwargs(asked, rules.template_kwargs)
-    wanted, documents = asked.tools, getattr(asked, "documents", None)
-    if rules.hides_unused_tools and getattr(asked, "tool_choice", None) == "none":
-        wanted = None
-    special = (
-        asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
+        template = request_template(template, request.chat_template_kwargs, rules)
+    if kwargs or rules.template_kwargs or getattr(request, "reasoning_effort", None) is not None:
+        kwargs = template_kwargs(request, rules.template_kwargs)
+    tools = request.tools
+    if rules.hides_unused_tools and getattr(request, "tool_choice", None) == "none":
+        tools = None
+    documents = getattr(request, "documents", None)
+    is_special = (
+        request.continue_final_message
+        or request.add_special_tokens
+        or not request.add_generation_prompt
     )
-    if not (special or template or wanted or kwargs or documents):
+    if not (is_special or template or tools or kwargs or documents):
         return PLAIN_CHAT
-    tools = []
-    for number, tool in enumerate(wanted or (), 1):
-        tools.append(msgspec.to_builtins(tool))
-        if number % MOST_TOOLS == 0:
+    rendered_tools = []
+    for number, tool in enumerate(tools or (), 1):
+        rendered_tools.append(msgspec.to_builtins(tool))
+        if number % TOOLS_PER_SLICE == 0:
             pause_if_possible()
     return ChatOptions(
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        add_special_tokens=asked.add_special_tokens,
-        tools=None if wanted is None else tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        add_special_tokens=request.add_special_tokens,
+        tools=None if tools is None else rendered_tools,
         documents=documents,
         chat_template=template,
         chat_template_kwargs=kwargs,
@@ -123,11 +138,18 @@ def chat_options(
 
 
 def last_message_text(messages: Sequence[Message]) -> str:
-    """The text of the last message, whatever its role, with its tool calls (simulator.md 5.2)."""
+    """Returns the text of the last message, whatever its role, with its tool calls.
+
+    This is the reply of mode `echo`.
+    """
     if not messages:
         return ""
-    text, calls = content_text(messages[-1].get("content")), messages[-1].get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():  # unchecked values of other roles
+    message = messages[-1]
+    text = content_text(message.get("content"))
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):  # values of other roles are unchecked
+        return text
+    for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and function.get("name"):
             text += f"[{function.get('name')}({function.get('arguments')})]"
@@ -135,6 +157,8 @@ def last_message_text(messages: Sequence[Message]) -> str:
 
 
 class TokensAnswer(Struct):
+    """The answer of POST /tokenize."""
+
     count: int
     max_model_len: int
     tokens: Sequence[int]
@@ -142,27 +166,32 @@ class TokensAnswer(Struct):
 
 
 def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
-    body, models, tokenizer = pipeline.body, pipeline.models, pipeline.tokenizer
+    """Returns the routes; `with_info` adds GET /tokenizer_info."""
+    body = pipeline.body
+    models = pipeline.models
+    tokenizer = pipeline.tokenizer
 
     def tokenize(context: RequestContext) -> Response:
         """The token ids of a text or of a conversation."""
-        asked = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
-        models.resolve(asked.model)
-        if isinstance(asked, TokenizeChatRequest):
-            ids = tokenizer.encode_chat(asked.messages, chat_options(asked, pipeline.chat_rules))
+        request = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
+        models.resolve(request.model)
+        if isinstance(request, TokenizeChatRequest):
+            ids = tokenizer.encode_chat(
+                request.messages, chat_options(request, pipeline.chat_rules)
+            )
         else:
-            ids = tokenizer.encode(asked.prompt, asked.add_special_tokens)
-        texts = tokenizer.token_strings(ids) if asked.return_token_strs else None
+            ids = tokenizer.encode(request.prompt, request.add_special_tokens)
+        texts = tokenizer.token_strings(ids) if request.return_token_strs else None
         return json_response(TokensAnswer(len(ids), models.max_model_len, ids, texts))
 
     def detokenize(context: RequestContext) -> Response:
         """The text of token ids."""
-        asked = decode(body.read(context), context.content_type, DetokenizeRequest)
-        models.resolve(asked.model)
-        return json_response({"prompt": tokenizer.decode(asked.tokens, False)})
+        request = decode(body.read(context), context.content_type, DetokenizeRequest)
+        models.resolve(request.model)
+        return json_response({"prompt": tokenizer.decode(request.tokens, False)})
 
     def tokenizer_info(context: RequestContext) -> Response:
-        """The configuration of the tokenizer; of a remote one only its class."""
+        """The configuration of the tokenizer; of a remote tokenizer only its class."""
         if isinstance(tokenizer, LocalTokenizer):
             return json_response(tokenizer.info())
         return json_response({"tokenizer_class": type(tokenizer).__name__})
@@ -173,8 +202,10 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
         answer=TokensAnswer,
     )
     detokenize_docs = RouteDocs(body=(DetokenizeRequest,), example={"tokens": [120, 121]})
-    return [
+    token_routes = [
         post("/tokenize", tokenize, docs=tokenize_docs),
         post("/detokenize", detokenize, docs=detokenize_docs),
-        *([get("/tokenizer_info", tokenizer_info)] if with_info else []),
     ]
+    if with_info:
+        token_routes.append(get("/tokenizer_info", tokenizer_info))
+    return token_routes

@@ -31,9 +31,9 @@ def reader_of(
 def shown_ids(
     pipeline: RequestPipeline, token_ids: Sequence[int], finish_reason: str | None
 ) -> Sequence[int]:
-    """Returns the tokens whose text a parser reads:
+    """Returns the tokens whose text a parser reads.
 
-    without the end of text of a reply that stopped.
+    Leaves out the end-of-text token of a reply that stopped.
     """
     if finish_reason == "stop" and token_ids and token_ids[-1] in pipeline.tokenizer.eos_token_ids:
         return token_ids[:-1]
@@ -61,7 +61,7 @@ def chat_logprobs(
 def completion_logprobs(
     pipeline: RequestPipeline, logprobs: derender.Logprobs | None, text_offset: int = 0
 ) -> common.CompletionLogprobs | None:
-    """Returns the lists of a text completion; the text of the first token begins at `text_offset`."""
+    """Returns the lists of a text completion; the first token starts at `text_offset`."""
     entries = chat_logprobs(pipeline, logprobs)
     if entries is None:
         return None

@@ -1,8 +1,8 @@
 """Events of a stream of token ids as events of a chat or a text completion.
 
-The server keeps nothing between two events: the client sends the state that the answer to the event
-before has brought, as with vLLM. Without a parser the state has the last few tokens; with a parser
-it has all tokens of the choice, which are parsed again with each event.
+The server stores nothing between two events: the client sends the state that the previous answer
+returned, as with vLLM. Without a parser the state has the last few tokens; with a parser it has all
+tokens of the choice, which are parsed again with each event.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,25 +28,22 @@ from app.serving.protocol.completions import CompletionChunkChoice
 from app.text.base import Tokenizer
 
 CONTEXT_TOKENS = 5
-"""Tokens before the new ones that are decoded with them:
-
-some decoders change the start of a text.
-"""
+"""Tokens before the new ones that are decoded with them: some decoders change a text's start."""
 LOGPROB_CONTEXT_TOKENS = 4
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-TOOL_CALL_ID = "chatcmpl-tool-{}"
 
 
 class EventDerenderer:
     """Derenders one event of each request.
 
-    Errors are ApiErrors 400, and 404 for an unknown model.
+    Its methods raise ApiError 400, and 404 for an unknown model.
     """
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
 
     def chat_event(self, request: derender.DerenderChatStreamRequest) -> derender.DerenderedEvent:
+        """Returns an event of a chat, and the state for the next one."""
         model = self._pipeline.models.resolve(request.model)
         parses = self._pipeline.limits.parses
         if parses and request.chat_request is None:
@@ -69,6 +66,7 @@ class EventDerenderer:
     def completion_event(
         self, request: derender.DerenderCompletionStreamRequest
     ) -> derender.DerenderedEvent:
+        """Returns an event of a text completion, and the state for the next one."""
         model = self._pipeline.models.resolve(request.model)
         self._check(request)
         state = request.stream_state or derender.StreamState()
@@ -102,7 +100,7 @@ class EventDerenderer:
         }
 
     def _check(self, request: derender.DerenderStreamRequest) -> None:
-        """Refuses events of several choices, and more tokens than a context has."""
+        """Raises ApiError 400 for several choices, and for more tokens than the context has."""
         choices = request.generate_chunk.choices
         if len(choices) > 1:
             raise bad_request(
@@ -126,7 +124,7 @@ class EventDerenderer:
         logprobs = None
         if self._pipeline.limits.parses and chat is not None:
             delta, state = self._parsed(request, chat, choice, state)
-            if finish_reason is not None and state.tools_streamed and not is_named(chat):
+            if finish_reason is not None and state.tools_streamed and not names_tool(chat):
                 finish_reason = "tool_calls"
             shows_ids = chat.return_token_ids and chat.include_reasoning
         else:
@@ -159,39 +157,41 @@ class EventDerenderer:
     ) -> tuple[derender.ChatDelta, derender.StreamState]:
         """Parses all tokens so far, and returns what this event has added."""
         reader = TextReader(reader_of(self._pipeline, chat, request.prompt_token_ids))
-        before = state.output_token_ids
+        old_ids = state.output_token_ids
         token_ids = choice.token_ids or []
-        reply = shown_ids(self._pipeline, [*before, *token_ids], choice.finish_reason)
+        reply = shown_ids(self._pipeline, [*old_ids, *token_ids], choice.finish_reason)
         tokenizer = self._pipeline.tokenizer
         has_ended = choice.finish_reason is not None
-        sent = sure_text(tokenizer, before, has_ended=False)
-        text = sure_text(tokenizer, reply, has_ended)
+        sent = complete_text(tokenizer, old_ids, has_ended=False)
+        text = complete_text(tokenizer, reply, has_ended)
         reader.feed(sent)
         pieces = reader.feed(text[len(sent) :])
         if has_ended:
             pieces += reader.finish()
         call_ids = list(state.last_tool_call_ids)
-        new_id = self._pipeline.identity.fresh_id
-        delta = delta_of(pieces, chat, call_ids, lambda: TOOL_CALL_ID.format(new_id()))
-        lengths = (
-            [*state.output_chunk_lens, len(token_ids)] if token_ids else state.output_chunk_lens
-        )
+        delta = delta_of(pieces, chat, call_ids, self._new_call_id)
+        lengths = state.output_chunk_lens
+        if token_ids:
+            lengths = [*lengths, len(token_ids)]
         return delta, replace(
             state,
-            output_token_ids=[*before, *token_ids],
+            output_token_ids=[*old_ids, *token_ids],
             output_chunk_lens=lengths,
             tools_streamed=state.tools_streamed or delta.tool_calls is not UNSET,
             last_tool_call_ids=call_ids,
         )
 
+    def _new_call_id(self) -> str:
+        return f"chatcmpl-tool-{self._pipeline.identity.fresh_id()}"
 
-def is_named(chat: ChatCompletionRequest) -> bool:
+
+def names_tool(chat: ChatCompletionRequest) -> bool:
     """Returns whether the client has named the tool that is called."""
     return chat.tool_choice is not None and not isinstance(chat.tool_choice, str)
 
 
 def usage_of(request: derender.DerenderStreamRequest) -> common.Usage | None:
-    """Returns the usage of an event that has one; `prompt_tokens` of the request take precedence."""
+    """Returns the usage of an event; `prompt_tokens` of the request take precedence."""
     usage = request.generate_chunk.usage
     if usage is None:
         return None
@@ -212,7 +212,7 @@ def delta_of(
     call_ids: list[str],
     new_call_id: Callable[[], str],
 ) -> derender.ChatDelta:
-    """Returns what `pieces` add to a message; appends the ids of calls that begin to `call_ids`."""
+    """Returns what `pieces` add to a message; appends the ids of new calls to `call_ids`."""
     delta = derender.ChatDelta()
     calls: dict[int, wire.ToolCall] = {}
     for part, text in pieces:
@@ -225,12 +225,16 @@ def delta_of(
             continue
         elif part.number >= len(call_ids):
             call_ids.append(new_call_id())
-            function = wire.FunctionCall(part.name, text)
-            calls[part.number] = wire.ToolCall(call_ids[-1], "function", part.number, function)
+            calls[part.number] = wire.ToolCall(
+                id=call_ids[-1],
+                type="function",
+                index=part.number,
+                function=wire.FunctionCall(part.name, text),
+            )
         elif part.number in calls:
-            begun = calls[part.number].function
-            assert isinstance(begun, wire.FunctionCall) and isinstance(begun.arguments, str)
-            begun.arguments += text
+            function = calls[part.number].function
+            assert isinstance(function, wire.FunctionCall) and isinstance(function.arguments, str)
+            function.arguments += text
         else:
             calls[part.number] = wire.ToolCall(
                 index=part.number, function=wire.FunctionCall(arguments=text)
@@ -246,50 +250,46 @@ def added_text(
     state: derender.StreamState,
     skips_special: bool,
 ) -> tuple[str, derender.StreamState]:
-    """Returns the text that the tokens of `choice` add, and the state behind them."""
+    """Returns the text that the tokens of `choice` add, and the state after them."""
     token_ids = choice.token_ids or []
     window = [*state.output_token_ids, *token_ids]
     pieces = tokenizer.pieces(window, skips_special)
-    sure = sure_pieces(pieces, choice.finish_reason is not None)
-    text = "".join(pieces[state.read_offset : sure])
-    start = window_start(pieces, sure)
-    kept = window[start:]
-    context = [*state.logprob_context_token_ids, *token_ids][-LOGPROB_CONTEXT_TOKENS:]
+    complete_count = count_complete_pieces(pieces, choice.finish_reason is not None)
+    text = "".join(pieces[state.read_offset : complete_count])
+    start = window_start(pieces, complete_count)
+    context_ids = window[start:]
+    logprob_context = [*state.logprob_context_token_ids, *token_ids][-LOGPROB_CONTEXT_TOKENS:]
     return text, replace(
         state,
-        output_token_ids=kept,
-        output_chunk_lens=[len(kept)] if kept else [],
-        read_offset=max(state.read_offset, sure) - start,
-        logprob_context_token_ids=context,
+        output_token_ids=context_ids,
+        output_chunk_lens=[len(context_ids)] if context_ids else [],
+        read_offset=max(state.read_offset, complete_count) - start,
+        logprob_context_token_ids=logprob_context,
         logprob_text_offset=state.logprob_text_offset + len(text),
     )
 
 
-def sure_text(tokenizer: Tokenizer, token_ids: Sequence[int], has_ended: bool) -> str:
-    """Returns the text of `token_ids` with special tokens, without a character that is not complete
-    yet.
-    """
+def complete_text(tokenizer: Tokenizer, token_ids: Sequence[int], has_ended: bool) -> str:
+    """Returns the text of `token_ids` with special tokens, without an incomplete character."""
     pieces = tokenizer.pieces(token_ids, False)
-    return "".join(pieces[: sure_pieces(pieces, has_ended)])
+    return "".join(pieces[: count_complete_pieces(pieces, has_ended)])
 
 
-def sure_pieces(pieces: Sequence[str], has_ended: bool) -> int:
+def count_complete_pieces(pieces: Sequence[str], has_ended: bool) -> int:
     """Returns the number of pieces that further tokens cannot change.
 
     The last tokens may be the beginning of a character, which is held back until its last token.
     """
     if has_ended or not pieces or not pieces[-1].endswith(REPLACEMENT):
         return len(pieces)
-    sure = len(pieces) - 1
-    while sure and not pieces[sure - 1]:
-        sure -= 1
-    return sure
+    count = len(pieces) - 1
+    while count and not pieces[count - 1]:
+        count -= 1
+    return count
 
 
 def window_start(pieces: Sequence[str], end: int) -> int:
-    """Returns the first token of the context before token `end`, which begins with a whole
-    character.
-    """
+    """Returns the first token of the context before token `end`; a character starts there."""
     start = max(0, end - CONTEXT_TOKENS)
     while start and not pieces[start - 1]:
         start -= 1

@@ -1,3 +1,1 @@
-"""vLLM's gRPC service, `vllm.grpc.engine.VllmEngine`, and the services that clients expect beside
-it.
-"""
+"""vLLM's gRPC service, `vllm.grpc.engine.VllmEngine`, with health and reflection."""

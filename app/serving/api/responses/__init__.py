@@ -1,1 +1,1 @@
-"""The Responses API of OpenAI (vllm-api.md section 6)."""
+"""The Responses API of OpenAI: /v1/responses."""

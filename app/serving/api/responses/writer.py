@@ -1,7 +1,6 @@
-"""Responses as vLLM writes them: one JSON body, or numbered server-sent events (vllm-api.md section
-6).
+"""Responses as vLLM writes them: one JSON body, or numbered server-sent events.
 
-Items are messages, thoughts and function calls. Tokens of one part make one item.
+Items are messages, thoughts and tool calls. Tokens of one part make one item.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,82 +10,33 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from app.engine.core.outputs import Started, TokenLogprob, Tokens
+from app.serving.api.block_writer import BlockWriter, named_event
+from app.serving.api.choice_state import Segment
 from app.serving.api.errors import as_stream_error
-from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import TokenNames, rendered
-from app.serving.api.writer import BlockWriter, Segment, named_event
-from app.serving.http.errors import bad_request
+from app.serving.api.responses.items import CUSTOM_CALL, Calls, content_of, item_of
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import GAP, HOLE, encode
-from app.serving.protocol.response_tools import CalledTool, custom_input
-from app.serving.protocol.responses import ResponseObject, ResponsesRequest
+from app.serving.protocol.response_tools import custom_input
+from app.serving.protocol.responses import ResponseObject
 
-Logprobs = tuple[()] | Raw | None
-ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
-
-
-Calls = Mapping[str, CalledTool]
-"""Tools as the answer names them, by the function name that the model knows."""
-
-
-def item_of(
-    segment: Segment, status: str | None, text: str | Raw | None, logprobs: Logprobs, calls: Calls
-) -> JsonObject:
-    """Returns the item of a part of the reply; `text` is None while it is in progress."""
-    own_id = ID_PREFIXES[segment.kind] + segment.id
-    if segment.part is None:
-        content = [_content(segment, text, logprobs)] if text is not None and segment.text else []
-        end = {"role": "assistant", "status": status, "type": "message", "phase": None}
-        return {"id": own_id, "content": content, **end}
-    if segment.kind == "reasoning":
-        thoughts = None if text is None else [_content(segment, text, None)]
-        begin: JsonObject = {"id": own_id, "summary": (), "type": "reasoning"}
-        return {**begin, "content": thoughts, "encrypted_content": None, "status": status}
-    called = calls.get(segment.part.name, CalledTool(segment.part.name))
-    call_id = segment.part.id or f"chatcmpl-tool-{segment.id}"
-    if called.is_custom:
-        payload = "" if text is None else custom_input(segment.text)
-        begin = {"call_id": call_id, "input": payload, "name": called.name, "type": CUSTOM_CALL}
-        return {
-            **begin,
-            "id": "ctc_" + segment.id,
-            "async": None,
-            "caller": None,
-            "namespace": None,
-        }
-    begin = {"arguments": "" if text is None else text, "call_id": call_id, "name": called.name}
-    middle = {"type": "function_call", "id": own_id, "async": None, "caller": None}
-    return {**begin, **middle, "namespace": called.namespace, "status": status}
-
-
-def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> JsonObject:
-    if segment.part is not None:
-        return {"text": text, "type": "reasoning_text"}
-    return {"annotations": (), "text": text, "type": "output_text", "logprobs": logprobs}
-
-
-CUSTOM_CALL = "custom_tool_call"
-TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
-
-
-def _event(kind: str, fields: Mapping[str, object]) -> bytes:
-    """Returns the event `response.<kind>`; its keys are in alphabetical order, as in vLLM."""
-    name = f"response.{kind}"
-    return named_event(name, dict(sorted([*fields.items(), ("type", name)])))
-
-
-INPUT_TURNS: JsonObject = {"input_tokens_per_turn": (), "cached_tokens_per_turn": ()}
-OUTPUT_TURNS: JsonObject = {"output_tokens_per_turn": (), "tool_output_tokens_per_turn": ()}
-"""Lists of servers that call tools themselves."""
+TEXT_EVENTS = {
+    "text": "output_text",
+    "reasoning": "reasoning_text",
+    "call": "function_call_arguments",
+}
+"""Names of the events of a text, by the kind of its segment."""
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """Error codes of a response by status; other statuses are `server_error`."""
 STATUS = {"length": "incomplete", "abort": "cancelled", "content_filter": "incomplete"}
-"""Status of a response by the kind of its end; after any other end it is completed."""
-INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Reason of an incomplete response, by the kind of its end."""
+"""Status of a response by its finish reason; after any other reason it is completed."""
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Reason of an incomplete response, by its finish reason."""
 
 
 class ResponsesOptions(Struct, frozen=True, kw_only=True):
+    """What an answer shows, as the request and the server's settings decide."""
+
     response: ResponseObject
     prompt_ids: Sequence[int]
     top_logprobs: int | None = None
@@ -101,10 +51,14 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
     """The answer repeats prompt and reply as texts and token ids (`enable_response_messages`)."""
 
 
+def ignore_end(response: ResponseObject) -> None:
+    """Ignores the final response."""
+
+
 class ResponsesWriter(BlockWriter):
     """Writes the answer to one request; `new_id` draws the ids of items.
 
-    `ended` receives the final response, unless the answer is whole and fails. A stream renders
+    `on_end` receives the final response, unless the answer is whole and fails. A stream renders
     everything when it comes, so its end only joins pieces.
     """
 
@@ -112,100 +66,118 @@ class ResponsesWriter(BlockWriter):
         self,
         options: ResponsesOptions,
         new_id: Callable[[], str],
-        ended: Callable[[ResponseObject], None] = lambda response: None,
+        on_end: Callable[[ResponseObject], None] = ignore_end,
     ) -> None:
         super().__init__(new_id)
-        self._options, self._ended, self._logprobs = options, ended, None
+        self._options = options
+        self._on_end = on_end
+        self._logprobs: TokenNames | None = None
         if options.top_logprobs is not None:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names)
-        self._number = 0
-        self._item_id, self._is_custom = "", False
+        self._event_count = 0
+        self._item_id = ""
+        self._is_custom = False
         self._template: list[bytes] = []
-        """The event of a piece of the open item's text, cut at its text, log probabilities and
-        number.
+        """The event of a piece of the open item's text, cut at the text, the log probabilities
+        and the sequence number.
         """
-        self._silent: list[TokenLogprob] = []
+        self._held_logprobs: list[TokenLogprob] = []
         """Log probabilities of tokens that show nothing, until a token shows something."""
         self._entries: list[bytes] = []
         self._items: list[Raw] = []
 
-    def _start(self, output: Started) -> bytes:
-        self.begin(output)
-        return self._beginning()
+    def _render_start(self, output: Started) -> bytes:
+        self.record_start(output)
+        return self._opening()
 
-    def _beginning(self) -> bytes:
+    def _opening(self) -> bytes:
+        """Returns the first events, unless they have been rendered."""
+        if self._event_count:
+            return b""
         response = self._options.response
-        kinds = () if self._number else ("created", "in_progress")
-        return b"".join([self._numbered(kind, response=response) for kind in kinds])
+        return b"".join(
+            [self._numbered(kind, response=response) for kind in ("created", "in_progress")]
+        )
 
-    def _add(self, output: Tokens) -> Segment | None:
+    def _append(self, output: Tokens) -> Segment | None:
         part = output.part
         if part is not None and part.kind == "reasoning" and not self._options.shows_reasoning:
             self.choices[0].count(output)
             return None
-        segment = super()._add(output)
+        segment = super()._append(output)
         if segment is not None and part is None and output.logprobs is not None:
             segment.logprobs.append(output.logprobs)
         return segment
 
-    def _begin_block(self, segment: Segment) -> bytes:
-        item = item_of(segment, "in_progress", None, None, self._options.calls)
-        self._item_id, self._is_custom = str(item["id"]), item["type"] == CUSTOM_CALL
-        fields: dict[str, object] = {"delta": HOLE, "sequence_number": HOLE}
+    def _render_block_start(self, segment: Segment) -> bytes:
+        item = item_of(
+            segment, status="in_progress", text=None, logprobs=None, calls=self._options.calls
+        )
+        self._item_id = str(item["id"])
+        self._is_custom = item["type"] == CUSTOM_CALL
+        fields: dict[str, object] = {
+            "delta": HOLE,
+            "sequence_number": HOLE,
+            "item_id": self._item_id,
+            "output_index": self._index,
+        }
         if segment.kind != "call":
             fields["content_index"] = 0
         if segment.part is None:
             fields["logprobs"] = () if self._logprobs is None else HOLE
-        place = {"item_id": self._item_id, "output_index": self._index}
-        self._template = _event(f"{TEXTS[segment.kind]}.delta", fields | place).split(GAP)
+        self._template = _event(f"{TEXT_EVENTS[segment.kind]}.delta", fields).split(GAP)
         added = self._numbered("output_item.added", item=item, output_index=self._index)
         if segment.kind == "call":
             return added
-        return added + self._item_event(
-            "content_part.added", part=_content(segment, "", ()), content_index=0
-        )
+        part = content_of(segment, "", ())
+        return added + self._item_event("content_part.added", part=part, content_index=0)
 
-    def _texts(self, segment: Segment, output: Tokens) -> bytes:
+    def _render_texts(self, segment: Segment, output: Tokens) -> bytes:
         logprobs = self._logprobs
         if logprobs is None or segment.part is not None or output.logprobs is None:
-            shown = () if self._is_custom else output.texts
-            return b"".join([self._delta(text) for text in shown if text])
+            if self._is_custom:
+                return b""
+            return b"".join([self._delta(text) for text in output.texts if text])
         events = []
         for text, entry in zip(output.texts, output.logprobs, strict=True):
             self._entries.append(encode(logprobs.item_entry(entry)))
-            self._silent.append(entry)
+            self._held_logprobs.append(entry)
             if text:
                 events.append(self._delta(text))
         return b"".join(events)
 
     def _delta(self, text: str) -> bytes:
         """Returns the event of a piece of text, with the log probabilities that were held back."""
-        begin, *logprobs, before, end = self._template
-        if logprobs and self._logprobs is not None:
-            shown, self._silent = [*map(self._logprobs.event_entry, self._silent)], []
-            before = b"%b%b%b" % (logprobs[0], encode(shown), before)
-        return b"%b%b%b%d%b" % (begin, encode(text), before, self._next(), end)
+        start, *before_logprobs, before_number, end = self._template
+        if before_logprobs and self._logprobs is not None:
+            entries = [*map(self._logprobs.event_entry, self._held_logprobs)]
+            self._held_logprobs = []
+            before_number = b"%b%b%b" % (before_logprobs[0], encode(entries), before_number)
+        return b"%b%b%b%d%b" % (start, encode(text), before_number, self._next_number(), end)
 
-    def _end_block(self, segment: Segment) -> bytes:
-        events = [self._delta("")] if self._silent else []
+    def _render_block_end(self, segment: Segment) -> bytes:
+        events = [self._delta("")] if self._held_logprobs else []
         text = Raw(encode(segment.text))
         logprobs = Raw(b"[%b]" % b",".join(self._entries)) if self._entries else None
         self._entries = []
-        events += self._done(segment, text)
+        events += self._text_end(segment, text)
         if segment.kind != "call":
-            part = _content(segment, text, logprobs)
+            part = content_of(segment, text, logprobs)
             events.append(self._item_event("content_part.done", part=part, content_index=0))
-        item = item_of(segment, "completed", text, logprobs, self._options.calls)
+        item = item_of(
+            segment, status="completed", text=text, logprobs=logprobs, calls=self._options.calls
+        )
         events.append(self._numbered("output_item.done", item=item, output_index=self._index))
         self._items.append(Raw(encode(item)))
         return b"".join(events)
 
-    def _done(self, segment: Segment, text: Raw) -> Iterator[bytes]:
-        if self._is_custom:  # its input comes at the end, when its JSON is complete
-            payload = custom_input(segment.text)
-            if payload:
-                yield self._item_event("custom_tool_call_input.delta", delta=payload)
-            yield self._item_event("custom_tool_call_input.done", input=payload)
+    def _text_end(self, segment: Segment, text: Raw) -> Iterator[bytes]:
+        if self._is_custom:
+            # The input of a custom tool comes at the end, when its JSON is complete.
+            tool_input = custom_input(segment.text)
+            if tool_input:
+                yield self._item_event("custom_tool_call_input.delta", delta=tool_input)
+            yield self._item_event("custom_tool_call_input.done", input=tool_input)
         elif segment.part is not None and segment.kind == "call":
             called = self._options.calls.get(segment.part.name, segment.part)
             yield self._item_event("function_call_arguments.done", arguments=text, name=called.name)
@@ -213,130 +185,120 @@ class ResponsesWriter(BlockWriter):
             fields: dict[str, object] = {"text": text, "content_index": 0}
             if segment.part is None:
                 fields["logprobs"] = ()
-            yield self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
+            yield self._item_event(f"{TEXT_EVENTS[segment.kind]}.done", **fields)
 
     def _item_event(self, kind: str, **fields: object) -> bytes:
         return self._numbered(kind, item_id=self._item_id, output_index=self._index, **fields)
 
     def _numbered(self, kind: str, **fields: object) -> bytes:
-        return _event(kind, fields | {"sequence_number": self._next()})
+        return _event(kind, fields | {"sequence_number": self._next_number()})
 
-    def _next(self) -> int:
-        number = self._number
-        self._number = number + 1
+    def _next_number(self) -> int:
+        number = self._event_count
+        self._event_count = number + 1
         return number
 
-    def _failure(self, error: Exception) -> bytes:
-        known = as_stream_error(error)
-        told: JsonObject = {
-            "code": ERROR_CODES.get(known.status, "server_error"),
-            "message": known.message,
-        }
-        response = replace(self._options.response, status="failed", error=told)
-        self._ended(response)
-        return self._beginning() + self._numbered("failed", response=response)
+    def _render_failure(self, error: Exception) -> bytes:
+        api_error = as_stream_error(error)
+        response = replace(
+            self._options.response,
+            status="failed",
+            error={
+                "code": ERROR_CODES.get(api_error.status, "server_error"),
+                "message": api_error.message,
+            },
+        )
+        self._on_end(response)
+        return self._opening() + self._numbered("failed", response=response)
 
     def closing(self) -> bytes:
+        """Returns the end of the stream."""
         if self.has_failed:
             return b""
-        return self._close() + self._numbered("completed", response=self._last_state(self._items))
+        end = self._close_block()
+        return end + self._numbered("completed", response=self._final_response(self._items))
 
     def whole(self) -> ResponseObject:
-        choice, options = self.choices[0], self._options
-        if not choice.segments and not options.parses:
-            choice.begin(None, self._new_id())
+        """Returns the whole answer, once all outputs are collected."""
+        choice = self.choices[0]
+        if not choice.segments and not self._options.parses:
+            choice.open_segment(None, self._segment_id)
         items = []
         for segment in choice.segments:
             logprobs = None
             if segment.part is None and self._logprobs is not None:
                 logprobs = rendered(segment.logprobs, self._logprobs.item_entry)
-            status = None if segment.kind == "reasoning" else "completed"
-            items.append(item_of(segment, status, segment.text, logprobs, options.calls))
-        return self._last_state(items)
+            item = item_of(
+                segment,
+                status=None if segment.kind == "reasoning" else "completed",
+                text=segment.text,
+                logprobs=logprobs,
+                calls=self._options.calls,
+            )
+            items.append(item)
+        return self._final_response(items)
 
-    def _last_state(self, items: Sequence[JsonObject] | Sequence[Raw]) -> ResponseObject:
-        """Returns the final response, once it is passed to `ended`."""
-        choice, options = self.choices[0], self._options
+    def _final_response(self, items: Sequence[JsonObject] | Sequence[Raw]) -> ResponseObject:
+        """Passes the final response to `on_end` and returns it."""
+        choice = self.choices[0]
+        options = self._options
         reason = choice.finish.reason
         status = STATUS.get(reason, "completed")
-        prompt_tokens, tokens = self.usage.told(len(options.prompt_ids), choice.tokens)
-        read, created, thoughts = self.told_cached, self.told_created, choice.reasoning_tokens
-        usage: JsonObject = {
-            "input_tokens": prompt_tokens,
-            "input_tokens_details": {
-                "cached_tokens": read,
-                "cache_write_tokens": created,
-                **INPUT_TURNS,
-            },
-            "output_tokens": tokens,
-            "output_tokens_details": {
-                "reasoning_tokens": thoughts,
-                "tool_output_tokens": 0,
-                **OUTPUT_TURNS,
-            },
-            "total_tokens": prompt_tokens + tokens,
-        }
+        incomplete_details = None
+        if status == "incomplete":
+            incomplete_details = {"reason": INCOMPLETE_REASONS[reason]}
         response = replace(
             options.response,
-            incomplete_details={"reason": INCOMPLETE[reason]} if status == "incomplete" else None,
+            incomplete_details=incomplete_details,
             output=items,
             status=status,
-            usage=usage,
-            metrics=(self.timing() or UNSET) if options.metrics else UNSET,
+            usage=self._response_usage(),
+            metrics=UNSET,
             kv_transfer_params=self.transfer,
             ec_transfer_params=self.encoded_media,
         )
+        if options.metrics:
+            response.metrics = self.timing() or UNSET
         if options.prompt_text is not None:
-            said = "".join(segment.text for segment in choice.segments)
-            kind = {"type": "raw_message_tokens"}
-            asked: JsonObject = {
+            prompt: JsonObject = {
                 "message": options.prompt_text,
                 "tokens": options.prompt_ids,
-                **kind,
+                "type": "raw_message_tokens",
             }
-            response.input_messages = [asked]
-            response.output_messages = [{"message": said, "tokens": choice.ids, **kind}]
-        self._ended(response)
+            reply: JsonObject = {
+                "message": "".join(segment.text for segment in choice.segments),
+                "tokens": choice.ids,
+                "type": "raw_message_tokens",
+            }
+            response.input_messages = [prompt]
+            response.output_messages = [reply]
+        self._on_end(response)
         return response
 
+    def _response_usage(self) -> JsonObject:
+        """Returns the token counts; lists by turn belong to servers that call tools themselves."""
+        choice = self.choices[0]
+        prompt_tokens, tokens = self.usage.override(len(self._options.prompt_ids), choice.tokens)
+        return {
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": self.reported_cached_tokens,
+                "cache_write_tokens": self.reported_created_tokens,
+                "input_tokens_per_turn": (),
+                "cached_tokens_per_turn": (),
+            },
+            "output_tokens": tokens,
+            "output_tokens_details": {
+                "reasoning_tokens": choice.reasoning_tokens,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": (),
+                "tool_output_tokens_per_turn": (),
+            },
+            "total_tokens": prompt_tokens + tokens,
+        }
 
-REPEATED = (
-    *(
-        "instructions",
-        "metadata",
-        "background",
-        "max_tool_calls",
-        "previous_response_id",
-        "reasoning",
-    ),
-    *("service_tier", "truncation", "user"),
-)
 
-
-def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) -> ResponseObject:
-    """Returns the response to `asked`, in progress and without output; `most_tokens` is its limit.
-
-    RecursionError when tools are nested too deeply. ApiError for nulls that a response cannot
-    repeat.
-    """
-    if asked.background is None or asked.truncation is None:
-        raise bad_request("The response cannot repeat a null: leave background and truncation out.")
-    form = asked.text and asked.text.format and asked.text.format.told()
-    text = asked.text and {"format": form, "verbosity": asked.text.verbosity}
-    # Raw, because these may be nested deeply, and a stream repeats them three times.
-    return ResponseObject(
-        **{name: getattr(asked, name) for name in REPEATED},
-        id=meta.id,
-        created_at=meta.created,
-        model=meta.model,
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        tool_choice=Raw(encode(asked.tool_choice)),
-        tools=Raw(encode(asked.tools)),
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        max_output_tokens=most_tokens,
-        text=Raw(encode(text)),
-        top_logprobs=asked.logprobs,
-        presence_penalty=0.0 if asked.presence_penalty is None else asked.presence_penalty,
-        frequency_penalty=0.0 if asked.frequency_penalty is None else asked.frequency_penalty,
-    )
+def _event(kind: str, fields: Mapping[str, object]) -> bytes:
+    """Returns the event `response.<kind>`; its keys are in alphabetical order, as in vLLM."""
+    name = f"response.{kind}"
+    return named_event(name, dict(sorted([*fields.items(), ("type", name)])))

@@ -6,15 +6,14 @@ payload, and Envoy counts PRIORITY, WINDOW_UPDATE and empty DATA frames against 
 
 from h2.errors import ErrorCodes
 
-from app.serving.gunicorn.http2 import transport
+from app.serving.gunicorn.http2.protocol import DATA, ConnectionFailedError
 
-DATA = 0x0
 END_STREAM = 0x1
-LITTLE_BYTES = 64
+MIN_PROGRESS_BYTES = 64
 """Fewest bytes of a DATA frame that count as progress."""
-MOST_FRAMES = 5000
+MAX_FRAMES = 5000
 """Most frames without progress: about 0.2 s of work."""
-MOST_FRAMES_PER_CALL = 50
+MAX_FRAMES_PER_CALL = 50
 """More frames for each running call: clients answer messages by WINDOW_UPDATE and PING."""
 FRAMES_PER_ANSWER = 10
 """Frames that each DATA frame of an answer, and each ended call, pays for."""
@@ -30,22 +29,23 @@ class FrameBudget:
     def __init__(self) -> None:
         self._frames = 0
 
-    def take(self, kind: int, flags: int, size: int, calls: int) -> None:
-        """Counts a received frame with a payload of `size` bytes, while `calls` run.
+    def charge(self, *, kind: int, flags: int, size: int, call_count: int) -> None:
+        """Counts a received frame with a payload of `size` bytes, while `call_count` calls run.
 
         Raises:
-            ConnectionFailed: too many frames without progress.
+            ConnectionFailedError: too many frames without progress.
         """
-        if kind == DATA and (size >= LITTLE_BYTES or flags & END_STREAM):
+        if kind == DATA and (size >= MIN_PROGRESS_BYTES or flags & END_STREAM):
             return
         self._frames += 1
-        if self._frames > MOST_FRAMES + MOST_FRAMES_PER_CALL * calls:
-            text = "too many frames without progress"
-            raise transport.ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, text)
+        if self._frames > MAX_FRAMES + MAX_FRAMES_PER_CALL * call_count:
+            raise ConnectionFailedError(
+                ErrorCodes.ENHANCE_YOUR_CALM, "too many frames without progress"
+            )
 
     def pay(self) -> None:
-        """Counts a part of an answer. Answers pay for at most MOST_FRAMES of later frames."""
-        self._frames = max(self._frames - FRAMES_PER_ANSWER, -MOST_FRAMES)
+        """Counts a part of an answer. Answers pay for at most MAX_FRAMES of later frames."""
+        self._frames = max(self._frames - FRAMES_PER_ANSWER, -MAX_FRAMES)
 
     def forgive(self) -> None:
         """Called every fifth of a second."""
