@@ -1,12 +1,12 @@
--- What Redis does for the index in one step: nobody sees half of it, and nobody comes between.
+-- The index's operations in Redis. Each runs as one atomic step.
 --
--- ARGV[1] names what is to be done: apply, owned, clear or sweep; see the functions of these names.
--- Keys, all behind the namespace KEYS[1] and a colon:
+-- ARGV[1] names the operation: apply, owned, clear or sweep; see the functions of these names.
+-- All keys start with the namespace KEYS[1] and a colon:
 --
---   epoch                    string   when the data began; a new one after all was lost
+--   epoch                    string   when the data was created; a new one after a loss of all data
 --   version                  counter  changes with holders, adapters and tiers
---   holders                  hash     number -> who has it: JSON of pod, model, rank, group, scored
---   next, free               counter, sorted set: numbers to give
+--   holders                  hash     number -> holder: JSON of pod, model, rank, group, scored
+--   next, free               counter, sorted set: numbers to assign
 --   retired                  set      numbers whose blocks are still being removed
 --   adapters                 set      number, blank, adapter
 --   tiers                    set      names
@@ -16,7 +16,7 @@
 --   g:<source>               hash     group -> number
 --   p:<pod>                  set      sources
 --   s:<source>               hash     latest batch
---   copies, blocks           counter  what is held; blocks count once for each tier
+--   copies, blocks           counter  content; blocks count once for each tier
 --
 -- Block keys are written in 16 hexadecimal digits. Bit n of a bitmap, read as a little-endian number, is holder n.
 
@@ -28,7 +28,7 @@ local function offset(number)
   return number - low + 7 - low
 end
 local added, removed, blocks = 0, 0, 0
-local function take(key, tier, number)
+local function remove_copy(key, tier, number)
   local bitmap = at('b:' .. tier .. ':' .. key)
   if call('GETBIT', bitmap, offset(number)) == 0 then return end
   call('SETBIT', bitmap, offset(number), 0)
@@ -58,7 +58,7 @@ local function retire(source, pod)
   if #groups > 0 then call('INCR', at('version')) end
 end
 
--- Applies a batch. Returns epoch, what became of it, copies added and removed, unknown blocks.
+-- Applies a batch. Returns epoch, result, copies added and removed, unknown blocks.
 local function apply()
   local batch = cmsgpack.unpack(ARGV[2])
   local present = epoch()
@@ -75,7 +75,7 @@ local function apply()
     elseif seq and batch.ts <= ts and batch.sequence <= seq then
       return {present, 'already'}
     elseif seq and known[4] and batch.ts < tonumber(known[4]) and batch.sequence ~= seq + 1 then
-      return {present, 'already'} -- late news of the engine's former life
+      return {present, 'already'} -- a late batch from before the engine's restart
     end
   end
 
@@ -123,7 +123,7 @@ local function apply()
     end)
     return all
   end
-  local function give(key, tier, number)
+  local function add_copy(key, tier, number)
     local bitmap = at('b:' .. tier .. ':' .. key)
     if call('SETBIT', bitmap, offset(number), 1) == 0 then
       added = added + 1
@@ -131,10 +131,10 @@ local function apply()
     end
     if batch.ttl > 0 then call('EXPIRE', bitmap, batch.ttl) end
   end
-  local function know_tier(tier)
+  local function add_tier(tier)
     if call('SADD', at('tiers'), tier) == 1 then call('INCR', at('version')) end
   end
-  local function meet_again(number, tier, engine, before, now, tiers)
+  local function replace_known(number, tier, engine, before, now, tiers)
     if before == now then
       if has(now, tier, number) then
         call('HINCRBY', at('r:' .. number), tier .. ':' .. engine, 1)
@@ -145,14 +145,14 @@ local function apply()
     each(now, function(key) kept[key] = true end)
     each(before, function(key)
       if not kept[key] then
-        for _, other in ipairs(tiers) do take(key, other, number) end
+        for _, other in ipairs(tiers) do remove_copy(key, other, number) end
       end
     end)
   end
   local function store(op)
     local number = number_of(op)
     if not number then return end
-    know_tier(op.tier)
+    add_tier(op.tier)
     if op.adapter and call('SADD', at('adapters'), number .. ' ' .. op.adapter) == 1 then
       call('INCR', at('version'))
     end
@@ -160,24 +160,24 @@ local function apply()
     for i, now in ipairs(op.owned) do
       local engine = string.sub(op.engine, i * 16 - 15, i * 16)
       local before = call('HGET', map, engine)
-      if before then meet_again(number, op.tier, engine, before, now, tiers) end
+      if before then replace_known(number, op.tier, engine, before, now, tiers) end
       if before ~= now then call('HSET', map, engine, now) end
     end
     for _, pair in ipairs(op.joined) do
       local owned = call('HGET', map, pair[1])
       if owned and not string.find(owned, pair[2], 1, true) then call('HSET', map, pair[1], pair[2] .. owned) end
     end
-    each(op.keys, function(key) give(key, op.tier, number) end)
+    each(op.keys, function(key) add_copy(key, op.tier, number) end)
   end
   local function known_number(op)
     return tonumber(call('HGET', at('g:' .. batch.source), op.group))
   end
   local function offload(op)
     local number = known_number(op)
-    know_tier(op.tier)
+    add_tier(op.tier)
     each(op.engine, function(engine)
       local keys = number and owned(number, engine)
-      if keys then each(keys, function(key) give(key, op.tier, number) end) else unknown = unknown + 1 end
+      if keys then each(keys, function(key) add_copy(key, op.tier, number) end) else unknown = unknown + 1 end
     end)
   end
   local function remove(op)
@@ -197,7 +197,7 @@ local function apply()
       end
       local held = false
       each(keys, function(key)
-        take(key, op.tier, number)
+        remove_copy(key, op.tier, number)
         for _, tier in ipairs(tiers) do
           held = held or call('GETBIT', at('b:' .. tier .. ':' .. key), offset(number)) == 1
         end
@@ -236,20 +236,20 @@ local function owned()
   return found
 end
 
--- Forgets a pod: its numbers are retired.
+-- Removes a pod: retires its numbers.
 local function clear()
   for _, source in ipairs(call('SMEMBERS', at('p:' .. ARGV[2]))) do retire(source, ARGV[2]) end
   return 1
 end
 
--- Takes a page of blocks from a retired number. Returns how many copies those were, and 1 if there are more.
+-- Removes a page of blocks of a retired number. Returns the number of copies, and 1 if there are more.
 local function sweep()
   local number, map = ARGV[2], at('e:' .. ARGV[2])
   if call('SISMEMBER', at('retired'), number) == 0 then return {0, 0} end
   local tiers, page = call('SMEMBERS', at('tiers')), call('HSCAN', map, 0, 'COUNT', 500)[2]
   for i = 1, #page, 2 do
     for k = 1, #page[i + 1], 16 do
-      for _, tier in ipairs(tiers) do take(string.sub(page[i + 1], k, k + 15), tier, tonumber(number)) end
+      for _, tier in ipairs(tiers) do remove_copy(string.sub(page[i + 1], k, k + 15), tier, tonumber(number)) end
     end
     call('HDEL', map, page[i])
   end

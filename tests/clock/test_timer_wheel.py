@@ -20,7 +20,7 @@ class Metronome:
         self.turns: list[tuple[float, float]] = []
         self.failures: list[Exception] = []
 
-    def turn(self, now_s: float) -> float | None:
+    def run_due(self, now_s: float) -> float | None:
         self.turns.append((self.due_s, now_s))
         self.due_s += self.gap_s
         return self.due_s if len(self.turns) < self.times else None
@@ -30,7 +30,7 @@ class Metronome:
 
 
 class Broken(Metronome):
-    def turn(self, now_s: float) -> float | None:
+    def run_due(self, now_s: float) -> float | None:
         raise ZeroDivisionError
 
 
@@ -96,9 +96,9 @@ def test_every_alarm_has_due_items(due_s: float) -> None:
 class Slow(Metronome):
     """Each of its turns takes a millisecond."""
 
-    def turn(self, now_s: float) -> float | None:
+    def run_due(self, now_s: float) -> float | None:
         self.clock._now += 0.001
-        return super().turn(now_s)
+        return super().run_due(now_s)
 
 
 def test_a_long_ring_leaves_further_turns_to_the_next_ring() -> None:

@@ -12,14 +12,14 @@ log = logging.getLogger(__name__)
 
 SLOTS_PER_S = 1250
 LEAD_S = 0.5 / SLOTS_PER_S
-"""Maximum time in seconds that a turn is early or late: half a slot.
+"""Maximum time in seconds that an item runs early or late: half a slot.
 
-Clients hardly see an early turn: 0.1 ms and more pass between the alarm and the first byte.
+Clients hardly notice: 0.1 ms and more pass between the alarm and the first byte.
 """
 ROUNDING = 1e-3
 """Tolerance in slots for due times that rounding moves before their slot."""
-MAX_TURNS_PER_RING = 256
-"""Maximum number of turns of a ring; further ones wait for the next ring: sockets come first."""
+MAX_CALLS_PER_RING = 256
+"""Maximum number of items that a ring runs; further ones wait, as sockets come first."""
 MAX_RING_S = 0.005
 """Maximum duration of a ring, in seconds."""
 
@@ -27,11 +27,11 @@ MAX_RING_S = 0.005
 class Timed(Protocol):
     """An item of the wheel."""
 
-    def turn(self, now_s: float) -> float | None:
+    def run_due(self, now_s: float) -> float | None:
         """Does all work due at `now_s`; returns the next due time, or None at the end."""
 
     def fail(self, error: Exception) -> None:
-        """Called once after `turn` raised `error`; `turn` is not called again."""
+        """Called once after `run_due` raised `error`; `run_due` is not called again."""
 
 
 class TimerWheel:
@@ -56,7 +56,7 @@ class TimerWheel:
         return sum(len(slot) for slot in self._wheel.values())
 
     def add(self, due_s: float, timed: Timed) -> None:
-        """Schedules a turn of `timed` at `due_s` (monotonic seconds), or as soon as possible."""
+        """Schedules `timed` at `due_s` (monotonic seconds), or as soon as possible."""
         slot = int(due_s * SLOTS_PER_S) + 1
         waiting = self._wheel.get(slot)
         if waiting is not None:
@@ -73,12 +73,12 @@ class TimerWheel:
         self.add(self._clock.now(), ScheduledCall(function))
 
     def ring(self) -> None:
-        """Runs all due turns, slot by slot, then sets the alarm for the next slot."""
+        """Runs all due items, slot by slot, then sets the alarm for the next slot."""
         self._ringing = True
         now = self._clock.now
         slots = self._slots
         wheel = self._wheel
-        budget = MAX_TURNS_PER_RING
+        budget = MAX_CALLS_PER_RING
         now_s = now() + LEAD_S
         last_s = now_s + MAX_RING_S
         while slots and budget > 0 and now_s < last_s:
@@ -92,7 +92,7 @@ class TimerWheel:
                     break
                 budget -= 1
                 try:
-                    due_s = timed.turn(now_s)
+                    due_s = timed.run_due(now_s)
                 except Exception as error:
                     # One broken stream must not stop the others.
                     log.exception("a timer callback failed")
@@ -128,7 +128,7 @@ class ScheduledCall:
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
 
-    def turn(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Calls the function."""
         self._function()
 

@@ -282,7 +282,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._alarm_s = inf
         self._arm()
 
-    def turn(self, now_s: float) -> float | None:
+    def run_due(self, now_s: float) -> float | None:
         """Handles loop events and due tokens in order of time.
 
         Returns the next due time, or None.

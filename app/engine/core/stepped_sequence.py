@@ -99,7 +99,7 @@ class SteppedSequence(ReplySequence):
                 return
         self._emit_parts(at_s, count)
 
-    def turn(self, now_s: float) -> float | None:
+    def run_due(self, now_s: float) -> float | None:
         """Emits delayed tokens that are due; returns the due time of the next one."""
         while self._late and not self.over and self._late[0][0] <= now_s:
             due_s, count = self._late.popleft()

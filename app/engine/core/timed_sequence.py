@@ -67,7 +67,7 @@ class TimedSequence(ReplySequence):
                     self.due_s += self._delays.get(0, 0.0)
             next_s: float | None = self.due_s
             if self.due_s <= now_s:
-                next_s = self.turn(now_s)
+                next_s = self.run_due(now_s)
         except Exception as error:
             log.exception("a sequence failed at its start")
             self.fail(error)
@@ -78,7 +78,7 @@ class TimedSequence(ReplySequence):
         context.wheel.add(next_s, self)
         return True
 
-    def turn(self, now_s: float) -> float | None:
+    def run_due(self, now_s: float) -> float | None:
         """Emits tokens due at `now_s`; returns the next due time, None after the last token."""
         take_token = self._take_token
         plain_next_s = None if take_token is None else self._plain_turn(take_token, now_s)
@@ -116,7 +116,7 @@ class TimedSequence(ReplySequence):
     def _plain_turn(self, take_token: TakeToken, now_s: float) -> float | None:
         """Emits one ordinary token.
 
-        Returns the next due time, or None if a full `turn` is needed.
+        Returns the next due time, or None if a full `run_due` is needed.
         """
         context = self._context
         start = self._position

@@ -410,7 +410,7 @@ class RecordedBody(StreamingBody):
             self._connection.unwatch()
         self._end()
 
-    def turn(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Called by the wheel when the next chunk is due."""
         self._wake.set()
 
