@@ -26,7 +26,12 @@ def calls(settings: ToolSettings = CHOOSING, **fields: Any) -> ToolCalls | None:
 
 
 def told(found: ToolCalls | None) -> tuple[list[str], int, int, bool] | None:
-    return found and ([tool.name for tool in found.tools], found.min_calls, found.max_calls, found.named)
+    return found and (
+        [tool.name for tool in found.tools],
+        found.min_calls,
+        found.max_calls,
+        found.named,
+    )
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:

@@ -142,7 +142,12 @@ def seconds(cost: CostConstants, tokens: int) -> float:
 @pytest.mark.parametrize(
     "device, devices, changes, rule",
     [
-        ("h10", 1, {}, "device h10: must be one of h100, h200, a100, l40s, mi300x, b200; for other"),
+        (
+            "h10",
+            1,
+            {},
+            "device h10: must be one of h100, h200, a100, l40s, mi300x, b200; for other",
+        ),
         ("h100", 3, {}, "tensor-parallel-size 3: it must divide the 40 attention heads"),
         ("h100", 1, {"architectures": ["Qwen3ForCausalLm"]}, "did you mean Qwen3ForCausalLM?"),
         ("h100", 1, {"hidden_size": -1}, "Expected `int` >= 1 - at `$.hidden_size`"),
