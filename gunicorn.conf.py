@@ -63,7 +63,10 @@ def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
     try:
         checks = ServerChecks(
-            application.prepare, application.create_app, application.engine_options
+            application.prepare,
+            application.create_app,
+            application.engine_options,
+            application.new_engine_process,
         )
         RankArbiter.take_over(server, settings, checks)
     except (ConfigError, CertificateError, TokenizerError, OSError) as error:

@@ -43,7 +43,12 @@ from config.validation import LiveSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gunicorn.glogging import Logger
+
     from app.engine.core.wire import EngineProcessOptions
+    from app.serving.gunicorn.arbiter import EngineProcess
+
+NO_ENGINE = "setting engine: needs the extension llm, which this server lacks"
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
@@ -93,7 +98,17 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
         options = extension.engine_process(settings, kv_events)
         if options is not None:
             return options
-    raise ConfigError("setting engine: needs the extension llm, which this server lacks")
+    raise ConfigError(NO_ENGINE)
+
+
+def new_engine_process(settings: Settings, log: Logger) -> EngineProcess:
+    """Returns the process of a real engine, which is not started yet. Raises ConfigError."""
+    options = engine_options(settings)
+    for extension in enabled_extensions(settings):
+        process = extension.new_engine_process(options, log, settings.engine.engine_timeout)
+        if process is not None:
+            return process
+    raise ConfigError(NO_ENGINE)
 
 
 def tokenizer_of(settings: Settings) -> Tokenizer:

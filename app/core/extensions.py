@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from random import Random
 
+    from gunicorn.glogging import Logger
+
     from app.base import Bounded
     from app.base.clock.clock import Clock
     from app.base.clock.random_streams import Streams
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from app.serving.api.reply_rules import ReplyRules
     from app.serving.api.sampling import RealModel
     from app.serving.flask.application import BackgroundService, Understudy
+    from app.serving.gunicorn.arbiter import EngineProcess
     from app.serving.http.context import BodyLimits
     from app.serving.http.route import Route
     from app.serving.http.rpc import RpcService
@@ -231,6 +234,16 @@ class Extension:
 
         Raises:
             ConfigError: the engine cannot run here.
+        """
+        return None
+
+    @classmethod
+    def new_engine_process(
+        cls, options: EngineProcessOptions, log: Logger, timeout_s: float
+    ) -> EngineProcess | None:
+        """Returns an engine process with `options`, which is not started yet; None without one.
+
+        `timeout_s` is the longest time without a heartbeat, or 0 for no limit.
         """
         return None
 

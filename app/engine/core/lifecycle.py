@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
 from gevent.event import Event
 
@@ -14,15 +14,40 @@ from app.engine.core.errors import CallerLeft, CommandFailed, MemoryNotResident,
 from app.engine.core.wire import MEMORY, PauseMode, woken_by
 from app.engine.kvcache.cache import KVCacheManager
 
-if TYPE_CHECKING:
-    from app.engine.core.remote_lifecycle import RemoteLifecycle
-
-Operations: TypeAlias = "Lifecycle | RemoteLifecycle"
-"""An operator's commands to a server, for every kind of engine."""
 POLL_S = 0.01
 """Interval, in seconds, at which a pause checks that running requests have ended."""
 TENSOR_NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 """Tensor names in checksums; every model has some of these tensors."""
+
+
+class Operations(Protocol):
+    """An operator's commands to a server, for every kind of engine."""
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True after `sleep`, until `wake_up` has restored all memory."""
+
+    @property
+    def paused(self) -> bool:
+        """True while no request starts, or after sleep."""
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """Pauses, and frees the memory of `level` (0: none; 1 and 2: weights and cache)."""
+
+    def release_cache(self) -> None:
+        """Frees the KV cache of a paused engine."""
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Restores the memory of `tags`, by default all of it; returns False if none was freed."""
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        """Starts no more requests, and treats running ones by `mode`."""
+
+    def resume(self) -> None:
+        """Starts requests again."""
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """Empties the prefix cache; returns False if running requests prevent that."""
 
 
 class Lifecycle:

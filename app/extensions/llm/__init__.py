@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Command, Extension, OtherEngine
 
 if TYPE_CHECKING:
+    from gunicorn.glogging import Logger
+
     from app.core.extensions import ServerParts
     from app.engine.core.remote_engine import RemoteEngine
     from app.engine.core.wire import EngineProcessOptions
     from app.engine.kvcache.events import PublisherSettings
     from app.serving.flask.application import BackgroundService
+    from app.serving.gunicorn.engine_process import EngineProcess
     from app.serving.http.route import Route
     from app.text.base import Tokenizer
     from config import Settings
@@ -55,6 +58,15 @@ class RealEngine(Extension):
         from app.extensions.llm.real_engine import engine_options
 
         return engine_options(settings, kv_events)
+
+    @classmethod
+    def new_engine_process(
+        cls, options: EngineProcessOptions, log: Logger, timeout_s: float
+    ) -> EngineProcess:
+        """Returns the engine process."""
+        from app.serving.gunicorn.engine_process import EngineProcess  # imports msgpack
+
+        return EngineProcess(options, log, timeout_s)
 
     def engine(self) -> OtherEngine:
         """Returns the client of the engine process."""

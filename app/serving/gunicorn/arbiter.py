@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gunicorn import systemd
 from gunicorn.arbiter import Arbiter
@@ -38,14 +38,36 @@ from config import ConfigError, Settings
 from config.loader import load
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     from gunicorn.app.base import BaseApplication
+    from gunicorn.glogging import Logger
     from gunicorn.workers.base import Worker
 
     from app.engine.core.wire import EngineProcessOptions
-    from app.serving.gunicorn.engine_process import EngineProcess
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
+
+
+class EngineProcess(Protocol):
+    """The process of a real engine, across restarts."""
+
+    options: EngineProcessOptions
+    timeout_s: float
+    """Longest time without a heartbeat, or 0 for no limit."""
+
+    def begin(self, environ: MutableMapping[str, str]) -> None:
+        """Starts the process and loads its model. Raises ConfigError if that fails."""
+
+    def completed(self, settings: Settings) -> Settings:
+        """Returns `settings` with the sizes that the engine has found."""
+
+    def supervise(self) -> None:
+        """Restarts the process if it has ended or hangs."""
+
+    def end(self) -> None:
+        """Ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +79,13 @@ class ServerChecks:
             before the ranks need the same files, and before every reload.
         create: Builds the application, to try out the settings of a reload; may raise SystemExit.
         engine_options: Returns the options of a real engine's process.
+        new_engine_process: Returns a real engine's process, which is not started yet.
     """
 
     prepare: Callable[[Settings], None]
     create: Callable[[Settings], object]
     engine_options: Callable[[Settings], EngineProcessOptions]
+    new_engine_process: Callable[[Settings, Logger], EngineProcess]
 
 
 class RankArbiter(Arbiter):  # type: ignore[misc]
@@ -277,13 +301,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         """
         if not self.settings.engine.is_real:
             return
-        from app.serving.gunicorn.engine_process import EngineProcess  # imports msgpack
-
-        self.engine = EngineProcess(
-            self.checks.engine_options(self.settings),
-            self.log,
-            timeout_s=self.settings.engine.engine_timeout,
-        )
+        self.engine = self.checks.new_engine_process(self.settings, self.log)
         self.engine.begin(os.environ)
         self.settings = self.engine.completed(self.settings)
         ranks.export_settings(self.settings, os.environ)
