@@ -300,7 +300,7 @@ class Console(Middleware):
     def _described(self) -> dict[str, object]:
         settings, steps, cache = self._live.current, self.observer.executor, self._cache
         counted = settings.kvcache.kv_cache_size - 1 if steps else 0
-        rank = self._siblings.own
+        rank = self._siblings.own_rank
         first = self._server.port - (rank if len(self._ranks) > 1 else 0)
         return {
             "plays": VLLM_VERSION,
