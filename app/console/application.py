@@ -139,7 +139,7 @@ class Console(Middleware):
             blocks = settings.kvcache.kv_cache_size - 1
         if cache is not None:
             blocks = cache.capacity
-        rank = self._siblings.own
+        rank = self._siblings.own_rank
         first_port = self._server.port
         if len(self._ranks) > 1:
             first_port -= rank

@@ -10,7 +10,7 @@ from config.validation import LiveSettings
 
 
 def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
-    """Returns the route."""
+    """Returns POST /fake_metrics; POST /admin/config changes these metrics, too."""
 
     def change(context: RequestContext) -> Response:
         """Changes some keys of the fake metrics: 204, or 400 and no change for any wrong key."""

@@ -9,17 +9,17 @@ from app.serving.http.route import Route
 
 
 def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:
-    """Returns the route of the statistics, which `figures` returns."""
+    """Returns the route of a computing model's statistics; vLLM has no such route."""
 
     def stats(context: RequestContext) -> object:
-        """Choices, tokens and mean seconds since the start of this rank, and choices of now."""
-        now = figures()
+        """Choices, tokens and mean seconds since the start of this rank, and present choices."""
+        present = figures()
         return {
-            "requests_served": int(sum(now.finished.values())),
-            "total_tokens_generated": int(now.generated),
-            "average_response_time": now.e2e.sum / max(1, sum(now.e2e.counts)),
-            "queue_length": int(now.waiting),
-            "active_requests": int(now.running),
+            "requests_served": int(sum(present.finished.values())),
+            "total_tokens_generated": int(present.generated),
+            "average_response_time": present.e2e.sum / max(1, sum(present.e2e.counts)),
+            "queue_length": int(present.waiting),
+            "active_requests": int(present.running),
         }
 
     return [action("GET /stats", stats)]

@@ -24,7 +24,9 @@ class Segment(Struct):
     @property
     def kind(self) -> str:
         """The part's kind, or "text" for the reply's own text."""
-        return "text" if self.part is None else self.part.kind
+        if self.part is None:
+            return "text"
+        return self.part.kind
 
     @property
     def text(self) -> str:

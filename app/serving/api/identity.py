@@ -27,11 +27,15 @@ class ResponseMeta(Struct, frozen=True):
     @property
     def signature(self) -> str | UnsetType:
         """The fingerprint, or UNSET, which omits the field."""
-        return UNSET if self.fingerprint is None else self.fingerprint
+        if self.fingerprint is None:
+            return UNSET
+        return self.fingerprint
 
     def engine_id(self, prompt: int) -> str:
         """Returns a prompt's id in the engine, which also aborts the prompt."""
-        return f"{self.id}{self.joint}{prompt}" if self.joint else self.id
+        if self.joint:
+            return f"{self.id}{self.joint}{prompt}"
+        return self.id
 
 
 class ResponseOptions(Struct, frozen=True, kw_only=True):

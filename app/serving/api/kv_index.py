@@ -160,4 +160,6 @@ def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
 
 def _short(score: float) -> float:
     """Returns the same number, as an integer if it is whole."""
-    return int(score) if score.is_integer() else score
+    if score.is_integer():
+        return int(score)
+    return score

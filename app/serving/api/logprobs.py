@@ -31,7 +31,9 @@ def token_bytes(text: str) -> Raw:
 
 def token_name(token_id: int, text: str, as_id: bool) -> str:
     """Returns the name of a token: its text, or `token_id:N` if `as_id`."""
-    return f"token_id:{token_id}" if as_id else text
+    if as_id:
+        return f"token_id:{token_id}"
+    return text
 
 
 def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw:
@@ -39,10 +41,9 @@ def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw
     slices = Slices(SLICE)
     lists: list[bytes] = []
     for span in spans:
-        last_entry = span[-1] if span else None
         width = 1
-        if last_entry is not None:
-            width += len(last_entry.top)
+        if span and span[-1] is not None:
+            width += len(span[-1].top)
         size = max(1, SLICE // width)
         for start in range(0, len(span), size):
             lists.append(encode([render(entry) for entry in span[start : start + size]])[1:-1])
@@ -118,7 +119,9 @@ def token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
 
 def prompt_entries(entries: SomeEntries | None) -> Raw | None:
     """Returns the list `prompt_logprobs`: by token id, with rank and text; null for the first."""
-    return None if entries is None else rendered((entries,), _by_id)
+    if entries is None:
+        return None
+    return rendered((entries,), _by_id)
 
 
 def _by_id(entry: TokenLogprob | None) -> JsonObject | None:

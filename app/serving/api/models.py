@@ -68,7 +68,9 @@ class ServedModels(Struct, frozen=True):
     def adapter_of(self, model: str) -> str | None:
         """Returns the adapter of a resolved name; None for the base model."""
         is_base = model in self.names or (self.any_name and model not in self.adapters)
-        return None if is_base else model
+        if is_base:
+            return None
+        return model
 
     def all(self) -> Iterator[ServedModel]:
         """Yields all served names: of the base model, then of adapters."""

@@ -94,7 +94,9 @@ class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=T
     @property
     def limit(self) -> int | None:
         """Requested limit of the reply, in tokens."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return self.max_completion_tokens
 
 
 class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -112,7 +114,9 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
     @property
     def limit(self) -> int | None:
         """Limit of the reply, in tokens."""
-        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is None:
+            return DEFAULT_MAX_TOKENS
+        return self.max_tokens
 
 
 class Recognised(Struct, frozen=True):

@@ -153,7 +153,9 @@ class PoolingHandlers:
             else:
                 probs = list(self._runner.model.classify(ids, request.use_activation))
             best = probs.index(max(probs))
-            label = names[best] if names else f"LABEL_{best}"
+            label = f"LABEL_{best}"
+            if names:
+                label = names[best]
             return {"index": index, "label": label, "probs": probs, "num_classes": len(probs)}
 
         items = map(item, count(), job.inputs, job.answers or repeat(None))
@@ -212,7 +214,9 @@ class PoolingHandlers:
             for embedding_type in COHERE_TYPES
             if embedding_type in requested_types
         }
-        image_tokens = job.prompt_tokens if request.has_images else 0
+        image_tokens = 0
+        if request.has_images:
+            image_tokens = job.prompt_tokens
         units = {
             "input_tokens": job.prompt_tokens - image_tokens,
             "image_tokens": image_tokens,

@@ -215,8 +215,10 @@ class PoolingRunner:
                 rows.append(list(self.model.pool(task, ids, request.use_activation)))
             else:
                 text = output
+                if text is None and texts:
+                    text = texts[index]
                 if text is None:
-                    text = texts[index] if texts else self.model.tokenizer.decode(ids)
+                    text = self.model.tokenizer.decode(ids)
                 rows.append([self.model.vector(text, request.use_activation, width)])
         return rows
 
@@ -354,10 +356,15 @@ class PoolingRunner:
             answer.reply.first_token_s for answer in answers if answer is not None
         ]
         delay_s = max(first_token_delays_s, default=0.0)
-        delays = [(0, delay_s)] if delay_s else []
+        delays: list[tuple[int, float]] = []
+        if delay_s:
+            delays.append((0, delay_s))
         fault = context.kept(Fault)  # a script may have set it
         if fault is not None:
             delays += fault.delays
+        adapter = None
+        if meta.model in self.pipeline.models.adapters:
+            adapter = meta.model
         template = EngineRequest(
             request_id=meta.id,
             index=0,
@@ -367,7 +374,7 @@ class PoolingRunner:
             max_tokens=0,
             limited=False,
             arrival_s=context.arrival_s,
-            adapter=meta.model if meta.model in self.pipeline.models.adapters else None,
+            adapter=adapter,
             priority=priority_of(context, request.priority),
             cache_salt=request.cache_salt,
             num_choices=batch.prompt_count,

@@ -170,4 +170,6 @@ def check_real(request: GenerationRequest, has_media: bool) -> None:
 
 
 def _or_default(value: float | None, default: float) -> float:
-    return default if value is None else value
+    if value is None:
+        return default
+    return value

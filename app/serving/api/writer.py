@@ -113,12 +113,16 @@ class ResponseWriter:
     def reported_cached_tokens(self) -> int:
         """Cached prompt tokens of the usage: a script's number, else the engine's."""
         override = self.usage.cached_tokens
-        return self.cached_tokens if override is None else override
+        if override is None:
+            return self.cached_tokens
+        return override
 
     @property
     def reported_created_tokens(self) -> int:
         """Prompt tokens that are newly cached, in addition to `reported_cached_tokens`."""
-        created_tokens = 0 if self.started is None else self.started.created_tokens
+        created_tokens = 0
+        if self.started is not None:
+            created_tokens = self.started.created_tokens
         return max(0, self.cached_tokens + created_tokens - self.reported_cached_tokens)
 
     def timing(self, missing: None | UnsetType = None) -> PerRequestMetrics | None:

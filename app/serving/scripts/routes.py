@@ -20,23 +20,29 @@ RULES = "/admin/script/rules"
 
 
 class RulesQuery(Struct, forbid_unknown_fields=True):
+    """Query of rules that are set at run time."""
+
     scope: str | None = None
     id: int | None = None
     ranks: str = ""
 
 
 def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
+    """Returns the routes that report and restart the counts of rules."""
 
     def report(context: RequestContext) -> object:
         """Number of answers of each rule of each script."""
         return siblings.answers(context, book.report())
 
-    def begin_anew(context: RequestContext) -> object:
+    def restart_counts(context: RequestContext) -> object:
         """Restarts the counts of all rules, for the next test."""
         book.restart()
         return siblings.answers(context, book.report())
 
-    return [action("GET /admin/script", report), action("DELETE /admin/script", begin_anew)]
+    return [
+        action("GET /admin/script", report),
+        action("DELETE /admin/script", restart_counts),
+    ]
 
 
 def rule_routes(
@@ -45,48 +51,47 @@ def rule_routes(
     body: BodyLimits,
     siblings: PeerRanks,
 ) -> list[Route]:
-    """Returns the routes. `changed` is called after each change of rules."""
+    """Returns the routes of rules. `changed` is called after each change of rules."""
 
     def rows(rules: Iterable[AddedRule]) -> object:
-        return {"rules": [each.row() for each in rules]}
+        return {"rules": [rule.row() for rule in rules]}
 
     def show(context: RequestContext) -> object:
         """The rules that were set at run time, with their counts."""
         scope = decode_query(context.query(), RulesQuery).scope
-        added = open_book().added
-        return siblings.answers(
-            context, rows(each for each in added if scope in (None, each.scope))
-        )
+        rules = [rule for rule in open_book().added if scope in (None, rule.scope)]
+        return siblings.answers(context, rows(rules))
 
     def add(context: RequestContext) -> object:
-        """Sets rules at run time, in a file's form:
-
-        PUT replaces those of the `scope`, POST appends.
-        """
-        query, data = decode_query(context.query(), RulesQuery), body.read(context)
-        book, document = open_book(), json_body(data, dict[str, object])
+        """Sets rules at run time, in a file's form: PUT replaces those of `scope`, POST appends."""
+        scope = decode_query(context.query(), RulesQuery).scope
+        data = body.read(context)
+        book = open_book()
+        document = json_body(data, dict[str, object])
         if "rules" not in document:
             document = {"rules": [document]}
         try:
-            added = book.read_rules(document, query.scope)
-            replaced = query.scope if context.method == "PUT" else ()
-            book.use_rules([*(each for each in book.added if each.scope != replaced), *added])
+            added = book.read_rules(document, scope)
+            remaining = list(book.added)
+            if context.method == "PUT":
+                remaining = [rule for rule in remaining if rule.scope != scope]
+            book.use_rules([*remaining, *added])
         except ValueError as error:
             raise bad_request(f"{str(error).rstrip('.')}.") from None
         changed()
         return siblings.answers(context, rows(added), data)
 
     def remove(context: RequestContext) -> object:
-        """Removes all rules of run time, those of a `scope`, or the one with this `id`; shows the
-        others.
-        """
-        query, book = decode_query(context.query(), RulesQuery), open_book()
-        gone = {
-            it.id
-            for it in book.added
-            if query.scope in (None, it.scope) and query.id in (None, it.id)
-        }
-        book.use_rules([each for each in book.added if each.id not in gone])
+        """Removes all rules of run time, or those with a `scope` or `id`; shows the others."""
+        query = decode_query(context.query(), RulesQuery)
+        book = open_book()
+        remaining = []
+        for rule in book.added:
+            has_scope = query.scope in (None, rule.scope)
+            has_id = query.id in (None, rule.id)
+            if not (has_scope and has_id):
+                remaining.append(rule)
+        book.use_rules(remaining)
         changed()
         return siblings.answers(context, rows(book.added))
 

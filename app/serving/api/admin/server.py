@@ -28,26 +28,36 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FAKE_METRICS = "fake-metrics"
-"""The only setting that may be given in parts."""
-TIMEOUT_S = 5.0
-PASSED_ON = ("authorization", "x-admin-key", "content-type")
+"""The only setting that may be set in parts."""
+RANK_TIMEOUT_S = 5.0
+"""Longest time that another rank may take to answer, in seconds."""
+FORWARDED_HEADERS = ("authorization", "x-admin-key", "content-type")
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 """vLLM mounts the metrics as a separate application, which ignores the method."""
+EMPTY_ANSWER = RouteDocs(media=NO_MEDIA)
+ANY_OBJECT = dict[str, object]
+"""Type of a body that may be any JSON object."""
+
 Caches = Callable[[], Mapping[str, Bounded]]
-"""The caches of a room, by name; some exist only after the start."""
+"""Returns the caches of a part of the server, by name; some exist only after the start."""
 Work = Callable[[RequestContext], object]
 
 
 class Drains(Protocol):
+    """A service that can be drained."""
+
     withdrawn: bool
 
     @property
-    def draining(self) -> bool: ...
+    def draining(self) -> bool:
+        """No requests are admitted any more."""
 
     @property
-    def healthy(self) -> bool: ...
+    def healthy(self) -> bool:
+        """Requests can be answered."""
 
-    def drain(self) -> None: ...
+    def drain(self) -> None:
+        """Stops admitting requests."""
 
 
 def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
@@ -61,11 +71,6 @@ def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], b
     return is_ready
 
 
-EMPTY_ANSWER = RouteDocs(media=NO_MEDIA)
-ANY_OBJECT = dict[str, object]
-"""Type of a body that may be any JSON object."""
-
-
 class RanksQuery(Struct):
     """Queries of settings and draining; the handlers read them without this type."""
 
@@ -74,23 +79,30 @@ class RanksQuery(Struct):
 
 
 def action(operation: str, work: Work, docs: RouteDocs = NO_DOCS) -> Route:
-    """Returns the route of "METHOD /path" that answers the JSON that `work` returns, or an empty
-    200.
+    """Returns a route, for "METHOD /path", that answers the value of `work` as JSON.
+
+    For None the answer is an empty 200.
     """
 
     def handle(context: RequestContext) -> Response:
         answer = work(context)
-        return Response() if answer is None else json_response(answer)
+        if answer is None:
+            return Response()
+        return json_response(answer)
 
     handle.__doc__ = work.__doc__
     method, _, path = operation.partition(" ")
     return Route(methods=(method,), path=path, handle=handle, docs=docs)
 
 
-def json_body(data: bytes, kind: type[T]) -> T:
-    """Returns the JSON of a body as `kind`. ApiError 400 for anything else."""
+def json_body(data: bytes, body_type: type[T]) -> T:
+    """Returns the JSON of a body as `body_type`.
+
+    Raises:
+        ApiError: 400 for anything else.
+    """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(f"body: {error}", "body") from None
 
@@ -98,13 +110,14 @@ def json_body(data: bytes, kind: type[T]) -> T:
 def health_routes(
     healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad
 ) -> list[Route]:
+    """Returns the routes of health, version and load."""
 
     def health(context: RequestContext) -> Response:
         """200 as long as the process serves at all; 503 while a separate engine process is gone."""
         return Response(b"", 200 if healthy() else 503)
 
     def health_ready(context: RequestContext) -> Response:
-        """200 when requests are welcome; 503 while starting up and while draining."""
+        """200 when requests are admitted; 503 while starting up and while draining."""
         return Response(b"", 200 if ready() else 503)
 
     def version(context: RequestContext) -> Response:
@@ -126,6 +139,7 @@ def health_routes(
 
 
 def metrics_routes(exposition: Exposition) -> list[Route]:
+    """Returns the route of the metrics."""
 
     def metrics(context: RequestContext) -> Response:
         """All families in Prometheus' text format."""
@@ -134,20 +148,23 @@ def metrics_routes(exposition: Exposition) -> list[Route]:
     return [Route(methods=ANY_METHOD, path="/metrics", handle=metrics)]
 
 
-def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
-    """`rooms` is read anew at each request: it may grow."""
+def memory_routes(cache_sources: Iterable[Caches]) -> list[Route]:
+    """Returns the route of all caches. `cache_sources` is read at each request: it may grow."""
 
     def memory(context: RequestContext) -> object:
         """Bytes of each cache, and their sum."""
-        caches = {name: cache for room in rooms for name, cache in room().items()}
+        caches: dict[str, Bounded] = {}
+        for source in cache_sources:
+            caches.update(source())
         sizes = {
             name: {"size_bytes": cache.size_bytes, "limit_bytes": cache.limit_bytes}
             for name, cache in sorted(caches.items())
         }
-        sums = {
-            key: sum(size[key] for size in sizes.values()) for key in ("size_bytes", "limit_bytes")
+        return {
+            "size_bytes": sum(size["size_bytes"] for size in sizes.values()),
+            "limit_bytes": sum(size["limit_bytes"] for size in sizes.values()),
+            "caches": sizes,
         }
-        return {**sums, "caches": sizes}
 
     return [action("GET /admin/memory", memory)]
 
@@ -159,7 +176,7 @@ def routes(
     body: BodyLimits,
     siblings: PeerRanks,
 ) -> list[Route]:
-    """Returns the routes.
+    """Returns the routes of settings and draining.
 
     A request with `?ranks=all` concerns all ranks, and is answered by rank.
     """
@@ -177,11 +194,13 @@ def routes(
 
         `?check=true` changes nothing.
         """
-        values = json_body(data := body.read(context), dict[str, Any])
+        data = body.read(context)
+        values = json_body(data, dict[str, Any])
         try:
             if FAKE_METRICS in values:
-                fake_metrics = live.current.metrics.fake_metrics
-                values[FAKE_METRICS] = merged(fake_metrics, values[FAKE_METRICS])
+                values[FAKE_METRICS] = merged(
+                    live.current.metrics.fake_metrics, values[FAKE_METRICS]
+                )
             changed = live.changed(values)
         except (ConfigError, FakeMetricsError) as error:
             raise bad_request(f"{error}.") from None
@@ -194,8 +213,12 @@ def routes(
     def drain(context: RequestContext) -> object:
         """Stops admitting requests and reports not ready; running requests continue."""
         service.drain()
-        counts = {"running": service.running, "waiting": service.waiting}
-        return siblings.answers(context, {"status": "draining", **counts})
+        answer = {
+            "status": "draining",
+            "running": service.running,
+            "waiting": service.waiting,
+        }
+        return siblings.answers(context, answer)
 
     change_docs = RouteDocs(body=(ANY_OBJECT,), example={"log-http": False}, query=RanksQuery)
     return [
@@ -207,61 +230,67 @@ def routes(
 
 
 class PeerRanks:
-    """The other ranks of this server, by number and base URL, which requests with `?ranks=all`
-    reach, too.
+    """The other ranks of this server, by number and base URL.
+
+    Requests with `?ranks=all` reach them, too.
     """
 
-    def __init__(self, own: int, others: Sequence[tuple[int, str]]) -> None:
-        self.own = own
+    def __init__(self, own_rank: int, others: Sequence[tuple[int, str]]) -> None:
+        self.own_rank = own_rank
         self._others = others
         self._pool: PoolManager | None = None
         if others:
             from urllib3 import PoolManager  # a slow import, and most servers have one rank
 
-            self._pool = PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
+            self._pool = PoolManager(timeout=RANK_TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
 
-    def answers(self, context: RequestContext, own: object, body: bytes = b"") -> object:
-        """Returns `own`, our answer; with `?ranks=all` every rank's answer, by rank.
+    def answers(self, context: RequestContext, own_answer: object, body: bytes = b"") -> object:
+        """Returns the answer of this rank; with `?ranks=all` every rank's answer, by rank.
 
-        Raises like `ask`.
+        Raises:
+            ApiError: as `ask` does.
         """
         if context.query().get("ranks") != "all":
-            return own
-        passed = [
-            part for part in context.target.partition("?")[2].split("&") if part != "ranks=all"
-        ]
-        path = "?".join(filter(None, (context.path, "&".join(passed))))
-        others = self.ask(context.method, path, context.headers, body)
-        return dict(sorted({str(self.own): own, **others}.items()))
+            return own_answer
+        _, _, query = context.target.partition("?")
+        forwarded_query = "&".join(part for part in query.split("&") if part != "ranks=all")
+        path = context.path
+        if forwarded_query:
+            path += "?" + forwarded_query
+        answers = self.ask(context.method, path, context.headers, body)
+        answers[str(self.own_rank)] = own_answer
+        return dict(sorted(answers.items()))
 
     def ask(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
     ) -> dict[str, Any]:
         """Returns the JSON answers of the other ranks, by rank.
 
-        ApiError with the status and message of the first rank that refuses; 503 for one that does
-        not answer.
+        Raises:
+            ApiError: with the status and message of the first rank that rejects the request; 503
+                for a rank that does not answer.
         """
-        kept = {name: headers[name] for name in PASSED_ON if name in headers}
+        forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
         return {
-            str(rank): self._ask(rank, method, url + path, kept, body) for rank, url in self._others
+            str(rank): self._ask(rank, method, url + path, headers=forwarded, body=body)
+            for rank, url in self._others
         }
 
     def _ask(
-        self, rank: int, method: str, url: str, headers: Mapping[str, str], body: bytes
+        self, rank: int, method: str, url: str, *, headers: Mapping[str, str], body: bytes
     ) -> Any:
         from urllib3.exceptions import HTTPError
 
         assert self._pool is not None
         try:
-            answer = self._pool.request(method, url, headers=headers, body=body)
-            told = answer.json()
+            response = self._pool.request(method, url, headers=headers, body=body)
+            answer = response.json()
         except (HTTPError, ValueError) as error:
             raise unavailable(f"Rank {rank} does not answer: {error}") from None
-        if answer.status == 200:
-            return told
-        wrong = told.get("error") if isinstance(told, dict) else None
-        known = wrong if isinstance(wrong, dict) else {"message": f"status {answer.status}"}
-        raise ApiError(
-            answer.status, known.get("type", "Error"), f"Rank {rank}: {known.get('message')}"
-        )
+        if response.status == 200:
+            return answer
+        details = answer.get("error") if isinstance(answer, dict) else None
+        if not isinstance(details, dict):
+            details = {"message": f"status {response.status}"}
+        message = f"Rank {rank}: {details.get('message')}"
+        raise ApiError(response.status, details.get("type", "Error"), message)

@@ -20,6 +20,8 @@ RULES = "/admin/script/rules"
 
 
 class JournalQuery(Struct, forbid_unknown_fields=True):
+    """Query of the journal."""
+
     route: str | None = None
     contains: str = ""
     scope: str | None = None
@@ -28,11 +30,10 @@ class JournalQuery(Struct, forbid_unknown_fields=True):
 
 
 def journal_routes(journal: Journal, siblings: PeerRanks) -> list[Route]:
+    """Returns the routes of the journal."""
 
     def entries(context: RequestContext) -> object:
-        """The last requests with their replies, by `route`, a text that the body `contains`, and
-        `scope`.
-        """
+        """The last requests with their replies, by `route`, text in the body, and `scope`."""
         query = decode_query(context.query(), JournalQuery)
         if not journal.active:
             raise bad_request("There is no journal; start the server with --journal 1000.")

@@ -279,7 +279,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         text = (options.echo or "") + texts["text"]
         message = wire.ChatMessage(options.role, text)
         if "image" in texts:
-            blocks = [wire.ContentBlock("text", text)] if text else []
+            blocks: list[wire.ContentBlock] = []
+            if text:
+                blocks.append(wire.ContentBlock("text", text))
             blocks.append(wire.ContentBlock("image_url", image_url={"url": texts["image"]}))
             message.content = blocks
         elif not text and options.echo is None and not options.forced_tool:

@@ -119,7 +119,9 @@ def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
 
 def type_of(part: object) -> str:
     """Returns the type of a part of a message's content."""
-    return str(part.get("type")) if isinstance(part, Mapping) else ""
+    if isinstance(part, Mapping):
+        return str(part.get("type"))
+    return ""
 
 
 def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:

@@ -191,7 +191,9 @@ def template_kwargs(
     kwargs = request.chat_template_kwargs or NO_KWARGS
     effort = getattr(request, "reasoning_effort", None)
     if effort is None:
-        return {**defaults, **kwargs} if defaults else kwargs
+        if defaults:
+            return {**defaults, **kwargs}
+        return kwargs
     return {**defaults, "enable_thinking": effort != "none", **kwargs, "reasoning_effort": effort}
 
 
@@ -203,8 +205,12 @@ def thinking(
         return "no"
     kwargs = template_kwargs(request, defaults)
     if parser in PARSERS_WITHOUT_SWITCH:
-        return "first" if kwargs.get("enable_thinking", kwargs.get("thinking", True)) else "all"
-    return "first" if _is_on(parser, kwargs) else "no"
+        if kwargs.get("enable_thinking", kwargs.get("thinking", True)):
+            return "first"
+        return "all"
+    if _is_on(parser, kwargs):
+        return "first"
+    return "no"
 
 
 def _is_on(parser: str, kwargs: Mapping[str, object]) -> bool:

@@ -135,7 +135,9 @@ class GenerateHandlers:
 def texts_of(request_ids: object) -> list[str]:
     """Returns the texts among some ids, as vLLM reads them; a text is one id."""
     if isinstance(request_ids, str):
-        return [request_ids] if request_ids else []
+        if request_ids:
+            return [request_ids]
+        return []
     if isinstance(request_ids, list | dict):
         return [request_id for request_id in request_ids if isinstance(request_id, str)]
     return []

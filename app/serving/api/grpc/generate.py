@@ -187,14 +187,18 @@ def features_of(message: Proto, prompt_tokens: int) -> Features | None:
         raise bad_request(
             "media_refs need a media processor, and this server has none.", "media_refs"
         )
-    batches = [message.mm_inputs] if message.HasField("mm_inputs") else []
+    batches: list[Proto] = []
+    if message.HasField("mm_inputs"):
+        batches.append(message.mm_inputs)
     batches += message.extra_mm_inputs
     if batches and message.WhichOneof("input") != "tokenized":
         raise bad_request("mm_inputs need tokenized input", "mm_inputs")
     features: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
     for batch in batches:
         _add_media(features, batch, prompt_tokens)
-    return features if batches else None
+    if batches:
+        return features
+    return None
 
 
 def _add_media(features: Features, batch: Proto, prompt_tokens: int) -> None:

@@ -62,7 +62,9 @@ def event_fields(event: KVEvent) -> dict[str, object]:
     size = event.block_size
     blocks = []
     for number, block_hash in enumerate(block_hashes):
-        extra_keys = event.extra_keys[number] if event.extra_keys else None
+        extra_keys = None
+        if event.extra_keys:
+            extra_keys = event.extra_keys[number]
         block = {
             "block_hash": block_hash,
             "token_ids": event.token_ids[number * size : (number + 1) * size],
@@ -89,9 +91,13 @@ def _extra_key(key: object) -> dict[str, object]:
             return {}
         return {"multimodal": {"identifier": key[0], "offset": key[1]}}
     kinds = {str: "text", bytes: "blob", int: "number"}
-    return {kinds[type(key)]: key} if type(key) in kinds else {}
+    if type(key) in kinds:
+        return {kinds[type(key)]: key}
+    return {}
 
 
 def _signed(block_hash: int | bytes) -> int:
     number = block_hash if isinstance(block_hash, int) else low64(block_hash)
-    return number - (1 << 64) if number >= 1 << 63 else number
+    if number >= 1 << 63:
+        return number - (1 << 64)
+    return number

@@ -213,12 +213,16 @@ class EngineService:
         while self._engine.running and time.monotonic() < deadline_s:
             gevent.sleep(IDLE_CHECK_INTERVAL_S)
         success = not self._engine.running and self._lifecycle.reset_prefix_cache()
-        message = "" if success else "Requests are running: the cache is kept."
+        message = ""
+        if not success:
+            message = "Requests are running: the cache is kept."
         return common.FlushCacheResponse(success=success, message=message)
 
     def _profile(self, request: Message, context: RequestContext) -> Message:
         profiling = self._pipeline.settings.server.profiling
-        message = "" if profiling else "The server was started without profiling."
+        message = ""
+        if not profiling:
+            message = "The server was started without profiling."
         return common.ProfileResponse(success=profiling, message=message)
 
     def _tokenizer(self, request: Message, context: RequestContext) -> RpcResponse:

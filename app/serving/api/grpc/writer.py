@@ -82,7 +82,9 @@ class RpcWriter(ResponseWriter):
         return b"".join(messages)
 
     def _token_message(self, index: int, token_id: int, entries: Sequence[TokenLogprob]) -> bytes:
-        message = None if entries else self._plain_messages.get(index)
+        message = None
+        if not entries:
+            message = self._plain_messages.get(index)
         if message is None:
             output_logprobs = input_logprobs = None
             if entries:

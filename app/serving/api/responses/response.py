@@ -34,19 +34,24 @@ def new_response(
     text_format = request.text and request.text.format and request.text.format.to_json()
     text = request.text and {"format": text_format, "verbosity": request.text.verbosity}
     # Raw, because these may be nested deeply, and a stream repeats them three times.
-    return ResponseObject(
+    response = ResponseObject(
         **{name: getattr(request, name) for name in REPEATED_FIELDS},
         id=meta.id,
         created_at=meta.created,
         model=meta.model,
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        temperature=1.0 if request.temperature is None else request.temperature,
+        temperature=1.0,
         tool_choice=Raw(encode(request.tool_choice)),
         tools=Raw(encode(request.tools)),
-        top_p=1.0 if request.top_p is None else request.top_p,
+        top_p=1.0,
         max_output_tokens=max_output_tokens,
         text=Raw(encode(text)),
         top_logprobs=request.logprobs,
-        presence_penalty=0.0 if request.presence_penalty is None else request.presence_penalty,
-        frequency_penalty=0.0 if request.frequency_penalty is None else request.frequency_penalty,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
     )
+    for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
+        value = getattr(request, name)
+        if value is not None:
+            setattr(response, name, value)
+    return response

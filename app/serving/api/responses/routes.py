@@ -79,7 +79,9 @@ class ResponseHandlers:
         stored = None
         if request.store and store.enabled:
             queued = replace(options.response, status="queued")
-            events = list[bytes]() if request.background and chat.stream else None
+            events: list[bytes] | None = None
+            if request.background and chat.stream:
+                events = []
             stored = StoredResponse.from_response(queued, chat.messages, events)
 
         def store_final(response: wire.ResponseObject) -> None:

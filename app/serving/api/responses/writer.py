@@ -156,9 +156,13 @@ class ResponsesWriter(BlockWriter):
         return b"%b%b%b%d%b" % (start, encode(text), before_number, self._next_number(), end)
 
     def _render_block_end(self, segment: Segment) -> bytes:
-        events = [self._delta("")] if self._held_logprobs else []
+        events: list[bytes] = []
+        if self._held_logprobs:
+            events.append(self._delta(""))
         text = Raw(encode(segment.text))
-        logprobs = Raw(b"[%b]" % b",".join(self._entries)) if self._entries else None
+        logprobs: Raw | None = None
+        if self._entries:
+            logprobs = Raw(b"[%b]" % b",".join(self._entries))
         self._entries = []
         events += self._text_end(segment, text)
         if segment.kind != "call":
