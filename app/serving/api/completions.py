@@ -88,7 +88,9 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         """Returns a choice's text. With token ids, vLLM leaves out the prompt's text."""
         if not echoes:
             return text
-        prompt_text = "" if self._options.token_ids else prompt.text
+        prompt_text = ""
+        if not self._options.token_ids:
+            prompt_text = prompt.text
         if self._options.prompt_only:
             return prompt_text
         return prompt_text + text
@@ -204,7 +206,9 @@ def completion_prompt(
         return BuiltPrompt(fit_prompt(request, prompt, max_tokens), ",".join(map(str, prompt)))
     pipeline.check_text(prompt)
     ids = pipeline.tokenizer.encode(prompt, request.add_special_tokens)
-    turns = (("user", prompt),) if pipeline.keeps_turns else ()
+    turns: tuple[tuple[str, str], ...] = ()
+    if pipeline.keeps_turns:
+        turns = (("user", prompt),)
     return BuiltPrompt(fit_prompt(request, ids, max_tokens), prompt, turns)
 
 

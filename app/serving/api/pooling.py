@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,7 +130,9 @@ class PoolingHandlers:
         if request.dimensions is not None:
             raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
         model_task = "classify" if self._task in ("score", "classify") else "embed"
-        tasks = TASKS if self._task == "pooling" else (model_task,)
+        tasks: Sequence[str] = (model_task,)
+        if self._task == "pooling":
+            tasks = TASKS
         task = request.task or model_task
         if task not in tasks:
             raise bad_request(f"this model does not do {task!r}, only {', '.join(tasks)}", "task")

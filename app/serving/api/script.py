@@ -149,7 +149,9 @@ class ScriptResolver:
             decision = self.book.decide(request, rng)
         except RuleFailureError as error:
             raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
-        context.rule = "" if decision is None else decision.rule.location
+        context.rule = ""
+        if decision is not None:
+            context.rule = decision.rule.location
         return decision
 
     def _conversations(

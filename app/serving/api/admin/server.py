@@ -289,7 +289,9 @@ class PeerRanks:
             raise unavailable(f"Rank {rank} does not answer: {error}") from None
         if response.status == 200:
             return answer
-        details = answer.get("error") if isinstance(answer, dict) else None
+        details = None
+        if isinstance(answer, dict):
+            details = answer.get("error")
         if not isinstance(details, dict):
             details = {"message": f"status {response.status}"}
         message = f"Rank {rank}: {details.get('message')}"

@@ -55,10 +55,14 @@ def chat_prompt(
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, composed)
     if ids is None:
-        check = pipeline.check_text if request.truncate_prompt_tokens is None else None
+        check = None
+        if request.truncate_prompt_tokens is None:
+            check = pipeline.check_text
         ids = pipeline.tokenizer.encode_chat(messages, options, check)
         ids = fit_prompt(request, ids, pipeline.limits.max_model_len)
-    media = features(composed, ids) if composed else None
+    media = None
+    if composed:
+        media = features(composed, ids)
     if messages and messages[-1].get("tool_calls"):
         text = last_message_text(messages)
     return BuiltPrompt(ids, text, tuple(turns), media)

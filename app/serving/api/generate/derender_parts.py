@@ -19,7 +19,9 @@ def reader_of(
         return plain
     read: Read = plain
     if chat.tools and chat.tool_choice != "none":
-        read = listed if pipeline.settings.tools.tool_call_parser == "llama3_json" else hermes
+        read = hermes
+        if pipeline.settings.tools.tool_call_parser == "llama3_json":
+            read = listed
     if not pipeline.limits.reasons:
         return read
     prompt = pipeline.tokenizer.decode(prompt_ids or (), False)
