@@ -36,7 +36,7 @@ USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-m", "app.serving.gunicorn.healthcheck", "--running"]
+    CMD ["python", "-m", "app.core.server.gunicorn.healthcheck", "--running"]
 
 # Accepts the arguments of the entry point of vLLM's image, and the name of a program.
 ENTRYPOINT ["python", "-m", "app.entrypoint"]

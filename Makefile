@@ -50,7 +50,7 @@ IMAGE := understudy
 CLIENTS_LOCK := tests/conformance/python/uv.lock
 NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
 NODE_LINT_LOCK := scripts/javascript/package-lock.json
-JAVASCRIPT_FILES := app/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
+JAVASCRIPT_FILES := app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
 	examples/project-js/understudy/*.mjs tests/conformance/node/*.mjs scripts/javascript/*.mjs
 N := 80
 SEED := 1

@@ -22,12 +22,12 @@ import os  # noqa: E402
 import sys  # noqa: E402
 
 from app.core import application  # noqa: E402
-from app.serving.gunicorn import logs, ranks  # noqa: E402
-from app.serving.gunicorn.arbiter import RankArbiter, ServerChecks  # noqa: E402
-from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
-from app.serving.gunicorn.ignored_options import option_warnings  # noqa: E402
-from app.serving.gunicorn.startup_log import log_console, log_model  # noqa: E402
-from app.text.base import TokenizerError  # noqa: E402
+from app.core.server.gunicorn import logs, ranks  # noqa: E402
+from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks  # noqa: E402
+from app.core.server.gunicorn.certificates import CertificateError  # noqa: E402
+from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E402
+from app.core.server.gunicorn.startup_log import log_console, log_model  # noqa: E402
+from app.core.text.base import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
 
@@ -44,7 +44,7 @@ except ConfigError as error:
 bind = ranks.addresses(settings.server)
 if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `RankArbiter` warns about it
     workers = len(settings.server.ranks)
-worker_class = "app.serving.gunicorn.worker.Worker"
+worker_class = "app.core.server.gunicorn.worker.Worker"
 worker_connections = 16_384  # or as many as open files allow
 backlog = 4096
 keepalive = math.ceil(settings.server.keep_alive_timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.serving.flask.application import Understudy
+    from app.core.server.flask.application import Understudy
     from config import Settings
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from app.engine.core.wire import WireLogprob
+    from app.core.engine.wire import WireLogprob
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 def _texts(model: str, windows: int, tokens: int) -> list[list[int]]:
     from pydoc_data.topics import topics
 
-    from app.llm.model_files import find_model, load_tokenizer
+    from app.extensions.llm.model_files import find_model, load_tokenizer
 
     tokenizer = load_tokenizer(find_model(model))
     if tokenizer is None:
@@ -57,8 +57,8 @@ def _told(model: str, dtype: str, texts: list[list[int]]) -> tuple[list[float], 
     """Returns the log probability of each token but the first, and the likeliest token at its
     place.
     """
-    from app.llm.llm import LLM
-    from app.llm.sampling_params import SamplingParams
+    from app.extensions.llm.llm import LLM
+    from app.extensions.llm.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     with LLM(model, "cpu", dtype, max_seq_length=max(map(len, texts)) + 1) as llm:

@@ -23,17 +23,17 @@ from random import Random
 import gevent
 import msgspec
 
-from app.lab.fidelity.simulation import SimulationPlan, simulate
-from app.lab.fleet.fleet import MODULE
-from app.lab.fleet.processes import HOST, Processes, ServerProcess
-from app.lab.load.autoscale import Sample
-from app.lab.load.autoscale_flags import read_policy
-from app.lab.load.autoscaler import Autoscaler, Autoscaling
-from app.lab.load.loads import LoadTrace
-from app.lab.load.pod_lives import Life
-from app.lab.load.policies import LEAST_REQUESTS, PrefixAware
-from app.lab.load.synthetic import RAMP, Between, Recipe, draw_load
-from app.serving.http.client import COMPLETIONS, exchange
+from app.core.server.http.client import COMPLETIONS, exchange
+from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
+from app.extensions.lab.fleet.fleet import MODULE
+from app.extensions.lab.fleet.processes import HOST, Processes, ServerProcess
+from app.core.policies import Sample
+from app.extensions.lab.load.autoscale_flags import read_policy
+from app.extensions.lab.load.autoscaler import Autoscaler, Autoscaling
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.pod_lives import Life
+from app.extensions.lab.load.policies import LEAST_REQUESTS, PrefixAware
+from app.extensions.lab.load.synthetic import RAMP, Between, Recipe, draw_load
 from benchmarks.report import number, share, show, show_machine
 from config.profile import DEFAULT_PROFILE, read_profile
 

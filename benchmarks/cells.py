@@ -18,8 +18,8 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from app.lab.fidelity.simulation import Simulation, SimulationPlan
-from app.lab.load.loads import LoadTrace
+from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
+from app.extensions.lab.load.loads import LoadTrace
 from config.datasheet import datasheet_profile
 
 REQUESTS_A_PLACE = 10

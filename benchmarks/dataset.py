@@ -18,11 +18,11 @@ from random import Random
 
 import gevent
 
-from app.engine.dataset.catalogue import ids_hash
-from app.engine.dataset.command import Record, write_sqlite
-from app.engine.dataset.dataset import Dataset
-from app.engine.dataset.tokens import RecordedTokens
-from app.text.huggingface import default_tokenizer
+from app.core.text.huggingface import default_tokenizer
+from app.extensions.datasets.catalogue import ids_hash
+from app.extensions.datasets.command import Record, write_sqlite
+from app.extensions.datasets.dataset import Dataset
+from app.extensions.datasets.tokens import RecordedTokens
 from benchmarks.arrivals import quantile
 from benchmarks.options import parser
 from benchmarks.report import medians, number, ratio, show, show_machine

@@ -22,14 +22,14 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
 
-from app.base.cores import usable_cores
-from app.llm.threads import ThreadGovernor, wait_shortly
+from app.core.base.cores import usable_cores
+from app.extensions.llm.threads import ThreadGovernor, wait_shortly
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from app.llm.llm import LLM
+    from app.extensions.llm.llm import LLM
 
 TEXT = "You are a helpful assistant. Answer with care, briefly and in plain words. " * 5
 TOPICS = (
@@ -126,7 +126,7 @@ def _start(options: argparse.Namespace) -> None:
 
 
 def _engine(options: argparse.Namespace) -> LLM:
-    from app.llm.llm import LLM
+    from app.extensions.llm.llm import LLM
 
     sizes = {"num_blocks": 512, "max_seq_length": 2048, "num_threads": options.threads}
     return LLM(options.model, "cpu", options.dtype, **sizes)
@@ -139,7 +139,7 @@ def _prompts(count: int, number: int) -> list[str]:
 
 def _prefix(llm: LLM, options: argparse.Namespace) -> None:
     """The first token of a long prompt, new and once more."""
-    from app.llm.sampling_params import SamplingParams
+    from app.extensions.llm.sampling_params import SamplingParams
 
     one, random = SamplingParams(temperature=0.0, max_tokens=1), Random(1)
     times: list[list[float]] = [[], []]
@@ -157,7 +157,7 @@ def _prefix(llm: LLM, options: argparse.Namespace) -> None:
 
 
 def _ours(llm: LLM, options: argparse.Namespace) -> Run:
-    from app.llm.sampling_params import SamplingParams
+    from app.extensions.llm.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
 
@@ -172,7 +172,7 @@ def _ours(llm: LLM, options: argparse.Namespace) -> Run:
 def _theirs(options: argparse.Namespace) -> Run:
     import torch
 
-    from app.llm.model_files import find_model, load_tokenizer
+    from app.extensions.llm.model_files import find_model, load_tokenizer
 
     path = find_model(options.model)
     dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
@@ -205,7 +205,7 @@ def model_of_transformers(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
     if path.is_dir():
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    from app.llm.gguf_weights import read_gguf
+    from app.extensions.llm.gguf_weights import read_gguf
 
     checkpoint = read_gguf(path)
     config = checkpoint.config

@@ -15,13 +15,18 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.measured_run import MeasuredRun
-from app.lab.fidelity.record import plan_requests, read_target
-from app.lab.fidelity.recording_client import RecordedRequest, RecordingClient
-from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, ignore_progress, simulate
-from app.lab.load.loads import LoadTrace
-from app.lab.load.statistics import FIGURE_NAMES, latency_figures, quantile
+from app.extensions.lab.fidelity.benchmark_files import read_recordings
+from app.extensions.lab.fidelity.measured_run import MeasuredRun
+from app.extensions.lab.fidelity.record import plan_requests, read_target
+from app.extensions.lab.fidelity.recording_client import RecordedRequest, RecordingClient
+from app.extensions.lab.fidelity.simulation import (
+    SimulationOutcome,
+    SimulationPlan,
+    ignore_progress,
+    simulate,
+)
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.statistics import FIGURE_NAMES, latency_figures, quantile
 from benchmarks import cores, servers
 from benchmarks.connections import HOST
 from benchmarks.processes import used_by

@@ -20,9 +20,9 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, HeadersFrame
 
-from app.serving.api.grpc.messages import engine
-from app.serving.api.grpc.reflection import SERVICE
-from app.serving.http.rpc import framed
+from app.core.server.http.rpc import framed
+from app.extensions.grpc.messages import engine
+from app.extensions.grpc.reflection import SERVICE
 from benchmarks import cores
 from benchmarks.connections import HOST
 from benchmarks.options import counts, parser

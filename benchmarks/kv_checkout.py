@@ -70,10 +70,10 @@ def key_calls(
 
 
 def _measure(measure: str, tokens: int, blocks: int, pods: int) -> float:
-    from app.kvindex.decoding import PodBatch
-    from app.kvindex.holders import IndexedEngine
-    from app.kvindex.index import Index
-    from app.kvindex.memory import MemoryBackend
+    from app.extensions.kv_index.decoding import PodBatch
+    from app.extensions.kv_index.holders import IndexedEngine
+    from app.extensions.kv_index.index import Index
+    from app.extensions.kv_index.memory import MemoryBackend
     from benchmarks.kv_ingest import blocks_per_s, into_index
     from benchmarks.kv_naive import Fleet
 

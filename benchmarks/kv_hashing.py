@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from app.engine.kvcache.hashing import Algorithm, BlockHasher
+from app.core.engine.kvcache.hashing import Algorithm, BlockHasher
 from benchmarks.kv_naive import chain
 from benchmarks.options import parser
 from benchmarks.report import medians, number, ratio, show, show_machine

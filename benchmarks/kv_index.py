@@ -23,11 +23,11 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from app.engine.kvcache.events import BlockStored
-from app.kvindex.decoding import PodBatch
-from app.kvindex.holders import IndexedEngine
-from app.kvindex.index import Index
-from app.kvindex.memory import MemoryBackend, weigh_bytes
+from app.core.engine.kvcache.events import BlockStored
+from app.extensions.kv_index.decoding import PodBatch
+from app.extensions.kv_index.holders import IndexedEngine
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.memory import MemoryBackend, weigh_bytes
 from benchmarks.kv_checkout import MEASURES, SHAPES, key_calls, measured, per_s
 from benchmarks.kv_ingest import blocks_per_s, into_index, into_naive
 from benchmarks.kv_naive import BLOCK, MODEL, Fleet, Naive

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from app.engine.kvcache.events import BlockStored, EventBatch
-from app.kvindex.index import Index
-from app.kvindex.memory import MemoryBackend
-from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.pool import Pool
-from app.kvindex.resources import PoolSettings
-from app.kvindex.subscriber import Subscriber, SubscriberSettings
+from app.core.engine.kvcache.events import BlockStored, EventBatch
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.memory import MemoryBackend
+from app.extensions.kv_index.pods import PodEndpoint, TargetSource
+from app.extensions.kv_index.pool import Pool
+from app.extensions.kv_index.resources import PoolSettings
+from app.extensions.kv_index.subscriber import Subscriber, SubscriberSettings
 from benchmarks.kv_naive import MODEL, Fleet, Naive
 
 PUBLISHED = b"kv@pod%d@" + MODEL.encode()

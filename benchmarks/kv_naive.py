@@ -8,8 +8,8 @@ from random import Random
 
 import cbor2
 
-from app.engine.kvcache.events import BlockHash, BlockStored
-from app.engine.kvcache.hashing import low64
+from app.core.engine.kvcache.events import BlockHash, BlockStored
+from app.core.engine.kvcache.hashing import low64
 
 MODEL, BLOCK, VOCABULARY = "m", 16, 128_000
 

@@ -25,21 +25,21 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
-from app.engine.kvcache.events import (
+from app.core.engine.kvcache.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     EventBatch,
     KVEvent,
 )
-from app.kvindex.index import Index
-from app.kvindex.memory import MemoryBackend
-from app.kvindex.metrics import IndexMetrics
-from app.kvindex.resources import MAX_PODS
-from app.kvindex.service import KvIndex
-from app.kvindex.subscriber import SubscriberSettings
-from app.kvindex.tokenization import Tokenization
-from app.text.huggingface import default_tokenizer
+from app.core.text.huggingface import default_tokenizer
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.memory import MemoryBackend
+from app.extensions.kv_index.metrics import IndexMetrics
+from app.extensions.kv_index.resources import MAX_PODS
+from app.extensions.kv_index.service import KvIndex
+from app.extensions.kv_index.subscriber import SubscriberSettings
+from app.extensions.kv_index.tokenization import Tokenization
 from benchmarks.options import parser
 from benchmarks.processes import collect_as_a_worker
 from benchmarks.report import number, show, show_machine

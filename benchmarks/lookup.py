@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.llm.llm import LLM
+    from app.extensions.llm.llm import LLM
 
 CODE = '''def area(width, height):
     """Returns the area of a rectangle."""
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--rounds", type=int, default=3)
     flags.add_argument("--threads", type=int, default=2)
     options = flags.parse_args(argv)
-    from app.llm.llm import LLM
+    from app.extensions.llm.llm import LLM
 
     sizes = {"num_blocks": 128, "max_seq_length": 2048, "num_threads": options.threads}
     with (
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _compare(name: str, text: str, engines: Sequence[LLM], options: argparse.Namespace) -> None:
-    from app.llm.sampling_params import SamplingParams
+    from app.extensions.llm.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
     took: list[list[tuple[float, float]]] = [[], []]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.serving.gunicorn.worker import GC_THRESHOLDS
+from app.core.server.gunicorn.worker import GC_THRESHOLDS
 
 PROC = Path("/proc")
 WAITED_LIMIT = 0.03

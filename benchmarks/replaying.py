@@ -28,7 +28,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from app.serving.recording.exchange import (
+from app.extensions.recording.exchange import (
     Exchange,
     RecordedAnswer,
     RecordedChunk,

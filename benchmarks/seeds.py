@@ -18,7 +18,7 @@ from benchmarks.engine import TEXT, TOPICS
 from benchmarks.report import share, show, show_machine
 
 if TYPE_CHECKING:
-    from app.llm.engine import LLMEngine
+    from app.extensions.llm.engine import LLMEngine
 
 Replies = dict[int, list[int]]
 """Tokens by seed."""
@@ -64,7 +64,7 @@ def _measure(dtype: str, options: argparse.Namespace) -> dict[str, int]:
     seeds = list(range(options.seeds))
 
     def engine(**sizes: int) -> LLMEngine:
-        from app.llm.library import make_engine
+        from app.extensions.llm.library import make_engine
 
         settings = {
             "num_blocks": 512,
@@ -109,7 +109,7 @@ def _each(engine: LLMEngine, seeds: Sequence[int], tokens: int) -> Replies:
 
 def _together(engine: LLMEngine, seeds: Sequence[int], tokens: int, apart: int = 0) -> Replies:
     """All at once, or each `apart` steps after the one before."""
-    from app.llm.sampling_params import SamplingParams
+    from app.extensions.llm.sampling_params import SamplingParams
 
     replies: Replies = {seed: [] for seed in seeds}
     waiting = list(seeds)

@@ -23,7 +23,7 @@ import gevent
 import msgspec
 from gevent.pool import Group
 
-from app.serving.http.client import JSON, HttpConnection, exchange
+from app.core.server.http.client import JSON, HttpConnection, exchange
 from benchmarks.connections import HOST
 from benchmarks.processes import rss_mib
 from benchmarks.report import show_machine

@@ -16,16 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.base.cores import usable_cores  # noqa: E402
-from app.lab.fidelity.engine_limits import max_request_tokens  # noqa: E402
-from app.lab.fidelity.pictures import draw_curves  # noqa: E402
-from app.lab.fidelity.simulation import SimulationPlan, simulate  # noqa: E402
-from app.lab.fidelity.summary import LATENCIES, RunSummary, summarize  # noqa: E402
-from app.lab.fidelity.sweeps import Point  # noqa: E402
-from app.lab.fidelity.workers import map_jobs, worker_pool  # noqa: E402
-from app.lab.load.plotting import BLUE, RED, picture_file  # noqa: E402
-from app.lab.load.progress import progress_bar  # noqa: E402
-from app.lab.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
+from app.core.base.cores import usable_cores  # noqa: E402
+from app.extensions.lab.fidelity.engine_limits import max_request_tokens  # noqa: E402
+from app.extensions.lab.fidelity.pictures import draw_curves  # noqa: E402
+from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate  # noqa: E402
+from app.extensions.lab.fidelity.summary import LATENCIES, RunSummary, summarize  # noqa: E402
+from app.extensions.lab.fidelity.sweeps import Point  # noqa: E402
+from app.extensions.lab.fidelity.workers import map_jobs, worker_pool  # noqa: E402
+from app.extensions.lab.load.plotting import BLUE, RED, picture_file  # noqa: E402
+from app.extensions.lab.load.progress import progress_bar  # noqa: E402
+from app.extensions.lab.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
 from config.profile import DEFAULT_PROFILE, read_profile  # noqa: E402
 
 RATES = [float(rate) for rate in range(1, 31)]

@@ -1,6 +1,6 @@
 """Train the embedded tokenizer: byte-level BPE on our own sentences and word list.
 
-    python research/train_tokenizer.py [--output app/text/data]
+    python research/train_tokenizer.py [--output app/core/text/data]
 
 Writes `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. The same sources always
 give the same bytes. The vocabulary holds all 256 byte symbols, so that any Unicode text survives

@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-from app.console.page import page_with
+from app.extensions.console.page import page_with
 
 PAGES = [Path("docs") / name for name in ("console-example.html", "compare-routing.html")]
 RECORDING = re.compile(r'<script type="application/json" id="recording">(.*?)</script>', re.DOTALL)

@@ -43,17 +43,17 @@ POOLED = ("tests/pooling/test_routes.py",)
 SERVED = ("tests/surface", "tests/conformance")
 """What a real server answers on all its routes."""
 ROOMS = {
-    "engine": ("app/engine/core", "tests/engine", *ENGINE),
-    "clock": ("app/base/clock", "tests/clock"),
-    "protocol": ("app/serving/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
-    "api": ("app/serving/api", "tests/api", "tests/pooling", "tests/grpc", "tests/script", *SERVED),
+    "engine": ("app/core/engine", "tests/engine", *ENGINE),
+    "clock": ("app/core/base/clock", "tests/clock"),
+    "protocol": ("app/core/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
+    "api": ("app/core/api", "tests/api", "tests/pooling", "tests/grpc", "tests/script", *SERVED),
     "extensions": ("app/extensions", "tests/core", *SERVED),
-    "kvcache": ("app/engine/kvcache", "tests/kvcache"),
-    "kvindex": ("app/kvindex", "tests/kvindex"),
-    "schema": ("app/engine/forms/schema", "tests/schema"),
-    "script": ("app/serving/scripts", "tests/script"),
-    "grammar": ("app/engine/forms/grammar", "tests/grammar"),
-    "simulated": ("app/engine/simulated", "tests/simulated"),
+    "kvcache": ("app/core/engine/kvcache", "tests/kvcache"),
+    "kvindex": ("app/extensions/kv_index", "tests/kvindex"),
+    "schema": ("app/extensions/forms/schema", "tests/schema"),
+    "script": ("app/extensions/scripts", "tests/script"),
+    "grammar": ("app/extensions/forms/grammar", "tests/grammar"),
+    "simulated": ("app/core/engine/simulated", "tests/simulated"),
 }
 """The code of a room, and its tests: its own folder, and what else is there to test it.
 

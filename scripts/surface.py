@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from app.base.clock.random_streams import Streams
-from app.cli import listed_commands
 from app.core.application import create_app
-from app.serving.flask.application import METRICS, Understudy
+from app.core.base.clock.random_streams import Streams
+from app.core.cli import listed_commands
+from app.core.server.flask.application import METRICS, Understudy
 from config.loader import load
 from config.settings import BY_NAME
 

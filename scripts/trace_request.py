@@ -33,18 +33,18 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.core.application import create_app  # noqa: E402
-from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
-from app.kvindex.index import Index  # noqa: E402
-from app.kvindex.memory import MemoryBackend  # noqa: E402
-from app.kvindex.messages import PublishedMessage  # noqa: E402
-from app.kvindex.pool import Pool  # noqa: E402
-from app.kvindex.resources import PoolSettings  # noqa: E402
-from app.serving.flask.application import Understudy  # noqa: E402
-from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
-from app.serving.gunicorn.fast_connection import FastConnection  # noqa: E402
-from app.serving.gunicorn.hub_connection import FastPath  # noqa: E402
-from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
-from app.serving.http.context import CONTEXT, context_of  # noqa: E402
+from app.core.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
+from app.core.server.flask.application import Understudy  # noqa: E402
+from app.core.server.gunicorn.fair_turns import FairTurns  # noqa: E402
+from app.core.server.gunicorn.fast_connection import FastConnection  # noqa: E402
+from app.core.server.gunicorn.hub_connection import FastPath  # noqa: E402
+from app.core.server.gunicorn.logs import ServerLogger  # noqa: E402
+from app.core.server.http.context import CONTEXT, context_of  # noqa: E402
+from app.extensions.kv_index.index import Index  # noqa: E402
+from app.extensions.kv_index.memory import MemoryBackend  # noqa: E402
+from app.extensions.kv_index.messages import PublishedMessage  # noqa: E402
+from app.extensions.kv_index.pool import Pool  # noqa: E402
+from app.extensions.kv_index.resources import PoolSettings  # noqa: E402
 from config.loader import load  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'

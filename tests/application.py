@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.core.application import create_app
-from app.serving.flask.application import Understudy
-from app.serving.http.context import RequestContext
-from app.serving.http.route import Route
-from app.serving.middleware.stack import Middleware, MiddlewareStack
+from app.core.server.flask.application import Understudy
+from app.core.server.http.context import RequestContext
+from app.core.server.http.route import Route
+from app.core.server.middleware.stack import Middleware, MiddlewareStack
 from config.loader import load
 from config.validation import LiveSettings
 

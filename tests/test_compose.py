@@ -9,10 +9,10 @@ import yaml
 from msgspec.structs import replace
 
 from app.core.assembly.derived import publishing
-from app.engine.kvcache.events import AllBlocksCleared, BlockStored
-from app.engine.kvcache.publisher import EventSender
-from app.kvindex.service import build_index
-from app.text.huggingface import default_tokenizer
+from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored
+from app.core.engine.kvcache.publisher import EventSender
+from app.core.text.huggingface import default_tokenizer
+from app.extensions.kv_index.service import build_index
 from config.loader import load
 from config.settings import BY_NAME
 from tests.running_server import ROOT

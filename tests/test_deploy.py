@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.lab.load.autoscale_flags import read_policy
-from app.lab.load.hpa import HorizontalPodAutoscaler
+from app.extensions.lab.load.autoscale_flags import read_policy
+from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from config import VERSION
 from config.loader import load
 from config.settings import BY_NAME

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
-from app.serving.gunicorn.logs import ServerLogger, logger_class
-from app.serving.http.context import CONTEXT, RequestContext, current_request
+from app.core.server.gunicorn.logs import ServerLogger, logger_class
+from app.core.server.http.context import CONTEXT, RequestContext, current_request
 from config.settings import LogSettings
 from tests.application import request
 
@@ -65,7 +65,7 @@ def test_a_text_line_has_time_level_request_and_logger(capsys: Capture) -> None:
     assert re.fullmatch(pattern, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", ["app.serving.api", "urllib3"])
+@pytest.mark.parametrize("name", ["app.core.api", "urllib3"])
 def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) -> None:
     configure(log_format="json")
     log = logging.getLogger(name)

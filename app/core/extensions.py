@@ -20,36 +20,36 @@ if TYPE_CHECKING:
 
     from gunicorn.glogging import Logger
 
-    from app.base import Bounded
-    from app.base.clock.clock import Clock
-    from app.base.clock.random_streams import Streams
-    from app.base.metrics.instruments import Families
-    from app.base.metrics.recorder import Recorder
-    from app.engine.core.client import EngineClient
-    from app.engine.core.constraints import Constraints
-    from app.engine.core.delays import DelayLog
-    from app.engine.core.lifecycle import Operations, WeightUpdates
-    from app.engine.core.request import EngineRequest, ScriptedReply
-    from app.engine.core.step_cost import CostModel
-    from app.engine.core.wire import EngineProcessOptions
-    from app.engine.kvcache.cache import KVCacheManager
-    from app.engine.kvcache.events import EventSource, PublisherSettings
-    from app.engine.kvcache.publisher import Publisher
-    from app.engine.lora import LoRARegistry
-    from app.engine.simulated.model import RecordedReplies
-    from app.serving.api.admin.server import PeerRanks
-    from app.serving.api.fault import Fault, FaultInjection, RequestFacts
-    from app.serving.api.pipeline import RequestPipeline
-    from app.serving.api.reply_rules import ReplyRules
-    from app.serving.api.sampling import RealModel
-    from app.serving.flask.application import BackgroundService, Understudy
-    from app.serving.gunicorn.arbiter import EngineProcess
-    from app.serving.http.context import BodyLimits
-    from app.serving.http.route import Route
-    from app.serving.http.rpc import RpcService
-    from app.serving.middleware.api_keys import ApiKeys
-    from app.serving.middleware.stack import Middleware
-    from app.text.base import Tokenizer
+    from app.core.api.admin import PeerRanks
+    from app.core.api.fault import Fault, FaultInjection, RequestFacts
+    from app.core.api.pipeline import RequestPipeline
+    from app.core.api.reply_rules import ReplyRules
+    from app.core.api.sampling import RealModel
+    from app.core.base import Bounded
+    from app.core.base.clock.clock import Clock
+    from app.core.base.clock.random_streams import Streams
+    from app.core.base.metrics.instruments import Families
+    from app.core.base.metrics.recorder import Recorder
+    from app.core.engine.client import EngineClient
+    from app.core.engine.constraints import Constraints
+    from app.core.engine.delays import DelayLog
+    from app.core.engine.kvcache.cache import KVCacheManager
+    from app.core.engine.kvcache.events import EventSource, PublisherSettings
+    from app.core.engine.kvcache.publisher import Publisher
+    from app.core.engine.lifecycle import Operations, WeightUpdates
+    from app.core.engine.lora import LoRARegistry
+    from app.core.engine.request import EngineRequest, ScriptedReply
+    from app.core.engine.simulated.model import RecordedReplies
+    from app.core.engine.step_cost import CostModel
+    from app.core.engine.wire import EngineProcessOptions
+    from app.core.server.flask.application import BackgroundService, Understudy
+    from app.core.server.gunicorn.arbiter import EngineProcess
+    from app.core.server.http.context import BodyLimits
+    from app.core.server.http.route import Route
+    from app.core.server.http.rpc import RpcService
+    from app.core.server.middleware.api_keys import ApiKeys
+    from app.core.server.middleware.stack import Middleware
+    from app.core.text.base import Tokenizer
     from config import Settings
     from config.profile import Profile
     from config.settings import ServerSettings
@@ -146,7 +146,7 @@ class ServerParts:
     @cached_property
     def delays(self) -> DelayLog:
         """The log of delays of sequences. The first use attaches it to the simulated engine."""
-        from app.engine.core.delays import DelayLog  # few servers explain latencies
+        from app.core.engine.delays import DelayLog  # few servers explain latencies
 
         return DelayLog().attach(self.engine)
 
@@ -251,6 +251,10 @@ class Extension:
     def application(cls, settings: Settings, tokenizer: Tokenizer) -> Understudy | None:
         """Returns the application of a server with another role; None for a server of a model."""
         return None
+
+    @classmethod
+    def describe(cls, app: Understudy, settings: Settings) -> None:
+        """Adds routes that describe the routes of an `application` with another role."""
 
     # Ports. They may use the parts that exist from the beginning, and the results of earlier ports.
 

@@ -7,16 +7,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import Annotated
 
-from app.plugins import (
-    About,
-    ApiError,
-    Duration,
-    Fault,
-    Plugin,
-    RequestFacts,
-    Section,
-    ServerParts,
-)
+from app.plugins import About, ApiError, Duration, Fault, Plugin, RequestFacts, Section, ServerParts
 
 API = 2
 VERSION = "1.0"

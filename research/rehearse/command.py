@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from app.lab.load.output_files import atomic_file, check_output_paths
-from app.lab.load.synthetic import Recipe, lengths
+from app.extensions.lab.load.output_files import atomic_file, check_output_paths
+from app.extensions.lab.load.synthetic import Recipe, lengths
 from config import ConfigError
 from config.declaration import check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
@@ -97,7 +97,7 @@ def _rehearse(given: argparse.Namespace) -> Rehearsal:
     if given.out is not None:
         _make_folder(given.out)
     check_installed("engine", "rehearse")
-    from app.llm.errors import LLMError
+    from app.extensions.llm.errors import LLMError
     from research.rehearse.real_engine import RealEngine  # torch takes seconds to load
 
     _tell(f"loading {given.model}")

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from app.engine.core.batch import Batch
-from app.lab.fidelity.measured_run import MeasuredRun
-from app.lab.fidelity.pod import Pod
-from app.lab.fidelity.prefix_blocks import OfflineRequest
-from app.lab.fidelity.simulation import SimulationPlan, simulate
-from app.lab.load.loads import LoadTrace
+from app.core.engine.batch import Batch
+from app.extensions.lab.fidelity.measured_run import MeasuredRun
+from app.extensions.lab.fidelity.pod import Pod
+from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest
+from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
+from app.extensions.lab.load.loads import LoadTrace
 from config.profile import EngineLimits, Profile
 
 TURNAROUND_S = 100e-6

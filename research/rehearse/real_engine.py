@@ -1,4 +1,4 @@
-"""The real engine (`app/llm`) as one that is played. Importing this imports torch."""
+"""The real engine (`app/extensions/llm`) as one that is played. Importing this imports torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Final
 import torch
 from msgspec.structs import replace
 
-from app.engine.core.batch import Batch
-from app.llm.config import Checkpoint, ModelConfig
-from app.llm.device import DeviceManager
-from app.llm.engine import LLMEngine
-from app.llm.engine_options import EngineOptions
-from app.llm.errors import LLMError
-from app.llm.library import make_engine
-from app.llm.model_runner import ModelRunner
-from app.llm.sampling_params import SamplingParams
+from app.core.engine.batch import Batch
+from app.extensions.llm.config import Checkpoint, ModelConfig
+from app.extensions.llm.device import DeviceManager
+from app.extensions.llm.engine import LLMEngine
+from app.extensions.llm.engine_options import EngineOptions
+from app.extensions.llm.errors import LLMError
+from app.extensions.llm.library import make_engine
+from app.extensions.llm.model_runner import ModelRunner
+from app.extensions.llm.sampling_params import SamplingParams
 from config.profile import EngineLimits
 from research.rehearse.playing import Token
 

@@ -14,9 +14,9 @@ from statistics import median
 
 from msgspec import Struct
 
-from app.lab.load.loads import LoadTrace
-from app.lab.load.statistics import FIGURE_NAMES
-from app.lab.load.synthetic import Recipe, draw_load
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.statistics import FIGURE_NAMES
+from app.extensions.lab.load.synthetic import Recipe, draw_load
 from config import ConfigError
 from config.profile import EngineLimits, Profile
 from research.rehearse.playing import (

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.lab.fidelity.measured_run import MeasuredRun
-from app.lab.fidelity.record import COLUMNS
-from app.lab.load.output_files import write_rows
-from app.lab.load.plotting import BLUE, GREY, RED, Axes, picture_file
-from app.lab.load.tables import markdown, milliseconds
+from app.extensions.lab.fidelity.measured_run import MeasuredRun
+from app.extensions.lab.fidelity.record import COLUMNS
+from app.extensions.lab.load.output_files import write_rows
+from app.extensions.lab.load.plotting import BLUE, GREY, RED, Axes, picture_file
+from app.extensions.lab.load.tables import markdown, milliseconds
 from research.rehearse.playing import RecordedStep
 from research.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
 from research.rehearse.step_fitting import predicted

@@ -18,9 +18,9 @@ import numpy.typing
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.engine.core.batch import Batch
-from app.engine.core.step_cost import StepCost
-from app.lab.fidelity.pod import OfflineRequest
+from app.core.engine.batch import Batch
+from app.core.engine.step_cost import StepCost
+from app.extensions.lab.fidelity.pod import OfflineRequest
 from config import ConfigError
 from config.profile import CostConstants
 from research.rehearse.playing import RecordedStep

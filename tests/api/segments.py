@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
-from app.serving.api.writer import ResponseWriter
+from app.core.api.writer import ResponseWriter
+from app.core.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
 
 THOUGHT = Part("reasoning")
 IMAGE = Part("image")

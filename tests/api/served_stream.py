@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import gevent
 
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Tokens
-from app.engine.core.sequence import Handle
-from app.serving.api.choice_state import ChoiceState
-from app.serving.api.responder import EventStream
-from app.serving.api.writer import ResponseWriter
-from app.serving.http.client_connection import ClientConnection
-from app.serving.http.stream_transport import LAST_CHUNK, StreamTransport, WriteBatcher
+from app.core.api.choice_state import ChoiceState
+from app.core.api.responder import EventStream
+from app.core.api.writer import ResponseWriter
+from app.core.engine.outputs import EngineOutput, Failed, Finish, Tokens
+from app.core.engine.sequence import Handle
+from app.core.server.http.client_connection import ClientConnection
+from app.core.server.http.stream_transport import LAST_CHUNK, StreamTransport, WriteBatcher
 
 END = b"[end]"
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
-from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
-from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.serving.api.identity import ResponseMeta
-from app.serving.http.errors import too_many
+from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.core.api.identity import ResponseMeta
+from app.core.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
+from app.core.server.http.errors import too_many
 from tests.api.segments import TEXT, body_of, whole
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")

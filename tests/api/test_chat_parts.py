@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.engine.core.outputs import EngineOutput, Finish, Part, Started, Tokens
-from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
-from app.serving.api.identity import ResponseMeta
+from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.identity import ResponseMeta
+from app.core.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
 from tests.api import segments
 from tests.api.segments import THOUGHT
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 from flask.testing import FlaskClient
 
-from app.engine.core import errors
-from app.engine.core.errors import EngineError
-from app.serving.api.errors import API_ERRORS, as_api_error, as_stream_error
-from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError, too_many
-from app.serving.http.response import Response, json_response
-from app.serving.http.route import get, post
-from app.text.base import TokenizerInputError, TokenizerServiceError
+from app.core.api.errors import API_ERRORS, as_api_error, as_stream_error
+from app.core.engine import errors
+from app.core.engine.errors import EngineError
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import ApiError, too_many
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import get, post
+from app.core.text.base import TokenizerInputError, TokenizerServiceError
 from tests.application import application
 
 RAISED: dict[str, Exception] = {

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.serving.api.identity import system_fingerprint
-from app.serving.api.pipeline import CACHE_THRESHOLD_HEADER, boolean_header, priority_of
-from app.serving.http.errors import ApiError
+from app.core.api.identity import system_fingerprint
+from app.core.api.pipeline import CACHE_THRESHOLD_HEADER, boolean_header, priority_of
+from app.core.server.http.errors import ApiError
 from config.loader import load
 from tests.application import app_of, request
 

@@ -8,21 +8,21 @@ from typing import Any
 import gevent
 import pytest
 
-from app.engine.core.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
-from app.serving.api import logprobs, writer
-from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
-from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.serving.api.identity import ResponseMeta
-from app.serving.api.logprobs import SLICE
-from app.serving.api.pipeline import AcceptedRequest, check_answer_size
-from app.serving.api.responses.response import new_response
-from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter
-from app.serving.api.writer import ResponseWriter
-from app.serving.http.errors import ApiError
-from app.serving.protocol.common import encode
-from app.serving.protocol.completions import CompletionRequest
-from app.serving.protocol.responses import ResponseObject, ResponsesRequest
-from app.serving.protocol.validation import ModelLimits, ValidatedRequest
+from app.core.api import logprobs, writer
+from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.core.api.identity import ResponseMeta
+from app.core.api.logprobs import SLICE
+from app.core.api.pipeline import AcceptedRequest, check_answer_size
+from app.core.api.writer import ResponseWriter
+from app.core.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
+from app.core.protocol.common import encode
+from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.validation import ModelLimits, ValidatedRequest
+from app.core.server.http.errors import ApiError
+from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
+from app.extensions.responses.response import new_response
+from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
 from tests.api.segments import THOUGHT, body_of
 from tests.application import app_of
 

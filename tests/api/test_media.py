@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.kvcache.hashing import fnv1a_32
-from app.serving.api.chat.media import features, placeholders
-from app.serving.api.chat.prompt import content_text, last_message_text
+from app.core.api.chat.media import features, placeholders
+from app.core.api.chat.prompt import content_text, last_message_text
+from app.core.engine.kvcache.hashing import fnv1a_32
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}

@@ -1,6 +1,6 @@
 """GET /admin/memory: every cache is there, and none is larger than it may be."""
 
-from app.serving.flask.application import Understudy
+from app.core.server.flask.application import Understudy
 from tests.application import app_of
 
 NAMES = {

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
-from app.serving.api.identity import ResponseMeta
-from app.serving.api.message_writer import MessageWriter
-from app.serving.http.errors import ApiError, internal, too_many
+from app.core.api.identity import ResponseMeta
+from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
+from app.core.server.http.errors import ApiError, internal, too_many
+from app.extensions.anthropic.writer import MessageWriter
 from tests.api.segments import Segment, body_of, call, segments, told, whole
 from tests.conformance.calls import parsed
 

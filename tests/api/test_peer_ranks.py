@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.serving.api.admin.server import PeerRanks
-from app.serving.http.errors import ApiError
+from app.core.api.admin import PeerRanks
+from app.core.server.http.errors import ApiError
 from tests.http_server import Handler, serving
 from tests.running_server import free_port
 

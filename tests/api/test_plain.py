@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from app.serving.api.plain import (
+from app.core.api.plain import (
     MAX_BODIES,
     MAX_BODY_BYTES,
     PlainChat,
@@ -16,8 +16,8 @@ from app.serving.api.plain import (
     PlainGeneration,
     Recognised,
 )
-from app.serving.protocol.validation import ModelLimits
-from app.text.memo import PromptMemo
+from app.core.protocol.validation import ModelLimits
+from app.core.text.memo import PromptMemo
 from config.loader import load
 
 CHAT = [{"role": "user", "content": "hi"}]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.flask.application import Understudy
+from app.core.server.flask.application import Understudy
 from tests.application import app_of
 
 DEFAULTS = {

@@ -10,10 +10,10 @@ from typing import Any
 import gevent.socket
 import pytest
 
-from app.engine.core.outputs import EngineOutput, Failed, Tokens
-from app.serving.api.responder import Responder, ServerLoad
-from app.serving.http.client_connection import ClientConnection
-from app.serving.http.response import CLIENT_GONE, PendingResponse, Response
+from app.core.api.responder import Responder, ServerLoad
+from app.core.engine.outputs import EngineOutput, Failed, Tokens
+from app.core.server.http.client_connection import ClientConnection
+from app.core.server.http.response import CLIENT_GONE, PendingResponse, Response
 from tests.application import request
 from tests.engine.harness import Harness, engine_request
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, Tokens
-from app.serving.api.identity import ResponseMeta
-from app.serving.api.responses.response import new_response
-from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter
-from app.serving.http.errors import bad_request, internal, too_many
-from app.serving.protocol.responses import ResponseObject, ResponsesRequest
+from app.core.api.identity import ResponseMeta
+from app.core.engine.outputs import EngineOutput, Failed, Finish, Started, Tokens
+from app.core.server.http.errors import bad_request, internal, too_many
+from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
+from app.extensions.responses.response import new_response
+from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
 from tests.api.segments import IMAGE, THOUGHT, Segment, segments, told, whole
 from tests.conformance.calls import parsed
 

@@ -9,11 +9,11 @@ from typing import Any
 import gevent
 import pytest
 
-from app.serving.api.identity import ResponseMeta
-from app.serving.api.responses.response import new_response
-from app.serving.api.responses.store import ResponseStore, StoredResponse
-from app.serving.http.errors import ApiError
-from app.serving.protocol.responses import ResponsesRequest
+from app.core.api.identity import ResponseMeta
+from app.core.server.http.errors import ApiError
+from app.extensions.responses.protocol import ResponsesRequest
+from app.extensions.responses.response import new_response
+from app.extensions.responses.store import ResponseStore, StoredResponse
 from tests.application import app_of
 
 

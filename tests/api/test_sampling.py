@@ -7,14 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.engine.core.wire import Sampling, Thoughts
-from app.serving.api.sampling import (
-    MAX_SEARCHED_TOKENS,
-    SamplingDefaults,
-    ThoughtTokens,
-    check_real,
-)
-from app.serving.http.errors import ApiError
+from app.core.api.sampling import MAX_SEARCHED_TOKENS, SamplingDefaults, ThoughtTokens, check_real
+from app.core.engine.wire import Sampling, Thoughts
+from app.core.server.http.errors import ApiError
 from tests.protocol.refused import completion as asked
 
 OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
-from app.serving.api.responder import COMMENT, SLICE_TOKENS
+from app.core.api.responder import COMMENT, SLICE_TOKENS
+from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
 from tests.api.served_stream import END, Served, Socket, tokens
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from app.serving.api.anthropic import probe_disabled_effort, template_merges_system
-from app.serving.api.chat.parts import thinking
-from app.serving.api.pipeline import ChatRules
-from app.serving.protocol.chat import ChatCompletionRequest
-from app.text.base import ChatOptions, ChatTemplateError, Message
+from app.core.api.chat.parts import thinking
+from app.core.api.pipeline import ChatRules
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.text.base import ChatOptions, ChatTemplateError, Message
+from app.extensions.anthropic.routes import probe_disabled_effort, template_merges_system
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
 THINKING_OFF = {"thinking": False}

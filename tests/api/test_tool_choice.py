@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from app.engine.core.request import ToolCalls
+from app.core.api.chat.parts import check_tool_choice, constraint_of, tool_calls_of
+from app.core.engine.request import ToolCalls
+from app.core.protocol.options import StructuredOutputs
+from app.core.server.http.errors import ApiError
+from app.core.text.huggingface import LocalTokenizer
 from app.extensions.forms.constraints import FormConstraints
-from app.serving.api.chat.parts import check_tool_choice, constraint_of, tool_calls_of
-from app.serving.http.errors import ApiError
-from app.serving.protocol.options import StructuredOutputs
-from app.text.huggingface import LocalTokenizer
 from config.settings import ToolSettings
 from tests.application import app_of
 from tests.protocol.refused import chat

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.batch import Batch
-from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_cost import StepCost
-from app.engine.kvcache.counted_blocks import CountedBlocks
-from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
-from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
-from app.lab.load.loads import LoadTrace
-from app.lab.load.synthetic import Between, Recipe
+from app.core.engine.batch import Batch
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.scheduler import Scheduler
+from app.core.engine.step_cost import StepCost
+from app.extensions.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
+from app.extensions.lab.fidelity.pod import OfflineRequest, scheduler_limits
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.synthetic import Between, Recipe
 from config import ConfigError
 from config.profile import CostConstants, EngineLimits, Profile
 from research.rehearse import report

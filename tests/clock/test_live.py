@@ -6,8 +6,8 @@ import time
 import gevent
 import pytest
 
-from app.base.clock.clock import Alarm, LiveClock, VirtualClock
-from app.base.clock.pause import Pace, pause_if_possible
+from app.core.base.clock.clock import Alarm, LiveClock, VirtualClock
+from app.core.base.clock.pause import Pace, pause_if_possible
 
 SOON_S = 0.01
 PATIENCE_S = 2.0

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.base.clock.clock import VirtualClock
-from app.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
 
 SLOT_S = 1 / SLOTS_PER_S
 

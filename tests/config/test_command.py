@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app import cli as command
-from app.entrypoint import run
+from app.core import cli as command
+from app.core.entrypoint import run
 from config import VERSION, VLLM_VERSION
 from config.kinds import parse_duration
 from config.loader import load

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.core.batch import Batch, SequenceState
-from app.engine.core.step_cost import StepCost
+from app.core.engine.batch import Batch, SequenceState
+from app.core.engine.step_cost import StepCost
 from config import ConfigError
 from config.datasheet import datasheet_profile, profile_of
 from config.devices import DEVICES

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from app.engine.core.timing import PerRequestTiming
+from app.core.engine.timing import PerRequestTiming
 from config import VERSION
 from config.command_line import usage
 from config.document import SETTINGS, settings_page

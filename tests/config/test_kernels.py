@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.core.batch import Batch, SequenceState
-from app.engine.core.step_cost import StepCost, interpolate
+from app.core.engine.batch import Batch, SequenceState
+from app.core.engine.step_cost import StepCost, interpolate
 from benchmarks.cells import cells, errors
 from config.datasheet import datasheet_profile
 from config.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS

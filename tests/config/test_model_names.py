@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.entrypoint import words_of
+from app.core.entrypoint import words_of
 from config import Settings
 from config.loader import load, resolve
 from config.vllm.serve import settings_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app import cli
+from app.core import cli
 from config import ConfigError
 from config.vllm.serve import OPTIONS, settings_of
 

@@ -7,12 +7,12 @@ from unittest.mock import Mock
 import gevent
 import pytest
 
-from app.console import bars
-from app.console import feed as feeds
-from app.console.bars import Origin
-from app.console.feed import ClientQueue, Feed
-from app.console.frames import Frame
-from app.engine.core.batch import Phase
+from app.core.engine.batch import Phase
+from app.extensions.console import bars
+from app.extensions.console import feed as feeds
+from app.extensions.console.bars import Origin
+from app.extensions.console.feed import ClientQueue, Feed
+from app.extensions.console.frames import Frame
 from tests.console.watched import Page, Watched, quick_profile
 
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}

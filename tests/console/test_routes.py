@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from app.console import page
-from app.console.application import Console
-from app.console.bars import Origin
-from app.console.details import MAX_SETTING_CHARACTERS, describe_choice, summarize
-from app.console.frames import FIGURES
-from app.console.page import FOLDER, SCRIPTS, STYLES
-from app.engine.core.request import ScriptedReply
+from app.core.engine.request import ScriptedReply
+from app.extensions.console import page
+from app.extensions.console.application import Console
+from app.extensions.console.bars import Origin
+from app.extensions.console.details import MAX_SETTING_CHARACTERS, describe_choice, summarize
+from app.extensions.console.frames import FIGURES
+from app.extensions.console.page import FOLDER, SCRIPTS, STYLES
 from config.settings import TABLE
 from tests.application import app_of, application, request
 from tests.console.watched import Watched

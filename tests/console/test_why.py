@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.console.observer import RequestReport
-from app.engine.core.explanation import Explanation
+from app.core.engine.explanation import Explanation
+from app.extensions.console.observer import RequestReport
 from config.settings import StepSettings
 from tests.application import app_of
 from tests.console.watched import Watched, quick_profile

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.dataset.dataset import Dataset
-from app.text.huggingface import LocalTokenizer, default_tokenizer
+from app.core.text.huggingface import LocalTokenizer, default_tokenizer
+from app.extensions.datasets.dataset import Dataset
 from tests.dataset.files import Row, make_file
 
 Opener = Callable[[Sequence[Row]], Dataset]

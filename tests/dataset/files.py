@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from app.engine.dataset.catalogue import ids_hash
+from app.extensions.datasets.catalogue import ids_hash
 
 TABLE = """CREATE TABLE {name} (
     id INTEGER PRIMARY KEY, prompt_hash BLOB NOT NULL, gen_tokens JSON NOT NULL, n_gen_tokens INTEGER NOT NULL

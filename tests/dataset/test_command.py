@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.cli import main
-from app.engine.dataset.command import RecordWriter, exchanges, read_conversations
-from app.engine.dataset.dataset import Dataset
-from app.text.base import TokenizerInputError
-from app.text.huggingface import LocalTokenizer
+from app.core.cli import main
+from app.core.text.base import TokenizerInputError
+from app.core.text.huggingface import LocalTokenizer
+from app.extensions.datasets.command import RecordWriter, exchanges, read_conversations
+from app.extensions.datasets.dataset import Dataset
 from tests.running_server import ROOT
 
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.dataset import DatasetError
-from app.engine.dataset.catalogue import Catalogue, ids_hash, text_hash
-from app.engine.dataset.dataset import Dataset, Recorded
-from app.engine.dataset.tokens import MISSING_ID, RecordedTokens, complete, decode, encode
-from app.text.huggingface import LocalTokenizer
+from app.core.text.huggingface import LocalTokenizer
+from app.extensions.datasets.catalogue import Catalogue, ids_hash, text_hash
+from app.extensions.datasets.dataset import Dataset, Recorded
+from app.extensions.datasets.library import DatasetError
+from app.extensions.datasets.tokens import MISSING_ID, RecordedTokens, complete, decode, encode
 from tests.dataset.conftest import Opener
 from tests.dataset.files import PROMPT, make_file, row
 

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from app.engine.dataset import DatasetError, prepare
-from app.engine.dataset import download as downloads
-from app.engine.dataset.download import download
+from app.extensions.datasets import download as downloads
+from app.extensions.datasets.download import download
+from app.extensions.datasets.library import DatasetError, prepare
 from config.settings import DatasetSettings
 from tests.dataset.file_server import Shop, open_shop
 from tests.running_server import free_port

@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
-from app.engine.dataset import DatasetError, dataset_of, open_datasets, prepare
-from app.engine.dataset.dataset import Dataset
-from app.text.huggingface import LocalTokenizer
+from app.core.text.huggingface import LocalTokenizer
+from app.extensions.datasets.dataset import Dataset
+from app.extensions.datasets.library import DatasetError, dataset_of, open_datasets, prepare
 from config import ConfigError
 from config.loader import load
 from config.settings import DatasetSettings

@@ -7,23 +7,23 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from app.base.clock.clock import VirtualClock
-from app.base.clock.random_streams import Streams
-from app.base.clock.timer_wheel import SLOTS_PER_S
-from app.base.metrics.recorder import Recorder, RecorderOptions
-from app.engine.core.batch import LoRASlots
-from app.engine.core.engine import Engine, EngineParts
-from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
-from app.engine.core.request import EngineRequest, Observer
-from app.engine.core.sequence import Handle
-from app.engine.kvcache.cache import KVCacheManager
-from app.engine.kvcache.events import KVEvent
-from app.engine.kvcache.hashing import Adapter, BlockHasher
-from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.model import RandomStreams, SimulatedModel
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.clock.random_streams import Streams
+from app.core.base.clock.timer_wheel import SLOTS_PER_S
+from app.core.base.metrics.recorder import Recorder, RecorderOptions
+from app.core.engine.batch import LoRASlots
+from app.core.engine.engine import Engine, EngineParts
+from app.core.engine.kvcache.cache import KVCacheManager
+from app.core.engine.kvcache.events import KVEvent
+from app.core.engine.kvcache.hashing import Adapter, BlockHasher
+from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.core.engine.request import EngineRequest, Observer
+from app.core.engine.sequence import Handle
+from app.core.engine.simulated.corpus import Corpus, sample_sentences
+from app.core.engine.simulated.model import RandomStreams, SimulatedModel
+from app.core.text.base import Tokenizer
+from app.core.text.huggingface import default_tokenizer
 from app.extensions.forms.constraints import FormConstraints
-from app.text.base import Tokenizer
-from app.text.huggingface import default_tokenizer
 from config.profile import Profile, read_profile
 from config.settings import (
     LatencySettings,

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from app.engine.core.batch import Batch
-from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_cost import StepCost
-from app.engine.core.step_loop import StepLoop
-from app.lab.fidelity.pod import OfflineRequest
+from app.core.engine.batch import Batch
+from app.core.engine.scheduler import Scheduler
+from app.core.engine.step_cost import StepCost
+from app.core.engine.step_loop import StepLoop
+from app.extensions.lab.fidelity.pod import OfflineRequest
 from config.profile import Profile
 
 

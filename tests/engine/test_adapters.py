@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.core.outputs import Tokens
+from app.core.engine.outputs import Tokens
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import Harness

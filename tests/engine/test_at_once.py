@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine.core.outputs import EngineOutput, Failed, Part, Started, Tokens
-from app.engine.core.request import EngineRequest, ToolCalls, ToolFunction
+from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
+from app.core.engine.request import EngineRequest, ToolCalls, ToolFunction
 from config.profile import Profile, SpeculationRates
 from tests.engine.harness import PROFILE, Harness, engine_request
 

@@ -6,7 +6,7 @@ merged by choice, and never lost, reordered or given another part.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import (
+from app.core.engine.outputs import (
     EngineOutput,
     Finish,
     LazySequence,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.core.outputs import Started
+from app.core.engine.outputs import Started
 from tests.engine.harness import PROFILE, Harness
 
 

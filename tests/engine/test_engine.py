@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.errors import EngineError, QueueFull, TooManyRequests
-from app.engine.core.outputs import EngineOutput, Failed, Started
+from app.core.engine.errors import EngineError, QueueFull, TooManyRequests
+from app.core.engine.outputs import EngineOutput, Failed, Started
 from tests.engine.harness import SLOT_S, START_S, Harness, engine_request
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}

@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import gevent
 import pytest
 
-from app.engine.core.outputs import Finish, Tokens
-from app.engine.core.request import Reply, SequenceOutcome
-from app.engine.core.sequence import Handle
-from app.engine.core.sequence_pool import SequencePool
-from app.engine.core.step_executor import StepExecutor
-from app.engine.core.timed_sequence import TimedSequence
-from app.serving.api.responder import EventStream, ResponseCollector
+from app.core.api.responder import EventStream, ResponseCollector
+from app.core.engine.outputs import Finish, Tokens
+from app.core.engine.request import Reply, SequenceOutcome
+from app.core.engine.sequence import Handle
+from app.core.engine.sequence_pool import SequencePool
+from app.core.engine.step_executor import StepExecutor
+from app.core.engine.timed_sequence import TimedSequence
 from tests.engine.harness import PROFILE, Harness, engine_request, stepped
 
 TOKEN_S = 0.1

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.core.heartbeat import Heartbeat, HeartbeatMonitor
-from app.engine.core.outputs import EngineOutput, Failed
-from app.engine.core.request import EngineRequest, Reply, SequenceOutcome
+from app.core.engine.outputs import EngineOutput, Failed
+from app.core.engine.request import EngineRequest, Reply, SequenceOutcome
+from app.extensions.llm.heartbeat import Heartbeat, HeartbeatMonitor
 from tests.engine.harness import Harness, engine_request, stepped
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}

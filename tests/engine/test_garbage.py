@@ -14,12 +14,12 @@ import gevent.socket
 import pytest
 from werkzeug.test import EnvironBuilder
 
-from app.engine.forms.schema import draw  # noqa: F401 (a server imports it in a thread; its classes make garbage)
-from app.serving.flask.application import Understudy
-from app.serving.gunicorn.fair_turns import FairTurns
-from app.serving.gunicorn.fast_connection import FastConnection
-from app.serving.gunicorn.hub_connection import FastPath
-from app.serving.gunicorn.logs import ServerLogger
+from app.core.server.flask.application import Understudy
+from app.core.server.gunicorn.fair_turns import FairTurns
+from app.core.server.gunicorn.fast_connection import FastConnection
+from app.core.server.gunicorn.hub_connection import FastPath
+from app.core.server.gunicorn.logs import ServerLogger
+from app.extensions.forms.schema import draw  # noqa: F401 (a server imports it in a thread; its classes make garbage)
 from tests.application import app_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -7,8 +7,8 @@ from typing import Any
 import gevent
 import pytest
 
-from app.base.clock.clock import LiveClock, VirtualClock
-from app.engine.core.timed_sequence import MAX_OUTPUT_TOKENS
+from app.core.base.clock.clock import LiveClock, VirtualClock
+from app.core.engine.timed_sequence import MAX_OUTPUT_TOKENS
 from tests.engine.harness import START_S, Harness
 
 LONGEST_S = 0.02

@@ -6,7 +6,7 @@ surface/wire/test_lifecycle.py.
 import pytest
 from gevent.event import Event
 
-from app.engine.core.lifecycle import Lifecycle
+from app.core.engine.lifecycle import Lifecycle
 from tests.engine.harness import Harness
 from tests.kvcache.caches import Replying
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from app.engine.core.batch import LoRASlots
-from app.engine.core.waiting_queue import FRONT_OF_QUEUE, MAX_STALE, WaitingQueue
+from app.core.engine.batch import LoRASlots
+from app.core.engine.waiting_queue import FRONT_OF_QUEUE, MAX_STALE, WaitingQueue
 from config.settings import LatencySettings
 from tests.engine.harness import Harness
 

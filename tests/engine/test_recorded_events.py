@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.base.clock.clock import VirtualClock
-from app.base.clock.random_streams import Streams
-from app.base.metrics.recorder import Recorder, RecorderOptions
-from app.engine.core.batch import LoRASlots
-from app.engine.core.engine import Engine, EngineParts
-from app.engine.core.outputs import Started
-from app.engine.core.request import LENGTH, EngineRequest, Model, Reply
-from app.engine.kvcache.cache import KVCacheManager
-from app.engine.kvcache.events import KVEvent
-from app.engine.kvcache.hashing import Adapter, BlockHasher
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.clock.random_streams import Streams
+from app.core.base.metrics.recorder import Recorder, RecorderOptions
+from app.core.engine.batch import LoRASlots
+from app.core.engine.engine import Engine, EngineParts
+from app.core.engine.kvcache.cache import KVCacheManager
+from app.core.engine.kvcache.events import KVEvent
+from app.core.engine.kvcache.hashing import Adapter, BlockHasher
+from app.core.engine.outputs import Started
+from app.core.engine.request import LENGTH, EngineRequest, Model, Reply
 from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
 from tests.engine.harness import engine_request

@@ -16,13 +16,13 @@ import pytest
 import zmq.green as zmq
 from gevent.event import Event
 
-from app.base.clock.clock import VirtualClock
-from app.base.metrics.recorder import Recorder
-from app.engine.core import wire
-from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, QueueFull
-from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
-from app.engine.core.remote_engine import RemoteEngine
-from app.engine.core.remote_lifecycle import RemoteLifecycle
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.metrics.recorder import Recorder
+from app.core.engine import wire
+from app.core.engine.errors import CallerLeft, CommandFailed, EngineDead, QueueFull
+from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.extensions.llm.remote_engine import RemoteEngine
+from app.extensions.llm.remote_lifecycle import RemoteLifecycle
 from config.settings import SchedulingSettings, Settings
 from tests.engine.harness import START_S, engine_request
 from tests.kvcache.sockets import until

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from app.base.clock.clock import VirtualClock
-from app.base.metrics.recorder import Recorder
-from app.engine.core.errors import EngineFailed, RequestRefused
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Piece, Started, Tokens
-from app.engine.core.remote_sequence import RemoteSequence
-from app.engine.core.sequence import Handle
-from app.engine.core.wire import EngineCoreOutput
-from app.engine.parsing import TextReader
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.metrics.recorder import Recorder
+from app.core.engine.errors import EngineFailed, RequestRefused
+from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Piece, Started, Tokens
+from app.core.engine.parsing import TextReader
+from app.core.engine.sequence import Handle
+from app.core.engine.wire import EngineCoreOutput
+from app.extensions.llm.remote_sequence import RemoteSequence
 from tests.engine.harness import engine_request
 
 ARRIVAL_S, NOW_S = 100.0, 109.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.batch import Batch, SchedulerLimits, SequenceState
-from app.engine.core.scheduler import Scheduler
-from app.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.batch import Batch, SchedulerLimits, SequenceState
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.scheduler import Scheduler
 
 
 @dataclass(eq=False)

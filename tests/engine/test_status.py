@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app import console
-from app.engine.core.batch import Phase, SequenceStatus
+from app.core.engine.batch import Phase, SequenceStatus
+from app.extensions import console
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.core.batch import Batch, SequenceState
-from app.engine.core.step_cost import StepCost
+from app.core.engine.batch import Batch, SequenceState
+from app.core.engine.step_cost import StepCost
 from config.profile import CostConstants
 
 

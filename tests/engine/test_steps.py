@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine.core.batch import SchedulerLimits
-from app.engine.core.scheduler import Scheduler
-from app.engine.kvcache.counted_blocks import CountedBlocks
-from app.lab.fidelity.pod import OfflineRequest
+from app.core.engine.batch import SchedulerLimits
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.scheduler import Scheduler
+from app.extensions.lab.fidelity.pod import OfflineRequest
 from config.profile import SpeculationRates
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, PROFILE, START_S, Harness, moments, stepped

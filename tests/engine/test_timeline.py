@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import Tokens
-from app.engine.core.timing import PerRequestTiming
+from app.core.engine.outputs import Tokens
+from app.core.engine.timing import PerRequestTiming
 from config.settings import LatencySettings
 from tests.engine.harness import Harness
 

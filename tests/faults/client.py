@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from http.client import HTTPResponse, IncompleteRead
 from typing import Any, Self
 
-from app.serving.api.fault import RequestFacts
+from app.core.api.fault import RequestFacts
 from tests.hostile.raw_client import PATIENCE_S, http_post
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

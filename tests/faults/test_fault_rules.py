@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.api.fault import RequestFacts
-from app.serving.faults.fault import PATHS, FaultScript
+from app.core.api.fault import RequestFacts
+from app.extensions.faults.fault import PATHS, FaultScript
 from config import ConfigError
 from config.fault_rules import (
     ACTIONS,

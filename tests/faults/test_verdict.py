@@ -5,7 +5,7 @@ from typing import Self
 
 import pytest
 
-from app.serving.faults.audit import (
+from app.extensions.faults.audit import (
     MAX_CLIENTS,
     MAX_FAILED_BODIES,
     MAX_FAULT_NAMES,
@@ -16,7 +16,7 @@ from app.serving.faults.audit import (
     FaultAudit,
     Finding,
 )
-from app.serving.faults.injector import FaultInjector
+from app.extensions.faults.injector import FaultInjector
 
 PATH = "/v1/chat/completions"
 

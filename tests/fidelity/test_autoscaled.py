@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.cli import main
-from app.lab.load.autoscale_flags import read_cold_start
+from app.core.cli import main
+from app.extensions.lab.load.autoscale_flags import read_cold_start
 from tests.fidelity.test_command import figures, refusal
 from tests.running_server import ROOT
 

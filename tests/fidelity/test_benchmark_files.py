@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.measured_run import MeasuredRun
+from app.extensions.lab.fidelity.benchmark_files import read_recordings
+from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from config import ConfigError
 
 LISTS: dict[str, object] = {

@@ -9,12 +9,24 @@ from random import Random
 import msgspec
 import pytest
 
-from app.lab.fidelity import calibrate
-from app.lab.fidelity.fit_report import constants_table, fit_warnings, misfits, profile_yaml
-from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem, scale_start
-from app.lab.fidelity.measured_run import MeasuredRun
-from app.lab.fidelity.search import Search, certainties
-from app.lab.fidelity.simulation import SimulationPlan, simulate
+from app.extensions.lab.fidelity import calibrate
+from app.extensions.lab.fidelity.fit_report import (
+    constants_table,
+    fit_warnings,
+    misfits,
+    profile_yaml,
+)
+from app.extensions.lab.fidelity.fitting import (
+    CONSTANTS,
+    Certainty,
+    Problem,
+    Run,
+    make_problem,
+    scale_start,
+)
+from app.extensions.lab.fidelity.measured_run import MeasuredRun
+from app.extensions.lab.fidelity.search import Search, certainties
+from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
 from config.datasheet import datasheet_profile
 from config.profile import read_profile
 from tests.config.test_datasheet import QWEN

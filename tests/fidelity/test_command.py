@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.cli import main
-from app.lab.fidelity.simulate import run
-from app.lab.fidelity.summary import read_objectives
-from app.lab.fidelity.sweeps import read_sweep
-from app.lab.load import progress as progress_module
-from app.lab.load.progress import progress_bar
+from app.core.cli import main
+from app.extensions.lab.fidelity.simulate import run
+from app.extensions.lab.fidelity.summary import read_objectives
+from app.extensions.lab.fidelity.sweeps import read_sweep
+from app.extensions.lab.load import progress as progress_module
+from app.extensions.lab.load.progress import progress_bar
 from tests.running_server import ROOT
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.console.compare import RunFigures, compare
-from app.lab.fidelity.simulate import run
+from app.extensions.console.compare import RunFigures, compare
+from app.extensions.lab.fidelity.simulate import run
 
 FLEET = [
     "--rate",

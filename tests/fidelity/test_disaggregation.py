@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.fidelity.disaggregation import Disaggregation
-from app.lab.fidelity.simulate import run
-from app.lab.fidelity.simulation import Simulation, SimulationPlan
-from app.lab.load.policies import POLICIES
+from app.extensions.lab.fidelity.disaggregation import Disaggregation
+from app.extensions.lab.fidelity.simulate import run
+from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
+from app.extensions.lab.load.policies import POLICIES
 from config.datasheet import datasheet_profile
 from config.profile import read_profile
 from tests.fidelity.test_command import SHAPE, figures, refusal

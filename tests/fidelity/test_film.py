@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.console.page import report_of
-from app.engine.core.batch import Phase
-from app.lab.fidelity import step_recorder
-from app.lab.fidelity.disaggregation import Disaggregation
-from app.lab.fidelity.film import Film
-from app.lab.fidelity.simulate import run
-from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
-from app.lab.load.loads import LoadTrace
-from app.lab.load.synthetic import Between, Recipe, draw_load
+from app.core.engine.batch import Phase
+from app.extensions.console.page import report_of
+from app.extensions.lab.fidelity import step_recorder
+from app.extensions.lab.fidelity.disaggregation import Disaggregation
+from app.extensions.lab.fidelity.film import Film
+from app.extensions.lab.fidelity.simulate import run
+from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.synthetic import Between, Recipe, draw_load
 from config.datasheet import profile_of
 from tests.console.watched import Page
 

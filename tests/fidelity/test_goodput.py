@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.lab.fidelity.goodput import METRICS, goodput, read_limits
-from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
-from app.lab.load.loads import LoadTrace
+from app.extensions.lab.fidelity.goodput import METRICS, goodput, read_limits
+from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
+from app.extensions.lab.load.loads import LoadTrace
 from config.profile import DEFAULT_PROFILE, read_profile
 from tests.fidelity.test_command import HEADER, figures, refusal
 

@@ -11,9 +11,13 @@ import gevent
 import pytest
 from gevent.server import StreamServer
 
-from app.lab.fidelity import record
-from app.lab.fidelity.record import read_target
-from app.lab.fidelity.recording_client import PlannedRequest, RecordError, RecordingClient
+from app.extensions.lab.fidelity import record
+from app.extensions.lab.fidelity.record import read_target
+from app.extensions.lab.fidelity.recording_client import (
+    PlannedRequest,
+    RecordError,
+    RecordingClient,
+)
 from config import ConfigError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.fidelity.disaggregation import Disaggregation
-from app.lab.fidelity.film import Film
-from app.lab.fidelity.record import plan_requests
-from app.lab.fidelity.run_table import write_requests
-from app.lab.fidelity.simulation import Simulation, SimulationPlan, simulate
-from app.lab.fidelity.traces import read_trace
-from app.lab.load.policies import POLICIES
-from app.lab.load.synthetic import Between, Recipe, draw_load
+from app.extensions.lab.fidelity.disaggregation import Disaggregation
+from app.extensions.lab.fidelity.film import Film
+from app.extensions.lab.fidelity.record import plan_requests
+from app.extensions.lab.fidelity.run_table import write_requests
+from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan, simulate
+from app.extensions.lab.fidelity.traces import read_trace
+from app.extensions.lab.load.policies import POLICIES
+from app.extensions.lab.load.synthetic import Between, Recipe, draw_load
 from tests.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_of, moments
 from tests.kvcache.caches import check_pool
 

@@ -8,14 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.scheduler import Scheduler
-from app.engine.kvcache.counted_blocks import CountedBlocks
-from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
-from app.lab.fidelity.simulation import Simulation, SimulationOutcome, SimulationPlan, simulate
-from app.lab.load.autoscale_flags import read_policy
-from app.lab.load.autoscaler import Autoscaling
-from app.lab.load.loads import LoadTrace
-from app.lab.load.policies import POLICIES
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.scheduler import Scheduler
+from app.extensions.lab.fidelity.pod import OfflineRequest, scheduler_limits
+from app.extensions.lab.fidelity.simulation import (
+    Simulation,
+    SimulationOutcome,
+    SimulationPlan,
+    simulate,
+)
+from app.extensions.lab.load.autoscale_flags import read_policy
+from app.extensions.lab.load.autoscaler import Autoscaling
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.policies import POLICIES
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from tests.engine.loops import ClientLoop
 from tests.kvcache.caches import check_pool

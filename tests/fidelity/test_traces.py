@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.fidelity.traces import read_trace
-from app.lab.load.loads import NO_GROUP
+from app.extensions.lab.fidelity.traces import read_trace
+from app.extensions.lab.load.loads import NO_GROUP
 from config import ConfigError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.lab.fidelity.simulate import run
-from app.lab.fidelity.summary import STATISTICS
-from app.lab.load.statistics import mean_and_quantiles
+from app.extensions.lab.fidelity.simulate import run
+from app.extensions.lab.fidelity.summary import STATISTICS
+from app.extensions.lab.load.statistics import mean_and_quantiles
 from tests.needs import RECORDING
 
 RUNS = RECORDING.parent / "truth" / "qwen3-14b-h100-vllm-0.23"

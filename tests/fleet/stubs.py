@@ -11,10 +11,10 @@ import gevent
 from gevent.event import Event
 from gevent.server import StreamServer
 
-from app.lab.fleet.proxy import Proxy
-from app.lab.fleet.routing import Policy
-from app.serving.http.client import JSON, HttpConnection
-from app.serving.http.relay import server_of
+from app.core.policies import Policy
+from app.core.server.http.client import JSON, HttpConnection
+from app.core.server.http.relay import server_of
+from app.extensions.lab.fleet.proxy import Proxy
 from tests.running_server import free_port
 
 PATIENCE_S = 5.0

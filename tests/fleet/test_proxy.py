@@ -10,11 +10,11 @@ from random import Random
 import gevent
 import pytest
 
-from app.lab.fleet.indexer import Indexer
-from app.lab.fleet.proxy import Proxy
-from app.lab.fleet.routing import Incoming
-from app.lab.load.policies import PrefixAware, RoundRobin
-from app.serving.http.client import JSON, HttpConnection, exchange
+from app.core.policies import Incoming
+from app.core.server.http.client import JSON, HttpConnection, exchange
+from app.extensions.lab.fleet.indexer import Indexer
+from app.extensions.lab.fleet.proxy import Proxy
+from app.extensions.lab.load.policies import PrefixAware, RoundRobin
 from tests.fleet import stubs
 
 CHUNKED = (

@@ -14,24 +14,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.fidelity.recording_client import (
+from app.core.policies import Incoming
+from app.core.server.http.client import COMPLETIONS, Target
+from app.extensions.lab.fidelity.recording_client import (
     PlannedRequest,
     RecordedRequest,
     RecordingClient,
     completion,
 )
-from app.lab.fleet.indexer import CHAT, Indexer
-from app.lab.fleet.policy_summary import (
+from app.extensions.lab.fleet.indexer import CHAT, Indexer
+from app.extensions.lab.fleet.policy_summary import (
     PolicySummary,
     draw_policies,
     failure_notes,
     policy_table,
     summarize,
 )
-from app.lab.fleet.routing import Incoming
-from app.lab.fleet.workload import MAX_TURNS, SEPARATOR, Workload, make_workload
-from app.lab.load.policies import IndexerError, PrefixAware
-from app.serving.http.client import COMPLETIONS, Target
+from app.extensions.lab.fleet.workload import MAX_TURNS, SEPARATOR, Workload, make_workload
+from app.extensions.lab.load.policies import IndexerError, PrefixAware
 from config.declaration import missing
 from tests.fleet import stubs
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from app.engine.forms.grammar.compiler import compile_grammar, compile_structural_tag
-from app.engine.forms.schema import Schemas
-from app.engine.forms.schema.derivation import Grammar, write
+from app.extensions.forms.grammar.compiler import compile_grammar, compile_structural_tag
+from app.extensions.forms.schema import Schemas
+from app.extensions.forms.schema.derivation import Grammar, write
 from config.settings import ToolSettings
 
 SIZES = (0, 5, 30, 120)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.forms.schema import SchemaError
+from app.extensions.forms.schema import SchemaError
 from tests.grammar.deriving import grammar, text, texts
 
 JSON = r"""

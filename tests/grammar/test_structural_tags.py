@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.engine.forms.grammar.compiler import compile_structural_tag
-from app.engine.forms.schema import SchemaError, Schemas
+from app.extensions.forms.grammar.compiler import compile_structural_tag
+from app.extensions.forms.schema import SchemaError, Schemas
 from tests.grammar.deriving import SPOKEN, tag, text, texts
 from tests.simulated.test_calls import WEATHER
 

@@ -7,13 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto import vllm_engine_pb2 as messages
 
-from app.serving.api.grpc.messages import (
-    MAX_FIELDS,
-    MAX_OTHER_BYTES,
-    SCANNED_BYTES,
-    check_size,
-)
-from app.serving.http.errors import ApiError
+from app.core.server.http.errors import ApiError
+from app.extensions.grpc.messages import MAX_FIELDS, MAX_OTHER_BYTES, SCANNED_BYTES, check_size
 from tests.grpc.client import generate, varint
 
 pytestmark = pytest.mark.grpc

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from app.engine.forms.schema import SchemaError, Schemas
+from app.extensions.forms.schema import SchemaError, Schemas
 from config.settings import ToolSettings
 
 GOOD: Mapping[str, Sequence[Any]] = {

@@ -10,8 +10,8 @@ import pytest
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.unreader import IterUnreader
 
-from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.errors import ApiError
+from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.errors import ApiError
 from tests.application import request
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from gunicorn.http.unreader import IterUnreader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.serving.http.chunks import BoundedChunks
+from app.core.server.http.chunks import BoundedChunks
 
 SIZES = (
     b"%x",

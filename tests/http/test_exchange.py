@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
-from app.serving.http.context import context_of
-from app.serving.http.response import Response
+from app.core.server.http.context import context_of
+from app.core.server.http.response import Response
 from tests.application import request
 
 

@@ -9,7 +9,7 @@ import gevent.socket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.http.stream_transport import LAST_CHUNK, StreamTransport, WriteBatcher
+from app.core.server.http.stream_transport import LAST_CHUNK, StreamTransport, WriteBatcher
 from tests.api.served_stream import unframed
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"

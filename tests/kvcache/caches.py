@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from app.engine.core.batch import SequenceState
-from app.engine.kvcache.block_pool import Block, BlockPool
-from app.engine.kvcache.cache import KVCache
-from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from app.engine.kvcache.hashing import Adapter, BlockHasher, Placeholder
+from app.core.engine.batch import SequenceState
+from app.core.engine.kvcache.block_pool import Block, BlockPool
+from app.core.engine.kvcache.cache import KVCache
+from app.core.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from app.core.engine.kvcache.hashing import Adapter, BlockHasher, Placeholder
 
 ALICE = Adapter("Alice", "/p/alice", 7)
 BOB = Adapter("Bob", "/p/bob", 8)

@@ -4,9 +4,9 @@ from random import Random
 
 import gevent
 
-from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.events import BlockStored
-from app.engine.kvcache.residency import Residency
+from app.core.base.clock.clock import VirtualClock
+from app.core.engine.kvcache.events import BlockStored
+from app.core.engine.kvcache.residency import Residency
 from tests.kvcache.caches import (
     ALICE,
     Replying,

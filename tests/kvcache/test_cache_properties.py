@@ -10,14 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from app.engine.kvcache.events import (
+from app.core.engine.kvcache.events import (
     AllBlocksCleared,
     BlockHash,
     BlockRemoved,
     BlockStored,
     KVEvent,
 )
-from app.engine.kvcache.hashing import Adapter
+from app.core.engine.kvcache.hashing import Adapter
 from tests.kvcache.caches import ALICE, Replying, admit, check, small_cache
 
 Prefix = tuple[Any, ...]

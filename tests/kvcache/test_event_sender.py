@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.event_queue import MAX_BATCHES, MESSAGE_BYTES, EventQueue
-from app.engine.kvcache.events import (
+from app.core.base.clock.clock import VirtualClock
+from app.core.engine.kvcache.event_queue import MAX_BATCHES, MESSAGE_BYTES, EventQueue
+from app.core.engine.kvcache.events import (
     BlockRemoved,
     KVEvent,
     PublisherSettings,
@@ -16,7 +16,7 @@ from app.engine.kvcache.events import (
     is_ipv6,
     of_rank,
 )
-from app.engine.kvcache.publisher import EventSender
+from app.core.engine.kvcache.publisher import EventSender
 from tests.kvcache.sockets import TOPIC, removed
 
 

@@ -14,7 +14,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.kvcache.hashing import (
+from app.core.engine.kvcache.hashing import (
     PART_BLOCKS,
     Algorithm,
     BlockHasher,

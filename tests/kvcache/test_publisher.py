@@ -6,7 +6,7 @@ import gevent
 import pytest
 import zmq
 
-from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from tests.kvcache.sockets import Peers, meet, received, removed, until
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import zmq
 
-from app.engine.kvcache.publisher import Publisher
-from app.engine.kvcache.replay import BATCH_BYTES, ReplayBuffer
-from app.engine.kvcache.sockets import open_socket
+from app.core.engine.kvcache.publisher import Publisher
+from app.core.engine.kvcache.replay import BATCH_BYTES, ReplayBuffer
+from app.core.engine.kvcache.sockets import open_socket
 from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.engine.kvcache.events import (
+from app.core.engine.kvcache.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,

@@ -8,10 +8,10 @@ from itertools import count
 
 import pytest
 
-from app.kvindex.backend import Backend
-from app.kvindex.memory import MemoryBackend, weigh_bytes
-from app.kvindex.redis_backend import RedisBackend
-from app.text.huggingface import LocalTokenizer, default_tokenizer
+from app.core.text.huggingface import LocalTokenizer, default_tokenizer
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.memory import MemoryBackend, weigh_bytes
+from app.extensions.kv_index.redis_backend import RedisBackend
 from tests.kvindex.publisher import Station, station
 from tests.kvindex.redis_server import RedisServer, redis_server
 

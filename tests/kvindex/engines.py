@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvindex.backend import Backend
-from app.kvindex.copies import set_bits
-from app.kvindex.decoding import PodBatch
-from app.kvindex.holders import IndexedEngine
-from app.kvindex.index import Index
-from app.kvindex.operations import CoveredKeys, Outcome, Store
+from app.core.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.copies import set_bits
+from app.extensions.kv_index.decoding import PodBatch
+from app.extensions.kv_index.holders import IndexedEngine
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.operations import CoveredKeys, Outcome, Store
 
 PROMPT = list(range(100, 140))
 """Ten blocks of four tokens."""

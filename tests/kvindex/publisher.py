@@ -8,16 +8,16 @@ from threading import Thread
 import gevent
 import zmq
 
-from app.engine.kvcache.events import KVEvent, encoder
-from app.engine.kvcache.replay import END
-from app.kvindex.backend import Backend
-from app.kvindex.index import Index
-from app.kvindex.memory import MemoryBackend
-from app.kvindex.pods import TargetSource
-from app.kvindex.pool import Pool
-from app.kvindex.replay import POLL_S
-from app.kvindex.resources import PoolSettings
-from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
+from app.core.engine.kvcache.events import KVEvent, encoder
+from app.core.engine.kvcache.replay import END
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.memory import MemoryBackend
+from app.extensions.kv_index.pods import TargetSource
+from app.extensions.kv_index.pool import Pool
+from app.extensions.kv_index.replay import POLL_S
+from app.extensions.kv_index.resources import PoolSettings
+from app.extensions.kv_index.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import batch, matched
 
 LOCAL = "tcp://127.0.0.1"

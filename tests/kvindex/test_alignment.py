@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.alignment import NUMBER_BYTES, TAIL_BYTES, Tail
-from app.kvindex.index import Index
-from app.kvindex.memory import MemoryBackend
+from app.core.engine.kvcache.hashing import Placeholder
+from app.extensions.kv_index.alignment import NUMBER_BYTES, TAIL_BYTES, Tail
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.memory import MemoryBackend
 from tests.kvindex.engines import ingest, matched, removed, source, stored
 
 

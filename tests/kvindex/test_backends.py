@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.backend import Backend
-from app.kvindex.holders import IndexedEngine
-from app.kvindex.index import Index
-from app.kvindex.memory import (
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.holders import IndexedEngine
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.memory import (
     MAX_COPY_BYTES,
     REPEAT_BYTES,
     MemoryBackend,
     weigh_bytes,
     weigh_copies,
 )
-from app.kvindex.operations import Clear, Offload, Remove
-from app.kvindex.redis_backend import redis_url
+from app.extensions.kv_index.operations import Clear, Offload, Remove
+from app.extensions.kv_index.redis_backend import redis_url
 from tests.kvindex.engines import content, holders_of, source, store
 
 A, B = source("a"), source("b")
@@ -92,7 +92,7 @@ def test_keys_of_64_bits_are_exact(backend: Backend) -> None:
 
 
 def test_greenlets_do_not_race(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.kvindex.memory.SLICE", 1)
+    monkeypatch.setattr("app.extensions.kv_index.memory.SLICE", 1)
 
     def work(number: int) -> None:
         mine = source(f"pod{number}")
@@ -168,7 +168,7 @@ def test_no_copy_takes_more_than_max_copy_bytes(numbers: list[list[int]]) -> Non
 
 
 def test_repeats_above_their_memory_limit_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.kvindex.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)
+    monkeypatch.setattr("app.extensions.kv_index.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)
     backend, keys = MemoryBackend(), [1, 2, 3]
     backend.apply(A, [store(keys, keys), store(keys, keys), Remove(0, "gpu", keys)])
     assert set(content(backend, keys)) == {1, 2}

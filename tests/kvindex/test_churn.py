@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
-from app.engine.kvcache.cache import KVCache
-from app.engine.kvcache.events import EventBatch, LayoutName, encoder
-from app.engine.kvcache.hashing import Adapter, BlockHasher, ExtraKeys
-from app.kvindex.backend import Backend
-from app.kvindex.copies import set_bits
-from app.kvindex.index import Index
-from app.kvindex.messages import PublishedMessage
-from app.kvindex.pool import Pool
+from app.core.engine.kvcache.cache import KVCache
+from app.core.engine.kvcache.events import EventBatch, LayoutName, encoder
+from app.core.engine.kvcache.hashing import Adapter, BlockHasher, ExtraKeys
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.copies import set_bits
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.messages import PublishedMessage
+from app.extensions.kv_index.pool import Pool
 from tests.kvcache.caches import Replying, admit
 from tests.kvindex.publisher import work
 

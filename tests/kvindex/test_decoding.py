@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
-from app.kvindex.decoding import (
+from app.core.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
+from app.extensions.kv_index.decoding import (
     MAX_EVENTS,
     BatchTooLargeError,
     PodBatch,
@@ -18,7 +18,7 @@ from app.kvindex.decoding import (
     decode,
     field_losses,
 )
-from app.kvindex.ingest import engine_keys
+from app.extensions.kv_index.ingest import engine_keys
 from tests.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode

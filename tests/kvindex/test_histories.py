@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.kvindex.backend import Backend
-from app.kvindex.copies import count_copies, set_bits
-from app.kvindex.memory import MAX_COPY_BYTES, REPEAT_BYTES, MemoryBackend, weigh_bytes
-from app.kvindex.operations import (
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.copies import count_copies, set_bits
+from app.extensions.kv_index.memory import MAX_COPY_BYTES, REPEAT_BYTES, MemoryBackend, weigh_bytes
+from app.extensions.kv_index.operations import (
     UNALIGNED,
     Clear,
     CoveredKeys,
@@ -226,7 +226,7 @@ def test_counts_and_weights_stay_exact_with_evictions(
     total = Outcome()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("memory.SLICE", a_slice), ("memory.STALE_ALLOWANCE", 0)):
-            patch.setattr(f"app.kvindex.{name}", value)
+            patch.setattr(f"app.extensions.kv_index.{name}", value)
         for pod, some in history:
             for operation in some:
                 model.apply(pod, operation)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
-from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.backend import Backend, Lookup
-from app.kvindex.copies import set_bits
-from app.kvindex.holders import Holders
-from app.kvindex.index import Index
-from app.kvindex.ingest import Ingest
-from app.kvindex.memory import MemoryBackend
-from app.kvindex.scorer import score_prefixes
+from app.core.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
+from app.core.engine.kvcache.hashing import Placeholder
+from app.extensions.kv_index.backend import Backend, Lookup
+from app.extensions.kv_index.copies import set_bits
+from app.extensions.kv_index.holders import Holders
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.ingest import Ingest
+from app.extensions.kv_index.memory import MemoryBackend
+from app.extensions.kv_index.scorer import score_prefixes
 from tests.kvindex.engines import block, ingest, matched, offloaded, removed, source, stored
 
 PROMPT = list(range(100, 120))
@@ -365,7 +365,7 @@ def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
 def test_candidates_of_an_adapter_are_the_holders_of_its_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.kvindex.holders.MAX_ADAPTERS", 3)
+    monkeypatch.setattr("app.extensions.kv_index.holders.MAX_ADAPTERS", 3)
     holders = Holders(3)
     for each in map(source, "ab"):
         holders.register(each, 0)

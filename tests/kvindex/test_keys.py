@@ -12,9 +12,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.hashing import Adapter, ExtraKeys, Placeholder
-from app.kvindex.features import Features, published_features, requested_features
-from app.kvindex.keys import PART_BLOCKS, PrefixKeyCache, RequestKeys
+from app.core.engine.kvcache.hashing import Adapter, ExtraKeys, Placeholder
+from app.extensions.kv_index.features import Features, published_features, requested_features
+from app.extensions.kv_index.keys import PART_BLOCKS, PrefixKeyCache, RequestKeys
 
 MODEL = "test-model"
 TOKENS = list(range(1, 33))
@@ -93,7 +93,7 @@ def test_cached_keys_equal_computed_keys(asked: list[list[int]]) -> None:
 
 
 def test_parts_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.kvindex.keys.xxh3_64_intdigest", lambda data, seed: 1)
+    monkeypatch.setattr("app.extensions.kv_index.keys.xxh3_64_intdigest", lambda data, seed: 1)
     keys = RequestKeys(SIZE)
     cache = PrefixKeyCache(keys)
     for parent, first in ((1, 0), (1, 9), (2, 0), (1, 0)):

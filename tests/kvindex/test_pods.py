@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.kvindex.pods import (
+from app.extensions.kv_index.pods import (
     DnsSource,
     FileSource,
     PodEndpoint,
@@ -16,8 +16,8 @@ from app.kvindex.pods import (
     resolve_host,
     target_sources,
 )
-from app.kvindex.presence import PodTracker
-from app.kvindex.topics import MAX_TOPIC_BYTES, Topic, parse_topic
+from app.extensions.kv_index.presence import PodTracker
+from app.extensions.kv_index.topics import MAX_TOPIC_BYTES, Topic, parse_topic
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_resolver_distinguishes_unknown_hosts_from_temporary_failures(
         def fail(*args: object, code: int = error, **more: object) -> None:
             raise socket.gaierror(code, "no")
 
-        monkeypatch.setattr("app.kvindex.pods.getaddrinfo", fail)
+        monkeypatch.setattr("app.extensions.kv_index.pods.getaddrinfo", fail)
         if known:
             assert resolve_host("x") == []
         else:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
-from app.kvindex.backend import BackendUnavailableError
-from app.kvindex.holders import IndexedEngine
-from app.kvindex.index import Index
-from app.kvindex.memory import MemoryBackend
-from app.kvindex.messages import PublishedMessage
-from app.kvindex.operations import Outcome, Stamp
-from app.kvindex.pool import Pool
-from app.kvindex.resources import PoolSettings
+from app.core.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
+from app.extensions.kv_index.backend import BackendUnavailableError
+from app.extensions.kv_index.holders import IndexedEngine
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.memory import MemoryBackend
+from app.extensions.kv_index.messages import PublishedMessage
+from app.extensions.kv_index.operations import Outcome, Stamp
+from app.extensions.kv_index.pool import Pool
+from app.extensions.kv_index.resources import PoolSettings
 from tests.kvindex.engines import PROMPT, batch, block, matched, removed, stored
 from tests.kvindex.publisher import station, work
 
@@ -65,7 +65,7 @@ def test_a_restart_is_counted_once_while_the_backend_is_unavailable(
         pool.put(message("a", sequence, stored([sequence], PROMPT[:4])))
     work(pool)
     backend.fails_at = range(3, 6)
-    monkeypatch.setattr("app.kvindex.resources.MIN_BACKOFF_S", 0.001)
+    monkeypatch.setattr("app.extensions.kv_index.resources.MIN_BACKOFF_S", 0.001)
     pool.put(PublishedMessage("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=9e9))))
     work(pool)
     assert backend.calls == 6
@@ -167,7 +167,7 @@ def test_the_longest_silent_pods_are_removed_above_the_limit() -> None:
 def test_losses_are_counted_once_when_a_batch_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.kvindex.resources.MIN_BACKOFF_S", 0.001)
+    monkeypatch.setattr("app.extensions.kv_index.resources.MIN_BACKOFF_S", 0.001)
     backend = Failing()
     backend.fails_at = range(1, 4)
     index, pool = make(backend)
@@ -184,7 +184,7 @@ def test_the_index_pauses_after_some_thousand_events(monkeypatch: pytest.MonkeyP
     copies = [0]
     for module in ("index", "memory", "resources"):
         monkeypatch.setattr(
-            f"app.kvindex.{module}.pause_if_possible",
+            f"app.extensions.kv_index.{module}.pause_if_possible",
             lambda: copies.append(index.backend.size().copies),
         )
     stores = [stored([number], [number] * 4) for number in range(1, 5_001)]

@@ -9,25 +9,25 @@ import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.engine.kvcache.events import EventBatch
-from app.kvindex.backend import Backend
-from app.kvindex.index import Index
-from app.kvindex.memory import MemoryBackend, weigh_bytes
-from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
-from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.resources import PoolSettings
-from app.kvindex.service import (
+from app.core.engine.kvcache.events import EventBatch
+from app.core.text.base import TokenizerError, TokenizerLoadError
+from app.core.text.huggingface import LocalTokenizer, default_tokenizer
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.memory import MemoryBackend, weigh_bytes
+from app.extensions.kv_index.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
+from app.extensions.kv_index.pods import PodEndpoint, TargetSource
+from app.extensions.kv_index.redis_backend import RedisBackend
+from app.extensions.kv_index.resources import PoolSettings
+from app.extensions.kv_index.service import (
     TOKENIZER_TIMEOUT_S,
     BatchListener,
     KvIndex,
     build_index,
     open_backend,
 )
-from app.kvindex.subscriber import Subscriber, SubscriberSettings
-from app.kvindex.tokenization import WORKERS, Tokenization
-from app.text.base import TokenizerError, TokenizerLoadError
-from app.text.huggingface import LocalTokenizer, default_tokenizer
+from app.extensions.kv_index.subscriber import Subscriber, SubscriberSettings
+from app.extensions.kv_index.tokenization import WORKERS, Tokenization
 from config import ConfigError
 from config.settings import KVIndexSettings, ModelSettings, Settings
 from tests.kvcache.sockets import until

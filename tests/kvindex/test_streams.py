@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.events import BlockStored, KVEvent
-from app.engine.kvcache.replay import END
-from app.kvindex.memory import MemoryBackend
-from app.kvindex.messages import PublishedMessage
-from app.kvindex.pods import PodEndpoint, TargetSource
+from app.core.engine.kvcache.events import BlockStored, KVEvent
+from app.core.engine.kvcache.replay import END
+from app.extensions.kv_index.memory import MemoryBackend
+from app.extensions.kv_index.messages import PublishedMessage
+from app.extensions.kv_index.pods import PodEndpoint, TargetSource
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import FakeEngine, Station, station
 from tests.running_server import free_port

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec import to_builtins
 
-from app.kvindex import subscriber as module
-from app.kvindex.messages import PublishedMessage
-from app.kvindex.pods import FileSource, PodEndpoint, TargetSource
+from app.extensions.kv_index import subscriber as module
+from app.extensions.kv_index.messages import PublishedMessage
+from app.extensions.kv_index.pods import FileSource, PodEndpoint, TargetSource
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, FakeEngine, Station
 

@@ -16,10 +16,23 @@ import tokenizers
 from gevent.event import Event
 from tokenizers import Regex, models, pre_tokenizers, processors, trainers
 
-from app.base.clock.clock import VirtualClock
-from app.kvindex.metrics import IndexMetrics
-from app.kvindex.tokenization import Tokenization, TokenizationBusyError, TokenizationTimeoutError
-from app.kvindex.tokenizers import (
+from app.core.base.clock.clock import VirtualClock
+from app.core.text.base import (
+    ChatOptions,
+    Tokenizer,
+    TokenizerError,
+    TokenizerLoadError,
+    TokenizerServiceError,
+)
+from app.core.text.files import TokenizerFolder
+from app.core.text.huggingface import LocalTokenizer, default_tokenizer
+from app.extensions.kv_index.metrics import IndexMetrics
+from app.extensions.kv_index.tokenization import (
+    Tokenization,
+    TokenizationBusyError,
+    TokenizationTimeoutError,
+)
+from app.extensions.kv_index.tokenizers import (
     FAILURE_BYTES,
     TokenizerLibrary,
     TokenizerSources,
@@ -27,15 +40,6 @@ from app.kvindex.tokenizers import (
     find_tokenizer,
     tokenizer_bytes,
 )
-from app.text.base import (
-    ChatOptions,
-    Tokenizer,
-    TokenizerError,
-    TokenizerLoadError,
-    TokenizerServiceError,
-)
-from app.text.files import TokenizerFolder
-from app.text.huggingface import LocalTokenizer, default_tokenizer
 
 TEXT = "Who are you, and what do you know about the sea? " * 60
 CHAT = [{"role": "user", "content": TEXT}]
@@ -102,8 +106,8 @@ def test_slow_prompts_time_out_and_too_many_prompts_are_rejected_at_once(
     tokenizer: LocalTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Stuck(tokenizer)
-    monkeypatch.setattr("app.kvindex.tokenization.WORKERS", 2)
-    monkeypatch.setattr("app.kvindex.tokenization.MAX_WAITING", 1)
+    monkeypatch.setattr("app.extensions.kv_index.tokenization.WORKERS", 2)
+    monkeypatch.setattr("app.extensions.kv_index.tokenization.MAX_WAITING", 1)
     made = Tokenization(lambda model: stuck, IndexMetrics(), 0.05)  # type: ignore[arg-type,return-value]
     asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(4)]
     gevent.joinall(asked)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.text.huggingface import EMBEDDED
+from app.core.text.huggingface import EMBEDDED
 from tests.not_imported import skipped_without
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 import zmq
 
-from app.engine.core import wire
+from app.core.engine import wire
 from tests.running_server import ROOT
 
 PATIENCE_S = 50.0
@@ -30,7 +30,7 @@ class EngineProcess:
             command = [
                 sys.executable,
                 "-m",
-                "app.llm.service",
+                "app.extensions.llm.service",
                 msgspec.json.encode(options).decode(),
             ]
             self.process = subprocess.Popen(command, cwd=ROOT, stderr=log, env=ENVIRONMENT)

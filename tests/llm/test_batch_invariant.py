@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.llm.engine import LLMEngine, Output
-from app.llm.sampling_params import SamplingParams
+from app.extensions.llm.engine import LLMEngine, Output
+from app.extensions.llm.sampling_params import SamplingParams
 from tests.llm.tiny import (
     GREEDY,
     Shape,

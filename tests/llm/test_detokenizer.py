@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.llm.sampling_params import SamplingParams
-from app.llm.sequence import Detokenizer
-from app.text.huggingface import default_tokenizer
+from app.core.text.huggingface import default_tokenizer
+from app.extensions.llm.sampling_params import SamplingParams
+from app.extensions.llm.sequence import Detokenizer
 
 pytestmark = pytest.mark.engine
 

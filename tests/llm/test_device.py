@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.llm.device import DeviceManager
-from app.llm.engine import LLMEngine
-from app.llm.engine_options import EngineOptions
-from app.llm.loader import load_checkpoint
-from app.llm.model_runner import ModelRunner
-from app.llm.sampling_params import SamplingParams
+from app.extensions.llm.device import DeviceManager
+from app.extensions.llm.engine import LLMEngine
+from app.extensions.llm.engine_options import EngineOptions
+from app.extensions.llm.loader import load_checkpoint
+from app.extensions.llm.model_runner import ModelRunner
+from app.extensions.llm.sampling_params import SamplingParams
 from tests.llm.tiny import KINDS, VOCABULARY, Shape, make_model, prompts
 
 pytestmark = pytest.mark.engine

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.llm.engine import LLMEngine, Output
-from app.llm.engine_options import EngineOptions
-from app.llm.errors import ModelLoadError, QueueFull, RequestError
-from app.llm.sampling_params import Priority, SamplingParams
+from app.extensions.llm.engine import LLMEngine, Output
+from app.extensions.llm.engine_options import EngineOptions
+from app.extensions.llm.errors import ModelLoadError, QueueFull, RequestError
+from app.extensions.llm.sampling_params import Priority, SamplingParams
 from config.sections.engine import SpeculativeConfig
 from tests.kvcache.caches import check
 from tests.llm.tiny import (

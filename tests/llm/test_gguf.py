@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from app.llm.errors import ModelLoadError
-from app.llm.gguf_file import GGUFFile
-from app.llm.gguf_weights import HUB_NAMES, read_gguf, read_tensor
-from app.llm.model_files import load_tokenizer
-from app.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
+from app.core.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
+from app.extensions.llm.errors import ModelLoadError
+from app.extensions.llm.gguf_file import GGUFFile
+from app.extensions.llm.gguf_weights import HUB_NAMES, read_gguf, read_tensor
+from app.extensions.llm.model_files import load_tokenizer
 from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
 
 pytestmark = pytest.mark.engine

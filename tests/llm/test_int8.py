@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.llm.builder import Builder
-from app.llm.decoder import Layer
-from app.llm.device import DeviceManager
-from app.llm.errors import ModelLoadError
-from app.llm.gguf_weights import read_gguf
-from app.llm.int8 import Int8GatedLinear, Int8Linear, Int8Matrix, max_activation
-from app.llm.model_files import find_model, load_tokenizer
+from app.extensions.llm.builder import Builder
+from app.extensions.llm.decoder import Layer
+from app.extensions.llm.device import DeviceManager
+from app.extensions.llm.errors import ModelLoadError
+from app.extensions.llm.gguf_weights import read_gguf
+from app.extensions.llm.int8 import Int8GatedLinear, Int8Linear, Int8Matrix, max_activation
+from app.extensions.llm.model_files import find_model, load_tokenizer
 from tests.llm.test_gguf import write
 from tests.llm.tiny import KINDS, Shape, generate, make_engine, make_model, prompts, told
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.llm.attention import Chunk, Decodes, GatheredDecodes, PagedStore
-from app.llm.config import ModelConfig
-from app.llm.linear import RmsNorm
+from app.extensions.llm.attention import Chunk, Decodes, GatheredDecodes, PagedStore
+from app.extensions.llm.config import ModelConfig
+from app.extensions.llm.linear import RmsNorm
 
 pytestmark = pytest.mark.engine
 SEQUENCE: Any = None

@@ -11,14 +11,14 @@ from typing import cast
 
 import pytest
 
-from app.llm import command
-from app.llm.async_llm import AsyncLLM
-from app.llm.engine import LLMEngine
-from app.llm.errors import LLMError, ModelLoadError, RequestError
-from app.llm.library import make_engine
-from app.llm.llm import LLM
-from app.llm.model_files import find_model
-from app.llm.sampling_params import SamplingParams
+from app.extensions.llm import command
+from app.extensions.llm.async_llm import AsyncLLM
+from app.extensions.llm.engine import LLMEngine
+from app.extensions.llm.errors import LLMError, ModelLoadError, RequestError
+from app.extensions.llm.library import make_engine
+from app.extensions.llm.llm import LLM
+from app.extensions.llm.model_files import find_model
+from app.extensions.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT
 from tests.tokenization.test_loading import cached_repository
 

@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.base.cores import cgroup_cores, usable_cores
-from app.engine.core.scheduler import PREFILL_SHARE
-from app.llm.attention import Chunk
-from app.llm.device import DeviceManager
-from app.llm.engine import LLMEngine
-from app.llm.engine_options import EngineOptions
-from app.llm.loader import load_checkpoint
-from app.llm.model_runner import ModelRunner, StepLogits
-from app.llm.step_times import FIRST_TOKENS, StepTimes
-from app.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
+from app.core.base.cores import cgroup_cores, usable_cores
+from app.core.engine.scheduler import PREFILL_SHARE
+from app.extensions.llm.attention import Chunk
+from app.extensions.llm.device import DeviceManager
+from app.extensions.llm.engine import LLMEngine
+from app.extensions.llm.engine_options import EngineOptions
+from app.extensions.llm.loader import load_checkpoint
+from app.extensions.llm.model_runner import ModelRunner, StepLogits
+from app.extensions.llm.step_times import FIRST_TOKENS, StepTimes
+from app.extensions.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
 from tests.llm.tiny import GREEDY, VOCABULARY
 from tests.running_server import ROOT
 
@@ -272,7 +272,7 @@ def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: P
 def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     program = """
 import os, time
-from app.base.cores import core_wait_s
+from app.core.base.cores import core_wait_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 begun_s = core_wait_s()
 if child := os.fork():

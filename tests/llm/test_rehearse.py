@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.load.loads import LoadTrace
+from app.extensions.lab.fidelity.benchmark_files import read_recordings
+from app.extensions.lab.load.loads import LoadTrace
 from config.profile import CostConstants, EngineLimits, Profile, read_profile
 from research.rehearse import command
 from research.rehearse.command import OUTSIDE

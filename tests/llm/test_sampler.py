@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.llm.draw import draw, limit
-from app.llm.errors import RequestError
-from app.llm.sampler import adjust, logprobs_of, sample
-from app.llm.sampling_params import SamplingParams
-from app.llm.sampling_state import SamplingState
+from app.extensions.llm.draw import draw, limit
+from app.extensions.llm.errors import RequestError
+from app.extensions.llm.sampler import adjust, logprobs_of, sample
+from app.extensions.llm.sampling_params import SamplingParams
+from app.extensions.llm.sampling_state import SamplingState
 from tests.running_server import ROOT
 
 pytestmark = pytest.mark.engine

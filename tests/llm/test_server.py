@@ -16,9 +16,9 @@ import anthropic
 import openai
 import pytest
 
-from app.engine.core.heartbeat import MAX_SILENCE_S
-from app.llm.llm import LLM
-from app.llm.sampling_params import SamplingParams
+from app.extensions.llm.heartbeat import MAX_SILENCE_S
+from app.extensions.llm.llm import LLM
+from app.extensions.llm.sampling_params import SamplingParams
 from tests.conformance.clients import openai_client
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
 from tests.hostile.raw_client import Wire, get, post, running, wait_until

@@ -13,16 +13,16 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.heartbeat import DUMP_STACKS_SIGNAL
-from app.engine.core.wire import Sampling
-from app.engine.kvcache.events import (
+from app.core.engine.kvcache.events import (
     AllBlocksCleared,
     BlockStored,
     EventBatch,
     KVEvent,
     PublisherSettings,
 )
-from app.engine.kvcache.hashing import BlockHasher, low64
+from app.core.engine.kvcache.hashing import BlockHasher, low64
+from app.core.engine.wire import Sampling
+from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL
 from tests.hostile.raw_client import wait_until
 from tests.llm.process import EngineProcess, Worker, engine_process
 from tests.llm.tiny import prompts

@@ -13,13 +13,13 @@ from threading import Event
 import pytest
 import zmq
 
-from app.engine.core.heartbeat import Heartbeat
-from app.engine.core.wire import TextForm
-from app.llm.engine import LLMEngine
-from app.llm.errors import RequestError
-from app.llm.loader import load_checkpoint
-from app.llm.service import bind
-from app.llm.serving import IDLE_SECONDS, EngineService
+from app.core.engine.wire import TextForm
+from app.extensions.llm.engine import LLMEngine
+from app.extensions.llm.errors import RequestError
+from app.extensions.llm.heartbeat import Heartbeat
+from app.extensions.llm.loader import load_checkpoint
+from app.extensions.llm.service import bind
+from app.extensions.llm.serving import IDLE_SECONDS, EngineService
 from tests.kvcache.caches import check
 from tests.llm.process import Worker
 from tests.llm.tiny import generate, make_engine, prompts

@@ -5,14 +5,14 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from app.llm.device import DeviceManager
-from app.llm.engine import LLMEngine
-from app.llm.engine_options import EngineOptions
-from app.llm.llm import LLM
-from app.llm.loader import load_checkpoint
-from app.llm.model_files import find_model, load_tokenizer
-from app.llm.model_runner import ModelRunner
-from app.llm.sampling_params import SamplingParams
+from app.extensions.llm.device import DeviceManager
+from app.extensions.llm.engine import LLMEngine
+from app.extensions.llm.engine_options import EngineOptions
+from app.extensions.llm.llm import LLM
+from app.extensions.llm.loader import load_checkpoint
+from app.extensions.llm.model_files import find_model, load_tokenizer
+from app.extensions.llm.model_runner import ModelRunner
+from app.extensions.llm.sampling_params import SamplingParams
 from benchmarks.engine import model_of_transformers
 from tests.llm.tiny import generate, greedy_after, make_engine, told
 

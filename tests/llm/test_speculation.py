@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine.kvcache.hashing import Prompt
-from app.llm.engine import LLMEngine, Output
-from app.llm.errors import ModelLoadError
-from app.llm.library import make_engine as make_llm_engine
-from app.llm.llm import LLM
-from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
-from app.llm.sampling_state import SamplingState
-from app.llm.sequence import Sequence
-from app.llm.speculation import PromptLookup, look_up
+from app.core.engine.kvcache.hashing import Prompt
+from app.extensions.llm.engine import LLMEngine, Output
+from app.extensions.llm.errors import ModelLoadError
+from app.extensions.llm.library import make_engine as make_llm_engine
+from app.extensions.llm.llm import LLM
+from app.extensions.llm.sampling_params import SamplingParams, StructuredOutputsParams
+from app.extensions.llm.sampling_state import SamplingState
+from app.extensions.llm.sequence import Sequence
+from app.extensions.llm.speculation import PromptLookup, look_up
 from config.sections.engine import SpeculativeConfig
 from tests.hostile.raw_client import Wire, metric, post
 from tests.kvcache.caches import check

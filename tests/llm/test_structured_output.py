@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.wire import TextForm
-from app.llm.errors import RequestError
-from app.llm.library import make_engine
-from app.llm.llm import LLM
-from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
+from app.core.engine.wire import TextForm
+from app.extensions.llm.errors import RequestError
+from app.extensions.llm.library import make_engine
+from app.extensions.llm.llm import LLM
+from app.extensions.llm.sampling_params import SamplingParams, StructuredOutputsParams
 from tests.llm.process import Worker, engine_process
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from app.engine.core.wire import TextForm, Thoughts
-from app.llm.llm import LLM
-from app.llm.sampling_params import SamplingParams
-from app.text.huggingface import EMBEDDED
+from app.core.engine.wire import TextForm, Thoughts
+from app.core.text.huggingface import EMBEDDED
+from app.extensions.llm.llm import LLM
+from app.extensions.llm.sampling_params import SamplingParams
 from tests.hostile.raw_client import post
 from tests.llm.test_server import serving
 from tests.llm.tiny import Shape, make_model

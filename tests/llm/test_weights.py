@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.llm.device import DeviceManager
-from app.llm.errors import ModelLoadError
+from app.extensions.llm.device import DeviceManager
+from app.extensions.llm.errors import ModelLoadError
 from tests.llm.tiny import edit_config, make_engine, make_model
 
 pytestmark = pytest.mark.engine

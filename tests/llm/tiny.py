@@ -16,12 +16,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )  # fmt: skip
 
-from app.llm.device import DeviceManager
-from app.llm.engine import LLMEngine, Output
-from app.llm.engine_options import EngineOptions
-from app.llm.loader import load_checkpoint
-from app.llm.model_runner import ModelRunner
-from app.llm.sampling_params import SamplingParams
+from app.extensions.llm.device import DeviceManager
+from app.extensions.llm.engine import LLMEngine, Output
+from app.extensions.llm.engine_options import EngineOptions
+from app.extensions.llm.loader import load_checkpoint
+from app.extensions.llm.model_runner import ModelRunner
+from app.extensions.llm.sampling_params import SamplingParams
 
 VOCABULARY = 320
 KINDS = {

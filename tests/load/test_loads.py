@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.load.loads import LoadTrace
-from app.lab.load.synthetic import ARRIVALS, Between, Recipe, draw_load, read_lengths
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.synthetic import ARRIVALS, Between, Recipe, draw_load, read_lengths
 
 SOME = Between(10, 10)
 LONGEST = 1 << 20

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.core.batch import LoRASlots
-from app.engine.lora import (
+from app.core.engine.batch import LoRASlots
+from app.core.engine.lora import (
     MAX_NAME,
     Adapter,
     AdapterError,

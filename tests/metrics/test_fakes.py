@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from msgspec.structs import fields
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.clock.clock import VirtualClock
-from app.base.metrics.fake import HISTOGRAMS, FakeFamilies, value_at
-from app.base.metrics.instruments import Exposition
-from app.base.metrics.recorder import Recorder
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.metrics.instruments import Exposition
+from app.core.base.metrics.recorder import Recorder
+from app.core.server.http.context import BodyLimits
+from app.core.server.middleware.http_metrics import HttpMetrics
+from app.extensions.fake_metrics.families import HISTOGRAMS, FakeFamilies, value_at
 from app.extensions.fake_metrics.routes import fake_metrics_routes
-from app.serving.http.context import BodyLimits
-from app.serving.middleware.http_metrics import HttpMetrics
 from config import ConfigError
 from config.fake_metrics import FakeMetrics, FakeMetricsError, Function, merged, parse
 from config.loader import load

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import EnvironBuilder
 
-from app.serving.flask.application import Understudy
-from app.serving.http.context import CONTEXT, RequestContext, context_of
-from app.serving.http.response import Response
-from app.serving.http.route import Route, get, post
-from app.serving.middleware.http_metrics import HttpMetrics
+from app.core.server.flask.application import Understudy
+from app.core.server.http.context import CONTEXT, RequestContext, context_of
+from app.core.server.http.response import Response
+from app.core.server.http.route import Route, get, post
+from app.core.server.middleware.http_metrics import HttpMetrics
 from tests.application import app_of, application
 
 

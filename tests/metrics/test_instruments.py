@@ -13,7 +13,7 @@ from prometheus_client import Histogram as TheirHistogram
 from prometheus_client import Summary as TheirSummary
 from prometheus_client.utils import floatToGoString
 
-from app.base.metrics.instruments import Counter, Family, Gauge, Histogram, Summary, number
+from app.core.base.metrics.instruments import Counter, Family, Gauge, Histogram, Summary, number
 
 finite = st.floats(min_value=0, max_value=1e9, allow_nan=False)
 bounds = st.lists(finite, unique=True, max_size=12).map(sorted)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.metrics.lora_requests import LIMIT_BYTES, MAX_SERIES, LoraRequests
-from app.base.metrics.recorder import PARTS, TOKEN_BYTES, FinishedSequence, Recorder
-from app.base.metrics.table import FINISHED
+from app.core.base.metrics.lora_requests import LIMIT_BYTES, MAX_SERIES, LoraRequests
+from app.core.base.metrics.recorder import PARTS, TOKEN_BYTES, FinishedSequence, Recorder
+from app.core.base.metrics.table import FINISHED
 
 STEPS = r"(?m)^vllm:iteration_tokens_total.*$"
 SECONDS = st.floats(0, 1000)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
 from app import create_app
-from app.serving.http.response import json_response
-from app.serving.http.route import get, post
-from app.serving.middleware.api_keys import ApiKeys
-from app.serving.middleware.cors import PREFLIGHT_VARY, Cors
+from app.core.server.http.response import json_response
+from app.core.server.http.route import get, post
+from app.core.server.middleware.api_keys import ApiKeys
+from app.core.server.middleware.cors import PREFLIGHT_VARY, Cors
 from config.loader import load
 from config.settings import AccessSettings, Settings
 from config.validation import LiveSettings

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.serving.middleware.foreign_pages import (
+from app.core.server.middleware.foreign_pages import (
     CONTROL_PATHS,
     OPERATOR_PREFIXES,
     SAFE_METHODS,
     is_control,
 )
-from app.serving.middleware.hosts import HostNames, host_of
+from app.core.server.middleware.hosts import HostNames, host_of
 from tests.application import app_of
 
 JSON = {"Content-Type": "application/json"}

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.response import Response, json_response
-from app.serving.http.route import post
-from app.serving.middleware.http_log import MAX_BODY_BYTES, HttpLog
+from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import post
+from app.core.server.middleware.http_log import MAX_BODY_BYTES, HttpLog
 from config.settings import Settings
 from config.validation import LiveSettings
 from tests.application import application
 
-NAME = "app.serving.middleware.http_log"
+NAME = "app.core.server.middleware.http_log"
 
 
 def client_of(live: LiveSettings) -> FlaskClient:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from urllib3 import encode_multipart_formdata
 
-from app.serving.http.response import Response
-from app.serving.middleware.journal import Journal, masked_json
+from app.core.server.http.response import Response
+from app.extensions.journal.journal import Journal, masked_json
 from tests.application import app_of, request
 
 CHAT = "/v1/chat/completions"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.middleware.masking import (
+from app.core.server.middleware.masking import (
     MASK,
     is_secret,
     mask_headers,

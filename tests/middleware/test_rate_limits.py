@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route
-from app.serving.middleware.rate_limits import MAX_CALLERS, RateLimits
+from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import Route
+from app.core.server.middleware.rate_limits import MAX_CALLERS, RateLimits
 from config.settings import AccessSettings, Settings
 from config.validation import LiveSettings
 from tests.application import application

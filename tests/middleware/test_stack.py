@@ -2,11 +2,11 @@
 
 import pytest
 
-from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError
-from app.serving.http.response import Response
-from app.serving.http.route import get
-from app.serving.middleware.stack import Middleware, MiddlewareStack
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import ApiError
+from app.core.server.http.response import Response
+from app.core.server.http.route import get
+from app.core.server.middleware.stack import Middleware, MiddlewareStack
 from tests.application import app_of, application, request
 
 Ran = list[str]

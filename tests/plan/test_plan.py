@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.lab.fidelity import simulate
-from app.lab.plan import search
-from app.lab.plan.command import run
+from app.extensions.lab.fidelity import simulate
+from app.extensions.lab.plan import search
+from app.extensions.lab.plan.command import run
 from tests.fidelity.test_command import SHAPE
 
 PRICES = {"h100": 2.5, "l40s": 2.0}

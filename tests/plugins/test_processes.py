@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.core.application import build, tokenizer_of
+from app.core.application import tokenizer_of
+from app.core.assembly.server import build
 from app.core.built_in import enabled_extensions
-from app.plugins.registry import HOOKS
+from app.extensions.plugins.registry import HOOKS
 from config import ConfigError, Settings
 from config.loader import load
 from config.vllm import serve

@@ -14,8 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.vectors import Bag, PoolingModel, embedding, logit, packing, sigmoid, small_floats
-from app.text.huggingface import default_tokenizer
+from app.core.engine.vectors import (
+    Bag,
+    PoolingModel,
+    embedding,
+    logit,
+    packing,
+    sigmoid,
+    small_floats,
+)
+from app.core.text.huggingface import default_tokenizer
 
 
 def no_pause() -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from app.core.application import create_app
-from app.serving.api.pooling import ROUTES, served_routes, task_instructions
-from app.serving.http.errors import ApiError
-from app.serving.protocol.decoding import Request, decode
-from app.serving.protocol.pooling import (
+from app.core.protocol.decoding import Request, decode
+from app.core.server.http.errors import ApiError
+from app.extensions.pooling.protocol import (
     ClassificationRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
+from app.extensions.pooling.routes import ROUTES, served_routes, task_instructions
 from config.settings import ModelSettings, Settings
 from tests.conformance.calls import CHAT, TEXT, USAGE_KEYS
 from tests.pooling.calls import (

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.serving.http.errors import ApiError
-from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.completions import CompletionRequest
-from app.serving.protocol.decoding import decode
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.decoding import decode
+from app.core.server.http.errors import ApiError
 
 JSON = "application/json"
 HELLO = [{"role": "user", "content": "hi"}]

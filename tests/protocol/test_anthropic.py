@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from app.serving.protocol.anthropic import BILLING_HEADER, AnthropicRequest, MessagesRequest
-from app.serving.protocol.anthropic import chat_request as to_chat
-from app.serving.protocol.chat import ChatCompletionRequest, Message
-from app.serving.protocol.decoding import decode
+from app.core.protocol.chat import ChatCompletionRequest, Message
+from app.core.protocol.decoding import decode
+from app.extensions.anthropic.protocol import BILLING_HEADER, AnthropicRequest, MessagesRequest
+from app.extensions.anthropic.protocol import chat_request as to_chat
 from tests.protocol.refused import refused
 
 HELLO = {"role": "user", "content": "hi"}

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from app.serving.http.errors import ApiError, bad_request
-from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.serving.protocol.coercion import ConversionError, convert_value
-from app.serving.protocol.decoding import UnparsableBodyError, decode
+from app.core.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.core.protocol.coercion import ConversionError, convert_value
+from app.core.protocol.decoding import UnparsableBodyError, decode
+from app.core.server.http.errors import ApiError, bad_request
 from tests.protocol.refused import chat
 
 JSON = "application/json"

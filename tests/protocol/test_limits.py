@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from app.serving.protocol.decoding import decode
-from app.serving.protocol.generate import GenerateRequest
-from app.serving.protocol.validation import (
+from app.core.protocol.decoding import decode
+from app.core.protocol.validation import (
     GenerationRequest,
     ModelLimits,
     ValidatedRequest,
     fit_prompt,
 )
+from app.extensions.disaggregation.protocol import GenerateRequest
 from tests.protocol.refused import chat, completion, refused
 
 CONTEXT = 2048

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import app.serving.protocol
-from app.serving.http.errors import ApiError
-from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.completions import CompletionRequest
-from app.serving.protocol.decoding import Request, decode, decode_first
-from app.serving.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
-from app.serving.protocol.validation import ModelLimits, ValidatedRequest
+import app.core.protocol
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.decoding import Request, decode, decode_first
+from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
+from app.core.protocol.validation import ModelLimits, ValidatedRequest
+from app.core.server.http.errors import ApiError
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)
@@ -25,12 +25,12 @@ KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, De
 
 def kinds_below(kind: type[Request]) -> Iterator[type[Request]]:
     for one in kind.__subclasses__():
-        if one.__module__.startswith("app.serving.protocol."):
+        if one.__module__.startswith("app.core.protocol."):
             yield one
         yield from kinds_below(one)
 
 
-for module in pkgutil.iter_modules(app.serving.protocol.__path__, "app.serving.protocol."):
+for module in pkgutil.iter_modules(app.core.protocol.__path__, "app.core.protocol."):
     importlib.import_module(module.name)
 EVERY_KIND = [kind for kind in dict.fromkeys(kinds_below(Request)) if kind.__struct_fields__]
 LIMITS = ModelLimits(max_model_len=2048, vocab_size=4096)

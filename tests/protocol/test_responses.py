@@ -8,21 +8,21 @@ from openai.types.responses.response import ToolChoice
 from openai.types.responses.tool import Tool
 from pydantic import TypeAdapter
 
-from app.engine.forms.schema import Schemas
-from app.serving.api.chat.parts import tool_calls_of
-from app.serving.protocol.chat import Message
-from app.serving.protocol.coercion import ConversionError
-from app.serving.protocol.decoding import decode
-from app.serving.protocol.options import NamedToolChoice
-from app.serving.protocol.response_chat import ResponsesChat, chat_request, echo_text
-from app.serving.protocol.response_tools import (
+from app.core.api.chat.parts import tool_calls_of
+from app.core.protocol.chat import Message
+from app.core.protocol.coercion import ConversionError
+from app.core.protocol.decoding import decode
+from app.core.protocol.options import NamedToolChoice
+from app.extensions.forms.schema import Schemas
+from app.extensions.responses.chat import ResponsesChat, chat_request, echo_text
+from app.extensions.responses.protocol import ResponsesRequest
+from app.extensions.responses.tools import (
     CUSTOM_PARAMETERS,
     CalledTool,
     called_tools,
     convert_tool_choice,
     convert_tools,
 )
-from app.serving.protocol.responses import ResponsesRequest
 from config.loader import load
 from tests.protocol.refused import refused
 

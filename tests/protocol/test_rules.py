@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from app.serving.http.errors import ApiError
-from app.serving.protocol.completions import MAX_PROMPTS
-from app.serving.protocol.rules import check_structured_outputs
+from app.core.protocol.completions import MAX_PROMPTS
+from app.core.protocol.rules import check_structured_outputs
+from app.core.server.http.errors import ApiError
 from tests.protocol.refused import chat, completion, refused
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.serving.recording.exchange import (
+from app.extensions.recording.exchange import (
     FORMAT,
     VERSION,
     Exchange,

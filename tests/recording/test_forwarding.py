@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.serving.http.context import context_of
-from app.serving.http.errors import ApiError
-from app.serving.recording.forwarding import check_path, origin_form, target_without_root_path
-from app.serving.recording.request_form import comparable_path
+from app.core.server.http.context import context_of
+from app.core.server.http.errors import ApiError
+from app.extensions.recording.forwarding import check_path, origin_form, target_without_root_path
+from app.extensions.recording.request_form import comparable_path
 from tests.application import request
 
 SENT_AS_THEY_ARE = (

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.serving.middleware.masking import mask_text
-from app.serving.recording.exchange import (
+from app.core.server.middleware.masking import mask_text
+from app.extensions.recording.exchange import (
     HiddenSecretsError,
     RecordedAnswer,
     RecordingError,
@@ -21,8 +21,8 @@ from app.serving.recording.exchange import (
     masked_pieces,
     read_exchange,
 )
-from app.serving.recording.library import Recording
-from app.serving.recording.request_form import RequestForm, request_form
+from app.extensions.recording.library import Recording
+from app.extensions.recording.request_form import RequestForm, request_form
 from tests.recording.recordings import CHAT, HEADER, chat, exchange, written
 
 ONE = exchange(chat("Hi"), (0, b"1"))
@@ -72,7 +72,7 @@ def test_cut_last_line_is_skipped(
 
 
 def test_line_that_is_too_long_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.serving.recording.lines.MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("app.extensions.recording.lines.MAX_LINE_BYTES", 1 << 20)
     path = written(tmp_path / "r", [exchange(b"x" * (1 << 20), (0, b"0")), ONE])
     with pytest.raises(RecordingError, match="line 2 is longer than 1 MiB"):
         Recording(path)

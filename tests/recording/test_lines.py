@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.recording.exchange import RecordingError, line_of
-from app.serving.recording.library import Recording
-from app.serving.recording.lines import LineReader, Progress, ReadOptions, recorded
+from app.extensions.recording.exchange import RecordingError, line_of
+from app.extensions.recording.library import Recording
+from app.extensions.recording.lines import LineReader, Progress, ReadOptions, recorded
 from tests.recording.recordings import HEADER, chat, exchange, written
 
 TEXTS = ("one", "two ünï", "three\nlines", "four")
@@ -139,7 +139,7 @@ def test_growing_recording_skips_lines_that_are_not_exchanges(
 def test_growing_recording_skips_lines_that_are_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.lines.MAX_LINE_BYTES", 1 << 12)
+    monkeypatch.setattr("app.extensions.recording.lines.MAX_LINE_BYTES", 1 << 12)
     path = written(tmp_path / "r", EXCHANGES[:1], b"x" * (3 << 12) + b"\n" + LINES[1])
     with closing(Recording(path, grows=True)) as recording:
         assert len(recording) == 2

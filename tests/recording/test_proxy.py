@@ -12,11 +12,11 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.serving.http.client import JSON, HttpConnection, Target
-from app.serving.recording.exchange import Exchange, bytes_of
-from app.serving.recording.proxy import RecordingProxy
-from app.serving.recording.recorder import PIECE_OVERHEAD_BYTES, Upstream
-from app.serving.recording.writer import RecordingFile
+from app.core.server.http.client import JSON, HttpConnection, Target
+from app.extensions.recording.exchange import Exchange, bytes_of
+from app.extensions.recording.proxy import RecordingProxy
+from app.extensions.recording.recorder import PIECE_OVERHEAD_BYTES, Upstream
+from app.extensions.recording.writer import RecordingFile
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 
@@ -160,7 +160,7 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
 def test_huge_or_compressed_body_is_forwarded_but_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int, answer: bytes, why: str
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.recorder.MAX_PIECES", 500)
+    monkeypatch.setattr("app.extensions.recording.recorder.MAX_PIECES", 500)
     with (
         saying(answer) as address,
         recording(tmp_path, address, max_bytes=2 << 20, max_held_bytes=32 << 20) as (

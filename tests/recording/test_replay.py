@@ -10,16 +10,16 @@ from typing import Any
 import gevent
 import pytest
 
-from app.base.clock.clock import VirtualClock
-from app.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
-from app.serving.faults.injector import FaultInjector
-from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.errors import ApiError
-from app.serving.http.response import Response
-from app.serving.middleware.journal import Journal
-from app.serving.recording.exchange import Exchange
-from app.serving.recording.library import Recording
-from app.serving.recording.replay import Replay, ReplayServices
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
+from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.errors import ApiError
+from app.core.server.http.response import Response
+from app.extensions.faults.injector import FaultInjector
+from app.extensions.journal.journal import Journal
+from app.extensions.recording.exchange import Exchange
+from app.extensions.recording.library import Recording
+from app.extensions.recording.replay import Replay, ReplayServices
 from config.settings import ServerSettings
 from tests.application import request
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written

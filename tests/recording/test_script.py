@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from app import create_app
-from app.cli import main
-from app.serving.recording.exchange import Exchange
-from app.serving.recording.to_script import script_of
-from app.serving.scripts.template import Template
+from app.core.cli import main
+from app.extensions.recording.exchange import Exchange
+from app.extensions.recording.to_script import script_of
+from app.extensions.scripts.template import Template
 from config.loader import load
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
 

@@ -9,9 +9,9 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.serving.recording import writer
-from app.serving.recording.exchange import Exchange, RecordingError, line_of
-from app.serving.recording.writer import RecordingFile
+from app.extensions.recording import writer
+from app.extensions.recording.exchange import Exchange, RecordingError, line_of
+from app.extensions.recording.writer import RecordingFile
 from tests.fleet.stubs import eventually
 from tests.recording.recordings import HEADER, chat, exchange, exchanges_of, written
 
@@ -223,7 +223,7 @@ def test_number_of_waiting_exchanges_is_limited(
 def test_recorder_starts_while_another_process_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.shared_file.LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("app.extensions.recording.shared_file.LOCK_TIMEOUT_S", 0.05)
     path = Path(written(tmp_path / "r", [exchange(chat("old"), (0, b"old"))]))
     with locked_by_another(path):
         recording = Recorder(path)

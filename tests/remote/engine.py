@@ -1,5 +1,5 @@
 """What stands for the engine's process where no torch is: a real ZMQ peer that speaks
-`app.engine.core.wire`.
+`app.core.engine.wire`.
 
 Started as `python -m tests.remote.engine OPTIONS`. It works in the folder of its model: says what
 stands in `text`, a token in so many seconds as stand in `pace`, tells KV events as in `blocks` with
@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from app.engine.core import wire
-from app.engine.core.heartbeat import Heartbeat
+from app.core.engine import wire
+from app.extensions.llm.heartbeat import Heartbeat
 
 TOKEN_CHARS = 4
 TOPIC = "kv@pod@model"

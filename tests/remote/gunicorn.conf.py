@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from app.serving.gunicorn import engine_process
+from app.extensions.llm import engine_process
 from config import declaration
 
 engine_process.MODULE = "tests.remote.engine"

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from app.engine.forms.schema import Schemas
-from app.engine.forms.schema.keywords import JSON
+from app.extensions.forms.schema import Schemas
+from app.extensions.forms.schema.keywords import JSON
 from config.settings import ToolSettings
 
 

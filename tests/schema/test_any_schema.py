@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema import SchemaError as WrongSchema
 
-from app.engine.forms.schema import SchemaError
+from app.extensions.forms.schema import SchemaError
 from config.settings import ToolSettings
 from tests.schema.drawing import check_schema, sample
 from tests.schema.test_keywords import tool_parameters

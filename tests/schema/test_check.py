@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.engine.forms.schema import SchemaError, Schemas
-from app.engine.forms.schema.backends import find_unsupported_keyword
+from app.extensions.forms.schema import SchemaError, Schemas
+from app.extensions.forms.schema.backends import find_unsupported_keyword
 from config.settings import ToolSettings
 from tests.schema.drawing import check_schema, sample
 

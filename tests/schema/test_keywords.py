@@ -13,8 +13,8 @@ from uuid import UUID
 import pytest
 from jsonschema import Draft202012Validator, validators
 
-from app.engine.forms.schema import SchemaError, Unsatisfiable
-from app.engine.forms.schema.text_draw import FORMAT_CHECKER, FORMAT_WRITERS
+from app.extensions.forms.schema import SchemaError, Unsatisfiable
+from app.extensions.forms.schema.text_draw import FORMAT_CHECKER, FORMAT_WRITERS
 from config.settings import ToolSettings
 from tests.schema.drawing import sample
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.forms.schema import SchemaError, Unsatisfiable
-from app.engine.forms.schema.bounds import WorkBudget
-from app.engine.forms.schema.patterns import Pattern
+from app.extensions.forms.schema import SchemaError, Unsatisfiable
+from app.extensions.forms.schema.bounds import WorkBudget
+from app.extensions.forms.schema.patterns import Pattern
 
 PYTHON = [
     "", "^$", r"\d{3}-\d{4}", r"^[a-z0-9]+(?:-[a-z0-9]+)*$", r"(cat|dog|bird)s?", r"[^\d\s]{4}", ".{10}",

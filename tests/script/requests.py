@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+from app.core.api.fault import RequestFacts
 from app.extensions.forms.constraints import FormConstraints
-from app.serving.api.fault import RequestFacts
-from app.serving.scripts.matched_request import MatchedRequest, Message
-from app.serving.scripts.script_set import SchemaCheck, ScriptSet
+from app.extensions.scripts.matched_request import MatchedRequest, Message
+from app.extensions.scripts.script_set import SchemaCheck, ScriptSet
 
 NOON_S = 1_700_000_000.0
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from app.serving.scripts.rules import RuleFailureError, ScriptError
+from app.extensions.scripts.rules import RuleFailureError, ScriptError
 from tests.application import app_of
 from tests.script.requests import Books, request, said
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
-from app.serving.scripts.matched_request import MatchBudget
+from app.core.cli import main
+from app.extensions.scripts.matched_request import MatchBudget
 from tests.running_server import ROOT
 
 EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.cli import main
-from app.serving.scripts.matched_request import MatchedRequest
-from app.serving.scripts.script_set import ScriptSet
+from app.core.cli import main
+from app.extensions.scripts.matched_request import MatchedRequest
+from app.extensions.scripts.script_set import ScriptSet
 from tests.running_server import ROOT
 from tests.script.requests import Books, request
 

@@ -14,14 +14,14 @@ import regex
 from flask.testing import FlaskClient
 from msgspec import convert
 
-from app.serving.scripts import script_set, template
-from app.serving.scripts.matched_request import BudgetSpentError, MatchBudget, SlowRegexError
-from app.serving.scripts.matching import Conditions, Groups
-from app.serving.scripts.regexes import MAX_REGEX_NODES, RegexCompiler, unrolled_nodes
-from app.serving.scripts.rules import RuleFailureError, ScriptError, When
-from app.serving.scripts.template import Template
-from app.serving.scripts.template_environment import RandomFunctions
-from app.serving.scripts.template_limits import (
+from app.extensions.scripts import script_set, template
+from app.extensions.scripts.matched_request import BudgetSpentError, MatchBudget, SlowRegexError
+from app.extensions.scripts.matching import Conditions, Groups
+from app.extensions.scripts.regexes import MAX_REGEX_NODES, RegexCompiler, unrolled_nodes
+from app.extensions.scripts.rules import RuleFailureError, ScriptError, When
+from app.extensions.scripts.template import Template
+from app.extensions.scripts.template_environment import RandomFunctions
+from app.extensions.scripts.template_limits import (
     BUDGET_KEY,
     MAX_CHARACTERS,
     MAX_DEPTH,

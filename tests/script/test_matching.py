@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import convert
 
-from app.serving.scripts.matched_request import MatchedRequest
-from app.serving.scripts.matching import Conditions, Groups
-from app.serving.scripts.rules import RuleFailureError, ScriptError, When
-from app.serving.scripts.template import Template
-from app.serving.scripts.template_environment import RandomFunctions
-from app.serving.scripts.template_limits import MAX_CHARACTERS
+from app.extensions.scripts.matched_request import MatchedRequest
+from app.extensions.scripts.matching import Conditions, Groups
+from app.extensions.scripts.rules import RuleFailureError, ScriptError, When
+from app.extensions.scripts.template import Template
+from app.extensions.scripts.template_environment import RandomFunctions
+from app.extensions.scripts.template_limits import MAX_CHARACTERS
 from tests.script.requests import request
 
 AGENT = request(

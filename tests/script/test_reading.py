@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.scripts import matching
-from app.serving.scripts.reader import MAX_SCRIPT_BYTES, convert_script, read_script
-from app.serving.scripts.rules import Script, ScriptError
-from app.serving.scripts.script_file import RuleState
+from app.extensions.scripts import matching
+from app.extensions.scripts.reader import MAX_SCRIPT_BYTES, convert_script, read_script
+from app.extensions.scripts.rules import Script, ScriptError
+from app.extensions.scripts.script_file import RuleState
 from config.declaration import ConfigError
 from config.yaml_file import MOST_LEVELS, parse_yaml
 from tests.script.requests import Books, request, said

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.serving.flask.application import Understudy
-from app.serving.flask.asgi import REFUSAL
+from app.core.server.flask.application import Understudy
+from app.core.server.flask.asgi import REFUSAL
 from tests.application import application
 
 

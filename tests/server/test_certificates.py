@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from gunicorn.config import Config
 
-from app.serving.gunicorn.certificates import (
+from app.core.server.gunicorn.certificates import (
     CertificateError,
     SelfSigned,
     ServerCertificate,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.serving.gunicorn.drain import admit_handshakes, refuse_handshakes
+from app.core.server.gunicorn.drain import admit_handshakes, refuse_handshakes
 
 BRIEF_S = 0.1
 """Time after which a handshake is not completed, because its first packet is dropped."""

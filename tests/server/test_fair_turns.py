@@ -5,7 +5,7 @@ from functools import partial
 import gevent
 import pytest
 
-from app.serving.gunicorn.fair_turns import TURN_S, ConnectionCost, FairTurns
+from app.core.server.gunicorn.fair_turns import TURN_S, ConnectionCost, FairTurns
 
 
 class Time:

@@ -8,10 +8,10 @@ from gunicorn.http.errors import ParseException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.serving.gunicorn.general import check_head
-from app.serving.gunicorn.heads import RequestHeads
-from app.serving.http.response import Response
-from app.serving.http.route import post, probe
+from app.core.server.gunicorn.general import check_head
+from app.core.server.gunicorn.heads import RequestHeads
+from app.core.server.http.response import Response
+from app.core.server.http.route import post, probe
 
 
 class Source:

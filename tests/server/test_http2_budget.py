@@ -13,13 +13,13 @@ import gevent.socket
 import pytest
 from gunicorn.config import Config
 
-from app.serving.gunicorn.fair_turns import ConnectionCost, FairTurns, Work
-from app.serving.gunicorn.hub_connection import FastPath
-from app.serving.gunicorn.logs import ServerLogger
+from app.core.server.gunicorn.fair_turns import ConnectionCost, FairTurns, Work
+from app.core.server.gunicorn.hub_connection import FastPath
+from app.core.server.gunicorn.logs import ServerLogger
 
 pytest.importorskip("h2")
 
-from app.serving.gunicorn.http2.budget import (
+from app.core.server.gunicorn.http2.budget import (
     END_STREAM,
     FRAMES_FORGIVEN,
     FRAMES_PER_ANSWER,
@@ -28,9 +28,9 @@ from app.serving.gunicorn.http2.budget import (
     MIN_PROGRESS_BYTES,
     FrameBudget,
 )
-from app.serving.gunicorn.http2.http2_connection import PREFACE, Http2Connection
-from app.serving.gunicorn.http2.protocol import ConnectionFailedError
-from app.serving.http.rpc import RpcService
+from app.core.server.gunicorn.http2.http2_connection import PREFACE, Http2Connection
+from app.core.server.gunicorn.http2.protocol import ConnectionFailedError
+from app.core.server.http.rpc import RpcService
 
 pytestmark = pytest.mark.grpc
 

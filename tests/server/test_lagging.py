@@ -10,10 +10,10 @@ import gevent.socket
 import pytest
 from gunicorn.config import Config
 
-from app.serving.gunicorn.fair_turns import TURN_S, FairTurns, Work
-from app.serving.gunicorn.fast_connection import FastConnection
-from app.serving.gunicorn.hub_connection import FastPath
-from app.serving.gunicorn.logs import ServerLogger
+from app.core.server.gunicorn.fair_turns import TURN_S, FairTurns, Work
+from app.core.server.gunicorn.fast_connection import FastConnection
+from app.core.server.gunicorn.hub_connection import FastPath
+from app.core.server.gunicorn.logs import ServerLogger
 
 CLIENTS = 8
 SLICES = 3

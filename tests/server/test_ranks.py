@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.serving.gunicorn import ranks
-from app.serving.gunicorn.ranks import export_settings, exported_settings
+from app.core.server.gunicorn import ranks
+from app.core.server.gunicorn.ranks import export_settings, exported_settings
 from config import Settings
 from config.settings import AccessSettings, ReplySettings, SchedulingSettings, ServerSettings
 

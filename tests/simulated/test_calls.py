@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.errors import SchemaUnsatisfiable
-from app.engine.core.outputs import Finish, Tokens
-from app.engine.core.request import Constraint, ToolCalls, ToolFunction
-from app.engine.simulated.calls import CLOSING, OPENING
+from app.core.engine.errors import SchemaUnsatisfiable
+from app.core.engine.outputs import Finish, Tokens
+from app.core.engine.request import Constraint, ToolCalls, ToolFunction
+from app.core.engine.simulated.calls import CLOSING, OPENING
 from config.settings import ToolSettings
 from tests.engine.harness import Harness, embedded_tokenizer
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import Finish
-from app.engine.core.request import Reply
-from app.engine.core.wire import Sampling
-from app.engine.simulated.endings import stopped
-from app.engine.simulated.token_chooser import TokenChooser
+from app.core.engine.outputs import Finish
+from app.core.engine.request import Reply
+from app.core.engine.simulated.endings import stopped
+from app.core.engine.simulated.token_chooser import TokenChooser
+from app.core.engine.wire import Sampling
 from tests.engine.harness import Harness, embedded_tokenizer, engine_request
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import Finish
+from app.core.engine.outputs import Finish
 from tests.engine.harness import Harness, embedded_tokenizer
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.core.errors import PromptExceedsCache
-from app.engine.core.outputs import Started
-from app.engine.kvcache.events import AllBlocksCleared
+from app.core.engine.errors import PromptExceedsCache
+from app.core.engine.kvcache.events import AllBlocksCleared
+from app.core.engine.outputs import Started
 from tests.engine.harness import BLOCK_TOKENS, Harness
 
 PROMPT = list(range(100, 100 + 4 * BLOCK_TOKENS))

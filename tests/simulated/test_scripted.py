@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import Tokens
-from app.engine.core.request import ScriptedReply
+from app.core.engine.outputs import Tokens
+from app.core.engine.request import ScriptedReply
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import Harness, embedded_tokenizer

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import TokenLogprob
-from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.logprobs import BROKEN, Entries
-from app.engine.simulated.random_mode import (
+from app.core.engine.outputs import TokenLogprob
+from app.core.engine.simulated.corpus import Corpus, sample_sentences
+from app.core.engine.simulated.logprobs import BROKEN, Entries
+from app.core.engine.simulated.random_mode import (
     BUCKETS,
     bucket_range,
     limited_length,
     reply_length,
 )
-from app.text.base import Tokenizer, TokenizerError
-from app.text.huggingface import LocalTokenizer
+from app.core.text.base import Tokenizer, TokenizerError
+from app.core.text.huggingface import LocalTokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
 from tests.needs import RECORDING
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.simulated.corpus import sample_sentences
-from app.engine.simulated.whole_sentences import reachable_sums
+from app.core.engine.simulated.corpus import sample_sentences
+from app.core.engine.simulated.whole_sentences import reachable_sums
 from tests.engine.harness import Harness, embedded_corpus, embedded_tokenizer
 
 WHOLE = set(sample_sentences().prose)

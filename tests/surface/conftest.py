@@ -12,7 +12,7 @@ import pytest
 import requests
 from requests.adapters import BaseAdapter
 
-from app.serving.flask.application import Understudy
+from app.core.server.flask.application import Understudy
 from tests.application import app_of
 from tests.running_server import SEED, RunningServer, running_server
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import listed_commands, main
+from app.core.cli import listed_commands, main
 from config.settings import BY_NAME
 from scripts.example_pages import PAGES as EXAMPLES
 from scripts.example_pages import renewed

@@ -13,7 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 from jsonschema import Draft202012Validator
 
-from app.serving.flask.application import Understudy
+from app.core.server.flask.application import Understudy
 from config import VERSION
 from tests.application import app_of
 from tests.running_server import ROOT

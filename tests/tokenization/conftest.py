@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from app.text.files import TokenizerFolder
-from app.text.huggingface import LocalTokenizer, default_tokenizer
+from app.core.text.files import TokenizerFolder
+from app.core.text.huggingface import LocalTokenizer, default_tokenizer
 from tests.needs import RECORDING
 
 

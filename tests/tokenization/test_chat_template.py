@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from app.text.base import ChatOptions, ChatTemplateError, TokenizerInputError
-from app.text.chat_template import ChatTemplates
-from app.text.compiled_template import ChatTemplateCompiler
-from app.text.huggingface import LocalTokenizer
-from app.text.template_environment import (
+from app.core.text.base import ChatOptions, ChatTemplateError, TokenizerInputError
+from app.core.text.chat_template import ChatTemplates
+from app.core.text.compiled_template import ChatTemplateCompiler
+from app.core.text.huggingface import LocalTokenizer
+from app.core.text.template_environment import (
     ADDRESS,
     TemplateEnvironment,
     TemplateFunction,
@@ -252,7 +252,7 @@ def test_named_templates_are_selected_by_name_or_by_tools() -> None:
 def test_templates_are_found_in_all_places_of_a_folder(
     tmp_path: Path, embedded: LocalTokenizer
 ) -> None:
-    data = Path(__file__).parents[2] / "app/text/data"
+    data = Path(__file__).parents[2] / "app/core/text/data"
     (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
 
     def rendered(**options: Any) -> str:

@@ -6,9 +6,14 @@ from contextlib import nullcontext
 import pytest
 from jinja2 import Environment
 
-from app.text.base import ChatTemplateError
-from app.text.conversation import MODALITIES, ContentFormat, developer_as_system, parse_messages
-from app.text.template_analysis import detect_content_format
+from app.core.text.base import ChatTemplateError
+from app.core.text.conversation import (
+    MODALITIES,
+    ContentFormat,
+    developer_as_system,
+    parse_messages,
+)
+from app.core.text.template_analysis import detect_content_format
 
 TEXT = {"type": "text", "text": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

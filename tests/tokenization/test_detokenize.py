@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from app.text.detokenization import byte_symbols
-from app.text.huggingface import LocalTokenizer, default_tokenizer
+from app.core.text.detokenization import byte_symbols
+from app.core.text.huggingface import LocalTokenizer, default_tokenizer
 
 TOKENIZER = default_tokenizer()
 any_ids = st.lists(

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.text.base import (
+from app.core.text.base import (
     ChatOptions,
     ChatTemplateError,
     TokenIdError,
     TokenizerInputError,
     TokenizerLoadError,
 )
-from app.text.huggingface import LocalTokenizer, default_tokenizer
+from app.core.text.huggingface import LocalTokenizer, default_tokenizer
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = default_tokenizer()
@@ -34,7 +34,7 @@ def test_a_sentence_encodes_to_the_same_ids_wherever_it_is_cut(
     embedded: LocalTokenizer,
 ) -> None:
     """The length of a reply is counted in ids, clients count by encoding its text."""
-    for file in (ROOT / "app/engine/simulated/sentences").glob("*.txt"):
+    for file in (ROOT / "app/core/engine/simulated/sentences").glob("*.txt"):
         for line in file.read_text(encoding="utf-8").splitlines():
             ids = embedded.encode(line)
             for cut in range(1, len(ids) + 1):
@@ -91,7 +91,7 @@ def test_the_recorded_ids_are_reproduced(recorded: LocalTokenizer) -> None:
 
 
 def test_the_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> None:
-    content = json.loads((ROOT / "app/text/data/tokenizer.json").read_text(encoding="utf-8"))
+    content = json.loads((ROOT / "app/core/text/data/tokenizer.json").read_text(encoding="utf-8"))
     begin = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     content["post_processor"] = {
         "type": "TemplateProcessing",
@@ -116,7 +116,7 @@ def test_the_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> No
 
 
 def test_eos_token_ids_come_from_the_generation_config(tmp_path: Path) -> None:
-    data = ROOT / "app/text/data"
+    data = ROOT / "app/core/text/data"
     (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     (tmp_path / "config.json").write_text(
@@ -156,7 +156,7 @@ def test_many_ids_decode_as_in_the_library(embedded: LocalTokenizer, skip: bool)
 
 
 def test_caches_are_bounded_and_report_their_size(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "app/text/data", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "app/core/text/data", tmp_path, dirs_exist_ok=True)
     tokenizer = LocalTokenizer.from_path(tmp_path)
     before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
     ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])

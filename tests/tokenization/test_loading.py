@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.text.base import Tokenizer, TokenizerInputError, TokenizerLoadError
-from app.text.files import fetch
-from app.text.huggingface import EMBEDDED, LocalTokenizer, load_tokenizer
-from app.text.render import RenderTokenizer
+from app.core.text.base import Tokenizer, TokenizerInputError, TokenizerLoadError
+from app.core.text.files import fetch
+from app.core.text.huggingface import EMBEDDED, LocalTokenizer, load_tokenizer
+from app.core.text.render import RenderTokenizer
 from config.settings import TokenizerSettings
 
 

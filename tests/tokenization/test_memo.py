@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from app.text.huggingface import default_tokenizer
-from app.text.memo import PromptMemo, chat_memo, text_memo
+from app.core.text.huggingface import default_tokenizer
+from app.core.text.memo import PromptMemo, chat_memo, text_memo
 
 TOKENIZER = default_tokenizer()
 CHAT = b'[{"role": "user", "content": "Who comes again?"}]'

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app.text.base import ChatOptions, TokenIdError, TokenizerInputError, TokenizerServiceError
-from app.text.huggingface import default_tokenizer
-from app.text.render import RenderTokenizer
+from app.core.text.base import ChatOptions, TokenIdError, TokenizerInputError, TokenizerServiceError
+from app.core.text.huggingface import default_tokenizer
+from app.core.text.render import RenderTokenizer
 from tests.http_server import Handler, serving
 
 TOKENIZER = default_tokenizer()
@@ -185,7 +185,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 def test_endless_and_slow_responses_are_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.text.render.MAX_RESPONSE_BYTES", 1 << 20)
+    monkeypatch.setattr("app.core.text.render.MAX_RESPONSE_BYTES", 1 << 20)
     with (
         saying(HEAD, b" " * 65536) as url,
         pytest.raises(TokenizerServiceError, match="more than 1 MiB"),

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from app.text.files import TokenizerFolder
-from app.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
-from app.text.words import WordEncoder, has_independent_words
+from app.core.text.files import TokenizerFolder
+from app.core.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
+from app.core.text.words import WordEncoder, has_independent_words
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
-from app.base.tracing import BATCH_SPANS, LOG_INTERVAL_S, SpanSender, span_bytes
+from app.extensions.tracing.export import BATCH_SPANS, LOG_INTERVAL_S, SpanSender, span_bytes
 from tests.application import app_of
 
 
@@ -43,7 +43,11 @@ def make(tracer: Tracer, count: int) -> list[str]:
 
 
 def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "app.base.tracing"]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "app.extensions.tracing.export"
+    ]
 
 
 def test_spans_are_exported_in_order_and_in_batches() -> None:

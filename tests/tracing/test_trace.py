@@ -6,9 +6,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from app.engine.core.delays import DelayLog
-from app.engine.core.request import EngineRequest, SequenceOutcome
-from app.serving.middleware.traces import MAX_EXPLAINING_S, NANOSECONDS, Explainer, RequestTrace
+from app.core.engine.delays import DelayLog
+from app.core.engine.request import EngineRequest, SequenceOutcome
+from app.extensions.tracing.traces import MAX_EXPLAINING_S, NANOSECONDS, Explainer, RequestTrace
 from tests.engine.harness import START_S, Harness
 
 EPOCH_NS = 1_700_000_000 * NANOSECONDS

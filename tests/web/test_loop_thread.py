@@ -14,9 +14,9 @@ import gevent
 from werkzeug.serving import make_server
 from werkzeug.test import Client, TestResponse
 
-from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, get, post
+from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import Route, get, post
 from tests.application import application
 
 PATIENCE_S = 20.0

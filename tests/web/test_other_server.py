@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from werkzeug.test import EnvironBuilder
 
-from app.serving.faults.damage import break_off
-from app.serving.http.context import RequestContext
-from app.serving.http.response import Response
-from app.serving.http.route import get
+from app.core.server.http.context import RequestContext
+from app.core.server.http.response import Response
+from app.core.server.http.route import get
+from app.extensions.faults.damage import break_off
 from tests.application import application
 
 

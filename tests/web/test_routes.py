@@ -3,9 +3,9 @@
 from flask import Response as FlaskResponse
 from flask import session, url_for
 
-from app.serving.http.context import RequestContext
-from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, get, post
+from app.core.server.http.context import RequestContext
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import Route, get, post
 from tests.application import app_of, application
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from app.engine.kvcache.events import PublisherSettings, of_rank
+from app.core.engine.kvcache.events import PublisherSettings, of_rank
 from config import ConfigError, Settings
 from config.settings import DatasetSettings, ServerSettings
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.assembly.derived import cache_config
-from app.engine.core.batch import LoRASlots
-from app.engine.core.constraints import Constraints, NoConstraints
-from app.engine.core.engine import Engine, EngineParts
-from app.engine.core.lifecycle import Lifecycle
-from app.engine.core.request import ScriptedReply
-from app.engine.kvcache.cache import KVCacheManager
-from app.engine.kvcache.hashing import BlockHasher
-from app.engine.kvcache.residency import Residency
-from app.engine.kvcache.stores import store_of
-from app.engine.lora import AdapterMemory
-from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
+from app.core.base.metrics.recorder import Recorder, RecorderOptions
+from app.core.engine.batch import LoRASlots
+from app.core.engine.constraints import Constraints, NoConstraints
+from app.core.engine.engine import Engine, EngineParts
+from app.core.engine.kvcache.cache import KVCacheManager
+from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.kvcache.residency import Residency
+from app.core.engine.kvcache.stores import store_of
+from app.core.engine.lifecycle import Lifecycle
+from app.core.engine.lora import AdapterMemory
+from app.core.engine.request import ScriptedReply
+from app.core.engine.simulated.corpus import Corpus, sample_sentences
+from app.core.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from app.core.engine.kvcache.publisher import Publisher
+    from app.core.engine.request import EngineRequest, Model, Reply
+    from app.core.engine.step_cost import CostModel
     from app.core.extensions import ServerParts
-    from app.engine.core.request import EngineRequest, Model, Reply
-    from app.engine.core.step_cost import CostModel
-    from app.engine.kvcache.publisher import Publisher
     from config import Settings
     from config.profile import Profile
 
@@ -125,7 +125,7 @@ def _publisher(parts: ServerParts) -> Publisher | None:
     has_listener = any(extension.reads_kv_events for extension in parts.extensions)
     if not (has_endpoint or has_listener):
         return None
-    from app.engine.kvcache.publisher import Publisher  # imports ZMQ
+    from app.core.engine.kvcache.publisher import Publisher  # imports ZMQ
 
     return Publisher(parts.kv_events)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Position
-from app.serving.middleware.cors import Cors
-from app.serving.middleware.foreign_pages import ForeignPages
-from app.serving.middleware.http_log import HttpLog
-from app.serving.middleware.load_reports import LoadReports
-from app.serving.middleware.rate_limits import RateLimits
-from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
+from app.core.server.middleware.cors import Cors
+from app.core.server.middleware.foreign_pages import ForeignPages
+from app.core.server.middleware.http_log import HttpLog
+from app.core.server.middleware.load_reports import LoadReports
+from app.core.server.middleware.rate_limits import RateLimits
+from app.core.server.middleware.stack import Middleware, MiddlewareStack, RequestIds
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
-    from app.serving.middleware.http_metrics import HttpMetrics
+    from app.core.server.middleware.http_metrics import HttpMetrics
 
 
 def build_middleware(

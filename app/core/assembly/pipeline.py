@@ -5,16 +5,16 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from app.serving.api.identity import Identity, pod_headers
-from app.serving.api.models import ServedModels
-from app.serving.api.pipeline import ChatRules, RequestPipeline
-from app.serving.api.responder import Responder, ServerLoad
-from app.serving.protocol.validation import ModelLimits
+from app.core.api.identity import Identity, pod_headers
+from app.core.api.models import ServedModels
+from app.core.api.pipeline import ChatRules, RequestPipeline
+from app.core.api.responder import Responder, ServerLoad
+from app.core.protocol.validation import ModelLimits
 
 if TYPE_CHECKING:
+    from app.core.api.fault import FaultInjection
+    from app.core.api.reply_rules import ReplyRules
     from app.core.extensions import ServerParts
-    from app.serving.api.fault import FaultInjection
-    from app.serving.api.reply_rules import ReplyRules
     from config import Settings
 
 UNKNOWN_VOCABULARY_SIZE = 2**31

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.serving.api import completions, invocations, models
-from app.serving.api.admin import server as admin
-from app.serving.api.chat import completions as chat
-from app.serving.api.chat import prompt
-from app.serving.api.plain import plain_chats, plain_completions
+from app.core.api import admin, completions, invocations, models
+from app.core.api.chat import completions as chat
+from app.core.api.chat import prompt
+from app.core.api.plain import plain_chats, plain_completions
 
 if TYPE_CHECKING:
-    from app.base.metrics.instruments import Exposition
+    from app.core.api.responder import ServerLoad
+    from app.core.base.metrics.instruments import Exposition
     from app.core.extensions import ServerParts
-    from app.serving.api.responder import ServerLoad
-    from app.serving.flask.application import Understudy
+    from app.core.server.flask.application import Understudy
 
 
 def add_model_routes(app: Understudy, parts: ServerParts) -> None:

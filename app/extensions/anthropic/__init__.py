@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from app.core.engine.kvcache.memo import Memo
 from app.core.extensions import Extension
-from app.engine.kvcache.memo import Memo
 
 if TYPE_CHECKING:
-    from app.base import Bounded
+    from app.core.base import Bounded
     from app.core.extensions import ServerParts
-    from app.serving.http.route import Route
+    from app.core.server.http.route import Route
     from config import Settings
 
 THREADS_LIMIT_BYTES = 64 << 20
@@ -33,7 +33,7 @@ class AnthropicMessages(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of messages."""
-        from app.serving.api.anthropic import routes
+        from app.extensions.anthropic.routes import routes
 
         return {"anthropic": routes(self.parts.pipeline, self._threads)}
 

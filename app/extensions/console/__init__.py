@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension, Position
 
 if TYPE_CHECKING:
-    from app.base import Bounded
-    from app.console.application import Console
-    from app.serving.http.route import Route
-    from app.serving.middleware.stack import Middleware
+    from app.core.base import Bounded
+    from app.core.server.http.route import Route
+    from app.core.server.middleware.stack import Middleware
+    from app.extensions.console.application import Console
     from config import Settings
 
 
@@ -29,7 +29,7 @@ class ServerConsole(Extension):
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the observer of requests."""
-        from app.console.application import Console
+        from app.extensions.console.application import Console
 
         self._console = Console(self.parts)
         return {Position.INNERMOST: [self._console]}

@@ -10,14 +10,14 @@ from app.core.extensions import Command, Extension
 if TYPE_CHECKING:
     from random import Random
 
+    from app.core.engine.request import EngineRequest
     from app.core.extensions import ServerParts
-    from app.engine.core.request import EngineRequest
-    from app.engine.dataset.dataset import Dataset, Recorded
+    from app.extensions.datasets.dataset import Dataset, Recorded
     from config import Settings
 
 
 class DatasetReplies:
-    """See `app.engine.simulated.model.RecordedReplies`."""
+    """See `app.core.engine.simulated.model.RecordedReplies`."""
 
     def __init__(self, datasets: Mapping[str, Dataset]) -> None:
         self._datasets = datasets
@@ -26,7 +26,7 @@ class DatasetReplies:
         self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
     ) -> Recorded | None:
         """Returns a reply from the dataset of the request's model; None without one."""
-        from app.engine.dataset import dataset_of
+        from app.extensions.datasets.library import dataset_of
 
         dataset = dataset_of(self._datasets, request.model)
         if dataset is None:
@@ -40,7 +40,7 @@ class Datasets(Extension):
     name = "datasets"
 
     def __init__(self, parts: ServerParts) -> None:
-        from app.engine.dataset import open_datasets, prepare
+        from app.extensions.datasets.library import open_datasets, prepare
 
         super().__init__(parts)
         prepare(parts.settings.dataset)  # a server without our arbiter has not called `prepare`
@@ -55,7 +55,7 @@ class Datasets(Extension):
     @classmethod
     def prepare(cls, settings: Settings) -> None:
         """Downloads the dataset if its file is missing. Raises DatasetError."""
-        from app.engine.dataset import prepare
+        from app.extensions.datasets.library import prepare
 
         prepare(settings.dataset)
 
@@ -75,7 +75,7 @@ class Datasets(Extension):
 
 def _run_command(argv: Sequence[str]) -> int:
     from app.core.application import tokenizer_of
-    from app.engine.dataset.command import run
+    from app.extensions.datasets.command import run
 
     return run(argv, tokenizer_of)
 

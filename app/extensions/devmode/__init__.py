@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.serving.http.route import Route
+    from app.core.server.http.route import Route
 
 
 class DevelopmentRoutes(Extension):

@@ -10,15 +10,15 @@ from typing import Annotated, Literal, TypeVar
 from gevent.event import Event
 from msgspec import Meta, Struct
 
-from app.engine.core.lifecycle import Operations, WeightUpdates
-from app.engine.core.wire import DEEPEST_SLEEP, PauseMode
-from app.serving.api.admin.server import ANY_OBJECT, EMPTY_ANSWER, action
-from app.serving.http.client_connection import watched
-from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.errors import ApiError, bad_request, internal, malformed
-from app.serving.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs
-from app.serving.protocol import decoding
-from app.serving.protocol.coercion import JsonObject
+from app.core.api.admin import ANY_OBJECT, EMPTY_ANSWER, action
+from app.core.engine.lifecycle import Operations, WeightUpdates
+from app.core.engine.wire import DEEPEST_SLEEP, PauseMode
+from app.core.protocol import decoding
+from app.core.protocol.coercion import JsonObject
+from app.core.server.http.client_connection import watched
+from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.errors import ApiError, bad_request, internal, malformed
+from app.core.server.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs
 
 
 class SleepQuery(Struct):

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.serving.http.route import Route
+    from app.core.server.http.route import Route
 
 
 class Disaggregation(Extension):
     """Generation of token ids, rendering and derendering, and where KV events are published."""
 
     name = "disaggregation"
+    requires = ("anthropic", "responses")
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of generation, and the routes that routers read at their start."""
-        from app.serving.api.generate import routes as generate
-        from app.serving.api.generate.sources import source_routes
+        from app.extensions.disaggregation import routes as generate
+        from app.extensions.disaggregation.sources import source_routes
 
         parts = self.parts
         settings = parts.settings

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.base.metrics.instruments import Families
-    from app.serving.http.route import Route
+    from app.core.base.metrics.instruments import Families
+    from app.core.server.http.route import Route
 
 
 class FakeMetrics(Extension):
@@ -19,8 +19,8 @@ class FakeMetrics(Extension):
 
     def engine_metrics(self, families: Families) -> Families:
         """Returns the fake families while any are set, and `families` otherwise."""
-        from app.base.metrics.fake import FakeFamilies
         from app.core.assembly.derived import cache_config
+        from app.extensions.fake_metrics.families import FakeFamilies
 
         parts = self.parts
         settings = parts.settings

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension, Position
 
 if TYPE_CHECKING:
-    from app.base import Bounded
+    from app.core.base import Bounded
     from app.core.extensions import ServerParts
-    from app.serving.faults.injector import FaultInjector
-    from app.serving.http.route import Route
-    from app.serving.middleware.stack import Middleware
+    from app.core.server.http.route import Route
+    from app.core.server.middleware.stack import Middleware
+    from app.extensions.faults.injector import FaultInjector
     from config import Settings
 
 
@@ -23,8 +23,8 @@ class Faults(Extension):
     injector: FaultInjector
 
     def __init__(self, parts: ServerParts) -> None:
-        from app.serving.faults.audit import FaultAudit
-        from app.serving.faults.injector import FaultInjector
+        from app.extensions.faults.audit import FaultAudit
+        from app.extensions.faults.injector import FaultInjector
 
         super().__init__(parts)
         self.injector = FaultInjector(parts.streams("faults"), parts.clock.now)
@@ -47,7 +47,7 @@ class Faults(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of the audit's verdict."""
-        from app.serving.faults.routes import routes
+        from app.extensions.faults.routes import routes
 
         return {"verdict": routes(self._audit)}
 

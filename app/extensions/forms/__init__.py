@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.base import Bounded
+    from app.core.base import Bounded
+    from app.core.engine.constraints import Constraints
     from app.core.extensions import ServerParts
-    from app.engine.core.constraints import Constraints
 
 
 class Forms(Extension):

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from app.engine.forms.schema import Schemas
-from app.engine.forms.schema.backends import find_unsupported_keyword
+from app.extensions.forms.schema import Schemas
+from app.extensions.forms.schema.backends import find_unsupported_keyword
 
 if TYPE_CHECKING:
-    from app.engine.forms.schema.derivation import Grammar
+    from app.extensions.forms.schema.derivation import Grammar
     from config.settings import ToolSettings
 
 
 class FormConstraints(Schemas):
-    """See `app.engine.core.constraints.Constraints`. Grammars are not cached."""
+    """See `app.core.engine.constraints.Constraints`. Grammars are not cached."""
 
     def refused_keyword(self, schema: object) -> str | None:
         """Returns the keyword for which vLLM refuses a compiled schema; None without one."""
@@ -24,14 +24,14 @@ class FormConstraints(Schemas):
     def compile_structural_tag(self, tag: str) -> Grammar:
         """Returns the grammar of a structural tag. Raises SchemaError."""
         self.load()
-        from app.engine.forms.grammar.compiler import compile_structural_tag
+        from app.extensions.forms.grammar.compiler import compile_structural_tag
 
         return compile_structural_tag(tag, self)
 
     def compile_grammar(self, text: str) -> Grammar:
         """Returns the grammar that `text` describes. Raises SchemaError."""
         self.load()
-        from app.engine.forms.grammar.compiler import compile_grammar
+        from app.extensions.forms.grammar.compiler import compile_grammar
 
         return compile_grammar(text)
 
@@ -44,6 +44,6 @@ class FormConstraints(Schemas):
         free_text: Callable[[int, Random], str],
     ) -> str:
         """Returns a text of `grammar` with about so many characters. Raises SchemaError."""
-        from app.engine.forms.schema.derivation import write
+        from app.extensions.forms.schema.derivation import write
 
         return write(grammar, characters, rng, settings, free_text)

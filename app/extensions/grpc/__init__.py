@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.serving.http.rpc import RpcService
+    from app.core.server.http.rpc import RpcService
     from config import Settings
 
 
@@ -25,7 +25,7 @@ class Grpc(Extension):
 
     def rpc(self) -> RpcService:
         """Returns the methods of the service."""
-        from app.serving.api.grpc.service import EngineService  # imports protobuf
+        from app.extensions.grpc.service import EngineService  # imports protobuf
 
         parts = self.parts
         service = EngineService(

@@ -9,9 +9,9 @@ from app.core.extensions import Extension, Position
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
-    from app.serving.http.route import Route
-    from app.serving.middleware.journal import Journal
-    from app.serving.middleware.stack import Middleware
+    from app.core.server.http.route import Route
+    from app.core.server.middleware.stack import Middleware
+    from app.extensions.journal.journal import Journal
 
 DEFAULT_ENTRIES = 1000
 """Entries of a server with a console or with scripts, where the setting names no number."""
@@ -24,7 +24,7 @@ class RequestJournal(Extension):
     journal: Journal
 
     def __init__(self, parts: ServerParts) -> None:
-        from app.serving.middleware.journal import Journal
+        from app.extensions.journal.journal import Journal
 
         super().__init__(parts)
         settings = parts.settings
@@ -40,7 +40,7 @@ class RequestJournal(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that show and clear the journal."""
-        from app.serving.api.admin.testing import journal_routes
+        from app.extensions.journal.routes import journal_routes
 
         return {"journal": journal_routes(self.journal, self.parts.peers)}
 

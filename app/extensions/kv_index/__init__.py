@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.base import Bounded
-    from app.base.metrics.instruments import Families
-    from app.kvindex.service import KvIndex
-    from app.serving.flask.application import BackgroundService, Understudy
-    from app.serving.http.route import Route
-    from app.text.base import Tokenizer
+    from app.core.base import Bounded
+    from app.core.base.metrics.instruments import Families
+    from app.core.server.flask.application import BackgroundService, Understudy
+    from app.core.server.http.route import Route
+    from app.core.text.base import Tokenizer
+    from app.extensions.kv_index.service import KvIndex
     from config import Settings
 
 INDEXER = "indexer"
@@ -25,7 +25,6 @@ class KvIndexing(Extension):
     """An index beside a server of a model, or alone in a server with the role of an indexer."""
 
     name = "kv_index"
-    requires = ("openapi",)
     reads_kv_events = True
 
     @classmethod
@@ -45,7 +44,7 @@ class KvIndexing(Extension):
     @cached_property
     def _index(self) -> KvIndex:
         """The index. It follows the events of this server, too."""
-        from app.kvindex.service import BatchListener, build_index
+        from app.extensions.kv_index.service import BatchListener, build_index
 
         parts = self.parts
         index = build_index(parts.settings, parts.tokenizer)
@@ -55,7 +54,7 @@ class KvIndexing(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of scores and of the state of the index."""
-        from app.serving.api.kv_index import routes
+        from app.extensions.kv_index.routes import routes
 
         return {"kv_index": routes(self._index, self.parts.settings)}
 

@@ -41,35 +41,35 @@ class Lab(Extension):
 
 
 def _run_simulate(argv: Sequence[str]) -> int:
+    from app.extensions.lab.fidelity.simulate import run
     from app.extensions.plugins import autoscalers, step_costs
-    from app.lab.fidelity.simulate import run
 
     return run(argv, step_costs, autoscalers)
 
 
 def _run_plan(argv: Sequence[str]) -> int:
+    from app.extensions.lab.plan.command import run
     from app.extensions.plugins import step_costs
-    from app.lab.plan.command import run
 
     return run(argv, step_costs)
 
 
 def _run_fleet(argv: Sequence[str]) -> int:
     from app.core.application import tokenizer_of
+    from app.extensions.lab.fleet.command import run
     from app.extensions.plugins import routing_policies
-    from app.lab.fleet.command import run
 
     return run(argv, tokenizer_of, routing_policies)
 
 
 def _run_record(argv: Sequence[str]) -> int:
-    from app.lab.fidelity.record import run
+    from app.extensions.lab.fidelity.record import run
 
     return run(argv)
 
 
 def _run_calibrate(argv: Sequence[str]) -> int:
-    from app.lab.fidelity.calibrate import run
+    from app.extensions.lab.fidelity.calibrate import run
 
     return run(argv)
 

@@ -16,23 +16,23 @@ from typing import ClassVar, NamedTuple, cast
 
 from msgspec import Struct
 
-from app.engine.vectors import LOGIT_RANGE
-from app.serving.api.chat.media import BuiltPrompt
-from app.serving.api.choice_state import ChoiceState
-from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.writer import WholeWriter
-from app.serving.http.context import RequestContext
-from app.serving.http.errors import bad_request, not_implemented
-from app.serving.http.response import Response
-from app.serving.http.route import Route, RouteDocs, post
-from app.serving.protocol import rules
-from app.serving.protocol.coercion import ConversionError, JsonObject, convert_value
-from app.serving.protocol.common import ItemList, Usage
-from app.serving.protocol.completions import CompletionRequest, TokenIds
-from app.serving.protocol.decoding import RawRequest, Request
-from app.serving.protocol.options import Int64
-from app.text.base import ChatOptions
-from app.text.files import model_config
+from app.core.api.chat.media import BuiltPrompt
+from app.core.api.choice_state import ChoiceState
+from app.core.api.pipeline import RequestPipeline
+from app.core.api.writer import WholeWriter
+from app.core.engine.vectors import LOGIT_RANGE
+from app.core.protocol import rules
+from app.core.protocol.coercion import ConversionError, JsonObject, convert_value
+from app.core.protocol.common import ItemList, Usage
+from app.core.protocol.completions import CompletionRequest, TokenIds
+from app.core.protocol.decoding import RawRequest, Request
+from app.core.protocol.options import Int64
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import bad_request, not_implemented
+from app.core.server.http.response import Response
+from app.core.server.http.route import Route, RouteDocs, post
+from app.core.text.base import ChatOptions
+from app.core.text.files import model_config
 from config.settings import ModelSettings
 
 LEAST_MASS = 0.5

@@ -10,14 +10,14 @@ from app.core.extensions import Command, Extension, OtherEngine
 if TYPE_CHECKING:
     from gunicorn.glogging import Logger
 
+    from app.core.engine.kvcache.events import PublisherSettings
+    from app.core.engine.wire import EngineProcessOptions
     from app.core.extensions import ServerParts
-    from app.engine.core.remote_engine import RemoteEngine
-    from app.engine.core.wire import EngineProcessOptions
-    from app.engine.kvcache.events import PublisherSettings
-    from app.serving.flask.application import BackgroundService
-    from app.serving.gunicorn.engine_process import EngineProcess
-    from app.serving.http.route import Route
-    from app.text.base import Tokenizer
+    from app.core.server.flask.application import BackgroundService
+    from app.core.server.http.route import Route
+    from app.core.text.base import Tokenizer
+    from app.extensions.llm.engine_process import EngineProcess
+    from app.extensions.llm.remote_engine import RemoteEngine
     from config import Settings
 
 
@@ -64,14 +64,14 @@ class RealEngine(Extension):
         cls, options: EngineProcessOptions, log: Logger, timeout_s: float
     ) -> EngineProcess:
         """Returns the engine process."""
-        from app.serving.gunicorn.engine_process import EngineProcess  # imports msgpack
+        from app.extensions.llm.engine_process import EngineProcess  # imports msgpack
 
         return EngineProcess(options, log, timeout_s)
 
     def engine(self) -> OtherEngine:
         """Returns the client of the engine process."""
-        from app.engine.core.remote_lifecycle import RemoteLifecycle
         from app.extensions.llm.real_engine import real_model, remote_engine  # imports ZMQ
+        from app.extensions.llm.remote_lifecycle import RemoteLifecycle
 
         parts = self.parts
         self._engine = remote_engine(parts.settings, parts.tokenizer, parts.recorder, parts.clock)
@@ -94,7 +94,7 @@ class RealEngine(Extension):
 
 
 def _run_generate(argv: Sequence[str]) -> int:
-    from app.llm.command import run
+    from app.extensions.llm.command import run
 
     return run(argv)
 

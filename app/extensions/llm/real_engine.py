@@ -10,18 +10,18 @@ from typing import Literal, cast
 
 import msgspec
 
-from app.base.clock.clock import Clock
-from app.base.metrics.recorder import Recorder
-from app.engine.core.remote_engine import RemoteEngine
-from app.engine.core.wire import EngineProcessOptions
-from app.engine.kvcache.events import PublisherSettings
-from app.engine.parsing import THINK_BEGIN, THINK_END, readers
-from app.llm.errors import LLMError
-from app.llm.model_files import find_model, load_tokenizer
-from app.serving.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
-from app.serving.gunicorn.ranks import ENDPOINT
-from app.text.base import Tokenizer
-from app.text.huggingface import template_source
+from app.core.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
+from app.core.base.clock.clock import Clock
+from app.core.base.metrics.recorder import Recorder
+from app.core.engine.kvcache.events import PublisherSettings
+from app.core.engine.parsing import THINK_BEGIN, THINK_END, readers
+from app.core.engine.wire import EngineProcessOptions
+from app.core.server.gunicorn.ranks import ENDPOINT
+from app.core.text.base import Tokenizer
+from app.core.text.huggingface import template_source
+from app.extensions.llm.errors import LLMError
+from app.extensions.llm.model_files import find_model, load_tokenizer
+from app.extensions.llm.remote_engine import RemoteEngine
 from config import ConfigError, Settings
 from config.declaration import COMMAND, check_installed
 from config.sections.model import OWN_LENGTH

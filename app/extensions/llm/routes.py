@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from app.base.metrics.recorder import Figures
-from app.serving.api.admin.server import action
-from app.serving.http.context import RequestContext
-from app.serving.http.route import Route
+from app.core.api.admin import action
+from app.core.base.metrics.recorder import Figures
+from app.core.server.http.context import RequestContext
+from app.core.server.http.route import Route
 
 
 def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:

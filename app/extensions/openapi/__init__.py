@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.serving.http.route import Route
+    from app.core.server.flask.application import Understudy
+    from app.core.server.http.route import Route
+    from config import Settings
 
 
 class OpenApi(Extension):
+    """Describes the routes of the application."""
+
     name = "openapi"
 
+    @classmethod
+    def describe(cls, app: Understudy, settings: Settings) -> None:
+        """Describes an indexer's routes."""
+        from app.extensions.openapi.document import document_routes, root_routes
+
+        def all_routes() -> Iterator[Route]:
+            return app.routes
+
+        app.add_routes("root", root_routes(all_routes, {"plays": "an index of KV blocks"}))
+        if not settings.api.disable_fastapi_docs:
+            app.add_routes("openapi", document_routes(all_routes, "", settings.model.model))
+
     def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes, with all others as their content."""
         from app.extensions.openapi.document import document_routes, root_routes
         from config import VLLM_VERSION
 

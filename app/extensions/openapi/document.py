@@ -1,6 +1,6 @@
 """GET /openapi.json, /docs, /redoc and GET /.
 
-The document is made from the types that each route declares (`app.serving.http.route.RouteDocs`).
+The document is made from the types that each route declares (`app.core.server.http.route.RouteDocs`).
 """
 
 import re
@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from app.base.clock.pause import call_off_hub
-from app.serving.http.context import RequestContext
-from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, RouteDocs, get
+from app.core.base.clock.pause import call_off_hub
+from app.core.server.http.context import RequestContext
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import Route, RouteDocs, get
 from config import VERSION
 
 ANY_MEDIA = ("application/json", "text/plain", "text/html")

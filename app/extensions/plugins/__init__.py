@@ -10,17 +10,16 @@ from app.core.extensions import Command, Extension, Position
 if TYPE_CHECKING:
     from random import Random
 
-    from app.base.metrics.instruments import Families
+    from app.core.api.fault import Fault, RequestFacts
+    from app.core.base.metrics.instruments import Families
+    from app.core.engine.request import EngineRequest, ScriptedReply
+    from app.core.engine.step_cost import CostModel
     from app.core.extensions import ServerParts
-    from app.engine.core.request import EngineRequest, ScriptedReply
-    from app.engine.core.step_cost import CostModel
-    from app.lab.fleet.routing import PolicyMaker
-    from app.lab.load.autoscale import AutoscalerStart
-    from app.plugins.registry import PluginRegistry
-    from app.serving.api.fault import Fault, RequestFacts
-    from app.serving.http.context import RequestContext
-    from app.serving.http.route import Route
-    from app.serving.middleware.stack import Middleware
+    from app.core.policies import AutoscalerStart, PolicyMaker
+    from app.core.server.http.context import RequestContext
+    from app.core.server.http.route import Route
+    from app.core.server.middleware.stack import Middleware
+    from app.extensions.plugins.registry import PluginRegistry
     from config import Settings
     from config.profile import Profile
 
@@ -55,7 +54,7 @@ class Plugins(Extension):
         self._fast_path_checks: Sequence[Callable[[Settings], bool]] = ()
         if not parts.settings.PLUGINS:
             return
-        from app.plugins.registry import PluginRegistry
+        from app.extensions.plugins.registry import PluginRegistry
 
         self._registry = PluginRegistry(parts)
         self._fast_path_checks = self._registry.fast_path_checks()
@@ -67,7 +66,8 @@ class Plugins(Extension):
     def prepare(cls, settings: Settings) -> None:
         """Calls all hooks once, before the workers do. Raises ConfigError for a wrong hook."""
         if settings.PLUGINS:
-            from app.core.application import build, tokenizer_of
+            from app.core.application import tokenizer_of
+            from app.core.assembly.server import build
             from app.core.built_in import enabled_extensions
 
             build(settings, tokenizer_of(settings), enabled_extensions(settings), rank=0)
@@ -110,7 +110,7 @@ class Plugins(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the report of plugins, and the plugins' own routes."""
-        from app.serving.api.admin.server import action
+        from app.core.api.admin import action
 
         blueprints: dict[str, Sequence[Route]] = {
             "plugins": [action("GET /admin/plugins", self._report)]
@@ -138,7 +138,7 @@ def step_costs(
     """Returns the name of the plugin that sets step costs, and its cost models; None without."""
     if not settings.PLUGINS:
         return None
-    from app.plugins.registry import plugged_costs
+    from app.extensions.plugins.registry import plugged_costs
 
     return plugged_costs(settings, profile)
 
@@ -147,7 +147,7 @@ def autoscalers(settings: Settings) -> Mapping[str, AutoscalerStart]:
     """Returns the autoscaling policies of plugins, by name."""
     if not settings.PLUGINS:
         return {}
-    from app.plugins.registry import plugged_autoscalers
+    from app.extensions.plugins.registry import plugged_autoscalers
 
     return plugged_autoscalers(settings)
 
@@ -156,14 +156,14 @@ def routing_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
     """Returns the routing policies of plugins, by name."""
     if not settings.PLUGINS:
         return {}
-    from app.plugins.registry import plugged_policies
+    from app.extensions.plugins.registry import plugged_policies
 
     return plugged_policies(settings)
 
 
 def _run_command(argv: Sequence[str]) -> int:
     if not {"--help", "-h"} & {*argv}:
-        from app.plugins.command import run
+        from app.extensions.plugins.command import run
 
         return run(argv)
     from config.declaration import COMMAND

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.serving.http.route import Route
+    from app.core.server.http.route import Route
 
 
 class Pooling(Extension):
@@ -18,7 +18,7 @@ class Pooling(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that the task of the model allows."""
-        from app.serving.api.pooling import routes
+        from app.extensions.pooling.routes import routes
 
         pooling_routes = routes(self.parts.pipeline, self.parts.settings.model)
         return {"pooling": pooling_routes} if pooling_routes else {}

@@ -12,13 +12,13 @@ from app.extensions.journal import RequestJournal
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
-    from app.serving.flask.application import BackgroundService
-    from app.serving.http.context import RequestContext
-    from app.serving.http.response import Response
-    from app.serving.http.route import Route
-    from app.serving.middleware.stack import Middleware
-    from app.serving.recording.library import Recording
-    from app.serving.recording.recorder import Upstream
+    from app.core.server.flask.application import BackgroundService
+    from app.core.server.http.context import RequestContext
+    from app.core.server.http.response import Response
+    from app.core.server.http.route import Route
+    from app.core.server.middleware.stack import Middleware
+    from app.extensions.recording.library import Recording
+    from app.extensions.recording.recorder import Upstream
     from config import Settings
 
 
@@ -29,9 +29,9 @@ class Recordings(Extension):
     requires = ("faults", "journal")
 
     def __init__(self, parts: ServerParts) -> None:
-        from app.base.clock.clock import LiveClock
-        from app.base.clock.timer_wheel import TimerWheel
-        from app.serving.recording.replay import Replay, ReplayServices
+        from app.core.base.clock.clock import LiveClock
+        from app.core.base.clock.timer_wheel import TimerWheel
+        from app.extensions.recording.replay import Replay, ReplayServices
 
         super().__init__(parts)
         recording, upstream = open_recording(parts.settings)
@@ -82,12 +82,12 @@ class Recordings(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the route of the replay's counts."""
-        from app.serving.http.route import get
+        from app.core.server.http.route import get
 
         return {"replay": [get("/admin/replay", self._report)]}
 
     def _report(self, context: RequestContext) -> Response:
-        from app.serving.http.response import json_response
+        from app.core.server.http.response import json_response
 
         return json_response(self._replay.report())
 
@@ -105,11 +105,11 @@ def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, U
     Raises:
         ConfigError: the file cannot be read or written, or a target is wrong.
     """
-    from app.serving.http.client import Target
-    from app.serving.recording.exchange import RecordingError
-    from app.serving.recording.library import Recording
-    from app.serving.recording.recorder import Upstream
-    from app.serving.recording.writer import RecordingFile
+    from app.core.server.http.client import Target
+    from app.extensions.recording.exchange import RecordingError
+    from app.extensions.recording.library import Recording
+    from app.extensions.recording.recorder import Upstream
+    from app.extensions.recording.writer import RecordingFile
     from config import ConfigError
 
     replay = settings.replay
@@ -132,19 +132,19 @@ def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, U
 
 
 def _run_proxy(argv: Sequence[str]) -> int:
-    from app.serving.recording.proxy import run
+    from app.extensions.recording.proxy import run
 
     return run(argv)
 
 
 def _run_drift(argv: Sequence[str]) -> int:
-    from app.serving.recording.drift import run
+    from app.extensions.recording.drift import run
 
     return run(argv)
 
 
 def _run_to_script(argv: Sequence[str]) -> int:
-    from app.serving.recording.to_script import run
+    from app.extensions.recording.to_script import run
 
     return run(argv[1:])
 

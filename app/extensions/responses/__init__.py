@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
-    from app.base import Bounded
+    from app.core.base import Bounded
     from app.core.extensions import ServerParts
-    from app.serving.http.route import Route
+    from app.core.server.http.route import Route
     from config import Settings
 
 
@@ -20,7 +20,7 @@ class Responses(Extension):
     name = "responses"
 
     def __init__(self, parts: ServerParts) -> None:
-        from app.serving.api.responses.store import ResponseStore
+        from app.extensions.responses.store import ResponseStore
 
         super().__init__(parts)
         self._store = ResponseStore(parts.settings.api.enable_responses_store)
@@ -32,7 +32,7 @@ class Responses(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of responses."""
-        from app.serving.api.responses.routes import routes
+        from app.extensions.responses.routes import routes
 
         return {"responses": routes(self.parts.pipeline, self._store)}
 

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from app.base.clock.pause import call_off_hub
+from app.core.base.clock.pause import call_off_hub
 from app.core.extensions import Command, Extension
 from app.extensions.faults import Faults
 
 if TYPE_CHECKING:
-    from app.base import Bounded
+    from app.core.base import Bounded
     from app.core.extensions import ServerParts
-    from app.serving.api.script import ScriptResolver
-    from app.serving.flask.application import BackgroundService
-    from app.serving.http.route import Route
-    from app.serving.scripts.script_set import ScriptSet
+    from app.core.server.flask.application import BackgroundService
+    from app.core.server.http.route import Route
+    from app.extensions.scripts.resolver import ScriptResolver
+    from app.extensions.scripts.script_set import ScriptSet
     from config import Settings
 
-SCRIPT_SET = "app.serving.scripts.script_set"
+SCRIPT_SET = "app.extensions.scripts.script_set"
 """Module that imports YAML and Jinja; a server without rules does not need it."""
 
 
@@ -40,7 +40,7 @@ class Scripts(Extension):
     def prepare(cls, settings: Settings) -> None:
         """Checks the files of rules. Raises ConfigError."""
         if settings.scripts.script:
-            from app.serving.scripts.script_set import check_scripts
+            from app.extensions.scripts.script_set import check_scripts
 
             check_scripts(settings.scripts)
 
@@ -57,14 +57,14 @@ class Scripts(Extension):
             ApiError: 400, the model generates no text or is real.
         """
         if not self._is_possible:
-            from app.serving.http.errors import bad_request
+            from app.core.server.http.errors import bad_request
 
             raise bad_request(
                 "Rules for replies need the simulated engine, and a model that generates text."
             )
         call_off_hub(import_module, SCRIPT_SET)
         if self._script_set is None:
-            from app.serving.scripts.script_set import open_scripts
+            from app.extensions.scripts.script_set import open_scripts
 
             parts = self.parts
             self._script_set = open_scripts(
@@ -84,7 +84,7 @@ class Scripts(Extension):
     def _resolver(self) -> ScriptResolver | None:
         if self._script_set is None or not self._script_set.rules:
             return None
-        from app.serving.api.script import ScriptResolver
+        from app.extensions.scripts.resolver import ScriptResolver
 
         injector = self.parts.get(Faults).injector
         return ScriptResolver(self._script_set, self.parts.tokenizer, injector)
@@ -100,7 +100,7 @@ class Scripts(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that show and set rules."""
-        from app.serving.scripts.routes import rule_routes, script_routes
+        from app.extensions.scripts.routes import rule_routes, script_routes
 
         parts = self.parts
         blueprints: dict[str, Sequence[Route]] = {
@@ -120,8 +120,8 @@ class Scripts(Extension):
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from app.serving.api.script import messages_of
-    from app.serving.scripts.command import run
+    from app.extensions.scripts.command import run
+    from app.extensions.scripts.resolver import messages_of
 
     return run(argv, messages_of)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension, Position
 
 if TYPE_CHECKING:
-    from app.serving.middleware.stack import Middleware
+    from app.core.server.middleware.stack import Middleware
     from config import Settings
 
 
@@ -24,8 +24,8 @@ class Tracing(Extension):
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the tracing of requests, which also covers those that are refused."""
-        from app.base.tracing import create_tracing
-        from app.serving.middleware.traces import Traces
+        from app.extensions.tracing.export import create_tracing
+        from app.extensions.tracing.traces import Traces
 
         parts = self.parts
         sender, make_tracer = create_tracing(parts.settings.tracing)

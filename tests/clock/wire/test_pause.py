@@ -10,7 +10,7 @@ from tests.running_server import ROOT
 def test_an_error_in_a_native_thread_is_raised_and_not_printed() -> None:
     program = """
     from gevent import monkey; monkey.patch_all()
-    from app.base.clock.pause import call_off_hub
+    from app.core.base.clock.pause import call_off_hub
     try:
         call_off_hub(int, "x")
     except ValueError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from app.console.page import report_of
+from app.extensions.console.page import report_of
 from tests.console.conftest import until
 from tests.console.watched import Watched
 from tests.console.wire.test_browser import KEY, Seen, complete, load, settings

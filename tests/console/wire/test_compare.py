@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from app.lab.fidelity.simulate import run
+from app.extensions.lab.fidelity.simulate import run
 from tests.console.conftest import until
 from tests.running_server import ROOT, RunningServer, running_server
 

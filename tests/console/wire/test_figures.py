@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from app.console.page import report_of
-from app.engine.core.outputs import Tokens
-from app.lab.load.statistics import quantile
+from app.core.engine.outputs import Tokens
+from app.extensions.console.page import report_of
+from app.extensions.lab.load.statistics import quantile
 from tests.console.conftest import until
 from tests.console.watched import Watched
 from tests.engine.harness import START_S

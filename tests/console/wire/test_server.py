@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import requests
 
-from app.console.feed import MAX_CONSOLES
-from app.console.frames import FIGURES
+from app.extensions.console.feed import MAX_CONSOLES
+from app.extensions.console.frames import FIGURES
 from tests.console.conftest import until
 from tests.hostile.raw_client import metric
 from tests.remote.served import new_peer, served

@@ -21,8 +21,8 @@ import os, sqlite3, sys
 from pathlib import Path
 from random import Random
 import gevent
-from app.engine.dataset.dataset import Dataset
-from app.text.huggingface import default_tokenizer
+from app.extensions.datasets.dataset import Dataset
+from app.core.text.huggingface import default_tokenizer
 
 path, prompt = Path(sys.argv[1]), [1, 2, 3]
 """

@@ -6,8 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from app.cli import main
-from app.engine.dataset.catalogue import text_hash
+from app.core.cli import main
+from app.extensions.datasets.catalogue import text_hash
 from tests.dataset.file_server import open_shop
 from tests.surface.conftest import MODEL, Client, served
 

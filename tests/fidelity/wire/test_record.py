@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.lab.fidelity import record
-from app.lab.fidelity.benchmark_files import read_recordings
+from app.extensions.lab.fidelity import record
+from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from tests.running_server import RunningServer
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from app.core.application import tokenizer_of
-from app.lab.fleet import command
-from app.lab.fleet.fleet import Fleet
+from app.extensions.lab.fleet import command
+from app.extensions.lab.fleet.fleet import Fleet
 from tests.running_server import ROOT
 
 SMALL = ["--requests", "6", "--groups", "2", "--prefix-tokens", "64", "--no-png"]

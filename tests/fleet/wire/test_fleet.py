@@ -7,10 +7,11 @@ from random import Random
 
 import pytest
 
-from app.lab.fleet.command import compare_policies, running_proxy
-from app.lab.fleet.fleet import Fleet
-from app.lab.fleet.routing import Incoming, policies_of
-from app.lab.fleet.workload import Workload
+from app.core.policies import Incoming
+from app.extensions.lab.fleet.command import compare_policies, running_proxy
+from app.extensions.lab.fleet.fleet import Fleet
+from app.extensions.lab.fleet.routing import policies_of
+from app.extensions.lab.fleet.workload import Workload
 from tests.fleet import stubs
 
 POLICIES = policies_of((), {})

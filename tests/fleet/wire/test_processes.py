@@ -10,7 +10,13 @@ from contextlib import contextmanager
 import gevent
 import pytest
 
-from app.lab.fleet.processes import ROOT, FleetError, Processes, ServerProcess, server_environment
+from app.extensions.lab.fleet.processes import (
+    ROOT,
+    FleetError,
+    Processes,
+    ServerProcess,
+    server_environment,
+)
 
 SERVE = """
 import sys
@@ -57,7 +63,7 @@ def test_servers_answer_in_the_block_and_are_gone_after_it() -> None:
 
 
 def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.lab.fleet.processes.STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("app.extensions.lab.fleet.processes.STOP_TIMEOUT_S", 0.1)
     with processes() as started:
         server = begun(started, "server", STUBBORN)
         started.wait(server)

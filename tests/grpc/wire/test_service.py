@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from smg_grpc_proto import vllm_engine_pb2 as messages
 from smg_grpc_proto.generated import common_pb2
 
-from app.text.huggingface import EMBEDDED
+from app.core.text.huggingface import EMBEDDED
 from tests.grpc.client import LIMIT_S, Engine, connected, ends_of, failure, generate, tokens_of
 from tests.hostile.raw_client import metric, wait_until
 from tests.running_server import RunningServer, free_port, running_server

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.gunicorn.certificates import make_pair
+from app.core.server.gunicorn.certificates import make_pair
 from tests.hostile.kept_clients import CLIENTS, LATENCY, asking
 from tests.hostile.raw_client import (
     PATIENCE_S,

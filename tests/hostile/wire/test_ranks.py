@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.gunicorn.healthcheck import main
+from app.core.server.gunicorn.healthcheck import main
 from tests.hostile.raw_client import Wire, ask, get, metric, post, wait_until
 from tests.hostile.stressed_server import workers_of
 from tests.hostile.wire.test_start import start_refused

@@ -19,8 +19,8 @@ import openai
 import pytest
 import requests
 
-from app.serving.gunicorn.certificates import make_pair
-from app.serving.gunicorn.healthcheck import main
+from app.core.server.gunicorn.certificates import make_pair
+from app.core.server.gunicorn.healthcheck import main
 from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_until
 from tests.hostile.stressed_server import workers_of
 from tests.running_server import GENERAL_WAY, RunningServer, running_gunicorn

@@ -9,11 +9,11 @@ import gevent
 import pytest
 import redis
 
-from app.kvindex.backend import BackendUnavailableError
-from app.kvindex.holders import HolderLimitError
-from app.kvindex.messages import PublishedMessage
-from app.kvindex.operations import Clear, Remove, Stamp
-from app.kvindex.redis_backend import RedisBackend
+from app.extensions.kv_index.backend import BackendUnavailableError
+from app.extensions.kv_index.holders import HolderLimitError
+from app.extensions.kv_index.messages import PublishedMessage
+from app.extensions.kv_index.operations import Clear, Remove, Stamp
+from app.extensions.kv_index.redis_backend import RedisBackend
 from tests.kvcache.sockets import until
 from tests.kvindex.engines import PROMPT, block, content, holders_of, source, store
 from tests.kvindex.publisher import Station, station

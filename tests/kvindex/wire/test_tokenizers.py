@@ -17,10 +17,10 @@ from gevent import monkey
 if sys.argv[1] == "patched":
     monkey.patch_all()
 import gevent
-from app.base.clock.pause import share_loop
-from app.text.base import TokenizerError
-from app.text.huggingface import default_tokenizer
-from app.kvindex.tokenizers import TokenizerLibrary, TokenizerSources
+from app.core.base.clock.pause import share_loop
+from app.core.text.base import TokenizerError
+from app.core.text.huggingface import default_tokenizer
+from app.extensions.kv_index.tokenizers import TokenizerLibrary, TokenizerSources
 
 share_loop()
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import requests
 
-from app.serving.middleware.cors import METHODS, PREFLIGHT_VARY
-from app.serving.middleware.http_log import MAX_BODY_BYTES
+from app.core.server.middleware.cors import METHODS, PREFLIGHT_VARY
+from app.core.server.middleware.http_log import MAX_BODY_BYTES
 from tests.hostile.raw_client import Whole, Wire, ask, get, http_post
 from tests.middleware.test_access import PAGE, allowed_origin
 from tests.middleware.test_http_log import NAME

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.lab.plan.command import run
+from app.extensions.lab.plan.command import run
 from tests.fidelity.test_command import SHAPE
 from tests.running_server import ROOT, free_port
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from app.plugins.registry import HOOKS, registry_of
+from app.extensions.plugins.registry import HOOKS, registry_of
 from config.loader import load
 from tests.running_server import ROOT, RunningServer, running_server
 

@@ -12,8 +12,8 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.core.request import EngineRequest, ScriptedReply
-from app.plugins.guard import Guard
+from app.core.engine.request import EngineRequest, ScriptedReply
+from app.extensions.plugins.guard import Guard
 from tests.plugins.conftest import plugin_module
 from tests.running_server import RunningServer, running_server
 

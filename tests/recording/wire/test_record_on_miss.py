@@ -17,7 +17,7 @@ import openai
 import pytest
 import requests
 
-from app.serving.recording.exchange import bytes_of, read_exchange
+from app.extensions.recording.exchange import bytes_of, read_exchange
 from tests.hostile.raw_client import Wire, post, wait_until
 from tests.other_workers import WORKERS, served_by
 from tests.recording.recordings import CHAT, chat, exchange, exchanges_of, written

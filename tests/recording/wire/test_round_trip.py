@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from app.cli import main
-from app.serving.recording.exchange import Exchange, bytes_of
+from app.core.cli import main
+from app.extensions.recording.exchange import Exchange, bytes_of
 from benchmarks import agents
 from tests.hostile.raw_client import Wire, post
 from tests.needs import CLIENTS_PYTHON

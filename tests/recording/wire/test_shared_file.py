@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.recording.exchange import bytes_of, line_of, read_exchange
+from app.extensions.recording.exchange import bytes_of, line_of, read_exchange
 from tests.hostile.raw_client import get, post, wait_until
 from tests.http_server import Handler, serving
 from tests.other_workers import served_by

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.kvcache.events import BlockStored, EventBatch, encoder
+from app.core.engine.kvcache.events import BlockStored, EventBatch, encoder
 from tests.application import app_of
 from tests.hostile.raw_client import Wire, get, is_error, post, wait_until
 from tests.remote.served import SENTENCE, Peer, new_peer, served

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.engine.core.wire import Sampling
+from app.core.engine.wire import Sampling
 from tests.hostile.raw_client import post
 from tests.remote.served import Peer, new_peer, served
 from tests.running_server import RunningServer

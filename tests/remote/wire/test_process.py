@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.gunicorn.engine_process import private_folder
+from app.extensions.llm.engine_process import private_folder
 from config import ConfigError
 from config.loader import load
 from tests.hostile.raw_client import Wire, get, is_error, post, wait_until

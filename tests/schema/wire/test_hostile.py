@@ -144,7 +144,7 @@ from gevent import monkey; monkey.patch_all()
 import gc, json, time
 from random import Random
 import gevent
-from app.engine.forms.schema import SchemaError, Schemas
+from app.extensions.forms.schema import SchemaError, Schemas
 from config.settings import ToolSettings
 from tests.schema.wire.test_hostile import HOSTILE, MANY_TOOLS
 

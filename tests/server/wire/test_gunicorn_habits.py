@@ -20,7 +20,7 @@ graceful_timeout = 2
 gunicorn's own arbiter loses a signal that comes while a worker starts, and kills that worker after
 `graceful_timeout`.
 """
-OUR_WORKER = 'worker_class = "app.serving.gunicorn.worker.Worker"\n'
+OUR_WORKER = 'worker_class = "app.core.server.gunicorn.worker.Worker"\n'
 GUNICORN = [sys.executable, "-m", "gunicorn", "wsgi:app"]
 
 

@@ -14,24 +14,24 @@ LATER = [
         "zmq",
         "yaml",
         "argparse",
-        "app.serving.scripts",
+        "app.extensions.scripts",
         "pluggy",
     ),
     *(
-        "app.serving.api.grpc",
-        "app.serving.gunicorn.http2",
+        "app.core.api.grpc",
+        "app.core.server.gunicorn.http2",
         "google.protobuf",
         "h2",
         "hpack",
         "hyperframe",
     ),
-    *("grpc", "smg_grpc_proto", "app.plugins", "opentelemetry", "app.base.tracing"),
+    *("grpc", "smg_grpc_proto", "app.plugins", "opentelemetry", "app.extensions.tracing.export"),
 ]
 """Loaded beside the event loop after the start, or when somebody asks for what needs it."""
 STEPS = (
-    "app.engine.core.step_loop",
-    "app.engine.core.step_executor",
-    "app.lab.fidelity",
+    "app.core.engine.step_loop",
+    "app.core.engine.step_executor",
+    "app.extensions.lab.fidelity",
     "config.profile",
     "config.datasheet",
 )
@@ -39,7 +39,7 @@ STEPS = (
 
 def test_start_does_not_import_late_modules() -> None:
     """A worker when it takes its first connection."""
-    script = "import app.serving.gunicorn.worker, wsgi, sys; print(*sys.modules)"
+    script = "import app.core.server.gunicorn.worker, wsgi, sys; print(*sys.modules)"
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50)
     late = (*LATER, *STEPS, "torch", "matplotlib")
@@ -72,7 +72,7 @@ def test_calls_and_files_per_request_stay_within_their_budgets() -> None:
     for way, (figures, again) in ways.items():
         assert all(figure < most for figure, most in zip(figures, MOST[way], strict=True)), told
         # Plain requests are recognised before the middleware, and answered behind it.
-        assert not way.startswith("fast") or again == "serving/api"
+        assert not way.startswith("fast") or again == "core/api"
     of_index = {way: tuple(map(int, figures)) for way, *figures in INDEX.findall(told)}
     assert of_index.keys() == MOST_INDEX.keys(), told
     for way, figures in of_index.items():

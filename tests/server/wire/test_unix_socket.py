@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from app.serving.gunicorn.healthcheck import main as healthcheck
+from app.core.server.gunicorn.healthcheck import main as healthcheck
 from tests.running_server import ROOT, SEED, START_LIMIT_S, STOP_LIMIT_S, RunningServer, free_port
 
 LISTENING = "0A"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from app import entrypoint
-from app.cli import listed_commands
+from app.core import entrypoint
+from app.core.cli import listed_commands
 from tests.running_server import RunningServer, running_image
 from tests.surface.conftest import in_process
 

@@ -12,10 +12,10 @@ import gevent
 import pytest
 import requests
 
-from app.text.base import ChatOptions, ChatTemplateError
-from app.text.chat_template import ChatTemplates
-from app.text.huggingface import LocalTokenizer
-from app.text.template_process import TemplateProcess
+from app.core.text.base import ChatOptions, ChatTemplateError
+from app.core.text.chat_template import ChatTemplates
+from app.core.text.huggingface import LocalTokenizer
+from app.core.text.template_process import TemplateProcess
 from tests.running_server import RunningServer, running_server
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

@@ -12,7 +12,7 @@ from tests.tokenization.test_loading import cached_repository
 def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "research/train_tokenizer.py"), "--output", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
-    shipped = ROOT / "app/text/data"
+    shipped = ROOT / "app/core/text/data"
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
 
@@ -36,8 +36,8 @@ def test_other_greenlets_run_during_long_work() -> None:
 import sys
 from gevent import monkey; monkey.patch_all()
 import gevent
-from app.text.base import ChatOptions
-from app.text.huggingface import default_tokenizer
+from app.core.text.base import ChatOptions
+from app.core.text.huggingface import default_tokenizer
 tokenizer, ticks, HELLO = default_tokenizer(), [], [{"role": "user", "content": "Hello"}]
 def tick():
     while True:
@@ -58,8 +58,8 @@ for work in sys.argv[1:]:
 
 PROGRAM = """
 import logging
-from app.text.base import TokenizerLoadError
-from app.text.huggingface import load_tokenizer
+from app.core.text.base import TokenizerLoadError
+from app.core.text.huggingface import load_tokenizer
 from config.settings import TokenizerSettings
 logging.basicConfig(format="%(levelname)s %(message)s")
 print(load_tokenizer("somebody/small").name)
@@ -91,6 +91,8 @@ def test_offline_mode_uses_only_the_cache(tmp_path: Path) -> None:
 
 
 def test_the_hub_library_is_imported_only_when_needed() -> None:
-    program = "import sys; from app.text.huggingface import load_tokenizer; load_tokenizer('m')"
+    program = (
+        "import sys; from app.core.text.huggingface import load_tokenizer; load_tokenizer('m')"
+    )
     program += "; assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -8,7 +8,7 @@ import pytest
 import requests
 import yaml
 
-from app.cli import main
+from app.core.cli import main
 from tests.running_server import running_image
 
 NEXT = "Next: pip install pytest && pytest {}/understudy\n"

@@ -160,7 +160,8 @@ def test_gunicorn_serves_it_by_its_name_and_reads_a_module_s_configuration_again
         answer = requests.post(f"{url}/v1/completions", json=body, timeout=20)
         assert answer.text.count("data: ") == 4 and answer.text.endswith("data: [DONE]\n\n")
         assert (
-            "Using worker: app.serving.gunicorn.worker.Worker\n" in (elsewhere / "log").read_text()
+            "Using worker: app.core.server.gunicorn.worker.Worker\n"
+            in (elsewhere / "log").read_text()
         )
         (elsewhere / "mine.yaml").write_text("max-num-seqs: 4\n")
         os.kill(int((elsewhere / "pid").read_text()), signal.SIGHUP)

@@ -1,0 +1,461 @@
+"""POST /v1/chat/completions and its batch, and the answers as vLLM writes them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+
+from msgspec import UnsetType
+from msgspec.structs import replace
+
+from app.core.api.chat.media import BuiltPrompt, features, media_tokens
+from app.core.api.chat.parts import EMPTY_THOUGHT_PARSERS, check_tool_choice
+from app.core.api.chat.prompt import chat_options, chat_prompt
+from app.core.api.choice_state import ChoiceState
+from app.core.api.identity import ResponseMeta, ResponseOptions
+from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered
+from app.core.api.pipeline import IMAGE_HEADER, RequestPipeline, boolean_header, check_repeated
+from app.core.api.writer import CHUNK_END, ChunkWriter, PlainChoice, chunk_end
+from app.core.engine.outputs import Part, Started, Tokens
+from app.core.protocol import chat as wire
+from app.core.protocol import common
+from app.core.protocol.common import EXAMPLE_CHAT, HOLE, encode, template
+from app.core.protocol.options import NamedToolChoice
+from app.core.protocol.validation import ValidatedRequest
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.response import Response
+from app.core.server.http.route import STREAM_MEDIA, PlainHandler, Route, RouteDocs, post
+
+PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
+PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
+
+
+class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
+    """What an answer shows, as the request and the server's settings decide."""
+
+    prompt_ids: Sequence[int]
+    role: str = "assistant"
+    echo: str | None = None
+    top_logprobs: int | None = None
+    """Alternatives shown; None without log probabilities."""
+    beams: bool = False
+    """The choices are beams.
+
+    Only the ids of their tokens are known: log probabilities have no bytes.
+    """
+    prompt_text: str | None = None
+    named_tool: bool = False
+    """A named tool had to be called: the reply then ends with `stop`."""
+    forced_tool: bool = False
+    """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
+    new_call_id: Callable[[], str] = str
+    """Draws the id of a tool call; `str` where there are none."""
+    on_parsed: Callable[[bool, bool, int], None] | None = None
+    """Counts runs of the parser of tool calls, if any.
+
+    The arguments are: in a stream, a call was found, number of runs.
+    """
+    parses: bool = False
+    """Thoughts or calls are parsed out of the text: an end that shows nothing has no text."""
+    reasons: bool = False
+    """The model thinks: usage counts its thoughts, and without a text the content is null."""
+    empty_thoughts: bool = False
+    """A token of thoughts that adds no text has its own chunk."""
+    show_reasoning: bool = True
+    """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
+    blocks: bool = False
+    """The content is a list of blocks, the last of which is an image."""
+    media_tokens: Mapping[str, int] | None = None
+
+    @property
+    def hides(self) -> bool:
+        """Tokens and log probabilities are hidden, as they would show hidden thoughts."""
+        return self.parses and not self.show_reasoning
+
+
+class ChatWriter(ChunkWriter[ChatResponseOptions]):
+    """Writes the answer to a chat, as a stream or whole."""
+
+    kind = "chat.completion.chunk"
+    plain_text = PLAIN_TEXT
+    _logprobs: TokenNames | None = None
+
+    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
+        has_logprobs = options.top_logprobs is not None
+        is_special = (
+            options.token_ids
+            or options.continuous_usage
+            or options.blocks
+            or options.on_parsed is not None
+        )
+        super().__init__(meta, options, options.n, not has_logprobs and not is_special)
+        self._on_parsed = options.on_parsed
+        self.image = options.blocks
+        is_bare = not has_logprobs and not options.token_ids or options.hides
+        self._calls_are_plain = is_bare and not options.beams and not options.continuous_usage
+        if options.top_logprobs is not None and not options.hides:
+            self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
+
+    def _render_start(self, output: Started) -> bytes:
+        """Returns the role chunks of all choices together, when the first choice starts."""
+        if self.started is not None:
+            return b""
+        self.record_start(output)
+        options = self._options
+        tail = common.ChunkTail(
+            prompt_token_ids=options.prompt_ids if options.token_ids else None,
+            prompt_text=options.prompt_text,
+        )
+        if options.continuous_usage:
+            tail.usage = self._choice_usage(0)
+        openings = [(wire.Delta(options.role, ""), chunk_end(tail))]
+        if options.echo:
+            echo = wire.Delta(content=options.echo)
+            openings.append((echo, chunk_end(common.ChunkTail(tail.usage))))
+        chunks: list[bytes] = []
+        for delta, end in openings:
+            for index in range(options.n):
+                chunks += self._head, encode(wire.ChunkChoice(index, delta)), end
+        return b"".join(chunks)
+
+    @cached_property
+    def _thought_prefixes(self) -> Sequence[bytes]:
+        return PLAIN_THOUGHT.prefixes(self._head, self._options.n)
+
+    def _render_plain_thoughts(self, output: Tokens, count: int) -> bytes:
+        choice = self.choices[output.index]
+        choice.tokens += count
+        choice.reasoning_tokens += count
+        if not self._options.show_reasoning:
+            return b""
+        shown = [text for text in output.texts[:count] if text or self._options.empty_thoughts]
+        return PLAIN_THOUGHT.render(self._thought_prefixes[output.index], shown)
+
+    def _render_call(self, output: Tokens, part: Part) -> bytes:
+        """Returns the chunks of tokens of a tool call.
+
+        The first token of a call with a name shows the name, the next ones the arguments; the last
+        one of a choice has the finish reason.
+        """
+        choice = self.choices[output.index]
+        texts = output.texts
+        has_end = output.finish is not None
+        start = 0
+        chunks: list[bytes] = []
+        if texts and part.name and choice.current_segment(part) is None:
+            start = 1
+        end = max(start, len(texts) - has_end)
+        if start:
+            chunks.append(self._render_token(output, 0))
+        choice.tokens += len(output.ids[start:end])
+        shown = [text for text in texts[start:end] if text]
+        if shown:
+            call = wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=HOLE))
+            delta = wire.Delta(content=None, tool_calls=[call])
+            choice_start, choice_end = template(
+                wire.ChunkChoice(output.index, delta, token_ids=None)
+            )
+            prefix = self._head + choice_start
+            suffix = choice_end + CHUNK_END
+            chunks.append(prefix + (suffix + prefix).join(map(encode, shown)) + suffix)
+        if has_end and (len(texts) > 1 or not start):
+            chunks.append(self._render_token(output, max(0, len(texts) - 1)))
+        return b"".join(chunks)
+
+    def _build_choice(
+        self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
+    ) -> wire.ChunkChoice | None:
+        options = self._options
+        part = output.part
+        ids = output.ids[span]
+        text = "".join(output.texts[span])
+        if part is not None and part.kind == "reasoning":
+            choice.reasoning_tokens += len(ids)
+        delta = self._delta(choice, part, text)
+        if delta is None:
+            shows_tokens = options.token_ids or options.top_logprobs is not None
+            if not is_end and (not shows_tokens or options.hides):
+                return None
+            delta = wire.Delta()
+        elif is_end and part is None and not text and options.parses:
+            delta = wire.Delta()
+        chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
+        if options.token_ids and not options.hides:
+            chunk_choice.token_ids = ids
+        if self._logprobs is not None and output.logprobs is not None:
+            entries = [*map(self._logprobs.chat_entry, output.logprobs[span])]
+            chunk_choice.logprobs = common.LogprobContent(entries)
+        return chunk_choice
+
+    def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> wire.Delta | None:
+        """Returns a token's addition to the message; None for markup or a hidden thought."""
+        options = self._options
+        if part is None:
+            if options.blocks:
+                return wire.Delta(content=[wire.ContentBlock("text", text)])
+            return wire.Delta(content=text)
+        if part.kind == "reasoning":
+            if options.show_reasoning and (text or options.empty_thoughts):
+                return wire.Delta(reasoning=text)
+            return None
+        if part.kind == "image":
+            return wire.Delta(content=[wire.ContentBlock("image_url", image_url={"url": text})])
+        calls: list[wire.ToolCall] = []
+        if part.name and choice.current_segment(part) is None:
+            segment = choice.open_segment(part)
+            segment.id = part.id or options.new_call_id()
+            function = wire.FunctionCall(part.name)
+            calls.append(wire.ToolCall(segment.id, "function", part.number, function))
+        if text:
+            function = wire.FunctionCall(arguments=text)
+            calls.append(wire.ToolCall(index=part.number, function=function))
+        if not calls:
+            return None
+        return wire.Delta(content=None, tool_calls=calls)
+
+    def _finish_reason(self, choice: ChoiceState) -> str:
+        """Returns `tool_calls` for a reply that called tools by choice and was not cut short."""
+        reason = choice.finish.reason
+        if reason == "stop" and choice.called and not self._options.named_tool:
+            return "tool_calls"
+        return reason
+
+    def _total_usage(self, missing: None | UnsetType) -> common.Usage:
+        options = self._options
+        usage = self._count_usage(len(options.prompt_ids), self.choices, missing)
+        if options.reasons:
+            reasoning_tokens = sum(choice.reasoning_tokens for choice in self.choices)
+            usage.completion_tokens_details = common.CompletionTokensDetails(reasoning_tokens)
+        if options.prompt_details:
+            usage.prompt_tokens_details = common.PromptTokensDetails(
+                cached_tokens=self.reported_cached_tokens,
+                created_cache_tokens=self.reported_created_tokens,
+                multimodal_tokens=options.media_tokens or missing,
+            )
+        return usage
+
+    def _choice_usage(self, index: int) -> common.Usage:
+        choice = self.choices[index]
+        usage = self._count_usage(len(self._options.prompt_ids), (choice,))
+        usage.completion_tokens_details = None
+        if self._options.reasons:
+            usage.completion_tokens_details = common.CompletionTokensDetails(
+                choice.reasoning_tokens
+            )
+        return usage
+
+    def whole(self) -> wire.ChatCompletion:
+        """Returns the whole answer, once all outputs are collected."""
+        options = self._options
+        if options.on_parsed is not None:
+            for choice in self.choices:
+                options.on_parsed(False, choice.called, 1)
+        answer = self._build_answer(wire.ChatCompletion, self._render_choice)
+        answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
+        answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
+        answer.prompt_text = options.prompt_text
+        answer.ec_transfer_params = self.encoded_media
+        return answer
+
+    def _render_choice(self, index: int, choice: ChoiceState) -> wire.ChatChoice:
+        chat_choice = wire.ChatChoice(
+            index=index,
+            message=self._message(choice),
+            logprobs=None,
+            finish_reason=self._finish_reason(choice),
+            stop_reason=choice.finish.stop_reason,
+            token_ids=None,
+        )
+        if self._logprobs is not None:
+            entries = rendered(choice.logprobs, self._logprobs.chat_entry)
+            chat_choice.logprobs = common.LogprobContent(entries)
+        if self._options.token_ids and not self._options.hides:
+            chat_choice.token_ids = choice.ids
+        return chat_choice
+
+    def _message(self, choice: ChoiceState) -> wire.ChatMessage:
+        options = self._options
+        texts = choice.texts_by_kind()
+        text = (options.echo or "") + texts["text"]
+        message = wire.ChatMessage(options.role, text)
+        if "image" in texts:
+            blocks: list[wire.ContentBlock] = []
+            if text:
+                blocks.append(wire.ContentBlock("text", text))
+            blocks.append(wire.ContentBlock("image_url", image_url={"url": texts["image"]}))
+            message.content = blocks
+        elif not text and options.echo is None and not options.forced_tool:
+            message.content = None if choice.called or options.reasons else text
+        if choice.called:
+            message.tool_calls = [
+                wire.ToolCall(
+                    id=segment.part.id or options.new_call_id(),
+                    type="function",
+                    function=wire.FunctionCall(segment.part.name, segment.text),
+                )
+                for segment in choice.segments
+                if segment.part is not None and segment.part.kind == "call"
+            ]
+        if options.show_reasoning:
+            message.reasoning = texts.get("reasoning") or None
+        return message
+
+
+def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
+    """Returns the routes of chats; `plain` answers plain requests."""
+
+    def chat_completions(context: RequestContext) -> Response:
+        """The next message of a conversation, whole or as a stream."""
+        request = pipeline.decode(context, wire.ChatCompletionRequest)
+        accepted = pipeline.admit(request, context)
+        if request.tools:
+            check_tool_choice(request, pipeline.settings.tools)
+        prompt = chat_prompt(pipeline, request, request.messages)
+        meta = pipeline.identity.response_meta(
+            "chatcmpl", context, request.request_id, accepted.model
+        )
+        sends_image = False
+        model = pipeline.settings.model
+        if model.omni:  # by the request's own choice, else by a draw
+            header = boolean_header(context, IMAGE_HEADER)
+            if header is None:
+                sends_image = pipeline.images.random() * 100 < model.image_emission_rate
+            else:
+                sends_image = header
+        options = response_options(pipeline, accepted, request.messages, prompt, sends_image)
+        return pipeline.submit(accepted, meta, [prompt], ChatWriter(meta, options), context)
+
+    def chat_batch(context: RequestContext) -> Response:
+        """The next message of each of several conversations, as the choices of one answer."""
+        request = decode_batch(pipeline, context)
+        accepted = pipeline.admit(request, context)
+        prompts = [chat_prompt(pipeline, request, messages) for messages in request.messages]
+        meta = pipeline.identity.response_meta(
+            "chatcmpl", context, request.request_id, accepted.model
+        )
+        all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
+        last_messages = request.messages[-1]
+        all_prompts = BuiltPrompt(all_ids, "", features=features(last_messages, all_ids))
+        if len(prompts) > 1:
+            meta = replace(meta, joint="_")
+        options = response_options(pipeline, accepted, last_messages, all_prompts)
+        options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
+        return pipeline.submit(accepted, meta, prompts, ChatWriter(meta, options), context)
+
+    chat_docs = RouteDocs(
+        body=(wire.ChatCompletionRequest,),
+        example={"messages": EXAMPLE_CHAT, "max_tokens": 8},
+        answer=wire.ChatCompletion,
+        media=STREAM_MEDIA,
+    )
+    batch_docs = RouteDocs(
+        body=(wire.BatchChatRequest,),
+        example={"messages": [EXAMPLE_CHAT], "max_tokens": 8},
+        answer=wire.ChatCompletion,
+    )
+    return [
+        post("/v1/chat/completions", chat_completions, plain=plain, docs=chat_docs),
+        post("/v1/chat/completions/batch", chat_batch, docs=batch_docs),
+    ]
+
+
+def decode_batch(pipeline: RequestPipeline, context: RequestContext) -> wire.BatchChatRequest:
+    """Returns the request in the body.
+
+    A field that vLLM checks late is rejected without `param`.
+    """
+    try:
+        return pipeline.decode(context, wire.BatchChatRequest)
+    except ApiError as error:
+        field = (error.param or "").removeprefix("body.").partition(".")[0]
+        if error.type != "Bad Request" or field not in wire.FIELDS_CHECKED_LATE_IN_BATCH:
+            raise
+        raise bad_request(error.message) from None
+
+
+def response_options(
+    pipeline: RequestPipeline,
+    accepted: ValidatedRequest[wire.ChatCompletionRequest],
+    messages: Sequence[wire.Message],
+    prompt: BuiltPrompt,
+    sends_image: bool = False,
+) -> ChatResponseOptions:
+    """Returns the options of the answer to a chat.
+
+    Raises:
+        ApiError: 400 for a stream that repeats too much of its prompt.
+    """
+    request = accepted.request
+    settings = pipeline.settings
+    last_message = messages[-1]
+    role = settings.api.response_role
+    if not request.add_generation_prompt:
+        role = str(last_message["role"])
+    top_logprobs = None
+    if request.logprobs:  # all alternatives when the client names tokens
+        top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
+    tool_choice = request.tool_choice
+    has_named_tool = isinstance(tool_choice, NamedToolChoice) and tool_choice.type == "function"
+    on_parsed = None
+    if request.tools and tool_choice != "none":
+        on_parsed = pipeline.responder.engine.recorder.parsed_tools
+    tokens_by_modality: Mapping[str, int] | None = None
+    if prompt.features and settings.api.enable_prompt_tokens_details:
+        modalities = prompt.features["mm_hashes"]
+        tokens_by_modality = count_media_tokens(pipeline, request, messages, modalities)
+    echo = None
+    if request.echo:
+        echo = echoed_text(last_message, role)
+    prompt_text = None
+    if request.return_prompt_text:
+        prompt_text = pipeline.tokenizer.decode(prompt.ids, False)
+    repeated = len(echo or "") + len(prompt_text or "")
+    if request.return_token_ids:
+        repeated += len(prompt.ids)
+    if request.stream and repeated:
+        check_repeated("messages", accepted.n * repeated)
+
+    def new_call_id() -> str:
+        return f"chatcmpl-tool-{pipeline.identity.fresh_id()}"
+
+    return ChatResponseOptions(
+        **pipeline.options(accepted),
+        prompt_ids=prompt.ids,
+        role=role,
+        echo=echo,
+        top_logprobs=top_logprobs,
+        beams=request.use_beam_search,
+        prompt_text=prompt_text,
+        named_tool=has_named_tool,
+        forced_tool=has_named_tool or tool_choice == "required",
+        new_call_id=new_call_id,
+        on_parsed=on_parsed,
+        parses=pipeline.limits.parses,
+        reasons=pipeline.limits.reasons,
+        empty_thoughts=settings.reply.reasoning_parser in EMPTY_THOUGHT_PARSERS,
+        show_reasoning=request.include_reasoning,
+        blocks=sends_image,
+        media_tokens=tokens_by_modality,
+    )
+
+
+def count_media_tokens(
+    pipeline: RequestPipeline,
+    request: wire.ChatCompletionRequest,
+    messages: Sequence[wire.Message],
+    modalities: Iterable[str],
+) -> dict[str, int]:
+    """Returns the prompt tokens that items of each modality add."""
+    options = chat_options(request, pipeline.chat_rules)
+
+    def count_tokens(messages: Sequence[wire.Message]) -> int:
+        return len(pipeline.tokenizer.encode_chat(messages, options))
+
+    return media_tokens(messages, modalities, count_tokens)
+
+
+def echoed_text(message: wire.Message, role: str) -> str:
+    """Returns the text that an answer of this role repeats."""
+    if message["role"] != role:
+        return ""
+    return wire.content_text(message.get("content"))

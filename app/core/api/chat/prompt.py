@@ -1,0 +1,215 @@
+"""Messages of a request as a prompt, and as the text that mode `echo` repeats; routes to tokenize.
+
+The routes are POST /tokenize, POST /detokenize and GET /tokenizer_info.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from app.core.api.chat.media import BuiltPrompt, features
+from app.core.api.chat.parts import TOOLS_PER_SLICE, template_kwargs
+from app.core.api.pipeline import ChatRules, RequestPipeline
+from app.core.base.clock.pause import pause_if_possible
+from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.decoding import decode, decode_first
+from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
+from app.core.protocol.validation import fit_prompt
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import bad_request
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import Route, RouteDocs, get, post
+from app.core.text.base import PLAIN_CHAT, ChatOptions
+from app.core.text.huggingface import LocalTokenizer
+
+FORWARDED_IDS = "prompt_token_ids"
+"""Key of `kv_transfer_params` with the prompt's tokens from the prefill side."""
+
+
+def chat_prompt(
+    pipeline: RequestPipeline, request: ChatCompletionRequest, messages: Sequence[Message]
+) -> BuiltPrompt:
+    """Returns the conversation as tokens. May pause.
+
+    Raises:
+        ApiError: 400 when it does not render or fit.
+    """
+    turns: list[tuple[str, str]] = []
+    composed: list[Message] = []
+    """Messages with parts."""
+    text = ""
+    for message in messages:
+        content = message.get("content")
+        if type(content) is str:
+            text = content
+        else:
+            text = content_text(content)
+            composed.append(message)
+        pipeline.check_text(text)
+        if pipeline.keeps_turns:
+            turns.append((str(message["role"]), text))
+    options = chat_options(request, pipeline.chat_rules)
+    ids: Sequence[int] | None = None
+    if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
+        ids = _forwarded_ids(pipeline, request, composed)
+    if ids is None:
+        check = None
+        if request.truncate_prompt_tokens is None:
+            check = pipeline.check_text
+        ids = pipeline.tokenizer.encode_chat(messages, options, check)
+        ids = fit_prompt(request, ids, pipeline.limits.max_model_len)
+    media = None
+    if composed:
+        media = features(composed, ids)
+    if messages and messages[-1].get("tool_calls"):
+        text = last_message_text(messages)
+    return BuiltPrompt(ids, text, tuple(turns), media)
+
+
+def _forwarded_ids(
+    pipeline: RequestPipeline, request: ChatCompletionRequest, composed: Sequence[Message]
+) -> list[int] | None:
+    """Returns the tokens from the prefill side; None where the messages have to be rendered."""
+    ids = (request.kv_transfer_params or {}).pop(FORWARDED_IDS)
+    if ids is None or request.echo or composed and features(composed, (0,)):
+        return None
+    param = f"kv_transfer_params.{FORWARDED_IDS}"
+    if (
+        not isinstance(ids, list)
+        or not ids
+        or any(type(token_id) is not int or token_id < 0 for token_id in ids)
+    ):
+        raise bad_request(f"{param} must be a list of token ids that is not empty", param)
+    pipeline.limits.check_vocabulary(param, ids)
+    return ids
+
+
+def request_template(
+    template: str | None, kwargs: JsonObject | None, rules: ChatRules
+) -> str | None:
+    """Returns the request's chat template, if any.
+
+    Raises:
+        ApiError: 400 for a template where requests may not bring one.
+    """
+    has_template = template is not None or (kwargs or {}).get("chat_template") is not None
+    if has_template and not rules.trusts_templates:
+        raise bad_request("A chat template in the request needs --trust-request-chat-template.")
+    return template or None
+
+
+def chat_options(
+    request: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules
+) -> ChatOptions:
+    """Returns the options of the chat template. May pause.
+
+    Raises:
+        ApiError: as `request_template` does.
+    """
+    template = request.chat_template
+    kwargs: Mapping[str, object] | None = request.chat_template_kwargs
+    if template is not None or kwargs:
+        template = request_template(template, request.chat_template_kwargs, rules)
+    if kwargs or rules.template_kwargs or getattr(request, "reasoning_effort", None) is not None:
+        kwargs = template_kwargs(request, rules.template_kwargs)
+    tools = request.tools
+    if rules.hides_unused_tools and getattr(request, "tool_choice", None) == "none":
+        tools = None
+    documents = getattr(request, "documents", None)
+    is_special = (
+        request.continue_final_message
+        or request.add_special_tokens
+        or not request.add_generation_prompt
+    )
+    if not (is_special or template or tools or kwargs or documents):
+        return PLAIN_CHAT
+    rendered_tools = []
+    for number, tool in enumerate(tools or (), 1):
+        rendered_tools.append(msgspec.to_builtins(tool))
+        if number % TOOLS_PER_SLICE == 0:
+            pause_if_possible()
+    return ChatOptions(
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        add_special_tokens=request.add_special_tokens,
+        tools=None if tools is None else rendered_tools,
+        documents=documents,
+        chat_template=template,
+        chat_template_kwargs=kwargs,
+    )
+
+
+def last_message_text(messages: Sequence[Message]) -> str:
+    """Returns the text of the last message, whatever its role, with its tool calls.
+
+    This is the reply of mode `echo`.
+    """
+    if not messages:
+        return ""
+    message = messages[-1]
+    text = content_text(message.get("content"))
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):  # values of other roles are unchecked
+        return text
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and function.get("name"):
+            text += f"[{function.get('name')}({function.get('arguments')})]"
+    return text
+
+
+class TokensAnswer(Struct):
+    """The answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: Sequence[str] | None
+
+
+def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
+    """Returns the routes; `with_info` adds GET /tokenizer_info."""
+    body = pipeline.body
+    models = pipeline.models
+    tokenizer = pipeline.tokenizer
+
+    def tokenize(context: RequestContext) -> Response:
+        """The token ids of a text or of a conversation."""
+        request = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
+        models.resolve(request.model)
+        if isinstance(request, TokenizeChatRequest):
+            ids = tokenizer.encode_chat(
+                request.messages, chat_options(request, pipeline.chat_rules)
+            )
+        else:
+            ids = tokenizer.encode(request.prompt, request.add_special_tokens)
+        texts = tokenizer.token_strings(ids) if request.return_token_strs else None
+        return json_response(TokensAnswer(len(ids), models.max_model_len, ids, texts))
+
+    def detokenize(context: RequestContext) -> Response:
+        """The text of token ids."""
+        request = decode(body.read(context), context.content_type, DetokenizeRequest)
+        models.resolve(request.model)
+        return json_response({"prompt": tokenizer.decode(request.tokens, False)})
+
+    def tokenizer_info(context: RequestContext) -> Response:
+        """The configuration of the tokenizer; of a remote tokenizer only its class."""
+        if isinstance(tokenizer, LocalTokenizer):
+            return json_response(tokenizer.info())
+        return json_response({"tokenizer_class": type(tokenizer).__name__})
+
+    tokenize_docs = RouteDocs(
+        body=TOKENIZE_REQUESTS,
+        example={"prompt": "hello"},
+        answer=TokensAnswer,
+    )
+    detokenize_docs = RouteDocs(body=(DetokenizeRequest,), example={"tokens": [120, 121]})
+    token_routes = [
+        post("/tokenize", tokenize, docs=tokenize_docs),
+        post("/detokenize", detokenize, docs=detokenize_docs),
+    ]
+    if with_info:
+        token_routes.append(get("/tokenizer_info", tokenizer_info))
+    return token_routes

@@ -1,0 +1,146 @@
+"""Identity of requests and answers: ids, names in answers, and the address of a prefill's cache."""
+
+import time
+from collections.abc import Callable
+from random import Random
+from zlib import crc32
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.core.protocol.common import KVTransferParams
+from app.core.protocol.validation import GenerationRequest
+from app.core.server.http.context import RequestContext
+from config import VLLM_VERSION
+from config.settings import ServerSettings, Settings
+
+
+class ResponseMeta(Struct, frozen=True):
+    """Identity of one answer. `created` is Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str | None
+    joint: str = ""
+    """Separator between `id` and a prompt's number; empty where the engine's id has no number."""
+
+    @property
+    def signature(self) -> str | UnsetType:
+        """The fingerprint, or UNSET, which omits the field."""
+        if self.fingerprint is None:
+            return UNSET
+        return self.fingerprint
+
+    def engine_id(self, prompt: int) -> str:
+        """Returns a prompt's id in the engine, which also aborts the prompt."""
+        if self.joint:
+            return f"{self.id}{self.joint}{prompt}"
+        return self.id
+
+
+class ResponseOptions(Struct, frozen=True, kw_only=True):
+    """What an answer shows, for all families."""
+
+    n: int
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    token_id_names: bool = False
+    """`return_tokens_as_token_ids`: log probabilities name tokens `token_id:N`."""
+    prompt_details: bool = False
+    metrics: bool = False
+
+
+class Identity:
+    """Makes the identities of answers.
+
+    `rng` draws ids. Other servers find the cache of this server at `host`.
+    """
+
+    def __init__(
+        self, settings: Settings, host: str, rng: Random, now: Callable[[], float] = time.time
+    ) -> None:
+        self.engine_id = f"{rng.getrandbits(128):032x}"
+        self.host = host
+        self.cache = settings.kvcache
+        self.devices = settings.model.tensor_parallel_size
+        self._rng = rng
+        self._now = now
+        self._fingerprint = system_fingerprint(settings)
+
+    def response_meta(
+        self, prefix: str, context: RequestContext, body_id: str, model: str
+    ) -> ResponseMeta:
+        """Returns the identity of an answer.
+
+        Its id is the header's, else the body's, unless that is empty, else random.
+        """
+        request_id = context.headers.get("x-request-id")
+        if request_id is None:
+            request_id = body_id or f"{self._rng.getrandbits(64):016x}"
+        return ResponseMeta(
+            id=f"{prefix}-{request_id}",
+            created=int(self._now()),
+            model=model,
+            fingerprint=self._fingerprint,
+            # Even the only prompt of a text completion has a number.
+            joint="-" if prefix == "cmpl" else "",
+        )
+
+    def now_s(self) -> int:
+        """Returns the time in Unix seconds."""
+        return int(self._now())
+
+    def fresh_id(self) -> str:
+        """Draws an id."""
+        return f"{self._rng.getrandbits(64):016x}"
+
+
+def system_fingerprint(settings: Settings) -> str | None:
+    """Returns the fingerprint of answers, as the settings choose it."""
+    mode = settings.api.fingerprint_mode
+    model = settings.model
+    if mode == "none":
+        return None
+    if mode == "custom":
+        return settings.api.fingerprint_value
+    parts = ["vllm", VLLM_VERSION]
+    if mode == "full":
+        sizes = {"tp": model.tensor_parallel_size, "dp": settings.server.data_parallel_size}
+        parts += [f"{name}{size}" for name, size in sizes.items() if size > 1]
+    checksum = crc32(f"{model.model} {model.max_model_len}".encode())
+    return "-".join([*parts, f"{checksum:08x}"])
+
+
+def pod_headers(server: ServerSettings) -> dict[str, str]:
+    """Returns headers that name the answering pod to a gateway."""
+    headers = {}
+    if server.pod_namespace:
+        headers["x-inference-namespace"] = server.pod_namespace
+    if server.pod_name:
+        headers["x-inference-pod"] = server.pod_name
+        headers["x-inference-port"] = str(server.port)
+    return headers
+
+
+def address_of(
+    request: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
+) -> KVTransferParams | None:
+    """Returns where the decode side finds the cache, as vLLM's NixlConnector.
+
+    Returns None unless the request asks for it.
+    """
+    cache = identity.cache
+    params = request.kv_transfer_params
+    if not cache.transfers or not params or not params.get("do_remote_decode"):
+        return None
+    num_blocks = -(-prompt_tokens // cache.block_size)
+    return KVTransferParams(
+        remote_engine_id=identity.engine_id,
+        remote_block_ids=(tuple(range(1, num_blocks + 1)),),
+        remote_request_id=f"{meta.engine_id(0)}-{identity.fresh_id()[:8]}",
+        remote_host=identity.host,
+        remote_port=cache.kv_side_channel_port,
+        tp_size=identity.devices,
+        remote_num_tokens=prompt_tokens,
+    )

@@ -1,0 +1,172 @@
+"""Log probabilities in the shapes of the API families."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+from msgspec import Raw
+
+from app.core.base.clock.pause import Slices
+from app.core.engine.outputs import TokenLogprob
+from app.core.protocol import common as wire
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.common import encode
+
+NULL = Raw(b"null")
+ALL = -1
+SLICE = 2048
+"""Log probabilities, or tokens, written between two pauses: well below 5 ms of work."""
+MAX_CACHED_TEXTS = 4096
+"""Texts whose bytes an answer caches; saves a third of the work for many alternatives."""
+
+SomeEntries = Sequence[TokenLogprob | None]
+"""Log probabilities of consecutive tokens; None for a token without any."""
+E = TypeVar("E", bound=TokenLogprob | None)
+
+
+def token_bytes(text: str) -> Raw:
+    """Returns the UTF-8 of a text as a JSON list of numbers."""
+    return Raw(encode(list(text.encode())))
+
+
+def token_name(token_id: int, text: str, as_id: bool) -> str:
+    """Returns the name of a token: its text, or `token_id:N` if `as_id`."""
+    if as_id:
+        return f"token_id:{token_id}"
+    return text
+
+
+def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw:
+    """Returns one JSON list of all entries as `render` writes them; pauses where there are many."""
+    slices = Slices(SLICE)
+    lists: list[bytes] = []
+    for span in spans:
+        width = 1
+        if span and span[-1] is not None:
+            width += len(span[-1].top)
+        size = max(1, SLICE // width)
+        for start in range(0, len(span), size):
+            lists.append(encode([render(entry) for entry in span[start : start + size]])[1:-1])
+            slices.spend(size * width)
+    return Raw(b"[%b]" % b",".join(lists))
+
+
+class TokenNames:
+    """Writes the entries of an answer, with `top` alternatives each.
+
+    With `as_ids`, tokens are named `token_id:N` instead of by their texts. The field `bytes`
+    encodes the name; in a chat it encodes the text of the token itself, or is null if `byteless`.
+    """
+
+    def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
+        self._top = top
+        self._as_ids = as_ids
+        self._byteless = byteless
+        self._bytes = lru_cache(MAX_CACHED_TEXTS)(token_bytes)
+
+    def _alternatives(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
+        alternatives = entry.top if self._top == ALL else entry.top[: self._top]
+        if not self._as_ids:
+            return alternatives
+        return [
+            (token_id, f"token_id:{token_id}", logprob) for token_id, _, logprob in alternatives
+        ]
+
+    def chat_entry(self, entry: TokenLogprob) -> wire.ChatLogprob:
+        """Returns an entry of a chat."""
+        alternatives = [
+            wire.ChatAlternative(text, logprob, self._bytes(text))
+            for _, text, logprob in self._alternatives(entry)
+        ]
+        return wire.ChatLogprob(
+            token=token_name(entry.token_id, entry.token, self._as_ids),
+            logprob=entry.logprob,
+            bytes=NULL if self._byteless else self._bytes(entry.token),
+            top_logprobs=alternatives,
+        )
+
+    def item_entry(self, entry: TokenLogprob) -> JsonObject:
+        """Returns an entry of an item of Responses, whose keys have another order."""
+        name = token_name(entry.token_id, entry.token, self._as_ids)
+        alternatives = [
+            {"token": text, "bytes": self._bytes(text), "logprob": logprob}
+            for _, text, logprob in self._alternatives(entry)
+        ]
+        return {
+            "token": name,
+            "bytes": self._bytes(name),
+            "logprob": entry.logprob,
+            "top_logprobs": alternatives,
+        }
+
+    def event_entry(self, entry: TokenLogprob) -> JsonObject:
+        """Returns an entry of an event of Responses."""
+        name = token_name(entry.token_id, entry.token, self._as_ids)
+        alternatives = [
+            {"token": text, "logprob": logprob} for _, text, logprob in self._alternatives(entry)
+        ]
+        return {"token": name, "logprob": entry.logprob, "top_logprobs": alternatives}
+
+
+def token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
+    """Returns an entry that names tokens by their ids."""
+    candidates = [
+        wire.TokenCandidate(token_id, logprob, rank)
+        for rank, (token_id, _, logprob) in zip(entry.ranks, entry.top, strict=False)
+    ]
+    return wire.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, candidates)
+
+
+def prompt_entries(entries: SomeEntries | None) -> Raw | None:
+    """Returns the list `prompt_logprobs`: by token id, with rank and text; null for the first."""
+    if entries is None:
+        return None
+    return rendered((entries,), _by_id)
+
+
+def _by_id(entry: TokenLogprob | None) -> JsonObject | None:
+    if entry is None:
+        return None
+    return {
+        str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": text}
+        for rank, (token_id, text, logprob) in zip(entry.ranks, entry.top, strict=False)
+    }
+
+
+class CompletionLogprobs:
+    """The `logprobs` of one choice of a text completion: parallel lists."""
+
+    def __init__(self, as_ids: bool) -> None:
+        self._as_ids = as_ids
+        self._offset = 0
+
+    def lists(self, spans: Sequence[SomeEntries], names: Sequence[str]) -> wire.CompletionLogprobs:
+        """Returns the lists of the next tokens; `names` has the tokens whose entries are None."""
+        tokens: list[str] = []
+        offsets: list[int] = []
+        values: list[float | None] = []
+
+        def add_entry(entry: TokenLogprob | None) -> dict[str, float] | None:
+            offsets.append(self._offset)
+            if entry is None:
+                name = names[len(tokens)]
+                value = None
+                top = None
+            else:
+                name = token_name(entry.token_id, entry.token, self._as_ids)
+                value = entry.logprob
+                top = {
+                    token_name(token_id, text, self._as_ids): logprob
+                    for token_id, text, logprob in entry.top
+                }
+            tokens.append(name)
+            values.append(value)
+            self._offset += len(name)
+            return top
+
+        return wire.CompletionLogprobs(
+            top_logprobs=rendered(spans, add_entry),
+            text_offset=offsets,
+            token_logprobs=values,
+            tokens=tokens,
+        )

@@ -1,0 +1,336 @@
+"""Plain requests on the fast path: from a body to the engine and the answer.
+
+Decoding into one of these structs proves that a body has no other fields and that its numbers are
+in range; `PlainGeneration.recognise` checks the rest against the served model. All other requests,
+invalid ones included, take the general path, which reports errors.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
+
+from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.core.api.identity import ResponseMeta, ResponseOptions
+from app.core.api.pipeline import (
+    CACHE_THRESHOLD_HEADER,
+    IMAGE_HEADER,
+    PRIORITY_HEADER,
+    RANK_HEADER,
+    RequestPipeline,
+)
+from app.core.api.writer import ResponseWriter
+from app.core.engine.kvcache.hashing import PART_BLOCKS
+from app.core.engine.request import EngineRequest
+from app.core.protocol.completions import DEFAULT_MAX_TOKENS
+from app.core.protocol.options import Int64
+from app.core.protocol.validation import GREEDY_BELOW
+from app.core.server.http.context import RequestContext
+from app.core.server.http.response import PendingResponse, Response
+from app.core.text.memo import PromptMemo, chat_memo, text_memo
+from config.settings import Settings
+
+SPECIAL_HEADERS = frozenset(
+    [
+        RANK_HEADER,
+        PRIORITY_HEADER,
+        IMAGE_HEADER,
+        CACHE_THRESHOLD_HEADER,
+        "x-fault",
+        "x-return-error",
+        "endpoint-load-metrics-format",
+    ]
+)
+MAX_TOKENS = 4096
+"""Most tokens of a plain reply that has to reach its limit."""
+MAX_BODIES = 64
+"""Most bodies whose requests are cached."""
+MAX_BODY_BYTES = 1024
+"""Longest body whose request is cached."""
+
+Count = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class PlainStreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
+    """Options of a plain stream."""
+
+    include_usage: bool = False
+
+
+class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Fields without effect on a simulated model, or with one effect only."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    stream: bool | None = False
+    stream_options: PlainStreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Literal[1] = 1
+    seed: Int64 | None = None
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    stop: None = None
+    user: str | None = None
+
+
+class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A plain chat; messages are parsed only when their bytes are new."""
+
+    messages: Raw
+    max_completion_tokens: Count | None = None
+
+    @property
+    def prompt_key(self) -> bytes:
+        """Key of the messages among the known prompts."""
+        return bytes(self.messages)
+
+    @property
+    def limit(self) -> int | None:
+        """Requested limit of the reply, in tokens."""
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return self.max_completion_tokens
+
+
+class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A plain text completion of one text."""
+
+    prompt: str
+    logprobs: None = None
+    suffix: None = None
+
+    @property
+    def prompt_key(self) -> bytes:
+        """Key of the text among the known prompts."""
+        return self.prompt.encode()
+
+    @property
+    def limit(self) -> int | None:
+        """Limit of the reply, in tokens."""
+        if self.max_tokens is None:
+            return DEFAULT_MAX_TOKENS
+        return self.max_tokens
+
+
+class Recognised(Struct, frozen=True):
+    """A plain request, and what follows from it."""
+
+    request: PlainChat | PlainCompletion
+    prompt_key: bytes
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    limited: bool
+    options: ResponseOptions
+
+
+class PlainGeneration:
+    """Answers the plain requests of one family: see `app.core.server.http.route.PlainHandler`.
+
+    Subclasses have what is special to a family.
+    """
+
+    special_headers = SPECIAL_HEADERS
+    request_type: type[PlainChat | PlainCompletion]
+    writer_type: Callable[[ResponseMeta, Any], ResponseWriter]
+    id_prefix: str
+    """Start of the answers' ids."""
+
+    def __init__(self, pipeline: RequestPipeline, known_prompts: PromptMemo) -> None:
+        self.known_prompts = known_prompts
+        self._pipeline = pipeline
+        self._decode = msgspec.json.Decoder(self.request_type).decode
+        self._prompt_ids = known_prompts.ids
+        self._model = pipeline.models.names[0]
+        self._context_tokens = pipeline.limits.max_model_len
+        self._max_reply_tokens = pipeline.limits.max_reply_tokens(0)
+        self._max_prompt_tokens = PART_BLOCKS * pipeline.settings.kvcache.block_size
+        """Longest prompt that the engine takes without a pause."""
+        self._names: frozenset[str | None] = frozenset()
+        """Names of the served model; while empty, no request is plain."""
+        self._min_hit_rate = 0.0
+        self._forced_usage = False
+        self._options = self.response_options(n=1)
+        self._bodies: dict[bytes, Recognised] = {}
+        """Requests with known prompts, by their bodies."""
+
+    def response_options(self, **shared: Any) -> ResponseOptions:
+        """Returns the options of answers, without those of a prompt."""
+        raise NotImplementedError
+
+    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options of a prompt's answer."""
+        raise NotImplementedError
+
+    def on_settings(self, settings: Settings) -> None:
+        """Decides if any request can be plain now. Subscribe it after the fault injector."""
+        pipeline = self._pipeline
+        is_special = (
+            settings.reply.mode == "echo"
+            or pipeline.limits.reasons
+            or pipeline.chat_rules.template_kwargs
+            or settings.model.omni
+            or settings.model.mm_encoder_only
+            or pipeline.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
+            or not pipeline.keeps_fast_path(settings)
+        )
+        self._bodies.clear()
+        self._names = frozenset()
+        if not is_special:
+            self._names = frozenset((None, "", *pipeline.models.names))
+        self._min_hit_rate = settings.kvcache.global_cache_hit_threshold
+        self._forced_usage = settings.api.enable_force_include_usage
+        self._options = self.response_options(
+            n=1,
+            continuous_usage=self._forced_usage,
+            prompt_details=settings.api.enable_prompt_tokens_details,
+            metrics=settings.api.enable_per_request_metrics,
+        )
+
+    def recognise(self, body: bytes) -> Recognised | None:
+        """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
+        cached = self._bodies.get(body)
+        if cached is not None:
+            return cached
+        recognised = self._read(body)
+        if (
+            recognised is not None
+            and len(body) <= MAX_BODY_BYTES
+            and recognised.prompt_key in self.known_prompts
+        ):
+            if len(self._bodies) >= MAX_BODIES:
+                self._bodies.clear()
+            self._bodies[body] = recognised
+        return recognised
+
+    def _read(self, body: bytes) -> Recognised | None:
+        try:
+            request = self._decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        stream_options = request.stream_options
+        if request.model not in self._names or (stream_options is not None and not request.stream):
+            return None
+        limit = request.limit
+        context_tokens = self._context_tokens
+        if limit is not None and limit > context_tokens:
+            return None
+        prompt_key = request.prompt_key
+        prompt_ids = self._prompt_ids(prompt_key)
+        if not prompt_ids or len(prompt_ids) > self._max_prompt_tokens:
+            return None
+        # `ModelLimits.max_reply_tokens`, inlined
+        max_tokens = min(context_tokens - len(prompt_ids), self._max_reply_tokens)
+        if limit is not None:
+            max_tokens = min(limit, max_tokens)
+        if max_tokens < 1 or request.min_tokens > max_tokens:
+            return None
+        if max_tokens > MAX_TOKENS and (
+            limit is not None or request.ignore_eos or request.min_tokens > MAX_TOKENS
+        ):
+            return None
+        include_usage = self._forced_usage or (
+            stream_options is not None and stream_options.include_usage
+        )
+        return Recognised(
+            request=request,
+            prompt_key=prompt_key,
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens,
+            limited=limit is not None,
+            options=replace(
+                self._options, include_usage=include_usage, **self.prompt_options(prompt_ids)
+            ),
+        )
+
+    def answer(self, context: RequestContext, recognised: Recognised) -> Response | PendingResponse:
+        """Answers a recognised request."""
+        pipeline = self._pipeline
+        request = recognised.request
+        context.is_generation = True
+        meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
+        temperature = request.temperature
+        sampling = None
+        if pipeline.real is not None:
+            sampling = pipeline.real.defaults.of_plain(
+                temperature=temperature,
+                top_p=request.top_p,
+                presence_penalty=request.presence_penalty,
+                frequency_penalty=request.frequency_penalty,
+            )
+        engine_request = EngineRequest(
+            request_id=meta.engine_id(0),
+            index=0,
+            model=self._model,
+            prompt_ids=recognised.prompt_ids,
+            echo_text="",
+            max_tokens=recognised.max_tokens,
+            limited=recognised.limited,
+            arrival_s=context.arrival_s,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            seed=None if request.seed == -1 else request.seed,
+            greedy=temperature is not None and temperature < GREEDY_BELOW,
+            sampling=sampling,
+            cache_hit_threshold=self._min_hit_rate,
+            observers=context.observers,
+        )
+        return pipeline.responder.respond_soon(
+            (engine_request,),
+            self.writer_type(meta, recognised.options),
+            stream=bool(request.stream),
+            context=context,
+        )
+
+
+class PlainChats(PlainGeneration):
+    """Answers plain chats."""
+
+    request_type = PlainChat
+    writer_type = ChatWriter
+    id_prefix = "chatcmpl"
+
+    def response_options(self, **shared: Any) -> ChatResponseOptions:
+        """Returns the options of answers, without those of a prompt."""
+        return ChatResponseOptions(
+            **shared,
+            prompt_ids=(),
+            role=self._pipeline.settings.api.response_role,
+            parses=self._pipeline.limits.parses,
+        )
+
+    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options of a prompt's answer."""
+        return {"prompt_ids": prompt_ids}
+
+
+class PlainCompletions(PlainGeneration):
+    """Answers plain text completions."""
+
+    request_type = PlainCompletion
+    writer_type = CompletionWriter
+    id_prefix = "cmpl"
+
+    def response_options(self, **shared: Any) -> CompletionResponseOptions:
+        """Returns the options of answers, without those of a prompt."""
+        return CompletionResponseOptions(**shared, prompts=())
+
+    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options of a prompt's answer."""
+        return {"prompts": (EchoedPrompt(prompt_ids),)}
+
+
+def plain_chats(pipeline: RequestPipeline) -> PlainChats:
+    """Returns the fast path of chats."""
+    return PlainChats(pipeline, chat_memo(pipeline.tokenizer))
+
+
+def plain_completions(pipeline: RequestPipeline) -> PlainCompletions:
+    """Returns the fast path of text completions."""
+    return PlainCompletions(pipeline, text_memo(pipeline.tokenizer))

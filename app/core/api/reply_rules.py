@@ -1,0 +1,64 @@
+"""The port for rules that decide the replies to requests; the extension `scripts` implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from app.core.engine.request import EngineRequest, ScriptedReply
+from app.core.protocol.common import UsageOverrides
+
+if TYPE_CHECKING:
+    from app.core.api.chat.media import BuiltPrompt
+    from app.core.api.writer import ResponseWriter
+    from app.core.protocol.chat import Message
+    from app.core.protocol.validation import GenerationRequest
+    from app.core.server.http.context import RequestContext
+
+Classes: TypeAlias = tuple[float, ...] | Mapping[str, float]
+"""Probabilities of classes, in order or by name."""
+
+
+class ScriptedAnswer(Struct, frozen=True, kw_only=True):
+    """Decision of a rule about the answer to one input."""
+
+    reply: ScriptedReply
+    usage: UsageOverrides | None = None
+    embedding: tuple[float, ...] | str | None = None
+    """A vector, or a text to be embedded."""
+    score: float | None = None
+    classes: Classes | None = None
+
+
+class ReplyRules(Protocol):
+    """Decides the replies to requests before the engine gets them."""
+
+    def direct(
+        self,
+        request: GenerationRequest,
+        prompts: Sequence[BuiltPrompt],
+        engine_requests: Sequence[EngineRequest],
+        *,
+        writer: ResponseWriter,
+        context: RequestContext,
+    ) -> list[EngineRequest]:
+        """Returns `engine_requests` with the decisions of the rules.
+
+        Raises:
+            ApiError: a rule answers with an error, or cannot answer.
+        """
+
+    def pooled(
+        self,
+        inputs: Iterable[Sequence[Message]],
+        output_kind: str,
+        model: str,
+        context: RequestContext,
+    ) -> list[ScriptedAnswer | None]:
+        """Returns the decision about each input of a pooling request; None where no rule fires.
+
+        Raises:
+            ApiError: as `direct`.
+        """

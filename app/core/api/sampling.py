@@ -1,0 +1,175 @@
+"""Options of a model that computes: sampling, thoughts, and constraints on its text."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from app.core.engine.request import JsonSchema, ToolCalls
+from app.core.engine.wire import Sampling, TextForm, Thoughts
+from app.core.protocol.options import StructuredOutputs
+from app.core.protocol.validation import GenerationRequest
+from app.core.server.http.errors import bad_request
+
+ANY_OBJECT = '{"type": "object"}'
+SIMULATED_FIELDS = (
+    "use_beam_search",
+    "cache_hit_threshold",
+    "repetition_detection",
+    "thinking_token_budget",
+    "logprob_token_ids",
+)
+"""Fields that no computing model supports."""
+MAX_SEARCHED_TOKENS: Final = 32_768
+"""Tokens at the end of a prompt that are searched for the last tag of thoughts."""
+
+
+class ThoughtTokens(Struct, frozen=True):
+    """The two tokens around a model's thoughts; `decode` returns the text of tokens."""
+
+    begin_id: int
+    end_id: int
+    decode: Callable[[Sequence[int]], str]
+
+    def after(self, prompt_ids: Sequence[int]) -> Thoughts | None:
+        """Returns the thoughts after a prompt, or None if the prompt has closed them.
+
+        The end of the prompt may have opened the thoughts.
+        """
+        tail = list(prompt_ids[-MAX_SEARCHED_TOKENS:])
+        for position in range(len(tail) - 1, -1, -1):
+            if tail[position] == self.begin_id:
+                return Thoughts(end_id=self.end_id)
+            if tail[position] == self.end_id:
+                if self.decode(tail[position + 1 :]).strip():
+                    break
+                return None
+        return Thoughts(end_id=self.end_id, begin_id=self.begin_id)
+
+
+def text_form(
+    structured_outputs: StructuredOutputs | None, calls: ToolCalls | None
+) -> TextForm | None:
+    """Returns the constraint on the text.
+
+    Required tool calls are a list; the call of a named tool is the tool's arguments.
+    """
+    if calls is not None and calls.min_calls:
+        return TextForm(json_schema=msgspec.json.encode(_calls_schema(calls)).decode())
+    if structured_outputs is None:
+        return None
+    schema = structured_outputs.json
+    if schema is not None:
+        if not isinstance(schema, str):
+            schema = msgspec.json.encode(schema).decode()
+        return TextForm(json_schema=schema)
+    if structured_outputs.json_object:
+        return TextForm(json_schema=ANY_OBJECT)
+    if structured_outputs.choice:
+        return TextForm(choices=tuple(structured_outputs.choice))
+    return TextForm(
+        regex=structured_outputs.regex,
+        grammar=structured_outputs.grammar,
+        structural_tag=structured_outputs.structural_tag,
+    )
+
+
+def _calls_schema(calls: ToolCalls) -> JsonSchema:
+    if calls.named:
+        return calls.tools[0].schema
+    call_schemas: list[JsonSchema] = []
+    for tool in calls.tools:
+        properties = {
+            "name": {"type": "string", "enum": [tool.name]},
+            "parameters": tool.schema,
+        }
+        call_schema = {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+        call_schemas.append(call_schema)
+    schema = {"type": "array", "minItems": calls.min_calls, "items": {"anyOf": call_schemas}}
+    if calls.max_calls == 1:
+        schema["maxItems"] = 1
+    return schema
+
+
+class SamplingDefaults(Struct, frozen=True, kw_only=True):
+    """Values of omitted sampling parameters, as the model's generation_config.json sets them."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+    def for_request(self, request: GenerationRequest) -> Sampling:
+        """Returns the sampling of a request."""
+        sampling = self.of_plain(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+        )
+        allowed_ids = request.allowed_token_ids
+        return replace(
+            sampling,
+            top_k=max(0, self.top_k if request.top_k is None else request.top_k),
+            min_p=_or_default(request.min_p, self.min_p),
+            repetition_penalty=_or_default(request.repetition_penalty, self.repetition_penalty),
+            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+            allowed_token_ids=None if allowed_ids is None else tuple(allowed_ids),
+            bad_words=tuple(request.bad_words),
+            skip_special_tokens=request.skip_special_tokens,
+        )
+
+    def of_plain(
+        self,
+        *,
+        temperature: float | None,
+        top_p: float | None,
+        presence_penalty: float | None,
+        frequency_penalty: float | None,
+    ) -> Sampling:
+        """Returns the sampling of a request that has only these parameters."""
+        return Sampling(
+            temperature=_or_default(temperature, self.temperature),
+            top_p=_or_default(top_p, self.top_p),
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=_or_default(presence_penalty, 0.0),
+            frequency_penalty=_or_default(frequency_penalty, 0.0),
+        )
+
+
+class RealModel(Struct, frozen=True, kw_only=True):
+    """What requests need to know about a model that computes."""
+
+    defaults: SamplingDefaults = SamplingDefaults()
+    thoughts: ThoughtTokens | None = None
+
+
+def check_real(request: GenerationRequest, has_media: bool) -> None:
+    """Raises ApiError 400 for features that only a simulation or vLLM's own engine supports."""
+    if has_media:
+        raise bad_request(
+            f"{request.model or 'The model'} is not a multimodal model: it reads text alone."
+        )
+    unsupported = [name for name in SIMULATED_FIELDS if getattr(request, name)]
+    transfer = request.kv_transfer_params or {}
+    if transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"):
+        unsupported.append("kv_transfer_params")
+    for name in unsupported:
+        raise bad_request(f"The engine of this server does not support {name}.", name)
+
+
+def _or_default(value: float | None, default: float) -> float:
+    if value is None:
+        return default
+    return value

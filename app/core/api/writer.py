@@ -1,0 +1,371 @@
+"""Response writers, which render the engine's outputs as an answer of an API family.
+
+Start with `ResponseWriter`, the base of all. `ChunkWriter` is the base of chats and completions,
+whose streams have a chunk for each token; `block_writer` has the base of Messages and Responses.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from app.core.api.choice_state import ChoiceState
+from app.core.api.errors import as_stream_error
+from app.core.api.identity import ResponseMeta, ResponseOptions
+from app.core.api.logprobs import SLICE, SomeEntries
+from app.core.base.clock.pause import Slices
+from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
+from app.core.protocol.chat import ChunkChoice
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.common import (
+    ChunkHead,
+    ChunkTail,
+    ECTransferParams,
+    KVTransferParams,
+    PerRequestMetrics,
+    Usage,
+    UsageOverrides,
+    encode,
+    template,
+)
+from app.core.protocol.completions import CompletionChunkChoice
+from app.core.server.http.response import DONE, error_event
+
+CHUNK_END = b"]}\n\n"
+
+T = TypeVar("T", bound=Struct)
+Options = TypeVar("Options", bound=ResponseOptions)
+
+
+class ResponseWriter:
+    """Writes the answer to one request, as a stream or whole.
+
+    No other code knows the wire format of the API family. For a stream, call `chunk` with every
+    output, then `closing`. For a whole answer, call `collect` with every output as it comes, then
+    `body`.
+    """
+
+    started: Started | None = None
+    """Start of the first choice in a stream, else of the last."""
+    cached_tokens = 0
+    prompt_logprobs: SomeEntries | None = None
+    has_failed = False
+    usage = UsageOverrides()
+    transfer: KVTransferParams | None = None
+    encoded_media: ECTransferParams | None = None
+    image = False
+    """The reply ends with an image."""
+    keeps_alive = False
+    """Idle streams get comments (`sse-keep-alive-interval`)."""
+    _render_tokens: Callable[[Tokens], bytes]
+    """Returns the events of some tokens."""
+    closing: Callable[[], bytes]
+    """Returns the end of the stream, after the last choice."""
+    whole: Callable[[], Struct | JsonObject]
+    """Returns the whole answer, once all outputs are collected."""
+
+    def __init__(self, choices: int) -> None:
+        if choices == 1:
+            self.choices = [ChoiceState()]
+        else:
+            self.choices = [ChoiceState() for _ in range(choices)]
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        """Returns the server-sent events of `output`; empty when it shows nothing."""
+        if type(output) is Tokens:
+            return self._render_tokens(output)
+        if type(output) is Started:
+            return self._render_start(output)
+        assert type(output) is Failed
+        self.has_failed = True
+        return self._render_failure(output.error)
+
+    def _render_start(self, output: Started) -> bytes:
+        self.record_start(output)
+        return b""
+
+    def _render_failure(self, error: Exception) -> bytes:
+        return error_event(as_stream_error(error))
+
+    def _count_usage(
+        self, prompt_tokens: int, choices: Sequence[ChoiceState], missing: None | UnsetType = UNSET
+    ) -> Usage:
+        tokens = 0
+        for choice in choices:
+            tokens += choice.tokens
+        prompt_tokens, tokens = self.usage.override(prompt_tokens, tokens)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            total_tokens=prompt_tokens + tokens,
+            completion_tokens=tokens,
+            prompt_tokens_details=missing,
+            completion_tokens_details=missing,
+        )
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """Returns the bytes before and after the text in the event of a plain token.
+
+        Returns None where the events differ in more than their text.
+        """
+        return None
+
+    @property
+    def reported_cached_tokens(self) -> int:
+        """Cached prompt tokens of the usage: a script's number, else the engine's."""
+        override = self.usage.cached_tokens
+        if override is None:
+            return self.cached_tokens
+        return override
+
+    @property
+    def reported_created_tokens(self) -> int:
+        """Prompt tokens that are newly cached, in addition to `reported_cached_tokens`."""
+        created_tokens = 0
+        if self.started is not None:
+            created_tokens = self.started.created_tokens
+        return max(0, self.cached_tokens + created_tokens - self.reported_cached_tokens)
+
+    def timing(self, missing: None | UnsetType = None) -> PerRequestMetrics | None:
+        """Returns the times of the only choice, or None for several choices.
+
+        Unknown times are `missing`.
+        """
+        if len(self.choices) != 1:
+            return None
+        [choice] = self.choices
+        started = self.started
+        metrics = PerRequestMetrics(
+            time_to_first_token_ms=missing,
+            generation_time_ms=missing,
+            queue_time_ms=missing,
+            mean_itl_ms=missing,
+            tokens_per_second=missing,
+            speculative_decoding=missing,
+        )
+        if started is None or not choice.ended_s:
+            return metrics
+        decode_s = max(0.0, choice.ended_s - started.at_s)
+        run_s = started.prefill_s + decode_s
+        metrics.time_to_first_token_ms = started.prefill_s * 1000
+        metrics.generation_time_ms = decode_s * 1000
+        metrics.queue_time_ms = started.queue_s * 1000
+        if choice.tokens > 1:
+            metrics.mean_itl_ms = decode_s / (choice.tokens - 1) * 1000
+        if run_s > 0:
+            metrics.tokens_per_second = choice.tokens / run_s
+        return metrics
+
+    def record_start(self, output: Started, keep_first: bool = True) -> None:
+        """Records the start of the first choice for a stream, else of the last."""
+        if self.started is None or not keep_first:
+            self.started = output
+            self.cached_tokens = output.cached_tokens
+            self.prompt_logprobs = output.prompt_logprobs
+
+    def collect(self, output: EngineOutput) -> None:
+        """Collects an output for the whole answer.
+
+        Raises:
+            Exception: the error of a failed choice.
+        """
+        if type(output) is Tokens:
+            self.choices[output.index].collect(output)
+        elif type(output) is Started:
+            self.record_start(output, keep_first=False)
+        elif type(output) is Failed:
+            raise output.error
+
+    def body(self) -> bytes:
+        """Returns the whole answer as JSON, once all outputs are collected. May pause."""
+        return encode(self.whole())
+
+    def render_choices(self, render: Callable[[int, ChoiceState], T]) -> Sequence[T | Raw]:
+        """Returns the result of `render` for the index and state of each choice.
+
+        The results are encoded when there are several. Pauses between many.
+        """
+        if len(self.choices) == 1:
+            return (render(0, self.choices[0]),)
+        slices = Slices(SLICE)
+        rendered: list[T | Raw] = []
+        for index, choice in enumerate(self.choices):
+            rendered.append(Raw(encode(render(index, choice))))
+            slices.spend(1 + choice.tokens)
+        return rendered
+
+
+class WholeWriter(ResponseWriter):
+    """Writes whole answers that a function makes of the choices."""
+
+    def __init__(self, choices: int, answer: Callable[[Sequence[ChoiceState]], Struct]) -> None:
+        super().__init__(choices)
+        self._answer = answer
+
+    def whole(self) -> Struct:
+        """Returns the whole answer, once all outputs are collected."""
+        return self._answer(self.choices)
+
+
+class ChunkWriter(ResponseWriter, Generic[Options]):
+    """Writes chats and completions.
+
+    The chunks of plain tokens are constant but for their text, and are joined from bytes.
+    """
+
+    keeps_alive = True
+    kind: str
+    plain_text: "PlainChoice"
+    _head = b""
+    """Bytes that all chunks start with, up to the list of choices."""
+    _plain_prefixes: Sequence[bytes] = ()
+    """Start of each choice's plain chunks, up to the text; empty when tokens are not plain."""
+    _calls_are_plain = False
+    """Tokens within a tool call have chunks that are constant but for their text."""
+    _render_call: Callable[[Tokens, Part], bytes]
+    _render_plain_thoughts: Callable[[Tokens, int], bytes]
+    _build_choice: Callable[
+        [ChoiceState, Tokens, slice, bool], ChunkChoice | CompletionChunkChoice | None
+    ]
+    """Returns the choice of a chunk for a slice of the tokens; None when they show nothing.
+
+    The last parameter is true for the last tokens; the caller adds the finish reason.
+    """
+    _choice_usage: Callable[[int], Usage]
+    """Returns the usage of a choice while the stream runs."""
+    _total_usage: Callable[[None | UnsetType], Usage]
+    """Returns the usage of the answer; the argument stands for unknown fields."""
+
+    def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
+        super().__init__(choices)
+        self._meta = meta
+        self._options = options
+        self._plain = plain
+        self._on_parsed: Callable[[bool, bool, int], None] | None = None
+        """See `ChatResponseOptions.on_parsed`."""
+
+    def record_start(self, output: Started, keep_first: bool = True) -> None:
+        """Writes the bytes that all chunks start with, once for a stream."""
+        if self.started is None and keep_first:
+            meta = self._meta
+            head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
+            self._head = b'data: %b,"choices":[' % head[:-1]
+            if self._plain:
+                self._plain_prefixes = self.plain_text.prefixes(self._head, len(self.choices))
+        super().record_start(output, keep_first)
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """Returns the bytes before and after the text in the chunk of a plain token."""
+        if not self._plain_prefixes:
+            return None
+        return self._plain_prefixes[index], self.plain_text.suffix
+
+    def _render_tokens(self, output: Tokens) -> bytes:
+        index = output.index
+        part = output.part
+        texts = output.texts
+        plain_count = 0
+        chunks: list[bytes] = []
+        if self._on_parsed is not None:
+            in_call = part is not None and part.kind == "call"
+            self._on_parsed(True, in_call, max(1, len(output.ids)))
+        if self._plain and (part is None or part.kind == "reasoning"):
+            plain_count = max(0, len(texts) - (output.finish is not None))
+        if plain_count and part is None:
+            self.choices[index].tokens += plain_count
+            chunks.append(self.plain_text.render(self._plain_prefixes[index], texts[:plain_count]))
+        elif plain_count:
+            chunks.append(self._render_plain_thoughts(output, plain_count))
+        if part is not None and part.kind == "call" and self._calls_are_plain:
+            return self._render_call(output, part)
+        for position in range(plain_count, max(len(texts), output.finish is not None)):
+            chunks.append(self._render_token(output, position))
+        return b"".join(chunks)
+
+    def _render_token(self, output: Tokens, position: int) -> bytes:
+        """Returns the chunk of the token at `position` in `output`.
+
+        The last chunk has the fingerprint, unless a chunk with the stream's usage follows.
+        """
+        choice = self.choices[output.index]
+        options = self._options
+        is_last = position + 1 >= len(output.texts)
+        # The text of a whole beam is a single text of many tokens.
+        span = slice(position, None if is_last else position + 1)
+        finish = None
+        if is_last:
+            finish = output.finish
+        choice.tokens += len(output.ids[span])
+        chunk_choice = self._build_choice(choice, output, span, finish is not None)
+        if chunk_choice is None:
+            return b""
+        if finish is not None:
+            choice.finish = finish
+            choice.ended_s = output.at_s
+            chunk_choice.finish_reason = self._finish_reason(choice)
+            chunk_choice.stop_reason = finish.stop_reason
+        has_fingerprint = finish is not None and not options.include_usage
+        end = CHUNK_END
+        if options.continuous_usage or has_fingerprint:
+            tail = ChunkTail()
+            if options.continuous_usage:
+                tail.usage = self._choice_usage(output.index)
+            if has_fingerprint:
+                tail.system_fingerprint = self._meta.signature
+            end = chunk_end(tail)
+        return self._head + encode(chunk_choice) + end
+
+    def _finish_reason(self, choice: ChoiceState) -> str:
+        return choice.finish.reason
+
+    def closing(self) -> bytes:
+        """Returns the end of the stream: a chunk with the usage, if requested, and `[DONE]`."""
+        options = self._options
+        if not options.include_usage or self.has_failed:
+            return DONE
+        tail = ChunkTail(self._total_usage(UNSET), self._meta.signature)
+        if options.metrics:
+            tail.metrics = self.timing(UNSET) or UNSET
+        return self._head + chunk_end(tail) + DONE
+
+    def _build_answer(
+        self, answer_type: Callable[..., T], render: Callable[[int, ChoiceState], Struct]
+    ) -> T:
+        meta = self._meta
+        return answer_type(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=self.render_choices(render),
+            usage=self._total_usage(None),
+            system_fingerprint=meta.fingerprint,
+            kv_transfer_params=self.transfer,
+            metrics=self.timing() if self._options.metrics else None,
+        )
+
+
+class PlainChoice:
+    """Chunks of plain tokens, which differ in the index of the choice and in the text alone."""
+
+    def __init__(self, choice: Struct) -> None:
+        """Encodes `choice`, which has a `HOLE` in place of its index and its text."""
+        self._before_index, self._before_text, end = template(choice)
+        self.suffix = end + CHUNK_END
+
+    def prefixes(self, head: bytes, choices: int) -> list[bytes]:
+        """Returns the bytes before the text, for each choice."""
+        start = head + self._before_index
+        return [b"%b%d%b" % (start, index, self._before_text) for index in range(choices)]
+
+    def render(self, prefix: bytes, texts: Sequence[str]) -> bytes:
+        """Returns the chunks of some texts of the choice with this prefix."""
+        if not texts:
+            return b""
+        return prefix + (self.suffix + prefix).join(map(encode, texts)) + self.suffix
+
+
+def chunk_end(tail: ChunkTail) -> bytes:
+    """Returns the bytes after the choices of a chunk."""
+    fields = encode(tail)
+    if fields == b"{}":
+        return CHUNK_END
+    return b"],%b\n\n" % fields[1:]

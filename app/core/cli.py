@@ -1,0 +1,171 @@
+"""Command line: `python -m app [flags]` checks the settings, then becomes gunicorn with them.
+
+The other commands come from the core and its extensions (`all_commands`). Exit status: 0; 1 for an
+invalid setting or file, or a failing server; 2 for a command line that cannot be parsed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from app.core.built_in import present_extensions
+from app.core.extensions import Command
+from config import VERSION, VLLM_VERSION, ConfigError, Settings, UsageError
+from config.command_line import parse, usage
+from config.declaration import suggestion
+from config.loader import check_extras, resolve
+from config.settings import table_of
+from config.sources import Flags, as_environment
+
+ROOT = str(Path(__file__).resolve().parents[2])
+BROKEN_PIPE = 1
+"""Exit status when the reader of stdout has gone; Python's own would be 120, with an error message.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status.
+
+    Does not return when a server starts: gunicorn replaces this process.
+    """
+    argv = without_empty_start(argv)
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
+    elif argv[:1] == ["version"]:
+        argv = ["--version"]
+    command = command_of(argv) if argv else None
+    try:
+        try:
+            return command.run(argv[1:]) if command else _start(argv, _read, _help)
+        finally:
+            sys.stdout.flush()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:  # while a command is imported
+        print("error: interrupted; nothing was written", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Happens in `--help | head`. The rest of the buffer goes to /dev/null at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def without_empty_start(argv: Sequence[str]) -> list[str]:
+    """Returns the words from the first that is not empty: templates may put empty words first."""
+    words = list(argv)
+    while words and not words[0]:
+        del words[0]
+    return words
+
+
+def _start(
+    argv: Sequence[str],
+    read: Callable[[Sequence[str]], Flags],
+    help: Callable[[Flags], str],
+    version: str = f"understudy {VERSION} (vLLM {VLLM_VERSION})",
+) -> int:
+    flags = read(argv)
+    if flags.help:
+        print(help(flags))
+        return 0
+    if flags.version:
+        print(version)
+        return 0
+    # The settings go to gunicorn by the environment; it loads them again, and repeats warnings.
+    settings = resolve(flags, os.environ, warn=lambda text: None)
+    check_extras(settings)
+    variables = as_environment(flags, settings, os.environ)
+    for warning in flags.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if flags.headless:
+        return _headless()
+    os.chdir(ROOT)
+    os.environ.update(variables)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    configuration = os.path.join(ROOT, "gunicorn.conf.py")
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", configuration, "wsgi:app"])
+
+
+def _serve(argv: Sequence[str]) -> int:
+    from config.vllm import serve  # other commands do not need these 300 options
+
+    # Scripts compare the output of `vllm --version` with numbers, so it is the number alone.
+    return _start(
+        argv,
+        lambda words: serve.settings_of(words, os.environ),
+        lambda flags: serve.usage(),
+        version=VLLM_VERSION,
+    )
+
+
+def _completion(argv: Sequence[str]) -> int:
+    from app.core.completion import run
+
+    flags = [f"--{row.name}" for row in table_of(Settings).rows]
+    runners = {name: command.run for name, command in listed_commands().items()}
+    return run(argv, runners, flags)
+
+
+def _headless() -> int:
+    from app.core.headless import run
+
+    return run()
+
+
+def _init(argv: Sequence[str]) -> int:
+    from app.core.init import run
+
+    return run(argv)
+
+
+def all_commands() -> dict[str, Command]:
+    """Returns the commands by name: those of the core, then those of the extensions.
+
+    A name of two words, such as "record --proxy", is another way of the command of its first word,
+    for command lines that have the second one.
+    """
+    commands = {
+        "serve": Command(_serve, "start a server with vLLM's own command line"),
+        "init": Command(_init, "write a compose file, a script, tests and a CI job to begin with"),
+    }
+    for extension in present_extensions():
+        commands |= extension.commands()
+    about = "print what makes bash, zsh or fish complete these words"
+    commands["completion"] = Command(_completion, about)
+    return commands
+
+
+def listed_commands() -> dict[str, Command]:
+    """Returns the commands of one word, which the help lists."""
+    return {name: command for name, command in all_commands().items() if " " not in name}
+
+
+def command_of(argv: Sequence[str]) -> Command | None:
+    """Returns the command of a command line; None for one that starts a server."""
+    commands = all_commands()
+    for name, command in commands.items():
+        first_word, _, second_word = name.partition(" ")
+        is_flag = second_word.startswith("-")
+        candidates = argv[1:] if is_flag else argv[1:2]
+        if second_word and argv[0] == first_word and second_word in candidates:
+            return command
+    return commands.get(argv[0])
+
+
+def _read(argv: Sequence[str]) -> Flags:
+    word = argv[0] if argv else "-"
+    if word.startswith("-"):
+        return parse(argv, os.environ)
+    others = suggestion(word, names=[*listed_commands(), "help", "version"]) or ": see --help"
+    raise UsageError(f"unknown command {word!r}{others}")
+
+
+def _help(flags: Flags) -> str:
+    head = "Commands (each has a --help; without one a server starts, with the settings below):"
+    commands = (f"  {name:<12}{command.about}" for name, command in listed_commands().items())
+    return "\n".join([head, *commands, "", usage(table_of(flags.kind or Settings))])

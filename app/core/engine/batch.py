@@ -1,0 +1,247 @@
+"""Types that the scheduler works with: sequences, steps, adapter slots, interface of block pools.
+
+Start with `SequenceState` and `Batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from random import Random
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from app.core.engine.kvcache.cached_sequence import CachedSequence
+
+if TYPE_CHECKING:
+    from app.core.engine.lora import AdapterMemory
+
+S = TypeVar("S", bound="SequenceState")
+
+
+class SchedulerLimits(Struct, frozen=True, kw_only=True):
+    """vLLM's scheduler options of the same names, in tokens and sequences."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    long_prefill_token_threshold: int = 0
+    """Maximum tokens of one prompt in one step; 0 is no limit."""
+    enable_chunked_prefill: bool = True
+    by_priority: bool = False
+
+
+class Phase(IntEnum):
+    """What a sequence is doing."""
+
+    QUEUED = 0
+    PREFILL = 1
+    TRANSFER = 2
+    """Waiting for the KV cache of a remote prefill."""
+    DECODE = 3
+    PREEMPTED = 4
+
+
+class SequenceStatus(Struct, frozen=True, gc=False):
+    """Progress of one sequence, read from outside the engine now and then.
+
+    `computed` prompt tokens are computed or in flight. `held` counts blocks, and is 0 unless
+    sequences share steps. `scheduled_s` (start of running) and `first_s` (due time of the first
+    token) are monotonic seconds.
+    """
+
+    phase: Phase
+    computed: int
+    held: int
+    scheduled_s: float | None
+    first_s: float | None
+
+
+class SequenceState(CachedSequence):
+    """One sequence, as the scheduler knows it."""
+
+    adapter: str | None = None
+    remote_decode = False
+    """True if the blocks stay assigned after the end, until `Scheduler.release`."""
+
+    __slots__ = (
+        *("arrived", "decodes", "held", "last", "lead", "output_tokens", "place", "priority"),
+        *("running", "written"),
+    )
+
+    def __init__(
+        self, prompt_tokens: int, output_tokens: int, priority: int = 0, remote: bool = False
+    ) -> None:
+        """A sequence without output tokens (pooling) ends with its prefill."""
+        super().__init__(prompt_tokens, remote)
+        self.output_tokens = output_tokens
+        self.priority = priority
+        self.arrived = 0
+        """Number in order of arrival, from 1; 0 before the sequence is queued."""
+        self.written = 0
+        """Output tokens sampled or in flight. Outdated for a decode that advances in bulk."""
+        self.held = 0
+        """Number of blocks that the sequence holds."""
+        self.running = False
+        """True while the sequence holds one of the `max-num-seqs` places."""
+        self.place = 0
+        """Admission number; `Scheduler.running` is in this order."""
+        self.decodes = False
+        """True from the step that samples the first token until the step that samples the last."""
+        self.last = False
+        """True while the last token is in flight."""
+        self.lead = 0
+        """For a decode: `computed` minus the number of the next step."""
+
+    def preempted(self) -> None:
+        """Called after the sequence has lost its blocks and is queued again."""
+
+
+class Batch(Struct, Generic[S]):
+    """One step.
+
+    Tokens are sent in the order `decodes`, then `prefilled`; `ends` receive their last one.
+    """
+
+    tokens: int = 0
+    sequences: int = 0
+    context: int = 0
+    """Tokens computed before this step, summed over its decodes and the sequences just fetched."""
+    attention: float = 0.0
+    """Sum over prefills: tokens times the mean number of tokens that a token attends to."""
+    prefills: int = 0
+    """Sequences that compute a part of their prompt."""
+    admitted: list[S] = []
+    decodes: Sequence[S] = ()
+    prefilled: list[S] = []
+    """Sequences whose prompts are complete after this step."""
+    ends: list[S] = []
+    drafts: dict[S, tuple[int, int]] = {}
+    """Speculative decoding: drafted and accepted tokens per decode."""
+
+
+class Blocks(Protocol[S]):  # type: ignore[misc]
+    """The scheduler's interface to a block pool."""
+
+    block_size: int
+    capacity: int
+    """Blocks without the null block."""
+
+    @property
+    def free(self) -> int:
+        """Number of blocks that are free now."""
+
+    def find(self, sequence: S, tokens: int) -> int:
+        """Returns how many blocks of the first `tokens` tokens are cached.
+
+        The block of the last token does not count: that token is always computed.
+        """
+
+    def fits(self, sequence: S, tokens: int, cached: int) -> bool:
+        """Returns whether all blocks of the sequence fit now; `cached` is the result of `find`."""
+
+    def begin(self, sequence: S, cached: int, count: int) -> None:
+        """Assigns the `cached` blocks that `find` returned, and `count` new ones."""
+
+    def grow(self, sequence: S, count: int) -> None:
+        """Assigns `count` more blocks."""
+
+    def filled(self, sequence: S) -> None:
+        """Notes that the sequence's first `computed` tokens are computed."""
+
+    def release(self, sequence: S, held: int, findable: int) -> None:
+        """Frees the blocks; a preempted sequence may find the first `findable` again."""
+
+    def forget(self, sequence: S) -> None:
+        """Drops all entries of a sequence that will not run again."""
+
+
+class Speculation(Protocol):
+    """Proposes tokens of decodes (drafts), which one step checks together."""
+
+    def propose(self, sequence: SequenceState, limit: int) -> int:
+        """Returns the number of drafts for the next step of a decode, at most `limit`."""
+
+    def accepted(self, drafts: int) -> int:
+        """Returns the number of right drafts before the first wrong one.
+
+        Returns 0 if only the step itself shows that number.
+        """
+
+
+class Drafts:
+    """Drafts that are right at random; `rates` are the chances after right ones (rule 5)."""
+
+    def __init__(self, rates: Sequence[float], rng: Random) -> None:
+        self.drafts = len(rates)
+        self._rates = rates
+        self._rng = rng
+
+    def propose(self, sequence: SequenceState, limit: int) -> int:
+        """Returns the number of drafts for the next step of a decode, at most `limit`."""
+        return min(self.drafts, limit)
+
+    def accepted(self, drafts: int) -> int:
+        """Draws the number of right drafts before the first wrong one."""
+        for number, rate in enumerate(self._rates[:drafts]):
+            if self._rng.random() >= rate:
+                return number
+        return drafts
+
+
+class LoRASlots:
+    """Slots of at most `capacity` running adapters; a new one replaces the longest idle one.
+
+    `is_loaded` says whether the registry, which bounds the names, has an adapter. Any other name
+    runs as the base model.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        is_loaded: Callable[[str], bool],
+        memory: AdapterMemory | None = None,
+    ) -> None:
+        self.capacity = capacity
+        self._is_loaded = is_loaded
+        self._memory = memory
+        self._running: dict[str, int] = {}
+        """Running requests of each resident adapter, in order of entry or latest `leave`."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._running)
+
+    def running(self, adapter: str) -> int:
+        """Returns the number of running requests with `adapter`."""
+        return self._running.get(adapter, 0)
+
+    def is_ready(self, adapter: str | None) -> bool:
+        """Returns whether a request with `adapter` can run without loading an adapter."""
+        return adapter is None or adapter in self._running or not self._is_loaded(adapter)
+
+    def has_room(self) -> bool:
+        """Returns whether an adapter can be loaded now."""
+        return len(self._running) < self.capacity or 0 in self._running.values()
+
+    def enter(self, adapter: str | None) -> bool:
+        """Counts a request that starts to run, and loads its adapter.
+
+        Returns False if the request needs no adapter. Call `leave` only after True, since the
+        adapter may be unloaded in between.
+        """
+        if adapter is None or adapter not in self._running and not self._is_loaded(adapter):
+            return False
+        if adapter not in self._running and len(self._running) >= self.capacity:
+            del self._running[next(name for name, running in self._running.items() if not running)]
+        self._running[adapter] = self.running(adapter) + 1
+        if self._memory is not None:
+            self._memory.enter(adapter)
+        return True
+
+    def leave(self, adapter: str) -> None:
+        """Counts the end of a request for which `enter` returned True."""
+        running = self._running.pop(adapter) - 1
+        if running or self._is_loaded(adapter):
+            self._running[adapter] = running
+        if self._memory is not None:
+            self._memory.leave(adapter)

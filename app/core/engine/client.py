@@ -1,0 +1,132 @@
+"""The base class of both engines: all code above the engine talks to an `EngineClient`."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from collections.abc import Sequence as ListOf
+
+from app.core.base.clock.pause import Slices
+from app.core.base.metrics.recorder import Recorder
+from app.core.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.core.engine.outputs import Emit
+from app.core.engine.request import EngineRequest
+from app.core.engine.sequence import Handle, Sequence
+from config.settings import Settings
+
+
+class EngineClient:
+    """Admits requests and runs them; subclasses are in this process or speak to another one."""
+
+    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.draining = False
+        self.withdrawn = False
+        """True when the server is not ready because it ends soon; requests are still admitted."""
+        scheduling = settings.scheduling
+        self._slots = scheduling.max_num_seqs
+        self._max_waiting = scheduling.max_waiting_queue_length
+        self._max_unfinished = scheduling.max_num_queued_reqs
+        self._active: dict[Handle, None] = {}
+        """Unfinished submissions, in order of arrival."""
+
+    @property
+    def healthy(self) -> bool:
+        """False while no engine can compute."""
+        raise NotImplementedError
+
+    @property
+    def running(self) -> int:
+        """Number of running sequences of this worker."""
+        raise NotImplementedError
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting sequences of this worker."""
+        raise NotImplementedError
+
+    @property
+    def _unfinished(self) -> int:
+        """Number of running and waiting sequences, in all workers that share the engine."""
+        return self.running + self.waiting
+
+    @property
+    def _queued(self) -> int:
+        """Number of waiting sequences, in all workers that share the engine."""
+        return self.waiting
+
+    def _free(self, adapter: str | None) -> int:
+        """Returns how many more sequences slots and waiting queue can take."""
+        raise NotImplementedError
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Yields all unfinished choices, the latest first. The set may change at every pause."""
+        for submission in list(reversed(self._active)):
+            for choice in reversed(submission.choices):
+                if not choice.over:
+                    yield choice
+
+    def check_accepting(self, sequences: int) -> None:
+        """Checks that the server accepts `sequences` more sequences at all.
+
+        Raises:
+            Draining: The server is shutting down.
+            EngineDead: No engine can compute.
+            TooManyRequests: `max-num-queued-reqs` would be exceeded.
+        """
+        if self.draining:
+            raise Draining
+        if not self.healthy:
+            raise EngineDead
+        limit = self._max_unfinished
+        if limit is None:
+            return
+        unfinished = self._unfinished
+        if unfinished + sequences > limit:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise TooManyRequests(unfinished, limit)
+
+    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
+        """Checks that slots and queue can hold `sequences` more sequences.
+
+        Raises:
+            QueueFull: They cannot. Also raises the errors of `check_accepting`.
+        """
+        self.check_accepting(sequences)
+        if sequences > self._free(adapter):
+            raise QueueFull(self._queued)
+
+    def room(self, adapter: str | None = None) -> int:
+        """Returns how many sequences slots and waiting queue could admit now."""
+        room = self._free(adapter)
+        if self._max_unfinished is not None:
+            room = min(room, self._max_unfinished - self._unfinished)
+        return room
+
+    def submit(
+        self, requests: ListOf[EngineRequest], emit: Emit, *, awaited: bool = False
+    ) -> Handle:
+        """Runs all choices of a request, with pauses.
+
+        `awaited` says that the caller will wait for `Handle.future`, as a response in one piece
+        does; a stream needs no future.
+
+        Raises:
+            EngineError: The request is not admitted; no choice has started.
+        """
+        raise NotImplementedError
+
+    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
+        """Ends the requests with these ids, or all, each choice with reason `abort`.
+
+        Returns the number of choices; a prompt with several choices adds one. With `counted` the
+        choices enter the metrics of finished requests, as vLLM counts requests that its engine ends
+        (pause, sleep). Pauses when there are many.
+        """
+        slices = Slices()
+        return sum(
+            [handle.interrupt(request_ids, slices, counted) for handle in list(self._active)]
+        )
+
+    def drain(self) -> None:
+        """Rejects new requests from now on."""
+        self.draining = True

@@ -1,0 +1,305 @@
+"""The simulated engine: admits requests, decides replies, and runs a sequence for each choice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from app.core.base.clock.clock import Clock
+from app.core.base.clock.pause import Pace
+from app.core.base.clock.random_streams import Streams
+from app.core.base.clock.timer_wheel import TimerWheel
+from app.core.base.metrics.recorder import FinishedSequence, Recorder
+from app.core.engine.batch import Blocks, LoRASlots
+from app.core.engine.beam_search import BeamSearch
+from app.core.engine.client import EngineClient
+from app.core.engine.errors import PromptExceedsCache
+from app.core.engine.executor import SequenceContext
+from app.core.engine.kvcache.cache import KVCacheManager
+from app.core.engine.outputs import Emit, Started, Tokens
+from app.core.engine.request import EngineRequest, Model, Reply, watches_of
+from app.core.engine.sequence import COUNTED_AS, Handle, emit_failure
+from app.core.engine.sequence_pool import SequencePool
+from app.core.engine.timed_sequence import MAX_OUTPUT_TOKENS, TimedSequence
+from app.core.engine.timing import PerRequestTiming
+from config.settings import Settings
+
+if TYPE_CHECKING:
+    from app.core.engine.step_cost import CostModel
+    from app.core.engine.step_executor import StepExecutor
+    from config.profile import Profile
+
+MAX_STARTS_AT_ONCE = 128
+"""Maximum choices of a request that start in the turn of its arrival.
+
+Keeps other streams on time.
+"""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """The objects that an `Engine` works with."""
+
+    model: Model
+    recorder: Recorder
+    clock: Clock
+    streams: Streams
+    lora: LoRASlots
+    cache: KVCacheManager | None = None
+
+
+class Engine(EngineClient):
+    """The `EngineClient` of this process.
+
+    Sequences run on their own timelines, or in shared steps.
+    """
+
+    healthy = True
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: EngineParts,
+        profile: Profile | None = None,
+        cost: CostModel | None = None,
+    ) -> None:
+        """With a `profile` sequences share its steps. `cost` replaces the profile's cost model."""
+        super().__init__(settings, parts.recorder)
+        scheduling = settings.scheduling
+        self.clock = parts.clock
+        self.wheel = TimerWheel(parts.clock)
+        self.lora = parts.lora
+        self._model = parts.model
+        self._cache = parts.cache
+        self.timing = PerRequestTiming(
+            settings.latency,
+            scheduling.max_num_seqs,
+            running=self._running,
+            rng=parts.streams("latency"),
+        )
+        self._context = SequenceContext(
+            clock=parts.clock,
+            wheel=self.wheel,
+            timing=self.timing,
+            recorder=parts.recorder,
+            cache=parts.cache,
+        )
+        self._pool: SequencePool | None = None
+        """The slots of sequences with latencies of their own and without a cache."""
+        self.executor: SequencePool | StepExecutor
+        self._sequence: Callable[..., Any]
+        self._blocks: Blocks[Any] | None
+        if profile is None:
+            by_priority = scheduling.scheduling_policy == "priority"
+            pool = SequencePool(scheduling.max_num_seqs, parts.lora, by_priority, self._context)
+            self.executor = pool
+            self._sequence = partial(TimedSequence, pool)
+            self._blocks = parts.cache
+            if parts.cache is None:
+                self._pool = pool
+        else:
+            # Imported here because other modes need no scheduler.
+            from app.core.engine.step_executor import StepExecutor
+            from app.core.engine.stepped_sequence import SteppedSequence
+
+            steps = StepExecutor(
+                settings,
+                profile,
+                self._context,
+                lora=parts.lora,
+                rng=parts.streams("drafts"),
+                cost=cost,
+            )
+            self.executor = steps
+            self._sequence = partial(SteppedSequence, steps)
+            self._blocks = steps.blocks
+        parts.recorder.read_load = self._load
+        self._ended = Handle(self._active)
+        """The handle of requests that end as they are submitted."""
+
+    @property
+    def running(self) -> int:
+        """Number of running sequences."""
+        return self.executor.running
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting sequences."""
+        return self.executor.waiting
+
+    def on_settings(self, settings: Settings) -> None:
+        """Applies changed settings."""
+        self.timing.apply(settings.latency)
+        self.executor.sort(settings.scheduling.scheduling_policy == "priority")
+
+    def _running(self) -> int:
+        return self.executor.running
+
+    def _load(self) -> tuple[int, int, float]:
+        executor = self.executor
+        used = 0.0
+        if self._blocks is not None:
+            used = 1.0 - self._blocks.free / self._blocks.capacity
+        return executor.running, executor.queued, used
+
+    def _free(self, adapter: str | None) -> int:
+        return self.executor.free(adapter) + self._max_waiting - self.executor.waiting
+
+    def submit(
+        self, requests: ListOf[EngineRequest], emit: Emit, *, awaited: bool = False
+    ) -> Handle:
+        """Decides the replies of a request, and runs its choices; see `EngineClient.submit`."""
+        if not requests:
+            return self._ended
+        if requests[0].beams:
+            beams = list(zip(requests, self._beams(requests), strict=True))
+            return BeamSearch(self.run, self._context, beams, emit)
+        replies = [self._model.reply(requests[0])]
+        if len(requests) > 1:
+            pause_if_due = Pace(self.clock.now)
+            for request in requests[1:]:
+                pause_if_due()
+                replies.append(self._model.reply(request))
+        return self.run(requests, replies, emit, awaited)
+
+    def _beams(self, requests: ListOf[EngineRequest]) -> list[Reply]:
+        """Returns the beams of each prompt in turn, best first."""
+        pause_if_due = Pace(self.clock.now)
+        width = requests[0].n
+        replies: list[Reply] = []
+        for start in range(0, len(requests), width):
+            pause_if_due()
+            replies += self._model.beams(requests[start : start + width])
+        return replies
+
+    def run(
+        self,
+        requests: ListOf[EngineRequest],
+        replies: ListOf[Reply],
+        emit: Emit,
+        awaited: bool = False,
+    ) -> Handle:
+        """Runs a request with known replies; see `EngineClient.submit`."""
+        first = requests[0]
+        if self._pool is not None and self._needs_no_slot(self._pool, requests, replies):
+            self.check_accepting(1)
+            emit_immediately(first, replies[0], emit, self._context)
+            return self._ended
+        handle = Handle(self._active, emit)
+        sequences = [
+            self._sequence(request, reply, handle)
+            for request, reply in zip(requests, replies, strict=True)
+        ]
+        if self._cache is not None:
+            self._assign_prompts(sequences, requests, self._cache)
+        # Nothing may yield from here to the end, or other requests would take the slots.
+        self.check_admission(len(sequences), first.adapter)
+        if first.observers:
+            for sequence in sequences:
+                sequence.watches = watches_of(sequence.request)
+        handle.begin(sequences)
+        start: Callable[..., object] = self.executor.enqueue
+        if awaited:
+            start = self.executor.submit
+        for number, sequence in enumerate(sequences):
+            if not sequence.over:
+                start(sequence, later=number >= MAX_STARTS_AT_ONCE)
+        return handle
+
+    @staticmethod
+    def _assign_prompts(
+        sequences: ListOf[Any], requests: ListOf[EngineRequest], cache: KVCacheManager
+    ) -> None:
+        limit = cache.capacity * cache.block_size
+        for request in requests:
+            if len(request.prompt_ids) > limit:
+                raise PromptExceedsCache(len(request.prompt_ids), limit)
+        for sequence, prompt in zip(sequences, cache.prompts(requests), strict=True):
+            sequence.prompt = prompt
+
+    def _needs_no_slot(
+        self, pool: SequencePool, requests: ListOf[EngineRequest], replies: ListOf[Reply]
+    ) -> bool:
+        """Returns whether the request can end at once.
+
+        It can if a slot is free, nothing takes time, and the request uses no special feature.
+        """
+        request = requests[0]
+        reply = replies[0]
+        if len(requests) > 1 or not self.timing.instant:
+            return False
+        if pool.paused or pool.queue.members or pool.running >= pool.slots:
+            return False
+        is_special = (
+            request.adapter
+            or request.observers
+            or request.delays
+            or request.remote_prefill
+            or request.cache_hit_threshold
+            or request.logprobs is not None
+            or reply.delays
+        )
+        return not is_special and len(reply.texts) <= MAX_OUTPUT_TOKENS
+
+
+def emit_immediately(
+    request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext
+) -> None:
+    """Emits and counts an undelayed reply as a sequence would, in a fifth of the time."""
+    at_s = request.arrival_s
+    recorder = context.recorder
+    prompt_tokens = len(request.prompt_ids)
+    tokens = 0
+    has_begun = False
+    failure = None
+    try:
+        emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
+        has_begun = True
+        if not reply.spans:
+            tokens = len(reply.ids)
+            emit(Tokens(request.index, reply.texts, reply.ids, at_s, finish=reply.finish))
+        start = 0
+        for end, part in reply.spans:
+            tokens = min(end, len(reply.ids))
+            output = Tokens(
+                index=request.index,
+                texts=reply.texts[start:end],
+                ids=reply.ids[start:end],
+                at_s=at_s,
+                finish=reply.finish if end == len(reply.texts) else None,
+                part=part,
+            )
+            start = end
+            emit(output)
+        reason = COUNTED_AS[reply.finish.reason]
+    except Exception as error:
+        log.exception("a sequence failed at its start")
+        reason = "error"
+        failure = error
+    e2e_s = context.clock.now() - at_s
+    if has_begun:
+        recorder.prefilled(0.0, prompt_tokens, 0, at_s, tokens=min(tokens, 1))
+    if tokens > 1:
+        recorder.decoded(tokens - 1, 0.0, at_s)
+    finished = FinishedSequence(
+        reason,
+        prompt_tokens=prompt_tokens,
+        generation_tokens=tokens,
+        cached_tokens=0,
+        max_tokens=request.max_tokens,
+        queue_s=0.0,
+        prefill_s=0.0,
+        decode_s=0.0,
+        e2e_s=e2e_s,
+        preemptions=0,
+        choices=1,
+        longest=tokens,
+    )
+    recorder.sequence_finished(finished)
+    if failure is not None:
+        emit_failure(request, failure, emit)

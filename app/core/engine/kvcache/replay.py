@@ -1,0 +1,71 @@
+"""Replays of KV events for subscribers that missed some."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+
+import zmq
+
+from app.core.base.clock.pause import pause_if_possible
+
+END = b"\xff" * 8
+"""Sequence number of the end marker: -1 in 64 bits."""
+LIMIT_BYTES = 64 << 20
+"""Maximum bytes of stored batches: ten thousand batches of long prompts could take gigabytes."""
+PAUSE_EVERY = 32
+"""Batches that are sent between two pauses."""
+BATCH_BYTES = 150
+"""Estimated memory of a batch besides its payload."""
+
+
+class ReplayBuffer:
+    """Stores the last `max_batches` batches, and replays them from a requested sequence number on.
+
+    Beyond `limit_bytes` in total the oldest batches are dropped. A request is [empty, sequence
+    number]. The reply is one message per batch, then an end marker. A REQ socket receives only the
+    first message, as ZMQ prescribes; a DEALER receives all.
+    """
+
+    def __init__(self, topic: bytes, max_batches: int, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._topic = topic
+        self._max_batches = max_batches
+        self._batches: deque[tuple[int, zmq.Frame]] = deque()
+        """Payloads in shared frames, so that slow clients cost no copies."""
+        self.answered = 0
+        """Number of answered requests."""
+
+    def record(self, sequence: int, payload: bytes) -> None:
+        """Stores a batch under its sequence number."""
+        self._batches.append((sequence, zmq.Frame(payload, copy=True)))
+        self.size_bytes += len(payload) + BATCH_BYTES
+        while len(self._batches) > self._max_batches or self.size_bytes > self.limit_bytes:
+            self.size_bytes -= len(self._batches.popleft()[1]) + BATCH_BYTES
+
+    def serve(self, socket: zmq.Socket[bytes]) -> None:
+        """Answers all requests that wait at `socket`, with pauses."""
+        with suppress(zmq.ZMQError):  # no request waits, or the socket is closed
+            while True:
+                request = socket.recv_multipart(zmq.NOBLOCK)
+                if len(request) == 3 and not request[1] and len(request[2]) >= len(END):
+                    start = int.from_bytes(request[2][: len(END)], "big")
+                    self._answer(socket, client=request[0], start=start)
+                    self.answered += 1
+
+    def _answer(self, socket: zmq.Socket[bytes], client: bytes, start: int) -> None:
+        messages = [
+            (self._topic, sequence, payload)
+            for sequence, payload in self._batches
+            if sequence >= start
+        ]
+        messages.append((b"", -1, zmq.Frame()))
+        for number, (topic, sequence, payload) in enumerate(messages, 1):
+            sequence_bytes = sequence.to_bytes(8, "big", signed=True)
+            with suppress(zmq.ZMQError):  # the client is gone
+                socket.send_multipart(
+                    [client, b"", topic, sequence_bytes, payload], zmq.NOBLOCK, copy=False
+                )
+            if number % PAUSE_EVERY == 0:
+                pause_if_possible()

@@ -1,0 +1,80 @@
+"""Stores of vLLM's KV connectors: prompt blocks that an engine loads instead of computing."""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+
+from app.core.engine.kvcache.hashing import Prompt
+from app.core.engine.kvcache.memo import Memo
+
+LIMIT_BYTES = 32 << 20
+"""Default memory of a store, in bytes."""
+DIGEST_BYTES = 16
+
+
+class ConnectorStore:
+    """vLLM's OffloadingConnector: keeps the keys of prompt blocks by hash, also of evicted ones."""
+
+    tier = "host"
+    """Name of the store in metrics."""
+
+    def __init__(self, block_size: int, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.block_size = block_size
+        self.memo: Memo[bytes, bool] = Memo(limit_bytes)
+
+    def find(self, prompt: Prompt, cached: int) -> int:
+        """Returns the number of stored prompt tokens after the first `cached` ones.
+
+        The last token of a prompt is never loaded.
+        """
+        first = cached // self.block_size
+        last = (len(prompt.token_ids) - 1) // self.block_size
+        tokens = 0
+        for key in (prompt.hashes or ())[first:last]:
+            if self.memo.get(key) is None:
+                break
+            tokens += self.block_size
+        return tokens
+
+    def keep(self, prompt: Prompt) -> None:
+        """Stores the blocks of a prompt."""
+        for key in prompt.hashes or ():
+            if self.memo.get(key) is None:
+                self.memo.put(key, True, len(key))
+
+
+class PromptStore(ConnectorStore):
+    """vLLM's ExampleConnector: finds prompts whose whole blocks equal those of an earlier one."""
+
+    tier = "external_unspecified"
+
+    def _key(self, prompt: Prompt, tokens: int) -> tuple[int, bytes]:
+        """Returns the tokens in whole blocks, without the last token, and their digest."""
+        tokens = max(0, (tokens - 1) // self.block_size * self.block_size)
+        packed = array("q", prompt.token_ids[:tokens]).tobytes()
+        return tokens, blake2b(packed, digest_size=DIGEST_BYTES).digest()
+
+    def find(self, prompt: Prompt, cached: int) -> int:
+        """See `ConnectorStore`. The block of the last two tokens is never looked up, as in vLLM."""
+        tokens, key = self._key(prompt, len(prompt.token_ids) - 1)
+        if tokens <= cached or self.memo.get(key) is None:
+            return 0
+        return tokens - cached
+
+    def keep(self, prompt: Prompt) -> None:
+        """Stores the whole blocks of a prompt."""
+        _, key = self._key(prompt, len(prompt.token_ids))
+        if self.memo.get(key) is None:
+            self.memo.put(key, True, DIGEST_BYTES)
+
+
+def store_of(connector: str, block_size: int) -> ConnectorStore | None:
+    """Returns the store of the connector that the setting `kv-connector` names, if it has one."""
+    if connector == "example":
+        return PromptStore(block_size)
+    if connector == "offloading":
+        return ConnectorStore(block_size)
+    if connector == "nixl":
+        return ConnectorStore(block_size, limit_bytes=0)
+    return None

@@ -1,0 +1,272 @@
+"""Operator's commands to the simulated engine: sleep, pause, cache, updates of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+from gevent.event import Event
+
+from app.core.base.metrics.recorder import Recorder
+from app.core.engine.engine import Engine
+from app.core.engine.errors import CallerLeft, CommandFailed, MemoryNotResident, PauseNotComplete
+from app.core.engine.kvcache.cache import KVCacheManager
+from app.core.engine.wire import MEMORY, PauseMode, woken_by
+
+POLL_S = 0.01
+"""Interval, in seconds, at which a pause checks that running requests have ended."""
+TENSOR_NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+"""Tensor names in checksums; every model has some of these tensors."""
+
+
+class Operations(Protocol):
+    """An operator's commands to a server, for every kind of engine."""
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True after `sleep`, until `wake_up` has restored all memory."""
+
+    @property
+    def paused(self) -> bool:
+        """True while no request starts, or after sleep."""
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """Pauses, and frees the memory of `level` (0: none; 1 and 2: weights and cache)."""
+
+    def release_cache(self) -> None:
+        """Frees the KV cache of a paused engine."""
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Restores the memory of `tags`, by default all of it; returns False if none was freed."""
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        """Starts no more requests, and treats running ones by `mode`."""
+
+    def resume(self) -> None:
+        """Starts requests again."""
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """Empties the prefix cache; returns False if running requests prevent that."""
+
+
+class Lifecycle:
+    """Commands to the simulated engine.
+
+    Sleep at level 0 only pauses; levels 1 and 2 pretend to free memory. Requests that arrive during
+    sleep at level 1 or 2 are served, since a simulator needs no weights. During a pause they wait.
+    """
+
+    def __init__(
+        self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None
+    ) -> None:
+        self._is_paused = False
+        """True after `pause` or sleep at level 0: no request starts."""
+        self._slept = False
+        """True after sleep at level 1 or 2, which `paused` reports as a pause."""
+        self._sleepers = 0
+        """Calls of `sleep` in progress.
+
+        No request starts meanwhile, or the calls might wait forever.
+        """
+        self._asleep: set[str] = set()
+        self._engine = engine
+        self._recorder = recorder
+        self._cache = cache
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True while memory is freed."""
+        return bool(self._asleep)
+
+    @property
+    def paused(self) -> bool:
+        """True from a pause or sleep until a resume, or until all memory is back."""
+        return self._is_blocked or self._slept
+
+    @property
+    def _is_blocked(self) -> bool:
+        return self._is_paused or self._sleepers > 0
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """Puts the server to sleep at level 0, 1 or 2; running requests are treated as by `pause`.
+
+        A sleep that awaits requests blocks all new ones.
+
+        Raises:
+            CallerLeft: `caller_left` was set before running requests ended; the server stays awake.
+        """
+        self._sleepers += 1
+        self._engine.executor.pause()
+        try:
+            self._settle(mode, caller_left)
+            if level == 0:
+                self._is_paused = True
+            else:
+                self._slept = True
+                self._free(MEMORY)
+            self._recorder.sleeping(level)
+            self._recorder.slept("sleep", 0.0)
+        finally:
+            self._sleepers -= 1
+            self._resume_if_unblocked()
+
+    def release_cache(self) -> None:
+        """Pretends to free the KV cache's memory; `wake_up` restores it and starts requests again.
+
+        Raises:
+            PauseNotComplete: The server is not paused, or requests run.
+            MemoryNotResident: The server sleeps.
+        """
+        if not self.paused or self._engine.running:
+            raise PauseNotComplete
+        if self._asleep:
+            raise MemoryNotResident
+        self._free({"kv_cache"})
+        self._recorder.sleeping(0)
+        self._recorder.slept("release_kv_cache_memory", 0.0)
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Restores all memory, or the memory that `tags` name.
+
+        Restores nothing if one of the tags is not asleep. Returns True, and resumes requests, when
+        all memory is back.
+        """
+        self._asleep -= woken_by(tags, self._asleep)
+        if self._cache is not None and "kv_cache" not in self._asleep:
+            self._cache.caching = True
+        if not self._asleep:
+            self._recorder.sleeping(None)
+            self.resume()
+        self._recorder.slept("wake", 0.0)
+        return not self._asleep
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        """Starts no more requests; running ones are aborted, awaited (`wait`) or kept (`keep`).
+
+        Empties the prefix cache afterwards if `clear_cache`.
+
+        Raises:
+            CallerLeft: `caller_left` was set before running requests ended; the server stays
+                paused.
+        """
+        self._is_paused = True
+        self._engine.executor.pause()
+        self._settle(mode, caller_left)
+        if clear_cache:
+            self.reset_prefix_cache(under_requests=True)
+
+    def resume(self) -> None:
+        """Starts requests again."""
+        self._is_paused = False
+        self._slept = False
+        self._resume_if_unblocked()
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
+        return self._cache is None or self._cache.reset(under_requests)
+
+    def _free(self, memory: Collection[str]) -> None:
+        self._asleep |= set(memory)
+        if self._cache is not None:
+            self._cache.discard()  # published with the next step, as in vLLM
+            self._cache.caching = False
+
+    def _settle(self, mode: PauseMode, caller_left: Event) -> None:
+        if mode == "abort":
+            self._engine.interrupt(counted=True)
+        while mode == "wait" and self._is_blocked and self._engine.running:
+            if caller_left.wait(POLL_S):
+                raise CallerLeft
+
+    def _resume_if_unblocked(self) -> None:
+        if not self._is_blocked:
+            self._engine.executor.resume()
+
+
+class WeightUpdates:
+    """Simulates updates of `model`'s weights on `devices`; requests continue meanwhile.
+
+    `transfers` is true if vLLM's `--weight-transfer-config` is set. A method raises CommandFailed
+    where vLLM rejects the call.
+    """
+
+    def __init__(self, model: str, devices: int, transfers: bool) -> None:
+        self.version = "default"
+        self.devices = devices
+        self._model = model
+        self._transfers = transfers
+        self._connected = False
+        self._updating = False
+        self._content = "loaded"
+
+    def connect(self) -> None:
+        """Connects a trainer."""
+        self._check_configured()
+        self._connected = True
+
+    def disconnect(self) -> None:
+        """Disconnects the trainer."""
+        if self._updating:
+            raise CommandFailed("A trainer cannot leave during a weight update.")
+        self._connected = False
+
+    def start(self) -> None:
+        """Starts an update."""
+        self._check_configured()
+        if self._updating:
+            raise CommandFailed(
+                "A weight update is active already: call finish_weight_update first."
+            )
+        self._updating = True
+
+    def start_draft(self) -> None:
+        """Always raises CommandFailed: there is no draft model to update."""
+        self._check_configured()
+        raise CommandFailed("There is no draft model whose weights could be updated.")
+
+    def update(self) -> None:
+        """Replaces weights; a failing call ends the update."""
+        self._check_updating("update_weights")
+        if not self._connected:
+            self._updating = False
+            raise CommandFailed(
+                "Weight transfer is not initialized: call init_weight_transfer_engine first."
+            )
+        self._content += " updated"
+        self._content = blake2b(self._content.encode(), digest_size=8).hexdigest()
+
+    def finish(self, version: str | None) -> None:
+        """Ends an update; the weights get `version` unless it is None."""
+        self._check_updating("finish_weight_update")
+        self._updating = False
+        if version is not None:
+            self.version = version
+
+    def reset(self) -> None:
+        """Sets all weights to zero."""
+        self._content = "zero"
+
+    def checksums(self) -> dict[str, str]:
+        """Returns a digest for each tensor of each device.
+
+        An update or a reset changes all digests.
+        """
+        return {
+            f"dp0:pp0:pcp0:tp{device}:{name}": blake2b(
+                f"{self._model} {device} {name} {self._content}".encode(), digest_size=32
+            ).hexdigest()
+            for device in range(self.devices)
+            for name in TENSOR_NAMES
+        }
+
+    def _check_configured(self) -> None:
+        if not self._transfers:
+            raise CommandFailed("Weight transfer is not configured: set weight_transfer_config.")
+
+    def _check_updating(self, name: str) -> None:
+        self._check_configured()
+        if not self._updating:
+            raise CommandFailed(
+                f"No weight update is active: start_weight_update comes before {name}."
+            )

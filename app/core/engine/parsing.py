@@ -1,0 +1,276 @@
+"""Readers of a real model's text: thoughts, calls in Hermes or Llama form, and plain text.
+
+A reader is a function of the whole text so far, and of whether it has ended. It returns only
+certain pieces: more text adds to the last piece or after it, and never changes earlier pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from app.core.engine.outputs import Part, Piece
+from app.core.engine.request import EngineRequest
+
+CALL_BEGIN: Final = "<tool_call>"
+CALL_END: Final = "</tool_call>"
+PYTHON_TAG: Final = "<|python_tag|>"
+BETWEEN_CALLS: Final = " \t\r\n,;[]"
+THINK_BEGIN: Final = "<think>"
+THINK_END: Final = "</think>"
+THOUGHT: Final = Part("reasoning")
+HEAD: Final = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("[^"\\\x00-\x1f]*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
+)
+"""A call up to its arguments."""
+MAX_HEAD: Final = 4096
+"""Maximum characters before streamed arguments; later arguments wait for the whole call."""
+BARE: Final = re.compile(r"[^, }\]\n\r\t]*")
+"""A number, true, false or null; nothing where there is no value."""
+TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*("?)|[{}\[\]]', re.DOTALL)
+"""A string, perhaps without its end, or a bracket."""
+Read = Callable[[str, bool], list[Piece]]
+
+
+class TextReader:
+    """Splits a streamed text into parts.
+
+    The parts do not depend on how the text was cut, since `read` gets the whole text each time.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._text = ""
+        self._lengths: list[int] = []
+        """Returned characters of each piece."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """Returns the new pieces that are certain."""
+        self._text += text
+        return self._new(merged(self._read(self._text, False)))
+
+    def finish(self) -> list[Piece]:
+        """Returns the remaining pieces, at the end of the text."""
+        return self._new(merged(self._read(self._text, True)))
+
+    def _new(self, pieces: Sequence[Piece]) -> list[Piece]:
+        lengths = self._lengths
+        self._lengths = [len(text) for _, text in pieces]
+        new_pieces: list[Piece] = []
+        for number, (part, text) in enumerate(pieces):
+            if number >= len(lengths):
+                new_pieces.append((part, text))
+            elif len(text) > lengths[number]:
+                new_pieces.append((part, text[lengths[number] :]))
+        return new_pieces
+
+
+def readers(tool_call_parser: str) -> Callable[[EngineRequest], TextReader | None]:
+    """Returns a function that makes a request's reader.
+
+    `tool_call_parser` is `llama3_json`; all other values mean Hermes.
+    """
+    read_calls: Read = hermes
+    if tool_call_parser == "llama3_json":
+        read_calls = listed
+
+    def reader_of(request: EngineRequest) -> TextReader | None:
+        read: Read = plain
+        calls = request.tool_calls
+        if calls is not None:
+            read = read_calls
+            if calls.min_calls:
+                read = partial(listed, forced=True)
+                if calls.named:
+                    read = named(calls.tools[0].name)
+        form = request.form
+        if request.reasoning and (form is None or form.thoughts is not None):
+            # A constrained text without `thoughts` has no room for them.
+            begun = form is None or form.thoughts is None or form.thoughts.begin_id is None
+            read = partial(thoughts, read_text=read, begun=begun)
+        if read is plain:
+            return None
+        return TextReader(read)
+
+    return reader_of
+
+
+def plain(text: str, ended: bool) -> list[Piece]:
+    """Reads plain text."""
+    if not text:
+        return []
+    return [(None, text)]
+
+
+def hermes(text: str, ended: bool) -> list[Piece]:
+    """Reads calls in Hermes form.
+
+    A malformed call stays text; text after a call is dropped, as in vLLM.
+    """
+    pieces: list[Piece] = []
+    calls = 0
+    remaining = text
+    while True:
+        before_call, begin, remaining = remaining.partition(CALL_BEGIN)
+        if not calls:
+            if not begin:
+                before_call = before_tag(before_call, CALL_BEGIN, ended)
+            pieces += plain(before_call, ended)
+        if not begin:
+            return pieces
+        inner, end, remaining = remaining.partition(CALL_END)
+        call_text = inner
+        if not end:
+            call_text = before_tag(inner, CALL_END, ended)
+        call, closed = call_pieces(call_text, calls)
+        pieces += call
+        if not end:
+            if ended and (closed is None or not call):
+                pieces.append((Part("call", calls, raw=text), ""))
+            return pieces
+        if call:
+            calls += 1
+        else:
+            pieces.append((None, begin + inner + end))
+
+
+def listed(text: str, ended: bool, forced: bool = False) -> list[Piece]:
+    """Reads calls as bare JSON objects. A text that does not begin like a call is all text.
+
+    `forced`: the text is a list of calls, however it begins. A call cut off before its name appears
+    in whole answers only.
+    """
+    pieces: list[Piece] = []
+    calls = 0
+    remaining = text
+    while True:
+        inner = remaining.lstrip(BETWEEN_CALLS if calls or forced else None)
+        if inner.startswith(PYTHON_TAG):
+            inner = inner[len(PYTHON_TAG) :].lstrip()
+        if not inner or not calls and PYTHON_TAG.startswith(inner):
+            if ended and not calls:
+                return plain(remaining, ended)
+            return pieces
+        if inner[0] != "{":
+            return pieces or plain(remaining, ended)
+        call, end = call_pieces(inner, calls)
+        pieces += call
+        if end is None and (call or forced):
+            if ended:
+                pieces.append((Part("call", calls, raw=text), ""))
+            return pieces
+        if not call:
+            if not calls and (ended or end is not None):
+                return plain(inner, ended)
+            return pieces
+        calls += 1
+        remaining = inner[end:]
+
+
+def thoughts(text: str, ended: bool, read_text: Read = plain, begun: bool = True) -> list[Piece]:
+    """Reads thoughts; `read_text` reads the text after them.
+
+    Some templates write the opening tag themselves, so thoughts need not begin with it, unless
+    `begun` is False.
+    """
+    inner = text.lstrip()
+    if inner.startswith(THINK_BEGIN):
+        text = inner[len(THINK_BEGIN) :]
+    elif not ended and THINK_BEGIN.startswith(inner):  # or nothing but blanks
+        return []
+    elif not begun:
+        return read_text(text, ended)
+    thought, end, remaining = text.partition(THINK_END)
+    if not end:
+        thought = before_tag(thought, THINK_END, ended)
+    pieces: list[Piece] = []
+    if thought:
+        pieces.append((THOUGHT, thought))
+    if end:
+        pieces += read_text(remaining, ended)
+    return pieces
+
+
+def named(name: str) -> Read:
+    """Returns the reader of a text that consists of the arguments of a call of `name`."""
+    return partial(_arguments, part=Part("call", 0, name))
+
+
+def _arguments(text: str, ended: bool, part: Part) -> list[Piece]:
+    if not text:
+        return []
+    return [(part, text)]
+
+
+def merged(pieces: Sequence[Piece]) -> list[Piece]:
+    """Joins adjacent pieces of one part, except for the beginning of a call, which has no text."""
+    joined: list[Piece] = []
+    for part, text in pieces:
+        if joined and joined[-1][0] == part and joined[-1][1]:
+            text = joined.pop()[1] + text
+        joined.append((part, text))
+    return joined
+
+
+def end_of_value(text: str, start: int) -> int | None:
+    """Returns the end of the JSON value at `start`; None while the value goes on."""
+    if text[start : start + 1] not in ("{", "[", '"'):
+        end = BARE.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
+        if end < len(text):
+            return end
+        return None
+    depth = 0
+    for token in TOKEN.finditer(text, start):
+        if token[0][0] != '"':
+            depth += 1 if token[0] in "{[" else -1
+        elif not token[1]:
+            return None
+        if not depth:
+            return token.end()
+    return None
+
+
+def call_pieces(text: str, number: int) -> tuple[list[Piece], int | None]:
+    """Returns the pieces of call `number`, its name first, and the end of its object.
+
+    The end is None while the object is open. A closed object without a name or without arguments is
+    not a call, and has no pieces.
+    """
+    start = len(text) - len(text.lstrip())
+    end = end_of_value(text, start) if text[start:] else None
+    head = HEAD.match(text, 0, MAX_HEAD)
+    if head is not None:
+        part = Part("call", number, json.loads(head[1]))
+        pieces: list[Piece] = [(part, "")]
+        arguments = text[head.end() : end_of_value(text, head.end())]
+        if arguments:
+            pieces.append((part, arguments))
+        return pieces, end
+    if end is None:
+        return [], None
+    try:
+        call = json.loads(text[start:end], strict=False)
+    except (ValueError, RecursionError):
+        return [], end
+    name = call.get("name") if isinstance(call, dict) else None
+    # Half a surrogate pair cannot be sent.
+    if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
+        return [], end
+    arguments = call.get("arguments", call.get("parameters"))
+    if arguments is None:
+        return [], end
+    part = Part("call", number, name)
+    return [(part, ""), (part, json.dumps(arguments))], end
+
+
+def before_tag(text: str, tag: str, ended: bool) -> str:
+    """Returns the text that is surely before `tag`: without a beginning of the tag at its end."""
+    if ended:
+        return text
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if tag.startswith(text[-length:]):
+            return text[:-length]
+    return text

@@ -1,0 +1,276 @@
+"""The engine's request for one choice, the whole reply to it, and the outcome for its observers.
+
+The engine does not know its observers (traces, rate limits). Start with `EngineRequest` and
+`Reply`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from app.core.engine.constraints import Grammar
+from app.core.engine.outputs import Finish, Part, StopCause, TokenLogprob
+from app.core.engine.wire import ChoiceRequest, Sampling
+
+STOP = Finish("stop")
+LENGTH = Finish("length")
+JsonSchema = Mapping[str, object] | bool
+Span = tuple[int, Part | None]
+"""Number of the last token + 1, and the part of tokens up to there."""
+log = logging.getLogger(__name__)
+
+
+class ToolFunction(Struct, frozen=True):
+    """A function that a reply may call; `schema` is that of its arguments."""
+
+    name: str
+    schema: JsonSchema = True
+
+
+class ToolCalls(Struct, frozen=True, kw_only=True):
+    """Tool calls that a reply may contain: `min_calls` to `max_calls` calls of `tools`."""
+
+    tools: tuple[ToolFunction, ...]
+    min_calls: int = 0
+    max_calls: int = 1
+    named: bool = False
+    """The client named the tool, which is called exactly once even if few tokens are left."""
+    lenient: bool = False
+    """Invalid parts of a schema are ignored instead of raising errors."""
+
+
+class Constraint(Struct, frozen=True, kw_only=True):
+    """Constraint on the text.
+
+    It is JSON of `schema`, a match of `regex`, one of `choices`, or a text of `grammar`.
+    """
+
+    schema: JsonSchema | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+
+
+class ScriptedCall(NamedTuple):
+    """A tool call. `arguments` is JSON; the response writer generates an `id` if empty."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+class ScriptedReply(Struct, frozen=True, kw_only=True):
+    """A reply decided by a script; waits are in seconds, added to the engine's own."""
+
+    passes: bool = False
+    """The model decides the text; only the waits come from the script."""
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    in_parts: bool = True
+    """Thoughts and calls are separate parts; if False, they are markup within the text."""
+    finish: StopCause | None = None
+    """Finish reason unless a limit ends the reply."""
+    first_token_s: float = 0.0
+    per_token_s: float = 0.0
+    token_delays: Mapping[int, float] = {}
+    """Token number, from 0, to the wait before that token."""
+
+
+class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
+    """One choice of one request, into which every API family translates its requests."""
+
+    index: int
+    """Position of this choice in the response: prompt index * n + choice."""
+    model: str
+    echo_text: str
+    """Reply text of mode `echo`: the last message, or the prompt."""
+    turns: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, for datasets keyed by messages; else empty."""
+    limited: bool
+    """True when the client gave `max_tokens`; other replies have drawn lengths."""
+    greedy: bool = False
+    """Temperature 0: the same prompt gets the same reply."""
+    logprob_ids: tuple[int, ...] = ()
+    """Token ids of the alternatives, if the client names them."""
+    tool_calls: ToolCalls | None = None
+    """For a simulated model, like `constraint`; a real one has the original `form` of both."""
+    constraint: Constraint | None = None
+    sampling: Sampling | None = None
+    """Sampling parameters of a real model; None for a simulated one."""
+    reasoning: bool = False
+    only_thoughts: bool = False
+    """The model must not think, and the parser treats the whole reply as thoughts."""
+    thinking_budget: int | None = None
+    image: bool = False
+    adapter: str | None = None
+    """LoRA adapter that must be in memory while the choice runs."""
+    media: tuple[tuple[str, int, int], ...] = ()
+    """(identifier, first token, tokens) of each image, audio or video in the prompt."""
+    cache_hit_threshold: float = 0.0
+    """Minimum cached share of the prompt.
+
+    With less, the request ends at once with `cache_threshold`.
+    """
+    remote_prefill: bool = False
+    """The prefill ran on another engine: its cache is transferred instead of computed."""
+    delays: tuple[tuple[int, float], ...] = ()
+    """Deliberate extra waits: (before token n of the reply, seconds)."""
+    script: ScriptedReply | None = None
+    remote_decode: bool = False
+    """The decode will run on another engine: the response locates this cache."""
+    n: int = 1
+    """Choices requested for this prompt (metrics only)."""
+    beams: bool = False
+    num_choices: int = 1
+    """Choices of the whole request.
+
+    Several advance in turn, token by token, as in an engine's steps.
+    """
+    observers: Sequence[Observer] = ()
+
+
+class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
+    """Outcome of one sequence, with monotonic seconds; None for phases that it did not reach."""
+
+    reason: str
+    """`stop`, `length`, `abort` (the client disconnected) or `error`."""
+    queued_s: float
+    """When the scheduler saw the sequence."""
+    scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    ended_s: float
+    cached_tokens: int
+    fetched_tokens: int
+    tokens: int
+    preemptions: int
+    text: str
+    """The reply without thoughts, calls and images."""
+
+
+Watch = Callable[[SequenceOutcome], None]
+"""Receives the outcome once, when a sequence ends, perhaps in the hub: must not wait."""
+
+Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
+"""Returns a watch for a submitted sequence, or None for no interest.
+
+Called in the request's greenlet.
+"""
+
+
+def watches_of(request: EngineRequest) -> list[Watch]:
+    """Returns the watches of a request's observers."""
+    watches = (observer(request) for observer in request.observers)
+    return [watch for watch in watches if watch is not None]
+
+
+def notify(watches: Iterable[Watch], outcome: SequenceOutcome) -> None:
+    """Calls all watches; an error of one is logged and stops nothing else."""
+    for watch in watches:
+        try:
+            watch(outcome)
+        except Exception:
+            log.exception("an observer of a sequence failed")
+
+
+class Reply(Struct, gc=False):
+    """A reply: `texts[i]` is the text that token `ids[i]` adds, `finish` the way the reply ends.
+
+    Items of `texts` beyond the last id are not tokens but, for example, images. `spans` assigns
+    tokens to parts. Plain text has no spans.
+    """
+
+    texts: Sequence[str]
+    ids: Sequence[int]
+    finish: Finish
+    spans: Sequence[Span] = ()
+    logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+    """One entry per prompt token, if requested; the first is None."""
+    delays: Sequence[tuple[int, float]] = ()
+
+    def all_spans(self) -> Sequence[Span]:
+        """Returns the spans; for plain text one of the whole reply."""
+        return self.spans or [(len(self.texts), None)]
+
+    def content(self, tokens: int) -> str:
+        """Returns the first `tokens` without thoughts, calls and images."""
+        texts: list[str] = []
+        start = 0
+        for end, part in self.all_spans():
+            if part is None:
+                texts += self.texts[start : min(end, tokens)]
+            start = end
+        return "".join(texts)
+
+    def end(self, eos_token_id: int, max_tokens: int) -> None:
+        """Appends the end-of-text token to a reply that stops.
+
+        A reply that has `max_tokens` already finishes with LENGTH instead.
+        """
+        finish = self.finish
+        count = len(self.ids)
+        if finish is not STOP and finish != STOP:
+            return
+        if count >= max_tokens:
+            self.finish = LENGTH
+            return
+        self.texts = [*self.texts, ""]
+        self.ids = [*self.ids, eos_token_id]
+        if self.spans:
+            self.spans = [*self.spans[:-1], (count + 1, self.spans[-1][1])]
+
+    def cut(self, max_tokens: int) -> Reply:
+        """Returns the first `max_tokens` tokens; a longer reply finishes with LENGTH."""
+        if len(self.ids) <= max_tokens:
+            return self
+        spans = [(min(end, max_tokens), part) for end, part in self.spans]
+        return replace(
+            self,
+            texts=self.texts[:max_tokens],
+            ids=self.ids[:max_tokens],
+            finish=LENGTH,
+            spans=without_empty(spans),
+        )
+
+
+def without_empty(spans: Sequence[Span]) -> list[Span]:
+    """Returns the spans that have tokens."""
+    starts = (0, *(end for end, _ in spans))
+    return [span for start, span in zip(starts, spans, strict=False) if span[0] > start]
+
+
+def joined(first: Reply, second: Reply) -> Reply:
+    """Returns the reply that consists of two; it ends as the second one."""
+    shift = len(first.texts)
+    spans = [*first.all_spans(), *((end + shift, part) for end, part in second.all_spans())]
+    return Reply(
+        texts=[*first.texts, *second.texts],
+        ids=[*first.ids, *second.ids],
+        finish=second.finish,
+        spans=without_empty(spans),
+    )
+
+
+class Model(Protocol):
+    """Decides replies; the engine decides timing."""
+
+    def reply(self, request: EngineRequest) -> Reply:
+        """Returns the whole reply. Calls come in order of arrival.
+
+        Raises:
+            SchemaUnsatisfiable: No reply can have the requested form.
+        """
+
+    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
+        """Returns one reply for each of `requests`, the beams of one prompt, best first.
+
+        Raises:
+            SchemaUnsatisfiable: No reply can have the requested form.
+        """

@@ -1,0 +1,469 @@
+"""Continuous batching as in vLLM V1: how many tokens each sequence gets in the next step.
+
+Pure: no clock, no sockets, no randomness. The scheduler owns waiting and running sequences.
+`StepLoop` times the steps and their tokens (step model of docs/fidelity.md, rules 3 and 4).
+
+A decode takes one token a step, needs a block every `block_size` steps and ends at a known step.
+Decodes can therefore advance in bulk. Two calendars list by step the decodes that need a block, and
+the decodes that end. A step costs what changes, not what runs. Sequences are visited one by one
+only where blocks run out, or where the budget is too small for all. A property test compares both
+ways with a plain version of the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from operator import attrgetter
+from typing import Generic
+
+from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits, Speculation
+from app.core.engine.waiting_queue import WaitingQueue
+
+PREFILL_SHARE = 0.25
+"""Minimum time of prompts in a step cut by time, as a share of the other work in the step.
+
+Smaller parts mostly read weights.
+"""
+_place = attrgetter("place")
+_preemption_order = attrgetter("priority", "arrived")
+
+
+class Scheduler(Generic[S]):
+    """Makes one batch after another. `blocks` must have room for the longest sequence."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        blocks: Blocks[S],
+        waiting: WaitingQueue[S] | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        self._block_size = blocks.block_size
+        self.waiting: WaitingQueue[S] = waiting or WaitingQueue()
+        self.running: list[S] = []
+        """Running sequences in order of admission, including sequences whose last token is in
+        flight.
+        """
+        self.fetching: list[S] = []
+        """Sequences that wait for the cache of a remote prefill, and hold its blocks.
+
+        The latest is last.
+        """
+        self.preemptions = 0
+        self.paused = False
+        """True while no sequence is admitted."""
+        self.watch_preempted: Callable[[S, S], None] | None = None
+        """Receives each preempted sequence, and the one that needed its blocks."""
+        self.on_fetch: Callable[[S], None] | None = None
+        """Called with each sequence that enters `fetching`."""
+        self._speculation = speculation
+        self._in_bulk = speculation is None
+        self._prompt_limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        """Maximum tokens of one prompt in a step."""
+        self.prefill_limit: Callable[[], int] | None = None
+        """Returns the maximum prompt tokens of the next step; None: only `limits` hold."""
+        self._prefill_left = 0
+        """Prompt tokens that the step being made may still get."""
+        self._places = count()
+        self._step = 0
+        self._under_way = 0
+        """Number of steps made whose tokens are not ready."""
+        self.prefilling: list[S] = []
+        """Running sequences with unfinished prompts, in order of admission."""
+        self._decoding: list[S] = []
+        """Decodes in order of admission.
+
+        The list is replaced, never changed, so batches can keep it.
+        """
+        self._leads = 0
+        """Sum of `lead` over the decodes."""
+        self._needs: dict[int, list[S]] = {}
+        """Decodes that need a block, by step."""
+        self._ends: dict[int, list[S]] = {}
+        """Decodes that get their last token, by step."""
+        self._singly = False
+        """True while decodes are visited one by one and the calendars are empty."""
+
+    @property
+    def idle(self) -> bool:
+        """True if no step can be made until something arrives or resumes."""
+        return not self.running and not self.fetching and (self.paused or not self.waiting.members)
+
+    @property
+    def decoding(self) -> tuple[int, int]:
+        """The decodes of the next step, and the tokens computed before it, summed over them."""
+        decodes = len(self._decoding)
+        return decodes, self._step * decodes + self._leads
+
+    def remove(self, sequence: S) -> bool:
+        """Removes a sequence, and drops its tokens in flight; returns False after its end."""
+        if sequence.running:
+            if sequence.decodes:
+                self._decoding = [decode for decode in self._decoding if decode is not sequence]
+                self._leave_bulk(sequence)
+            elif sequence in self.prefilling:
+                self.prefilling.remove(sequence)
+            self._leave(sequence, 0)
+            return True
+        if sequence in self.fetching:
+            self.fetching.remove(sequence)
+        elif not self.waiting.remove(sequence):
+            return False
+        self._forget(sequence)
+        return True
+
+    def fetched(self, sequence: S) -> None:
+        """Queues a sequence whose prompt cache has arrived.
+
+        Only the last prompt token remains to be computed.
+        """
+        if sequence in self.fetching:
+            self.fetching.remove(sequence)
+            sequence.computed = sequence.prompt_tokens - 1
+            sequence.remote = False
+            self.blocks.filled(sequence)
+            # The sequence holds blocks that sequences before it may need.
+            self.waiting.add(sequence, first=True)
+
+    def schedule(self) -> Batch[S] | None:
+        """Returns the next step; None if there is nothing to compute."""
+        if not (self._decoding or self.prefilling or self.waiting.members):
+            return None
+        batch: Batch[S] = Batch()
+        self._prefill_left = self.limits.max_num_batched_tokens
+        if self.prefill_limit is not None:
+            self._prefill_left = self.prefill_limit()
+        has_preempted = bool(self.running) and self._continue(batch)
+        if not has_preempted and not self.paused and self.waiting.members:
+            self._admit(batch)
+        if batch.tokens:
+            self._step += 1
+            self._under_way += 1
+        if self._singly:
+            self._singly = False
+            self._decoding = [sequence for sequence in self.running if sequence.decodes]
+            for sequence in self._decoding:
+                self._join_bulk(sequence)
+        if batch.prefilled:
+            self._sample(batch)
+        if batch.tokens:
+            return batch
+        if has_preempted and not self._under_way:
+            return self.schedule()
+        return None
+
+    def complete(self, batch: Batch[S]) -> None:
+        """Ends `batch`, the oldest step under way; sequences with their last token leave."""
+        self._under_way -= 1
+        for sequence in batch.ends:
+            if sequence.running:
+                self._leave(sequence, 0, keeps_blocks=sequence.remote_decode)
+            elif self.waiting.remove(sequence):  # preempted with its last token in flight
+                self._forget(sequence)
+
+    def accept(self, sequence: S, drafts: int) -> None:
+        """Notes the right drafts of a decode, which the newest step has just shown."""
+        self._leave_bulk(sequence)
+        sequence.computed = self._step + sequence.lead + drafts
+        self._join_bulk(sequence)
+
+    def release(self, sequence: S) -> None:
+        """Frees the blocks of a sequence that has left, and kept them for a remote decode."""
+        if sequence.held:
+            self.blocks.release(sequence, sequence.held, 0)
+            sequence.held = 0
+
+    def _leave(self, sequence: S, findable: int, keeps_blocks: bool = False) -> None:
+        """Takes a sequence out of the running ones; it may find `findable` blocks again."""
+        self.running.remove(sequence)
+        sequence.running = False
+        sequence.decodes = False
+        if not keeps_blocks:
+            self.blocks.release(sequence, sequence.held, findable)
+            sequence.held = 0
+        if sequence.adapter is not None:
+            self.waiting.left(sequence)
+
+    def _forget(self, sequence: S) -> None:
+        if sequence.held:
+            self.blocks.release(sequence, sequence.held, 0)
+        self.blocks.forget(sequence)
+
+    def _continue(self, batch: Batch[S]) -> bool:
+        """Continues all running sequences (rule 3a); returns whether one was preempted."""
+        needs = self._needs.get(self._step, ())
+        budget = self.limits.max_num_batched_tokens - len(self._decoding)
+        blocks = len(needs)
+        allotted: list[tuple[S, int]] = []
+        """Unfinished prompts, each with the tokens that it computes next."""
+        left = min(budget, self._prefill_left)
+        for sequence in self.prefilling:
+            remaining = sequence.prompt_tokens + sequence.written - sequence.computed
+            tokens = min(remaining, left, self._prompt_limit)
+            if tokens > 0:
+                left -= tokens
+                allotted.append((sequence, tokens))
+                blocks += self._missing_blocks(sequence, sequence.computed + tokens)
+        lacks_blocks = blocks > 0 and blocks > self.blocks.free
+        prefills_last = self.running[len(self.running) - len(self.prefilling) :] == self.prefilling
+        if not self._in_bulk or budget < 0 or lacks_blocks or not prefills_last:
+            return self._continue_singly(batch)
+        self._advance(batch, needs)
+        for sequence, tokens in allotted:
+            self._grow(sequence, sequence.computed + tokens)
+            self._prefill(sequence, tokens, batch)
+        return False
+
+    def _missing_blocks(self, sequence: S, tokens: int) -> int:
+        return max(0, -(-tokens // self._block_size) - sequence.held)
+
+    def _grow(self, sequence: S, tokens: int) -> None:
+        missing = self._missing_blocks(sequence, tokens)
+        if missing:
+            self.blocks.grow(sequence, missing)
+            sequence.held += missing
+
+    def _advance(self, batch: Batch[S], needs: Sequence[S]) -> None:
+        """Gives every decode a token; those in `needs` require a block for it."""
+        step = self._step
+        decoding = self._decoding
+        decodes = len(decoding)
+        batch.decodes = decoding
+        batch.tokens = decodes
+        batch.sequences = decodes
+        batch.context = step * decodes + self._leads
+        if needs:
+            del self._needs[step]
+            grow = self.blocks.grow
+            note_need = self._note_need
+            for sequence in sorted(needs, key=_place):
+                grow(sequence, 1)
+                sequence.held += 1
+                note_need(sequence)
+        ends = self._ends.pop(step, ())
+        for sequence in sorted(ends, key=_place):
+            self._end(sequence, batch)
+            self._leads -= sequence.lead
+        if ends:
+            self._decoding = [sequence for sequence in decoding if sequence.decodes]
+
+    def _continue_singly(self, batch: Batch[S]) -> bool:
+        """Gives running sequences tokens as budget and blocks allow.
+
+        Returns whether one was preempted.
+        """
+        for decode in self._decoding:  # ends the bulk
+            decode.computed = self._step + decode.lead
+            decode.written = decode.computed - decode.prompt_tokens + 1
+        self._needs.clear()
+        self._ends.clear()
+        self._leads = 0
+        self._singly = True
+        has_preempted = False
+        place = 0
+        budget = self.limits.max_num_batched_tokens
+        prefill_left = self._prefill_left
+        allotted: dict[S, int] = {}
+        while budget > 0 and place < len(self.running):
+            sequence = self.running[place]
+            place += 1
+            wanted = sequence.prompt_tokens + sequence.written - sequence.computed
+            if self._speculation is not None and sequence.decodes:
+                draft_limit = sequence.output_tokens - sequence.written - 1
+                wanted += self._speculation.propose(sequence, draft_limit)
+            limit = budget if sequence.decodes else min(budget, prefill_left)
+            tokens = 0 if sequence.last else min(wanted, limit, self._prompt_limit)
+            if tokens <= 0:
+                continue
+            computed = sequence.computed + tokens
+            if self._missing_blocks(sequence, computed) > self.blocks.free:
+                has_preempted = True
+                for freed, is_decode in self._make_room(sequence, computed, allotted):
+                    place -= 1
+                    budget += freed
+                    if not is_decode:
+                        prefill_left += freed
+            if not sequence.running:
+                break
+            self._grow(sequence, computed)
+            allotted[sequence] = tokens
+            budget -= tokens
+            if not sequence.decodes:
+                prefill_left -= tokens
+        self._compute(allotted, batch)
+        return has_preempted
+
+    def _make_room(
+        self, sequence: S, tokens: int, allotted: dict[S, int]
+    ) -> list[tuple[int, bool]]:
+        """Preempts sequences until `sequence` has blocks for `tokens`, or is preempted itself.
+
+        Removes the victims from `allotted`, where they have a lower priority but were admitted
+        earlier. Returns the tokens that each of these had, and whether it was a decode.
+        """
+        freed = []
+        has_room = False
+        while not has_room:
+            victim = self.running[-1]
+            if self.limits.by_priority:
+                victim = max(self.running, key=_preemption_order)
+            if victim in allotted:
+                freed.append((allotted.pop(victim), victim.decodes))
+            self._preempt(victim, sequence)
+            has_room = (
+                not sequence.running or self._missing_blocks(sequence, tokens) <= self.blocks.free
+            )
+        return freed
+
+    def _compute(self, allotted: dict[S, int], batch: Batch[S]) -> None:
+        decodes = []
+        for sequence, tokens in allotted.items():
+            if not sequence.decodes:
+                self._prefill(sequence, tokens, batch)
+                continue
+            decodes.append(sequence)
+            batch.tokens += tokens
+            batch.sequences += 1
+            batch.context += sequence.computed
+            accepted = 0
+            if tokens > 1 and self._speculation is not None:
+                accepted = self._speculation.accepted(tokens - 1)
+                batch.drafts[sequence] = tokens - 1, accepted
+            sequence.computed += 1 + accepted
+            sequence.written += 1 + accepted
+            if sequence.written >= sequence.output_tokens:
+                self._end(sequence, batch)
+        batch.decodes = decodes
+
+    def _preempt(self, victim: S, needy: S) -> None:
+        """Frees the blocks of `victim` for `needy`, and queues it.
+
+        Tokens in flight still arrive.
+        """
+        computed = victim.computed
+        if victim.decodes and self._under_way:
+            # The newest token is in flight: its block has no hash.
+            computed = max(computed - 1, min(computed, victim.prompt_tokens))
+        elif victim in self.prefilling:
+            self.prefilling.remove(victim)
+        self._leave(victim, computed // self._block_size)
+        victim.computed = 0
+        victim.preemptions += 1
+        self.preemptions += 1
+        self.waiting.add(victim)
+        victim.preempted()
+        if self.watch_preempted is not None:
+            self.watch_preempted(victim, needy)
+
+    def _admit(self, batch: Batch[S]) -> None:
+        """Admits waiting sequences (rule 3b)."""
+        limits = self.limits
+        blocks = self.blocks
+        size = self._block_size
+        while self.waiting.members and len(self.running) < limits.max_num_seqs:
+            budget = min(limits.max_num_batched_tokens - batch.tokens, self._prefill_left)
+            sequence = self.waiting.head() if budget > 0 else None
+            if sequence is None:
+                return
+            total = sequence.prompt_tokens + sequence.written
+            is_fetched = sequence.held > 0
+            cached = 0
+            if not is_fetched:
+                cached = blocks.find(sequence, total)
+                if not blocks.fits(sequence, total, cached):
+                    return
+                sequence.computed = cached * size + sequence.loaded
+                if sequence.remote:
+                    self._fetch(sequence, cached)
+                    continue
+            tokens = min(total - sequence.computed, self._prompt_limit)
+            if tokens > budget and not limits.enable_chunked_prefill:
+                return
+            tokens = min(tokens, budget)
+            self.waiting.pop(sequence)
+            if not is_fetched:
+                sequence.held = -(-(sequence.computed + tokens) // size)
+                blocks.begin(sequence, cached, sequence.held - cached)
+            sequence.running = True
+            sequence.place = next(self._places)
+            self.running.append(sequence)
+            self.prefilling.append(sequence)
+            batch.admitted.append(sequence)
+            self._prefill(sequence, tokens, batch, is_fetched)
+
+    def _fetch(self, sequence: S, cached: int) -> None:
+        """Assigns blocks, but no place, to a sequence whose cache will arrive."""
+        self.waiting.pop(sequence)
+        self.waiting.left(sequence)
+        sequence.held = -(-sequence.prompt_tokens // self._block_size)
+        self.blocks.begin(sequence, cached, sequence.held - cached)
+        self.fetching.append(sequence)
+        if self.on_fetch is not None:
+            self.on_fetch(sequence)
+
+    def _prefill(self, sequence: S, tokens: int, batch: Batch[S], is_fetched: bool = False) -> None:
+        """Computes the next `tokens` of a prompt; blocks are assigned already."""
+        batch.tokens += tokens
+        batch.sequences += 1
+        self._prefill_left -= tokens
+        if is_fetched:  # its last token alone, which costs what a decode costs
+            batch.context += sequence.computed
+        else:
+            batch.prefills += 1
+            batch.attention += tokens * (sequence.computed + tokens / 2)
+        sequence.computed += tokens
+        self.blocks.filled(sequence)
+        if sequence.computed == sequence.prompt_tokens + sequence.written:
+            self.prefilling.remove(sequence)
+            batch.prefilled.append(sequence)
+
+    def _sample(self, batch: Batch[S]) -> None:
+        """Samples a token for each prompt that the new step completes."""
+        started = []
+        for sequence in batch.prefilled:
+            sequence.written += 1
+            if sequence.written >= sequence.output_tokens:
+                self._end(sequence, batch)
+                continue
+            sequence.decodes = True
+            self._join_bulk(sequence)
+            started.append(sequence)
+        if started:
+            earlier = self._decoding
+            self._decoding = [*earlier, *started]
+            if earlier and earlier[-1].place > started[0].place:
+                # A prompt in small chunks was overtaken.
+                self._decoding.sort(key=_place)
+
+    def _end(self, sequence: S, batch: Batch[S]) -> None:
+        sequence.written = max(sequence.written, sequence.output_tokens)
+        sequence.decodes = False
+        sequence.last = True
+        batch.ends.append(sequence)
+
+    def _join_bulk(self, sequence: S) -> None:
+        """Lets a decode advance in bulk (rule 6) from the next step on."""
+        sequence.lead = sequence.computed - self._step
+        self._leads += sequence.lead
+        last_step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
+        self._ends.setdefault(last_step, []).append(sequence)
+        self._note_need(sequence)
+
+    def _leave_bulk(self, sequence: S) -> None:
+        """Takes a decode out of the bulk's calendars."""
+        self._leads -= sequence.lead
+        need = sequence.held * self._block_size - sequence.lead
+        last_step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
+        for decodes in (self._ends.get(last_step, []), self._needs.get(need, [])):
+            if sequence in decodes:
+                decodes.remove(sequence)
+
+    def _note_need(self, sequence: S) -> None:
+        """Enters a decode's next need of a block into the calendar."""
+        room = sequence.held * self._block_size
+        last_step_tokens = sequence.prompt_tokens + sequence.output_tokens - 1
+        if room < last_step_tokens:
+            self._needs.setdefault(room - sequence.lead, []).append(sequence)

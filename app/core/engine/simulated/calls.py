@@ -1,0 +1,216 @@
+"""Tool calls in the markup of Hermes and Qwen models, within a token limit.
+
+A call that a limit cuts off does not count as a call: in a whole answer its reply is the beginning
+of the markup (`Part.raw`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import NamedTuple, TypeAlias
+
+from app.core.engine.constraints import Constraints, Size
+from app.core.engine.outputs import Part
+from app.core.engine.request import (
+    LENGTH,
+    STOP,
+    EngineRequest,
+    JsonSchema,
+    Reply,
+    ScriptedCall,
+    Span,
+    ToolCalls,
+)
+from app.core.engine.simulated.corpus import Corpus
+from app.core.text.base import Tokenizer
+from config.settings import ToolSettings
+
+OPENING = "<tool_call>\n"
+CLOSING = "\n</tool_call>"
+USUAL = (", ", ": ")
+COMPACT = (",", ":")
+"""Separators between items, and between name and value, of JSON."""
+MIN_ROOM = 96
+"""Tokens below which a call that is only allowed is not begun, as the recorded model does."""
+TRIES = 4
+"""Draws of usual arguments, and of short ones, until some fit the limit."""
+BOUNDS = frozenset(("maxLength", "enum", "const", "pattern", "format"))
+"""Keywords that keep a text from running on."""
+
+
+class CallSpan(NamedTuple):
+    """Character offsets of a call in the text of its reply."""
+
+    part: Part
+    named: int
+    start: int
+    end: int
+    """End of the arguments, which begin at `start`."""
+    until: int
+
+
+WrittenCalls: TypeAlias = tuple[str, Sequence[CallSpan]]
+"""The text of a reply that calls tools, and where the calls are."""
+
+
+class CallReplies:
+    """Makes replies that call tools.
+
+    Raises SchemaError when no arguments satisfy a tool's schema.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, corpus: Corpus, schemas: Constraints, settings: ToolSettings
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._corpus = corpus
+        self._schemas = schemas
+        self.settings = settings
+
+    def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
+        """Returns the calls of one reply, within the limit or, if required, cut off; else None."""
+        probability = self.settings.tool_call_extra_call_probability
+        count = calls.min_calls
+        while count < calls.max_calls and rng.random() * 100 < probability:
+            count += 1
+        has_little_room = request.limited and request.max_tokens < MIN_ROOM
+        if count == 0 or has_little_room and not calls.min_calls:
+            return None
+        if has_little_room and not calls.named:
+            field = endless_text(calls.tools[0].schema)
+            if field is not None:
+                return self._endless_call(calls.tools[0].name, field, request.max_tokens, rng)
+        max_tokens = sys.maxsize
+        if request.limited:
+            max_tokens = request.max_tokens
+        first_too_long: Reply | None = None
+        for version in self._versions(calls, count, rng):
+            reply = self.marked_up(version, max_tokens)
+            if reply.finish is STOP and len(reply.ids) < max_tokens:
+                return reply  # the end of text fits, too
+            first_too_long = first_too_long or reply
+        if calls.min_calls:
+            return first_too_long
+        return None
+
+    def _endless_call(self, name: str, field: str, max_tokens: int, rng: Random) -> Reply:
+        """Returns a call whose text does not end within the limit."""
+        _, texts = self._corpus.compose(max_tokens, rng)
+        arguments = json.dumps({field: "".join(texts)}, ensure_ascii=False)
+        return self.marked_up(written([(name, arguments.removesuffix('"}'))]), max_tokens)
+
+    def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[WrittenCalls]:
+        """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
+        fewest = max(calls.min_calls, 1)
+        tries = [
+            (count, Size.USUAL),
+            *[(fewest, Size.USUAL)] * (TRIES - 1),
+            *[(fewest, Size.BRIEF)] * (TRIES - 1),
+            (fewest, Size.LEAST),
+        ]
+        for number, size in tries:
+            separators = COMPACT
+            if size is Size.USUAL:
+                separators = USUAL
+            drawn: list[tuple[str, str]] = []
+            for _ in range(number):
+                tool = calls.tools[0]
+                if not calls.named:
+                    tool = rng.choice(calls.tools)
+                compiled = self._schemas.compile(tool.schema, calls.lenient)
+                arguments = compiled.sample(rng, self.settings, size)
+                text = json.dumps(arguments, ensure_ascii=False, separators=separators)
+                drawn.append((tool.name, text))
+            yield written(drawn, terse=size is Size.LEAST)
+
+    def marked_up(self, written: WrittenCalls, max_tokens: int) -> Reply:
+        """Returns the reply, cut off after `max_tokens`; a token shows only arguments."""
+        text, calls = written
+        all_ids = self._tokenizer.encode(text)
+        ids = all_ids[:max_tokens]
+        pieces = self._tokenizer.pieces(ids)
+        raw = ""
+        if len(ids) < len(all_ids):
+            raw = "".join(pieces)
+        texts, spans = _shown(pieces, calls, raw)
+        return Reply(texts, ids, LENGTH if raw else STOP, spans)
+
+
+def written(
+    calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False
+) -> WrittenCalls:
+    """Marks up calls of name, arguments and perhaps id; `terse` writes the minimum for parsers."""
+    comma, colon = USUAL
+    opening = OPENING
+    if terse:
+        comma, colon = COMPACT
+        opening = OPENING.rstrip()
+    text = ""
+    spans: list[CallSpan] = []
+    for number, (name, arguments, *call_id) in enumerate(calls, 1):
+        if number > 1:
+            text += "\n"
+        text += f'{opening}{{"name"{colon}{json.dumps(name, ensure_ascii=False)}'
+        named = len(text)
+        text += f'{comma}"arguments"{colon}'
+        start = len(text)
+        text += arguments
+        end = len(text)
+        text += "}"
+        if not terse or number < len(calls):
+            text += CLOSING
+        part = Part("call", number - 1, name, id="".join(call_id))
+        spans.append(CallSpan(part, named=named, start=start, end=end, until=len(text)))
+    return text, spans
+
+
+def _shown(
+    pieces: Sequence[str], calls: Sequence[CallSpan], raw: str
+) -> tuple[list[str], list[Span]]:
+    """Returns the shown text of each token, and the spans of the calls.
+
+    The first span of a call has no name: its tokens come before the name is complete.
+    """
+    texts: list[str] = []
+    spans: list[Span] = []
+    offset = 0
+    for part, named, start, end, until in calls:
+        named_part = Part("call", part.number, part.name, raw, id=part.id)
+        unnamed_part = Part("call", part.number, "", raw)
+        is_last = part is calls[-1].part
+        while len(texts) < len(pieces) and (offset < until or is_last):
+            piece = pieces[len(texts)]
+            piece_start = offset
+            offset += len(piece)
+            shown = ""
+            if piece_start < end and offset > start:
+                shown = piece[max(0, start - piece_start) : end - piece_start]
+            texts.append(shown)
+            token_part = unnamed_part
+            if offset >= named:
+                token_part = named_part
+            if spans and spans[-1][1] is token_part:
+                spans[-1] = len(texts), token_part
+            else:
+                spans.append((len(texts), token_part))
+    return texts, spans
+
+
+def endless_text(schema: JsonSchema) -> str | None:
+    """Returns a required field of an open object with a text of any length, if there is one.
+
+    Models may not end such a text.
+    """
+    if not isinstance(schema, Mapping) or schema.get("additionalProperties") is False:
+        return None
+    fields = schema.get("properties")
+    required = schema.get("required")
+    if isinstance(fields, Mapping) and isinstance(required, list):
+        for name, field in fields.items():
+            is_text = isinstance(field, Mapping) and field.get("type") == "string"
+            if name in required and is_text and BOUNDS.isdisjoint(field):
+                return str(name)
+    return None

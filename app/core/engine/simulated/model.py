@@ -1,0 +1,359 @@
+"""Decides the content of a reply: text, an echo, thoughts, tool calls, JSON or an image."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
+
+from app.core.engine.constraints import Constraints, SchemaError
+from app.core.engine.errors import SchemaUnsatisfiable
+from app.core.engine.outputs import LazySequence, Part, TokenLogprob
+from app.core.engine.request import (
+    LENGTH,
+    STOP,
+    Constraint,
+    EngineRequest,
+    Reply,
+    ScriptedReply,
+    joined,
+)
+from app.core.engine.simulated.beams import BeamVariants
+from app.core.engine.simulated.calls import CallReplies
+from app.core.engine.simulated.corpus import Corpus
+from app.core.engine.simulated.endings import stopped
+from app.core.engine.simulated.logprobs import Entries
+from app.core.engine.simulated.random_mode import LengthSource, RandomMode
+from app.core.engine.simulated.scripted import ScriptedReplies, as_thoughts, delays_of
+from app.core.engine.simulated.token_chooser import biased, chooser
+from app.core.text.base import Tokenizer
+from config.settings import Settings
+
+TRIES = 4
+"""Texts drawn to find one that fits the limit."""
+MIN_THOUGHT_TOKENS = 12
+MAX_THOUGHT_TOKENS = 36
+USUAL_SIZE = 160
+"""Characters of a text that a grammar derives, where the grammar leaves the choice."""
+CHARACTERS_PER_TOKEN = 3
+SHARES = (1, 0.5, 0.2, 0)
+"""Shares of USUAL_SIZE per try; the last gives the shortest text."""
+IMAGE = Part("image")
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk"
+    "YAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+)
+"""Image of every image reply: one transparent pixel, as PNG."""
+ENCODER_TEXT = "!"
+ReplySource = Callable[[EngineRequest, Random], Reply | None]
+"""Returns the reply to a request, from the request's random stream.
+
+None: the next source decides.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomStreams:
+    """The random numbers of a server's model: for texts, and for tool calls and forms."""
+
+    text: Random
+    calls: Random
+
+
+class RecordedReply(Protocol):
+    """A recorded reply, cut or repeated to the length that a request asks for."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ids of the tokens."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Texts of the tokens."""
+
+    @property
+    def missing(self) -> int:
+        """Number of tokens to add."""
+
+    @property
+    def reached_limit(self) -> bool:
+        """True if the reply ends because of its limit."""
+
+
+class RecordedReplies(Protocol):
+    """The port for recorded conversations; the extension `datasets` implements it."""
+
+    def reply(
+        self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
+    ) -> RecordedReply | None:
+        """Returns a recorded reply of the request's model; None without one, or after a failure."""
+
+
+class NullModel:
+    """Returns empty replies, as a pooling model does: its outputs are not text."""
+
+    def reply(self, request: EngineRequest) -> Reply:
+        """Returns an empty reply."""
+        return Reply((), (), STOP)
+
+    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
+        """Returns empty replies."""
+        return [self.reply(request) for request in requests]
+
+
+class SimulatedModel:
+    """Writes the replies of one server.
+
+    `streams` are the server's random numbers. A request with a seed, or with temperature 0, gets a
+    stream of its own, so its reply repeats.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        corpus: Corpus,
+        *,
+        recorded: RecordedReplies | None,
+        schemas: Constraints,
+        streams: RandomStreams,
+    ) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._corpus = corpus
+        self._recorded_replies = recorded
+        self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
+        self._schemas = schemas
+        self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
+        self._scripted = ScriptedReplies(tokenizer, self._calls)
+        self._plugins: tuple[ReplySource, ...] = ()
+        self._streams = streams
+
+    def ask_first(self, sources: Sequence[ReplySource], length: LengthSource | None) -> None:
+        """Installs plugins.
+
+        `sources` decide about whole replies, `length` about lengths in mode `random`.
+        """
+        self._plugins = tuple(sources)
+        self._random.length = length
+
+    def scripted_reply(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """Returns the reply that `script` has decided, with its delays."""
+        reply = self._scripted.reply(request, script)
+        reply.delays = delays_of(script, len(reply.ids))
+        return reply
+
+    def on_settings(self, settings: Settings) -> None:
+        """Applies changed settings."""
+        self._settings = settings
+        self._calls.settings = settings.tools
+
+    def reply(self, request: EngineRequest) -> Reply:
+        """Returns the whole reply; an empty one for no tokens (embeddings).
+
+        Raises:
+            SchemaUnsatisfiable: No reply can have the requested form.
+        """
+        if not request.max_tokens:
+            return Reply((), (), STOP)
+        try:
+            reply = self._whole(request)
+        except SchemaError as error:
+            raise SchemaUnsatisfiable(error) from None
+        if request.logprobs is not None:  # the number counts the token itself
+            entries = Entries(self._tokenizer, reply.ids, request.logprobs - 1, request.logprob_ids)
+            reply.logprobs = LazySequence(entries.entry, range(len(reply.ids)))
+        if request.script is not None:
+            reply.delays = delays_of(request.script, len(reply.ids))
+        if request.prompt_logprobs is not None:
+            entry = Entries(self._tokenizer, request.prompt_ids, request.prompt_logprobs).entry
+
+            def prompt_entry(position: int) -> TokenLogprob | None:
+                return entry(position) if position else None
+
+            reply.prompt_logprobs = LazySequence(prompt_entry, range(len(request.prompt_ids)))
+        return reply
+
+    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
+        """Returns the beams of one prompt, best first.
+
+        A search looks for the likeliest replies, so that the same prompt always gets the same
+        beams. Replies with thoughts or calls have no variants: a changed token could break their
+        form. Their beams are separate replies.
+
+        Raises:
+            SchemaUnsatisfiable: No reply can have the requested form.
+        """
+        greedy = [replace(request, greedy=True) for request in requests]
+        best = self.reply(greedy[0])
+        if best.spans:
+            beams = [best]
+            for number, request in enumerate(greedy[1:], 1):
+                beams.append(self.reply(replace(request, seed=number)))
+            return beams
+        variants = BeamVariants(best, self._tokenizer).first(len(requests) - 1)
+        missing = len(requests) - 1 - len(variants)
+        return [best, *variants, *[best] * missing]
+
+    def _whole(self, request: EngineRequest) -> Reply:
+        """Returns thoughts, if the request reasons, then the reply, then an image, if requested."""
+        if self._settings.model.mm_encoder_only:
+            return self._encoder_reply(request)
+        repeatable: Random | None = None  # for a reply that request and prompt determine
+        if request.seed is not None or request.greedy:
+            prompt = msgspec.json.encode(request.prompt_ids)
+            repeatable = Random((request.seed or 0) * 2**32 + crc32(prompt))
+        rng = repeatable or self._streams.text
+        decided: Reply | None = None
+        if request.script is not None and not request.script.passes:
+            decided = self._scripted.reply(request, request.script)
+        elif self._plugins:
+            decided = self._plugin_reply(request, rng)
+        if decided is not None:
+            reply = decided
+        elif not request.reasoning:
+            reply = self._text_or_calls(request, rng, repeatable)
+        elif request.only_thoughts:
+            plain = replace(request, tool_calls=None, constraint=None)
+            reply = as_thoughts(self._text_or_calls(plain, rng, repeatable))
+        else:
+            reply = self._thoughts_and_text(request, rng, repeatable)
+        eos = self._tokenizer.eos_token_id
+        if eos is not None:
+            reply.end(eos, request.max_tokens)
+        if request.image:
+            return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
+        return reply
+
+    def _encoder_reply(self, request: EngineRequest) -> Reply:
+        """Returns as many exclamation marks as the client allows, or one without a limit."""
+        count = 1
+        if request.limited:
+            count = request.max_tokens
+        ids = self._tokenizer.encode(ENCODER_TEXT)[:1] * count
+        return Reply([ENCODER_TEXT] * count, ids, LENGTH)
+
+    def _plugin_reply(self, request: EngineRequest, rng: Random) -> Reply | None:
+        for source in self._plugins:
+            reply = source(request, rng)
+            if reply is not None:
+                return reply
+        return None
+
+    def _thoughts_and_text(
+        self, request: EngineRequest, rng: Random, repeatable: Random | None
+    ) -> Reply:
+        thoughts = self._thoughts(request, rng)
+        room = request.max_tokens - len(thoughts.ids)
+        if room <= 0 or thoughts.finish.reason == "stop":
+            return thoughts
+        min_tokens = max(0, request.min_tokens - len(thoughts.ids))
+        remaining = replace(request, max_tokens=room, min_tokens=min_tokens)
+        return joined(thoughts, self._text_or_calls(remaining, rng, repeatable))
+
+    def _text_or_calls(
+        self, request: EngineRequest, rng: Random, repeatable: Random | None
+    ) -> Reply:
+        """Returns the reply without thoughts; `repeatable` is set for a seeded request."""
+        if request.tool_calls is not None:
+            calls = self._calls.reply(
+                request, request.tool_calls, repeatable or self._streams.calls
+            )
+            if calls is not None:
+                return calls
+        if request.constraint is not None:
+            rng = repeatable or self._streams.calls
+            max_tokens = request.max_tokens
+            ids: list[int] = []
+            for attempt in range(TRIES):
+                text = self._constrained_text(request.constraint, max_tokens, attempt, rng)
+                ids = self._tokenizer.encode(text)
+                if len(ids) < max_tokens:  # and the end of text fits, too
+                    break
+            # Cut where no draw is short enough.
+            reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(max_tokens)
+        else:
+            reply = self._free_text(request, rng)
+        if request.stop or request.stop_token_ids:
+            return stopped(reply, request)
+        return reply
+
+    def _free_text(self, request: EngineRequest, rng: Random) -> Reply:
+        """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
+        eos = self._tokenizer.eos_token_id
+        tokens = None if request.sampling is None else chooser(request, self._tokenizer)
+        if tokens is not None and eos is not None and tokens.never_keeps(eos):
+            request = replace(request, ignore_eos=True)
+        reply: Reply | None = None
+        if self._settings.reply.mode == "echo":  # the whole text, whatever the limit
+            ids = self._tokenizer.encode(request.echo_text)
+            finish = STOP
+            if request.limited and len(ids) >= request.max_tokens:
+                finish = LENGTH
+            reply = Reply(self._tokenizer.pieces(ids), ids, finish)
+        elif self._recorded_replies is not None:
+            reply = self._recorded(self._recorded_replies, request, rng)
+        if reply is None:
+            reply = self._random.reply(request, rng)
+        if tokens is None:
+            return reply
+        return biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
+
+    def _recorded(
+        self, replies: RecordedReplies, request: EngineRequest, rng: Random
+    ) -> Reply | None:
+        """Returns a recorded reply; None without a dataset for the model, and when it fails."""
+        max_tokens = request.max_tokens
+        min_tokens = max(1, request.min_tokens)
+        if request.ignore_eos:
+            min_tokens = max_tokens
+        recorded = replies.reply(request, min_tokens=min_tokens, max_tokens=max_tokens, rng=rng)
+        if recorded is None:
+            return None
+        ids, texts = self._corpus.compose(recorded.missing, rng)
+        finish = STOP
+        if recorded.reached_limit:
+            finish = LENGTH
+        return Reply([*recorded.texts, *texts], [*recorded.ids, *ids], finish)
+
+    def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
+        """Returns a reasoning model's thoughts, which may use up the limit or meet a stop."""
+        max_tokens = request.max_tokens
+        if request.thinking_budget is not None:
+            max_tokens = min(max_tokens, request.thinking_budget)
+        tokens = chooser(request, self._tokenizer)
+        count = rng.randint(MIN_THOUGHT_TOKENS, MAX_THOUGHT_TOKENS)
+        if request.sampling is not None and request.sampling.allowed_token_ids:
+            count = max_tokens  # the end of thoughts is not among the allowed tokens
+        if request.limited or count >= max_tokens:
+            ids, texts = self._corpus.compose(min(count, max_tokens), rng)
+        else:
+            ids, texts = self._corpus.whole_sentences().compose(count, rng)
+        reply = Reply(texts[:max_tokens], ids[:max_tokens], LENGTH)
+        if tokens is not None:
+            reply = biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
+        return as_thoughts(stopped(reply, request))
+
+    def _constrained_text(
+        self, constraint: Constraint, max_tokens: int, attempt: int, rng: Random
+    ) -> str:
+        tools = self._settings.tools
+        if constraint.grammar is not None:
+            size = min(USUAL_SIZE, max_tokens * CHARACTERS_PER_TOKEN) * SHARES[attempt]
+            return self._schemas.derive_text(constraint.grammar, int(size), rng, tools, self._prose)
+        if constraint.choices:
+            return rng.choice(constraint.choices)
+        if constraint.regex is not None:
+            return self._schemas.matching_text(constraint.regex, rng)
+        schema = True if constraint.schema is None else constraint.schema
+        return json.dumps(self._schemas.compile(schema).sample(rng, tools), ensure_ascii=False)
+
+    def _prose(self, characters: int, rng: Random) -> str:
+        _, texts = self._corpus.compose(characters // CHARACTERS_PER_TOKEN, rng)
+        return "".join(texts)[:characters].rpartition(" ")[0]

@@ -1,0 +1,93 @@
+"""Replies that a script has decided, as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from app.core.engine.outputs import Finish, Part
+from app.core.engine.request import LENGTH, STOP, EngineRequest, Reply, ScriptedReply, joined
+from app.core.engine.simulated.calls import CallReplies, WrittenCalls, written
+from app.core.engine.simulated.endings import stopped
+from app.core.text.base import Tokenizer
+
+REASONING = Part("reasoning")
+THOUGHTS = "<think>\n{}\n</think>\n\n"
+
+
+class ScriptedReplies:
+    """Makes replies of scripts. They end at the limit and at the stops of a request."""
+
+    def __init__(self, tokenizer: Tokenizer, calls: CallReplies) -> None:
+        self._tokenizer = tokenizer
+        self._calls = calls
+
+    def reply(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """Returns the reply that `script` has decided, without its delays."""
+        if script.in_parts:
+            reply = self._in_parts(request, script)
+        else:
+            text = script.text
+            if script.reasoning:
+                text = THOUGHTS.format(script.reasoning) + text
+            if script.calls:
+                text += written(script.calls)[0]
+            reply = self._plain(text, request)
+        reply = reply.cut(request.max_tokens)
+        if script.finish is not None and reply.finish == STOP:
+            reply.finish = Finish(script.finish)
+        return reply
+
+    def _in_parts(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """Omits each part that would begin beyond the limit."""
+        makers: list[Callable[[EngineRequest], Reply]] = []
+        if script.reasoning:
+            makers.append(partial(self._thoughts, script.reasoning))
+        if script.text or not script.calls:
+            makers.append(partial(self._plain, script.text))
+        if script.calls:
+            makers.append(partial(self._marked_up, written(script.calls)))
+        reply = Reply([], [], STOP)
+        room = request.max_tokens
+        for number, make in enumerate(makers):
+            if number and room <= 0:
+                reply.finish = LENGTH
+                break
+            part = make(replace(request, max_tokens=room)).cut(room)
+            reply = joined(reply, part) if reply.ids else part
+            room -= len(part.ids)
+            if part.finish != STOP:
+                break
+        return reply
+
+    def _plain(self, text: str, request: EngineRequest) -> Reply:
+        ids = self._tokenizer.encode(text)
+        reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
+        if request.stop or request.stop_token_ids:
+            return stopped(reply, request)
+        return reply
+
+    def _thoughts(self, text: str, request: EngineRequest) -> Reply:
+        return as_thoughts(self._plain(text, request))
+
+    def _marked_up(self, calls: WrittenCalls, request: EngineRequest) -> Reply:
+        return self._calls.marked_up(calls, request.max_tokens)
+
+
+def as_thoughts(reply: Reply) -> Reply:
+    """Returns a reply that consists of thoughts."""
+    return replace(reply, spans=[(len(reply.texts), REASONING)])
+
+
+def delays_of(script: ScriptedReply, tokens: int) -> list[tuple[int, float]]:
+    """Returns a script's waits, as token number and seconds, for a reply of `tokens` tokens."""
+    delays: dict[int, float] = {}
+    if script.per_token_s:
+        delays = dict.fromkeys(range(1, tokens), script.per_token_s)
+    if script.first_token_s:
+        delays[0] = script.first_token_s
+    for token, seconds in script.token_delays.items():
+        delays[token] = delays.get(token, 0.0) + seconds
+    return list(delays.items())

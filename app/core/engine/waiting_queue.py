@@ -1,0 +1,165 @@
+"""The queue of sequences that wait for a place in the engine."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+from app.core.engine.batch import LoRASlots, SequenceState
+
+FRONT_OF_QUEUE = -(1 << 128)
+"""Offset of a sort key that sorts before all priorities."""
+PRIORITY_FACTOR = 1 << 48
+"""Factor of a priority in a sort key: exceeds any arrival number, so priority decides first."""
+MAX_STALE = 64
+"""Maximum stale entries in the queues, beyond the number of waiting sequences, before a cleanup."""
+
+W = TypeVar("W", bound=SequenceState)
+
+
+class WaitingQueue(Generic[W]):
+    """Waiting sequences: first come, first served, or by priority; adapters in memory first.
+
+    A sequence whose adapter is in memory goes before one whose adapter must be loaded. A sequence
+    whose adapter cannot be loaded now does not block others. A sequence that leaves the queue for a
+    slot keeps its adapter in memory until `left`.
+    """
+
+    def __init__(self, lora: LoRASlots | None = None, by_priority: bool = False) -> None:
+        """Without `lora` no sequence has an adapter."""
+        self.lora = LoRASlots(0, _is_never_loaded) if lora is None else lora
+        self._by_priority = by_priority
+        self._queues: dict[str | None, deque[tuple[int, W]]] = {}
+        """Per adapter its queue of (sort key, sequence), in order of priority and arrival."""
+        self._entries = 0
+        """Number of entries in all queues, including those of removed sequences."""
+        self.members: set[W] = set()
+        self._adapters: dict[W, str] = {}
+        """Adapters held by running sequences; an adapter may be unloaded while held."""
+        self._arrivals = 0
+
+    def is_ready(self, adapter: str | None) -> bool:
+        """Returns whether a sequence with `adapter` can run now."""
+        return adapter is None or self.lora.is_ready(adapter) or self.lora.has_room()
+
+    def add(self, sequence: W, first: bool = False) -> None:
+        """Queues a sequence, a former member at its old place.
+
+        With `first` it goes before all others.
+        """
+        if not sequence.arrived:
+            self._arrivals += 1
+            sequence.arrived = self._arrivals
+        sort_key = sequence.arrived
+        if first:
+            sort_key += FRONT_OF_QUEUE
+        elif self._by_priority:
+            sort_key += sequence.priority * PRIORITY_FACTOR
+        self.members.add(sequence)
+        self._entries += 1
+        queue = self._queues.get(sequence.adapter)
+        if queue is None:
+            queue = self._queues[sequence.adapter] = deque()
+        if not queue or sort_key > queue[-1][0]:  # as nearly always
+            queue.append((sort_key, sequence))
+        elif sort_key < queue[0][0]:
+            queue.appendleft((sort_key, sequence))
+        else:
+            insort(queue, (sort_key, sequence))
+
+    def sort(self, by_priority: bool) -> None:
+        """Sorts the waiting sequences by another policy; those at the front stay there."""
+        if by_priority == self._by_priority:
+            return
+        self._by_priority = by_priority
+        urgent = set()
+        for queue in self._queues.values():
+            for sort_key, sequence in queue:
+                if sort_key < FRONT_OF_QUEUE // 2:
+                    urgent.add(sequence)
+        self._queues = {}
+        self._entries = 0
+        for sequence in sorted(self.members, key=attrgetter("arrived")):
+            self.add(sequence, sequence in urgent)
+
+    def remove(self, sequence: W) -> bool:
+        """Removes a sequence; returns False if the sequence is not waiting."""
+        if sequence not in self.members:
+            return False
+        self.members.remove(sequence)
+        self._drop_stale()
+        return True
+
+    def head(self) -> W | None:
+        """Returns the next sequence; None if none may start."""
+        members = self.members
+        if not members:
+            return None
+        if len(self._queues) == 1:  # as nearly always
+            queue = self._queues.get(None)
+            if queue:
+                if queue[0][1] not in members:
+                    queue = self._live(None)
+                return queue[0][1]
+        heads = []
+        for adapter in list(self._queues):
+            queue = self._live(adapter)
+            if queue:
+                heads.append(queue[0])
+        has_room = self.lora.has_room()
+        ready = []
+        for head in heads:
+            sort_key, sequence = head
+            is_urgent = has_room and sort_key < FRONT_OF_QUEUE // 2
+            if self.lora.is_ready(sequence.adapter) or is_urgent:
+                ready.append(head)
+        if not ready and has_room:
+            ready = heads
+        return min(ready)[1] if ready else None
+
+    def pop(self, sequence: W) -> None:
+        """Removes the `head`, which has a slot now."""
+        self._queues[sequence.adapter].popleft()
+        self._entries -= 1
+        self.members.remove(sequence)
+        if self._entries > MAX_STALE:
+            self._drop_stale()
+        if sequence.adapter is not None:
+            self.hold(sequence)
+
+    def hold(self, sequence: W) -> None:
+        """Keeps in memory the adapter of a sequence that got a slot."""
+        adapter = sequence.adapter
+        if adapter is not None and self.lora.enter(adapter):
+            self._adapters[sequence] = adapter
+
+    def left(self, sequence: W) -> None:
+        """Releases the adapter of a sequence that has given back its slot."""
+        if self._adapters:
+            adapter = self._adapters.pop(sequence, None)
+            if adapter is not None:
+                self.lora.leave(adapter)
+
+    def _drop_stale(self) -> None:
+        """Drops stale entries before they outnumber the waiting sequences."""
+        if self._entries <= 2 * len(self.members) + MAX_STALE:
+            return
+        for adapter, queue in self._queues.items():
+            self._queues[adapter] = deque(entry for entry in queue if entry[1] in self.members)
+        self._entries = sum(map(len, self._queues.values()))
+
+    def _live(self, adapter: str | None) -> deque[tuple[int, W]]:
+        """Returns the queue of an adapter, without stale entries at its front."""
+        queue = self._queues[adapter]
+        while queue and queue[0][1] not in self.members:
+            queue.popleft()
+            self._entries -= 1
+        if not queue:
+            del self._queues[adapter]
+        return queue
+
+
+def _is_never_loaded(adapter: str) -> bool:
+    return False

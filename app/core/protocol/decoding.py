@@ -1,0 +1,242 @@
+"""Decodes a body to a request struct, or raises vLLM's error for the body.
+
+Fast path: one strict msgspec decode, the request's rules, and conversions by functions. A rejected
+body is decoded again with lax conversion (`app.core.protocol.coercion`), which reports errors in
+vLLM's order: not JSON; the request's rules, on raw values; the schema. A body is decoded in one go:
+`app.core.server.http.context` limits its values.
+"""
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
+from types import FunctionType
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from app.core.base.clock.pause import pause_if_possible
+from app.core.protocol.coercion import ConversionError, JsonObject, Path, convert, format_param
+from app.core.protocol.rules import check_unicode
+from app.core.server.http.errors import ApiError, malformed
+
+_decoder = cache(msgspec.json.Decoder)
+LARGE_BODY_BYTES = 1 << 17
+"""Size of a body above which other requests may run before the body's rules are checked."""
+
+T = TypeVar("T", bound="Request")
+U = TypeVar("U", bound="Request")
+S = TypeVar("S", bound=Struct)
+
+
+class Request(Struct, kw_only=True):
+    """A request body.
+
+    The first invalid field in declaration order is reported; vLLM may name a different one.
+
+    `lax_fields` maps field names to inputs of the lax conversion that the annotation cannot
+    express: a wider annotation, or a function, which converts strictly decoded values, too.
+    `rule_defaults` maps missing fields to the values that rules see instead of None.
+    """
+
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {}
+    rule_defaults: ClassVar[Mapping[str, object]] = {}
+
+    @classmethod
+    def error_path(cls, values: JsonObject, path: Path) -> Path:
+        """Returns the path that vLLM reports for a conversion error at `path` of the body."""
+        return path
+
+    def check_rules(self: "Request | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema, to fields of any type.
+
+        Raises:
+            ApiError: A rule is broken.
+        """
+
+    def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema.
+
+        Raises:
+            ApiError: A rule is broken.
+        """
+
+
+class RawRequest:
+    """Parsed JSON with a request's attributes, as raw values.
+
+    A missing field has its value of `rule_defaults`, or None.
+    """
+
+    def __init__(self, values: Mapping[str, object], rule_defaults: Mapping[str, object]) -> None:
+        self._values = values
+        self._rule_defaults = rule_defaults
+
+    def __getattr__(self, name: str) -> Any:
+        values = self._values
+        if name in values:
+            return values[name]
+        return self._rule_defaults.get(name)
+
+
+class UnparsableBodyError(ApiError):
+    """Error 400 of vLLM's server for a body that is not Unicode or nests too deeply."""
+
+    def __init__(self) -> None:
+        super().__init__(400, "Bad Request", "There was an error parsing the body")
+
+    def body(self) -> bytes:
+        """Returns the body that FastAPI sends for an error of its own."""
+        return msgspec.json.encode({"detail": self.message})
+
+
+def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
+    """Returns the request in `body`; unknown fields are accepted.
+
+    Raises:
+        ApiError: Status 400 for an invalid body.
+    """
+    return decode_first(body, content_type, (kind,))
+
+
+def decode_first(
+    body: bytes, content_type: str | None, kinds: tuple[type[T]] | tuple[type[T], type[U]]
+) -> T | U:
+    """Returns the request in `body` as the first of `kinds` that fits.
+
+    Raises:
+        ApiError: Status 400 for an invalid body: the error of the last kind.
+    """
+    check_content_type(content_type)
+    for kind in kinds:
+        request = _decode_strictly(body, kind)
+        if request is not None:
+            return request
+    values = _parse_json(body) if body else None
+    if not isinstance(values, dict):
+        raise malformed("body: a JSON object is needed", "body")
+    converted = _convert_first(values, kinds, body)
+    assert isinstance(converted, kinds)
+    return converted
+
+
+def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
+    """Returns the parameters of a URL's query as a struct.
+
+    Raises:
+        ApiError: Status 400 for an invalid parameter.
+    """
+    try:
+        return convert(kind, query)
+    except ConversionError as error:
+        param = f"query.{error.path[0]}"
+        raise malformed(f"{param}: expected {error.expected}", param) from None
+
+
+def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
+    """Decodes the body of a route that vLLM declares field by field.
+
+    A missing body and fields of null have the defaults.
+
+    Raises:
+        ApiError: Status 400 for an invalid body.
+    """
+    values = _parse_json(body) if body and is_json(content_type) else None
+    if values is not None and not isinstance(values, dict):
+        param = f"body.{kind.__struct_fields__[0]}"
+        raise malformed(f"{param}: expected an object around it", param)
+    fields = {name: value for name, value in (values or {}).items() if value is not None}
+    request = _convert_first(fields, (kind,), body)
+    assert isinstance(request, kind)
+    return request
+
+
+def read_json(body: bytes) -> object:
+    """Parses the JSON of a route without a schema.
+
+    Raises:
+        ApiError: Status 400, without a `param`.
+    """
+    try:
+        return _parse_json(body)
+    except ApiError as error:
+        raise malformed(error.message) from None
+
+
+def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Request] | None:
+    """Returns the first of `kinds` that fits `values`, or None.
+
+    Raises:
+        ApiError: A rule of a tried kind is broken.
+    """
+    for kind in kinds:
+        kind.check_rules(RawRequest(values, kind.rule_defaults))
+        try:
+            convert(kind, values)
+        except ConversionError:
+            continue
+        return kind
+    return None
+
+
+def check_content_type(content_type: str | None) -> None:
+    """Raises `ApiError` 400 unless the type is ``application/json``."""
+    if not is_json(content_type):
+        raise malformed("the content type must be application/json")
+
+
+def is_json(content_type: str | None) -> bool:
+    """Returns true for ``application/json``, with any parameters."""
+    if content_type == "application/json":
+        return True
+    return content_type is not None and content_type.lower().partition(";")[0] == "application/json"
+
+
+def _decode_strictly(body: bytes, kind: type[T]) -> T | None:
+    try:
+        request: T = _decoder(kind).decode(body)
+        if len(body) > LARGE_BODY_BYTES:
+            pause_if_possible()
+        request.check_rules()
+        for name, converter in kind.lax_fields.items():
+            if isinstance(converter, FunctionType):
+                setattr(request, name, converter(getattr(request, name)))
+        request.check_converted()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConversionError, ApiError):
+        return None
+    return request
+
+
+def _parse_json(body: bytes) -> object:
+    try:
+        parsed: object = json.loads(body)
+        return parsed
+    except json.JSONDecodeError as error:
+        position = error.pos
+        if error.msg.startswith("Illegal trailing comma"):
+            # Python 3.13 and later point at the comma; vLLM's Python points at what follows it.
+            position = len(error.doc) - len(error.doc[position + 1 :].lstrip(" \t\n\r"))
+        raise malformed(
+            f"body: not JSON at character {position}: {error.msg}", f"body.{position}"
+        ) from None
+    except (ValueError, RecursionError):
+        raise UnparsableBodyError from None
+
+
+def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: bytes) -> Request:
+    for kind in kinds:
+        kind.check_rules(RawRequest(values, kind.rule_defaults))
+    for kind in kinds:
+        if len(body) > LARGE_BODY_BYTES:
+            pause_if_possible()
+        try:
+            request = convert(kind, values)
+        except ConversionError as error:
+            path = kind.error_path(values, error.path)
+            expected = error.expected
+        else:
+            check_unicode(values)
+            request.check_converted()
+            return request
+    param = format_param(path)
+    raise malformed(f"{param}: expected {expected}", param)

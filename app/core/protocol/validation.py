@@ -1,0 +1,437 @@
+"""Validation of a request for generation, in vLLM's order of rules.
+
+Rules about sampling parameters run before the answer starts: their errors have a status even for a
+stream. Each rule runs once; `ValidatedRequest` keeps the values derived from the fields. All rules
+raise `ApiError`. Start reading at `ValidatedRequest`.
+"""
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.options import INT64_MIN, StructuredOutputs
+from app.core.server.http.errors import ApiError, bad_request
+
+GenerationRequest = ChatCompletionRequest | CompletionRequest
+R = TypeVar("R", bound=GenerationRequest, covariant=True)
+TokenIds = Sequence[int]
+Ids = TypeVar("Ids", list[int], TokenIds)
+
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_SCHEMA_DEPTH = 64
+MAX_CHOICES = 16384
+GREEDY_BELOW = 1e-5
+UINT64_END = 2**64
+MIN_ABOVE_ZERO = math.nextafter(0, 1)
+MAX_FINITE = sys.float_info.max
+BEAM_SEARCH_VALUES: dict[str, object] = {
+    "stop": [],
+    "stop_token_ids": [],
+    "bad_words": [],
+    "min_tokens": 0,
+    "routed_experts_prompt_start": 0,
+    "top_p": None,
+    "top_k": None,
+    "min_p": None,
+    "seed": None,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "prompt_logprobs": None,
+    "presence_penalty": None,
+    "frequency_penalty": None,
+    "repetition_penalty": None,
+    "repetition_detection": None,
+    "structured_outputs": None,
+    "response_format": None,
+    "thinking_token_budget": None,
+    "vllm_xargs": None,
+}
+"""Fields that a beam search ignores, with the values that disable them."""
+VALUE_RANGES: Sequence[tuple[str, float, float, str, str | None]] = (
+    ("presence_penalty", -2, 2, "in [-2, 2]", None),
+    ("frequency_penalty", -2, 2, "in [-2, 2]", None),
+    ("repetition_penalty", MIN_ABOVE_ZERO, MAX_FINITE, "a finite number above 0", None),
+    ("temperature", 0, 2, "in [0, 2]", "temperature"),
+    ("top_p", MIN_ABOVE_ZERO, 1, "in (0, 1]", "top_p"),
+    ("top_k", -1, math.inf, "0 (off) or at least 1", None),
+    ("min_p", 0, 1, "in [0, 1]", None),
+)
+"""Fields with their least and greatest values, the range in words, and the `param` of an error."""
+
+
+def too_long(max_model_len: int, problem: str, param: str | None = None) -> ApiError:
+    """Returns the error for a prompt that is too long.
+
+    Clients such as litellm recognize it by its first words.
+    """
+    return bad_request(
+        f"This model's maximum context length is {max_model_len} tokens{problem}", param
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """Limits of the served model. Context and vocabulary are in tokens."""
+
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int = 20
+    """Most log probabilities per token; -1: all of the vocabulary."""
+    reasons: bool = False
+    """A parser separates reasoning from the model's output."""
+    parses: bool = False
+    """Reasoning or tool calls are parsed from the model's output."""
+    max_new_tokens: int | None = None
+    """Most tokens of any reply, from the model's generation_config.json."""
+
+    def max_reply_tokens(self, prompt_tokens: int, requested: int | None = None) -> int:
+        """Returns the most tokens of a reply; 0 or less when the prompt fills the context."""
+        max_tokens = self.max_model_len - prompt_tokens
+        for limit in (self.max_new_tokens, requested):
+            if limit is not None and limit < max_tokens:
+                max_tokens = limit
+        return max_tokens
+
+    def logprobs(self, requested: int | None) -> int:
+        """Returns log probabilities per token: the vocabulary's size for -1 (all), 0 for None."""
+        if requested == -1:
+            return self.vocab_size
+        return requested or 0
+
+    def check_logprobs(self, param: str, requested: int | None) -> None:
+        """Raises `ApiError` for more log probabilities per token than the server allows."""
+        count = self.logprobs(requested)
+        limit = self.logprobs(self.max_logprobs)
+        if count > limit:
+            raise bad_request(
+                f"{count} {param} were asked for, at most {limit} are possible", param
+            )
+
+    def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
+        """Raises `ApiError` for a token id that is not in the vocabulary."""
+        if not self._has_tokens(token_ids):
+            raise bad_request(
+                f"{param} are not all in the vocabulary of {self.vocab_size} tokens", param
+            )
+
+    def check_prompt(self, prompt_ids: TokenIds) -> None:
+        """Requires tokens of this vocabulary, and room for one generated token."""
+        if not prompt_ids:
+            raise bad_request("the prompt has no tokens")
+        if len(prompt_ids) >= self.max_model_len:
+            raise too_long(self.max_model_len, f": a prompt of {len(prompt_ids)} leaves no room.")
+        if not self._has_tokens(prompt_ids):
+            raise bad_request("a token id of the prompt is not in the vocabulary")
+
+    def _has_tokens(self, token_ids: TokenIds) -> bool:
+        return not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size
+
+
+def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
+    """Raises `ApiError` for JSON that nests deeper than `levels` objects and lists."""
+    if isinstance(schema, dict):
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        if levels == 0:
+            raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
+        for item in schema:
+            check_depth(item, levels - 1)
+
+
+def check_ranges(request: GenerationRequest) -> None:
+    """Raises `ApiError` for a sampling parameter out of its range."""
+    for field, minimum, maximum, description, param in VALUE_RANGES:
+        value = getattr(request, field)
+        if value is not None and not minimum <= value <= maximum:
+            raise bad_request(f"{field} must be {description}, got {value}", param)
+
+
+def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
+    """Returns the request's limit of generated tokens, or None, and the name of its field."""
+    if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens, "max_completion_tokens"
+    return request.max_tokens, "max_tokens"
+
+
+def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
+    """Raises `ApiError` for a prompt longer than the context."""
+    if prompt_tokens > max_model_len:
+        raise too_long(
+            max_model_len, f", and the prompt alone has {prompt_tokens}.", "input_tokens"
+        )
+
+
+def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:
+    """Returns the part of a prompt that `truncate_prompt_tokens` keeps.
+
+    -1 keeps as much as fits the context, less one token if the request limits its reply.
+    """
+    max_tokens = request.truncate_prompt_tokens
+    if max_tokens is not None and max_tokens < 0:
+        max_tokens = max_model_len
+        if requested_max_tokens(request)[0]:
+            max_tokens -= 1
+    return truncate(token_ids, max_tokens, request.truncation_side, max_model_len)
+
+
+def truncate(token_ids: Ids, max_tokens: int | None, side: str | None, max_model_len: int) -> Ids:
+    """Returns the first `max_tokens` ids, or the last for side "left"; all of them for None.
+
+    Raises:
+        ApiError: The result is longer than the context.
+    """
+    if max_tokens is not None and max_tokens < len(token_ids):
+        start = len(token_ids) - max_tokens if side == "left" else 0
+        token_ids = token_ids[start : start + max_tokens]
+    check_prompt_length(len(token_ids), max_model_len)
+    return token_ids
+
+
+class ValidatedRequest(Generic[R]):
+    """A request for generation by `model`, with values derived from its fields.
+
+    The constructor's rules run before any work on the prompts. `check_sampling` follows when the
+    prompts are tokens, `check_engine` when the engine takes the request. All three raise
+    `ApiError`.
+    """
+
+    def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
+        """Rejects choices, lengths and media options that are invalid for any prompt."""
+        if request.use_beam_search:
+            request = replace(request, **BEAM_SEARCH_VALUES)
+        self.request = request
+        self.model = model
+        self.n = 1 if request.n is None else request.n
+        self.requested, max_tokens_field = requested_max_tokens(request)
+        """The request's own limit of generated tokens."""
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise _choice_count_error(self.n)
+        for option in ("mm_processor_kwargs", "media_io_kwargs"):
+            if getattr(request, option, None):
+                raise bad_request(f"{option} is for models that take more than text.", option)
+        context_tokens = limits.max_model_len
+        for param, tokens in (
+            (max_tokens_field, self.requested),
+            ("truncate_prompt_tokens", request.truncate_prompt_tokens),
+        ):
+            if tokens is not None and tokens > context_tokens:
+                raise bad_request(
+                    f"{param}={tokens} is more than the context of {context_tokens} tokens", param
+                )
+        stop = request.stop or ()
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self.seed = None if request.seed == -1 else request.seed
+        self.greedy = request.temperature is not None and request.temperature < GREEDY_BELOW
+        logprobs = request.logprobs if isinstance(request, CompletionRequest) else None
+        if isinstance(request, ChatCompletionRequest) and request.logprobs:
+            logprobs = request.top_logprobs
+        self.logprobs = len(request.logprob_token_ids or ()) or logprobs
+        """Alternatives per generated token (-1: all); None without log probabilities."""
+        self.prompt_logprobs = request.prompt_logprobs
+        """Alternatives per prompt token; echo alone requests as many as for generated tokens."""
+        if request.use_beam_search:
+            self.logprobs = _beam_logprobs(logprobs, self.n, limits)
+        elif request.echo and self.prompt_logprobs is None:
+            self.prompt_logprobs = (
+                request.top_logprobs if isinstance(request, ChatCompletionRequest) else logprobs
+            )
+        self.max_tokens: Sequence[int] = ()
+        """Most tokens to generate for each prompt; set by `check_sampling`."""
+        self.structured_outputs: StructuredOutputs | None = None
+        """Constraints from all fields of the request; set by `check_sampling`."""
+        self.stop_token_ids: frozenset[int] = frozenset()
+        self._biased_ids: TokenIds = ()
+        self._limits = limits
+
+    def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
+        """Checks sampling parameters against each other, for prompts of these lengths."""
+        if not prompt_tokens:
+            return
+        request = self.request
+        reply_tokens = [
+            self._limits.max_reply_tokens(tokens, self.requested) for tokens in prompt_tokens
+        ]
+        self.max_tokens = reply_tokens
+        if min(reply_tokens) < 1:
+            self.max_tokens = [max(tokens, 1) for tokens in reply_tokens]
+        self.structured_outputs = combine_constraints(request)
+        if request.logit_bias:
+            self._biased_ids = _biased_token_ids(request.logit_bias)
+        if request.use_beam_search:
+            return
+        if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
+            check_extra_arguments(request)
+        check_ranges(request)
+        self._check_token_counts(reply_tokens[0])
+        if request.stop == "" or "" in self.stop or "" in request.bad_words:
+            raise bad_request("stop and bad_words must not contain an empty string")
+        if self.n > 1 and self.greedy:
+            raise bad_request(f"n must be 1 with greedy sampling, got {self.n}")
+        for tokens in reply_tokens[1:]:
+            self._check_token_counts(tokens)
+
+    def _check_token_counts(self, max_tokens: int) -> None:
+        """Requires room for 1 and for `min_tokens` tokens; echo alone allows 0."""
+        request = self.request
+        if request.max_tokens == 0 and request.echo and isinstance(request, CompletionRequest):
+            max_tokens = 1
+        if max_tokens < 1:
+            raise bad_request(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
+        if request.min_tokens < 0:
+            raise bad_request(f"min_tokens must be at least 0, got {request.min_tokens}")
+        if request.min_tokens > max_tokens:
+            raise bad_request(
+                f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}"
+            )
+
+    def check_engine(self, prompts: Sequence[TokenIds]) -> None:
+        """Checks the request and its prompts against the model.
+
+        A stream sends the error as an event.
+        """
+        if not prompts:
+            return
+        request = self.request
+        limits = self._limits
+        if request.use_beam_search:
+            # Each step of the search needs this many candidates.
+            limits.check_logprobs("logprobs", 2 * self.n)
+            check_ranges(request)
+        else:
+            self._check_token_ids()
+        if self.structured_outputs is not None:
+            check_constraint(self.structured_outputs)
+        if request.thinking_token_budget is not None and not limits.reasons:
+            raise bad_request("thinking_token_budget needs a reasoning parser")
+        for number, prompt_ids in enumerate(prompts):
+            limits.check_prompt(prompt_ids)
+            if request.routed_experts_prompt_start > len(prompt_ids):
+                name = "routed_experts_prompt_start"
+                raise bad_request(f"{name} lies behind the prompt", name)
+            if not number and not all(map(str.strip, request.bad_words)):
+                raise bad_request("each of bad_words needs at least one token", "bad_words")
+            if not number and len(set(request.bad_words)) > MAX_BAD_WORDS:
+                raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
+
+    def _check_token_ids(self) -> None:
+        request = self.request
+        limits = self._limits
+        logprob_ids = request.logprob_token_ids
+        if self.logprobs and not logprob_ids:
+            limits.check_logprobs("logprobs", self.logprobs)
+        if logprob_ids and len(logprob_ids) > MAX_LOGPROB_TOKEN_IDS:
+            raise bad_request(
+                f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, "
+                f"got {len(logprob_ids)}",
+                "logprob_token_ids",
+            )
+        if self.prompt_logprobs:
+            limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
+        for param in ("logprob_token_ids", "logit_bias", "stop_token_ids", "allowed_token_ids"):
+            ids = self._biased_ids if param == "logit_bias" else getattr(request, param)
+            if ids:
+                limits.check_vocabulary(param, ids)
+        if request.allowed_token_ids == []:
+            raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
+        self.stop_token_ids = frozenset(request.stop_token_ids or ())
+
+    @property
+    def entries_per_prompt_token(self) -> int:
+        """Log probabilities in the answer per token of a prompt, alternatives included."""
+        if self.prompt_logprobs is None:
+            return 0
+        return 1 + self._limits.logprobs(self.prompt_logprobs)
+
+    @property
+    def entries_per_token(self) -> int:
+        """Log probabilities in the answer per generated token, alternatives included."""
+        if self.logprobs is None:
+            return 0
+        return 1 + self._limits.logprobs(self.logprobs)
+
+
+def _choice_count_error(count: int) -> ApiError:
+    if count < 1:
+        return bad_request(f"n must be at least 1, got {count}")
+    return bad_request(f"n must be at most {MAX_CHOICES}, got {count}")
+
+
+def _beam_logprobs(logprobs: int | None, beams: int, limits: ModelLimits) -> int | None:
+    if logprobs is None:
+        return None
+    return min(limits.logprobs(logprobs), 2 * beams + 1)
+
+
+def _biased_token_ids(logit_bias: Iterable[str]) -> list[int]:
+    token_ids: list[int] = []
+    for key in logit_bias:
+        try:
+            token_ids.append(int(key))
+        except ValueError:
+            raise bad_request(
+                f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias"
+            ) from None
+    return token_ids
+
+
+def combine_constraints(request: GenerationRequest) -> StructuredOutputs | None:
+    """Returns the constraints of `structured_outputs` and `response_format` together."""
+    constraints = request.structured_outputs
+    form = request.response_format
+    if form is None or form.type == "text":
+        return constraints
+    fields: dict[str, object] = msgspec.structs.asdict(constraints) if constraints else {}
+    if form.type == "json_object":
+        fields["json_object"] = True
+    elif form.type == "json_schema":
+        fields["json"] = form.json_schema and form.json_schema.json_schema
+    else:
+        tag: JsonObject = {"format": form.format}
+        if form.format is None:
+            tag = {"structures": form.structures, "triggers": form.triggers}
+        try:
+            fields["structural_tag"] = msgspec.json.encode(tag).decode()
+        except RecursionError:
+            raise bad_request("response_format is nested too deeply", "response_format") from None
+    return StructuredOutputs(**fields)  # type: ignore[arg-type]
+
+
+def check_constraint(constraints: StructuredOutputs) -> None:
+    """Raises `ApiError` for constraints that the engine cannot compile."""
+    if constraints.choice == []:
+        raise bad_request("structured_outputs.choice must not be empty")
+    for name in ("grammar", "json", "structural_tag"):
+        text = getattr(constraints, name)
+        if isinstance(text, str) and not text.strip():
+            raise bad_request(f"structured_outputs.{name} must not be empty")
+    check_depth(constraints.json)
+    if constraints.json_object is False:
+        raise bad_request("structured_outputs.json_object is true or absent")
+    if constraints.regex is not None and "\0" in constraints.regex:
+        raise bad_request("structured_outputs.regex must not contain NUL")
+
+
+def check_extra_arguments(request: GenerationRequest) -> None:
+    """Raises `ApiError` for an integer that a 64-bit number cannot hold."""
+    pending: list[object] = [
+        request.vllm_xargs,
+        request.kv_transfer_params,
+        request.ec_transfer_params,
+    ]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, int) and not INT64_MIN <= value < UINT64_END:
+            raise bad_request("integers of extra arguments must fit 64 bits", "extra_args")
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)

@@ -1,0 +1,1 @@
+"""The server: gunicorn worker and arbiter, HTTP, Flask application, middleware."""

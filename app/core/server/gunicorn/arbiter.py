@@ -1,0 +1,390 @@
+"""gunicorn's arbiter with one worker per rank, and with safe reloads: start with `RankArbiter`.
+
+Differences from the stock arbiter, which
+
+* lets every worker serve all ports; here a rank has a separate port, and keeps the port after a
+  crash;
+* ends, or loses its workers, when a reload finds a configuration that cannot be served;
+* ignores signals while it waits for the old workers to end, and kills slow ones;
+* closes the old workers' listeners before the new workers have started;
+* cannot start a successor (SIGUSR2) after a start by `python -m`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from gunicorn import systemd
+from gunicorn.arbiter import Arbiter
+from gunicorn.util import parse_address
+
+from app.core.server.gunicorn import ranks
+from app.core.server.gunicorn.certificates import (
+    CertificateError,
+    SelfSigned,
+    ServerCertificate,
+    check_pair,
+)
+from config import ConfigError, Settings
+from config.loader import load
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from gunicorn.app.core.base import BaseApplication
+    from gunicorn.glogging import Logger
+    from gunicorn.workers.base import Worker
+
+    from app.core.engine.wire import EngineProcessOptions
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
+
+
+class EngineProcess(Protocol):
+    """The process of a real engine, across restarts."""
+
+    options: EngineProcessOptions
+    timeout_s: float
+    """Longest time without a heartbeat, or 0 for no limit."""
+
+    def begin(self, environ: MutableMapping[str, str]) -> None:
+        """Starts the process and loads its model. Raises ConfigError if that fails."""
+
+    def completed(self, settings: Settings) -> Settings:
+        """Returns `settings` with the sizes that the engine has found."""
+
+    def supervise(self) -> None:
+        """Restarts the process if it has ended or hangs."""
+
+    def end(self) -> None:
+        """Ends the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChecks:
+    """Checks whether settings can be served: each raises an error if not.
+
+    Attributes:
+        prepare: Fetches and checks the files that the settings name. Called once at the start,
+            before the ranks need the same files, and before every reload.
+        create: Builds the application, to try out the settings of a reload; may raise SystemExit.
+        engine_options: Returns the options of a real engine's process.
+        new_engine_process: Returns a real engine's process, which is not started yet.
+    """
+
+    prepare: Callable[[Settings], None]
+    create: Callable[[Settings], object]
+    engine_options: Callable[[Settings], EngineProcessOptions]
+    new_engine_process: Callable[[Settings, Logger], EngineProcess]
+
+
+class RankArbiter(Arbiter):  # type: ignore[misc]
+    """An arbiter that keeps one worker per rank; `take_over` turns a stock arbiter into one."""
+
+    WORKERS: dict[int, Worker]
+    settings: Settings
+    """The settings in force."""
+    checks: ServerChecks
+    engine: EngineProcess | None = None
+    """None without a real model."""
+    certificate: ServerCertificate | None = None
+    """Inherited by each forked worker."""
+    self_signed: SelfSigned | None = None
+
+    @staticmethod
+    def take_over(server: Arbiter, settings: Settings, checks: ServerChecks) -> None:
+        """Turns a starting stock arbiter into a `RankArbiter`, and starts a real engine.
+
+        gunicorn has no setting for the arbiter's class, and the first hook that it calls gets an
+        arbiter that is already starting, so the class of this instance is changed.
+
+        Raises:
+            ConfigError, CertificateError, OSError, or an error of `checks`: the settings cannot be
+                served.
+        """
+        settings = ranks.with_address(settings, server.cfg.address)
+        ranks.export_settings(settings, os.environ)
+        check_address_is_free(server)
+        check_options(server, settings)
+        if settings.engine.is_real:
+            checks.engine_options(settings)  # raises for missing requirements, before slow work
+        checks.prepare(settings)
+        size = len(settings.server.ranks)
+        server.__class__ = RankArbiter
+        # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a
+        # file of its package; its folder then precedes the standard library, and its `http` hides
+        # Python's.
+        server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
+        server.settings = settings
+        server.checks = checks
+        server.num_workers = size
+        if server.cfg.workers != size:
+            serving = f"{size} workers serve, one for each rank"
+            if size == 1:
+                serving = "one worker serves"
+            server.log.warning(
+                "workers=%d: %s: %s", server.cfg.workers, serving, ranks.ONE_WORKER_PER_RANK
+            )
+            server.cfg.set("workers", size)
+        server.load_certificate()
+        server.start_engine()
+
+    def manage_workers(self) -> None:
+        """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
+        replaced = {
+            pid: worker
+            for pid, worker in self.WORKERS.items()
+            if ranks.has_stage(worker, ranks.REPLACED)
+        }
+        self._hide(replaced)
+        super().manage_workers()
+        ready_places = {
+            worker.place
+            for worker in self.WORKERS.values()
+            if ranks.has_stage(worker, ranks.SERVING)
+        }
+        self.WORKERS.update(replaced)
+        for pid, worker in replaced.items():
+            if worker.place in ready_places:
+                self.kill_worker(pid, signal.SIGTERM)
+        if self.engine is not None:
+            self.engine.supervise()
+        if self.certificate is not None:
+            try:
+                if self.certificate.refresh():
+                    self.log.info("loaded the changed certificate for new connections")
+            except CertificateError as error:
+                self.log.error("%s; keeping the old certificate", error)
+
+    def _hide(self, workers: dict[int, Worker]) -> None:
+        """Hides `workers` from gunicorn's code, which neither counts nor ends them."""
+        self.WORKERS = {pid: worker for pid, worker in self.WORKERS.items() if pid not in workers}
+
+    def handle_hup(self) -> None:
+        """Reloads, unless the new settings cannot be served."""
+        try:
+            settings = self._read_settings()
+        except (Exception, SystemExit) as error:
+            reason = " ".join(str(error).split()).removeprefix("error: ")
+            self.log.error("reload rejected; keeping the old configuration: %s", reason)
+            return
+        ranks.export_settings(settings, os.environ)
+        self.settings = settings
+        if self.engine is not None:
+            self.engine.timeout_s = settings.engine.engine_timeout
+        # `-c python:NAME`: gunicorn imports the module again, and would get the old settings.
+        sys.modules.pop(self.cfg.config.removeprefix("python:"), None)
+        super().handle_hup()
+
+    def handle_ttin(self) -> None:
+        """Refuses to change the number of workers."""
+        self.log.error(
+            "workers: must be %d, one for each rank: %s",
+            self.num_workers,
+            ranks.ONE_WORKER_PER_RANK,
+        )
+
+    handle_ttou = handle_ttin
+
+    def setup(self, app: BaseApplication) -> None:
+        """Applies gunicorn's configuration at a reload."""
+        super().setup(app)
+        self.num_workers = len(self.settings.server.ranks)
+        self.cfg.set("workers", self.num_workers)
+        # `_read_settings` has just checked the certificate. If it is broken now, the old one stays
+        # in use.
+        with suppress(CertificateError, OSError):
+            self.load_certificate()
+
+    def reload(self) -> None:
+        """Starts new workers; `manage_workers` ends the old ones once their successors serve."""
+        replaced = dict(self.WORKERS)
+        self._hide(replaced)
+        for worker in replaced.values():
+            ranks.note_stage(worker, ranks.REPLACED)
+        try:
+            super().reload()
+        finally:
+            self.WORKERS.update(replaced)
+
+    def handle_winch(self) -> None:
+        """Ends the workers of a daemon, but keeps its listeners open.
+
+        New connections wait, or go to the child that SIGUSR2 has started.
+        """
+        if self.cfg.daemon:
+            for worker in self.WORKERS.values():
+                ranks.note_stage(worker, ranks.HANDED_OVER)
+        super().handle_winch()
+
+    @property
+    def _shares_listeners(self) -> bool:
+        """True while another process keeps the listeners open.
+
+        It is the child that SIGUSR2 has started, the parent of this server, or systemd.
+        """
+        has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
+        has_child = self.reexec_pid != 0
+        return bool(has_parent or has_child or self.systemd)
+
+    def stop(self, graceful: bool = True) -> None:
+        """Ends all workers, replaced ones included, within `graceful_timeout`."""
+        for worker in self.WORKERS.values():
+            if self._shares_listeners:
+                ranks.note_stage(worker, ranks.HANDED_OVER)
+            ranks.note_stage(worker, ranks.ENDING)
+        super().stop(graceful)
+        if self.engine is not None:
+            self.engine.end()
+
+    def load_certificate(self) -> None:
+        """Loads the certificate that the settings or gunicorn's options name.
+
+        Raises:
+            CertificateError: the certificate cannot be served.
+        """
+        tls = self.settings.tls
+        certfile = tls.ssl_certfile
+        keyfile = tls.ssl_keyfile
+        if tls.self_signed_certs:
+            self.self_signed = self.self_signed or SelfSigned()
+            certfile, keyfile = self.self_signed.pair(self.settings)
+            self.log.info("self-signed certificate: %s", certfile)
+        if certfile:
+            self.cfg.set("certfile", certfile)
+            self.cfg.set("keyfile", keyfile)
+        self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
+
+    def _read_settings(self) -> Settings:
+        """Reads and checks the settings of a reload.
+
+        Raises:
+            Exception, SystemExit: the settings cannot be served.
+        """
+        settings = load((), os.environ, warn=self.log.warning)
+        settings = ranks.with_address(settings, self.cfg.address)
+        if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
+            raise ConfigError(
+                "host, ports and the number of ranks cannot change while the server runs"
+            )
+        if self.cfg.preload_app and settings.dump(masked=False) != self.settings.dump(masked=False):
+            raise ConfigError("with preload_app, settings cannot change while the server runs")
+        if settings.tls.ssl_certfile:
+            check_pair(settings.tls.ssl_certfile, settings.tls.ssl_keyfile)
+        if settings.engine.is_real != self.settings.engine.is_real:
+            raise ConfigError("setting engine: cannot change while the server runs")
+        if self.engine is not None:
+            if self.checks.engine_options(settings) != self.engine.options:
+                raise ConfigError(
+                    "model and limits of engine llm cannot change while the server runs"
+                )
+            settings = self.engine.completed(settings)
+        self.checks.prepare(settings)
+        self.checks.create(settings)
+        return settings
+
+    def start_engine(self) -> None:
+        """Starts a real engine, and adds the sizes that it reports to the settings.
+
+        Raises:
+            ConfigError: the model cannot be loaded.
+        """
+        if not self.settings.engine.is_real:
+            return
+        self.engine = self.checks.new_engine_process(self.settings, self.log)
+        self.engine.begin(os.environ)
+        self.settings = self.engine.completed(self.settings)
+        ranks.export_settings(self.settings, os.environ)
+
+
+def check_options(server: Arbiter, settings: Settings) -> None:
+    """Checks that gunicorn's options fit the ranks and addresses of the settings.
+
+    Raises:
+        ConfigError: an option does not fit.
+    """
+    size = len(settings.server.ranks)
+    addresses = ranks.addresses(settings.server)
+    if size > 1 and server.cfg.preload_app:
+        raise ConfigError(
+            "preload_app: must be off with several ranks: each rank has a separate application"
+        )
+    parsed_addresses = [parse_address(address) for address in addresses]
+    if len(addresses) > 1 and server.cfg.address != parsed_addresses:
+        raise ConfigError(
+            "bind: must be left to the settings host, port and grpc-port when there are several"
+        )
+    if settings.server.uds is not None and (size > 1 or settings.server.grpc_port is not None):
+        raise ConfigError(
+            "bind: a Unix socket serves one rank, and cannot be combined with grpc-port"
+        )
+
+
+def check_address_is_free(server: Arbiter) -> None:
+    """Checks that the server can listen; gunicorn itself would retry for five seconds.
+
+    Raises:
+        ConfigError: an address is in use or not valid.
+    """
+    # `server.systemd` is set only later, when the arbiter takes the sockets.
+    has_sockets = server.master_pid or systemd.listen_fds(unset_environment=False)
+    if has_sockets or server.cfg.reuse_port:
+        return
+    for address in server.cfg.address:
+        if isinstance(address, str):
+            check_socket_file(address)
+        if isinstance(address, tuple):
+            check_port(address)
+
+
+def check_port(address: tuple[str, int]) -> None:
+    """Checks that the TCP port is free.
+
+    Raises:
+        ConfigError: the server cannot listen there.
+    """
+    host, port = address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                reason += "; choose another port with --port or SIM_PORT"
+            raise ConfigError(f"cannot listen at {host}:{port}: {reason}") from None
+
+
+def check_socket_file(path: str) -> None:
+    """Checks that gunicorn can create a Unix socket at `path`, where it replaces a stale one.
+
+    Raises:
+        ConfigError: the server cannot listen there.
+    """
+    folder = os.path.dirname(path) or "."
+    reason = ""
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        reason = f"the path must have at most {MAX_SOCKET_PATH_BYTES} bytes"
+    elif not os.path.isdir(folder):
+        reason = "its folder does not exist"
+    elif not os.access(folder, os.W_OK):
+        reason = "its folder is not writable"
+    elif os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        reason = "the file exists and is not a socket"
+    else:
+        with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):  # refused by a stale socket
+            probe.connect(path)
+            reason = "Address already in use"
+    if reason:
+        raise ConfigError(f"cannot listen at unix:{path}: {reason}")

@@ -1,0 +1,379 @@
+"""The fast path: answers plain requests for generation from the hub, without Flask or WSGI.
+
+A `FastConnection` reads a client's requests, recognizes plain ones and writes their answers.
+Validating, building, rendering and counting are the code of the routes and the middleware, shared
+with the general path. All other requests are left to the general path before anything is counted: a
+greenlet gets the connection with the bytes read so far, and returns it after the answer. Both paths
+send through the transport of the connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+
+import gevent.socket
+from gevent.event import Event
+
+from app.core.api.errors import respond_to_error
+from app.core.server.gunicorn.fair_turns import ConnectionCost
+from app.core.server.gunicorn.heads import (
+    MAX_HEAD_BYTES,
+    RequestHead,
+    has_bare_line_feed,
+    response_head,
+)
+from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
+from app.core.server.gunicorn.logs import log_exchange
+from app.core.server.http.context import RequestContext, current_request
+from app.core.server.http.response import (
+    CLIENT_GONE,
+    PendingResponse,
+    Response,
+    StreamingBody,
+    json_response,
+)
+from app.core.server.http.stream_transport import LAST_CHUNK
+
+log = logging.getLogger(__name__)
+PATH_LABELS = {"POST": "fast", "GET": "probe"}
+"""Label of `understudy_requests_total` for requests answered here, by method."""
+HTTP2_START = b"PRI "
+"""First bytes of an HTTP/2 connection; no request of HTTP/1.1 begins with them."""
+BODY_PATIENCE_S = 0.25
+"""Seconds until an incomplete body is left to the general path."""
+
+
+class FastConnection(HubConnection):
+    """One client's connection of HTTP/1.1.
+
+    It is `busy` until the last byte of an answer is sent, on the general path, too.
+    """
+
+    __slots__ = (
+        "_all_sent",
+        "_buffer",
+        "_closes",
+        "_context",
+        "_pending",
+        "_response",
+        "bound",
+        "has_head",
+    )
+
+    def __init__(
+        self, path: FastPath, client: gevent.socket.socket, address: Address, bound: object
+    ) -> None:
+        """`bound`: the local address of the connection."""
+        super().__init__(path, client, address, ConnectionCost())
+        self.bound = bound
+        self._buffer = b""
+        self._closes = False
+        self._context: RequestContext | None = None
+        self._response: Response | None = None
+        self._pending: PendingResponse | None = None
+        self._all_sent: Event | None = None
+        """Set when a greenlet's bytes are sent, or the connection is closed.
+
+        None without a greenlet.
+        """
+        self.has_head = False
+        """True while a body is incomplete."""
+        self._reader.start(self._readable)
+
+    def _readable(self) -> None:
+        if self.busy:  # the previous answer is sent first
+            self._reader.stop()
+        elif self.path.turns.has_time():
+            data = self._receive()
+            if data:
+                self._read_on(data)
+        else:
+            self._reader.stop()
+            self.path.turns.schedule(self.cost, self._read_in_turn)
+
+    def _read_in_turn(self) -> None:
+        if not self.busy and self.is_open:
+            self._reader.start(self._readable)
+            data = self._receive()
+            if data:
+                self._read_on(data)
+
+    def _read_on(self, data: bytes) -> None:
+        """Appends `data` to the buffer, and answers the buffer's first request if complete."""
+        if self._buffer:
+            data = self._buffer + data
+        self._buffer = data
+        path = self.path
+        if self.is_new and path.upgrade is not None and data.startswith(HTTP2_START):
+            self._unregister()
+            path.upgrade(path, self.client, self.address, data)
+            return
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4:
+            if len(data) > MAX_HEAD_BYTES or has_bare_line_feed(data):
+                self.leave_to_general()
+            return
+        head = path.heads.read(data[:end])
+        if (
+            head is None
+            or head.content_length > path.middleware.max_plain_bytes
+            or not path.is_open
+        ):
+            self.leave_to_general()
+            return
+        end_of_body = end + head.content_length
+        if len(data) < end_of_body:
+            if not self.has_head:
+                self.has_head = True
+                self.since_s = time.monotonic()
+        elif not self._answer(head, data[end:end_of_body], data[end_of_body:]):
+            self.leave_to_general()
+
+    def _answer(self, head: RequestHead, body: bytes, following: bytes) -> bool:
+        """Starts the answer; returns False, without side effects, when the request is not plain.
+
+        `following`: bytes after the request.
+        """
+        route = head.route
+        path = self.path
+        plain = route.plain
+        if plain is None:
+            return False
+        request = plain.recognise(body)
+        if request is None:
+            return False
+        context = RequestContext(
+            method=head.method,
+            path=route.path,
+            target=route.path,
+            headers=head.headers,
+            client=self.address[0],
+            arrival_s=time.monotonic(),
+            body=body,
+            connection=self,
+            host=head.headers["host"],
+            new_id=path.new_id,
+            route=route,
+            label=route.path,
+            way=PATH_LABELS[head.method],
+        )
+        self._closes = head.closes
+        self._buffer = following
+        self._context = context
+        self.busy = True
+        self.is_new = False
+        self.has_head = False
+        token = current_request.set(context)
+        outcome: Response | PendingResponse | None
+        try:
+            outcome = path.middleware.begin(context)
+            if outcome is None:
+                outcome = plain.answer(context, request)
+        except Exception as error:
+            outcome = respond_to_error(error, context)
+        if type(outcome) is Response:
+            self._finish(outcome)
+        elif isinstance(outcome, PendingResponse):
+            self._wait_for(outcome)
+        current_request.reset(token)
+        return True
+
+    def _wait_for(self, pending: PendingResponse) -> None:
+        self._pending = pending
+        self._reader.stop()
+        self.watch(self._abandon)
+        pending.on_resolve(self._finish_pending)
+
+    def _finish_pending(self, outcome: Response | Exception) -> None:
+        self._pending = None
+        self.unwatch()
+        context = self._context
+        assert context is not None
+        token = current_request.set(context)
+        if isinstance(outcome, Exception):
+            outcome = respond_to_error(outcome, context)
+        self._reader.start(self._readable)
+        self._finish(outcome)
+        current_request.reset(token)
+
+    def _abandon(self) -> None:
+        """Ends a request whose client disconnects before the response is there."""
+        assert self._pending is not None
+        self._pending.abort()
+        self._finish_pending(json_response(b"", CLIENT_GONE))
+        self.close()
+
+    def _finish(self, response: Response) -> None:
+        assert self._context is not None
+        try:
+            self.path.middleware.end(self._context, response)
+        except Exception:  # no byte has been sent: only closing ends the client's wait
+            log.exception("an answer could not be finished")
+            self.close()
+            return
+        self._response = response
+        path = self.path
+        if not path.is_open and path.closes_after(bool(self._buffer) or self.has_unread):
+            self._closes = True
+        body = response.body
+        head = response_head(response, self._closes)
+        if isinstance(body, bytes):
+            self._batcher = self.path.answers
+            if response.streamed:
+                self.put(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
+            else:
+                self.put(head + body)
+            return
+        assert isinstance(body, StreamingBody), "routes answer plain requests in no other way"
+        self._reader.stop()
+        self._parts.append(head)
+        self._begin_stream(body)
+
+    def _begin_stream(self, body: StreamingBody) -> None:
+        self._batcher = self.path.batcher
+        self._has_last_piece = False
+        body.attach(self)
+        self.watch(self.client_gone)
+        self.flush()
+
+    def send(self, data: bytes) -> None:
+        """Greenlet: sends `data`, and returns when it is sent.
+
+        Raises:
+            OSError: the client has disconnected, or takes no bytes.
+        """
+        if data:
+            self._parts.append(data)
+        self.flush()
+        self._wait()
+
+    def send_stream(self, body: StreamingBody) -> None:
+        """Greenlet: sends `body`, and returns when it is sent.
+
+        Raises:
+            OSError: the client has disconnected, or takes no bytes.
+        """
+        self._begin_stream(body)
+        self._wait()
+        self._source = None
+
+    def _wait(self) -> None:
+        assert self._all_sent is not None
+        is_streaming = self._source is not None and not self._has_last_piece
+        if self.is_open and (self.lags or is_streaming):
+            self._all_sent.clear()
+            self._all_sent.wait()
+        if not self.is_open:
+            raise OSError(errno.EPIPE, "the client has gone, or takes no bytes")
+
+    def lag(self) -> None:
+        """Waits for room in the socket; reads no request meanwhile."""
+        self._reader.stop()
+        super().lag()
+
+    def all_sent(self) -> None:
+        """Ends an answer whose last byte has been sent."""
+        if self._source is not None:
+            if not self._has_last_piece:
+                return
+            self.unwatch()
+        if self._all_sent is not None:
+            self._all_sent.set()
+        if self._response is None:
+            return  # no answer of the fast path
+        self._end_answer()
+        # Without "close" in the head, the client sends another request, even if the worker stops.
+        if self._closes:
+            self.close()
+        else:
+            self._await_request()
+
+    def _end_answer(self) -> None:
+        response = self._response
+        context = self._context
+        self._response = None
+        self._context = None
+        self._source = None
+        if response is not None and context is not None:
+            if self.path.logs_access:
+                log_exchange(self.path.log, context, response)
+            if response.callbacks or type(response.body) is not bytes:
+                response.close()
+
+    def _await_request(self) -> None:
+        self.busy = False
+        self.since_s = time.monotonic()
+        if self._buffer:  # the next request has arrived; other connections run first
+            self._reader.stop()
+            self.path.turns.schedule(self.cost, self._resume)
+        elif not self._reader.active:
+            self._reader.start(self._readable)
+
+    def _resume(self) -> None:
+        if not self.busy and self.is_open:
+            self._reader.start(self._readable)
+            self._read_on(b"")
+
+    def leave_to_general(self) -> None:
+        """Starts a greenlet that serves the request with the bytes read so far."""
+        self._reader.stop()
+        self.busy = True
+        self.is_new = False
+        self.has_head = False
+        self._all_sent = Event()
+        data = self._buffer
+        self._buffer = b""
+        self.path.serve_general(self, data)
+
+    def take_back(self, data: bytes) -> None:
+        """Resumes after an answer of the general path, which read `data` beyond its request."""
+        self._buffer = data
+        self._all_sent = None
+        self._await_request()
+
+    @property
+    def is_receiving(self) -> bool:
+        """True if a part of a request has arrived, and no request is being answered."""
+        return not self.busy and bool(self._buffer)
+
+    def announce_end(self) -> None:
+        """Leaves a request whose body is incomplete to the general path, which waits for it.
+
+        The answer to the next request contains `Connection: close`.
+        """
+        if self.has_head and not self.busy:
+            self.leave_to_general()
+
+    def refuse_requests(self) -> None:
+        """Leaves a request whose body is incomplete to the general path."""
+        self.announce_end()
+
+    def client_gone(self) -> None:
+        """Drops the source of the answer, and closes the connection."""
+        source = self._source
+        self._source = None
+        if source is not None:
+            source.leave()
+        self.close()
+
+    def close(self) -> None:
+        """Closes the socket; a running answer is discarded."""
+        if self.is_open:
+            self._unregister()
+            self.unwatch()
+            self.catch_up()
+            self._end_answer()
+            self.client.close()
+            if self._all_sent is not None:
+                self._all_sent.set()
+
+    def enforce_limits(self, now_s: float) -> None:
+        """Closes an idle connection; leaves a request whose body is late to the general path."""
+        if self.busy:
+            return
+        if now_s - self.since_s > self.path.idle_s:
+            self.close()
+        elif self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
+            self.leave_to_general()

@@ -1,0 +1,151 @@
+"""Request heads of the fast path, parsed once, and response heads."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from email.utils import formatdate
+from functools import lru_cache
+
+from gunicorn import SERVER
+from msgspec import Struct
+
+from app.core.server.http.response import STATUS_LINES, Response
+from app.core.server.http.route import Route
+
+MAX_HEAD_BYTES = 8192
+MAX_FIELDS = 64
+MAX_LENGTH_DIGITS = 9
+"""Most digits of a Content-Length."""
+MAX_CACHED_HEADS = 512
+FIELDS = re.compile(rb"([!#$%&'*+.^`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*\r\n")
+"""Headers (RFC 9112 section 5) and the empty line.
+
+No name has an underscore, which may be mistaken for a hyphen.
+"""
+GENERAL_HEADERS = {
+    "transfer-encoding",
+    "expect",
+    "upgrade",
+    "content-encoding",
+    "te",
+    "trailer",
+}
+"""Headers of requests for the general path.
+
+Exceptions: `Connection: keep-alive`, and `close` of a GET request.
+"""
+CLOSES_CONNECTION = {"keep-alive": False, "close": True}
+"""Values of the header Connection on the fast path."""
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
+"""A valid Host (RFC 9112 section 3.2): a name or address, which is required, and perhaps a port."""
+
+
+class RequestHead(Struct, frozen=True):
+    """Head of an HTTP/1.1 request for `route`, with a body of `content_length` bytes.
+
+    `headers` has lower-case names. `closes`: the client wants no further answer on this connection.
+    """
+
+    route: Route
+    method: str
+    headers: Mapping[str, str]
+    content_length: int
+    closes: bool = False
+
+
+class RequestHeads:
+    """Parses heads of requests for the plain `routes`. The last heads are cached."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._routes: dict[bytes, Route] = {}
+        """Plain routes by request line."""
+        for route in routes:
+            if route.plain is not None:
+                self._routes[f"{route.methods[0]} {route.path} HTTP/1.1".encode()] = route
+        self._max_bytes = MAX_HEAD_BYTES
+        self._max_fields = MAX_FIELDS
+        self.read: Callable[[bytes], RequestHead | None] = lru_cache(maxsize=MAX_CACHED_HEADS)(
+            self._parse
+        )
+        """Returns the head in the given bytes, which include the empty line.
+
+        Returns None for a request that belongs to the general path.
+        """
+
+    def apply_limits(self, max_bytes: int, max_fields: int) -> None:
+        """Leaves heads that exceed gunicorn's limits to the general path; 0: no limit."""
+        self._max_bytes = min(MAX_HEAD_BYTES, max_bytes or MAX_HEAD_BYTES)
+        self._max_fields = min(MAX_FIELDS, max_fields or MAX_FIELDS)
+
+    def _parse(self, data: bytes) -> RequestHead | None:
+        line, _, lines = data.partition(b"\r\n")
+        route = self._routes.get(line)
+        if route is None or route.plain is None:
+            return None
+        if len(data) > self._max_bytes or FIELDS.fullmatch(lines) is None:
+            return None
+        headers = _parse_fields(lines)
+        if headers is None or len(headers) > self._max_fields:
+            return None
+        if not route.plain.special_headers.isdisjoint(headers):
+            return None
+        if not HOST.fullmatch(headers.get("host", "")):
+            return None
+        closes = CLOSES_CONNECTION[headers.get("connection", "keep-alive").lower()]
+        if route.methods[0] == "GET":
+            return RequestHead(route, "GET", headers, 0, closes)
+        length = headers.get("content-length", "")
+        is_json = headers.get("content-type") == "application/json"
+        if closes or not is_json or not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS:
+            return None
+        return RequestHead(route, "POST", headers, int(length))
+
+
+def _parse_fields(lines: bytes) -> dict[str, str] | None:
+    """Returns the headers by name; None for a repeated header, and for one of GENERAL_HEADERS."""
+    headers: dict[str, str] = {}
+    for field in lines.decode("latin-1").split("\r\n")[:-2]:
+        name, _, value = field.partition(":")
+        name = name.lower()
+        value = value.strip(" \t")
+        if name in headers:
+            return None
+        if name == "connection":
+            if value.lower() not in CLOSES_CONNECTION:
+                return None
+        elif name in GENERAL_HEADERS:
+            return None
+        headers[name] = value
+    return headers
+
+
+def response_head(response: Response, closes: bool = False) -> bytes:
+    """Returns status line and headers as gunicorn sends them.
+
+    `closes`: no further answer follows on the connection.
+    """
+    status = STATUS_LINES.get(response.status) or response.status_line
+    is_chunked = response.streamed or type(response.body) is not bytes
+    head = _default_head(status, int(time.time()), closes, is_chunked)
+    for name, value in response.headers.items():
+        head += f"{name}: {value}\r\n"
+    return (head + "\r\n").encode("latin-1")
+
+
+@lru_cache(maxsize=16)
+def _default_head(status: str, second: int, closes: bool, is_chunked: bool) -> str:
+    """Returns gunicorn's status line and headers, without the application's, at a Unix second."""
+    connection = "close" if closes else "keep-alive"
+    date = formatdate(second, usegmt=True)
+    head = f"HTTP/1.1 {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
+    if is_chunked:
+        head += "Transfer-Encoding: chunked\r\n"
+    return head
+
+
+def has_bare_line_feed(data: bytes) -> bool:
+    """True if a line of a head, complete or not, ends without a carriage return.
+
+    See RFC 9112 section 2.2.
+    """
+    return data.count(b"\n") != data.count(b"\r\n")

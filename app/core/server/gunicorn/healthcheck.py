@@ -1,0 +1,109 @@
+"""`python -m app.core.server.gunicorn.healthcheck`: exit status 0 when every rank is healthy, else 1.
+
+Port, ranks and TLS come from the environment and the YAML file, as for a server's start. With
+`--running` (the container's health check), they come from the environment of the server that runs
+from this folder, which includes its flags.
+"""
+
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from urllib.request import urlopen
+
+from app.core.server.gunicorn.ranks import rank_urls
+from config import ConfigError
+from config.loader import load
+from config.settings import Settings
+
+TIMEOUT_S = 2.0
+RUNNING = "--running"
+ROOT = Path(__file__).resolve().parents[4]
+APPLICATION = b"wsgi:app"
+"""Argument in the command line of every Understudy server."""
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Checks each rank, and prints those that are not healthy. Returns the exit status."""
+    if RUNNING in argv:
+        environ = environment_of_server() or environ
+    try:
+        settings = load((), environ, warn=_ignore_warning)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    unhealthy = unhealthy_addresses(settings)
+    if unhealthy:
+        print(f"not healthy: {', '.join(unhealthy)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def unhealthy_addresses(settings: Settings) -> list[str]:
+    """Returns the URLs of the ranks that are not healthy, or the Unix socket."""
+    path = settings.server.uds
+    if path is None:
+        return [url for _, url in rank_urls(settings) if not is_healthy(url)]
+    if is_healthy_at(path, is_encrypted=settings.tls.enabled):
+        return []
+    return [f"unix:{path}"]
+
+
+def is_healthy_at(path: str, is_encrypted: bool) -> bool:
+    """True if GET /health answers 200 at the Unix socket `path`.
+
+    The certificate is not verified.
+    """
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(TIMEOUT_S)
+    connection = HTTPConnection("localhost")
+    try:
+        client.connect(path)
+        connection.sock = client
+        if is_encrypted:
+            connection.sock = ssl._create_unverified_context().wrap_socket(client)
+        connection.request("GET", "/health")
+        return connection.getresponse().status == HTTPStatus.OK
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+        client.close()
+
+
+def is_healthy(url: str) -> bool:
+    """True if GET /health answers 200. The certificate is not verified: the server is local."""
+    context = ssl._create_unverified_context()
+    try:
+        urlopen(f"{url}/health", timeout=TIMEOUT_S, context=context).close()
+    except OSError:  # another status, too
+        return False
+    return True
+
+
+def environment_of_server() -> dict[str, str]:
+    """Returns the environment of the oldest server from this folder; empty without one."""
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=_process_id):
+        with suppress(OSError):  # the process has ended, or belongs to another user
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if APPLICATION in arguments and (process / "cwd").resolve() == ROOT:
+                variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
+                return dict(variable.split("=", 1) for variable in variables if "=" in variable)
+    return {}
+
+
+def _process_id(folder: Path) -> int:
+    return int(folder.name)
+
+
+def _ignore_warning(text: str) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

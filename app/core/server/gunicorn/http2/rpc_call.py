@@ -1,0 +1,355 @@
+"""A gRPC call: a stream of HTTP/2, from its headers to the status after its last message."""
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote
+
+import gevent.event
+import msgspec
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from h2.stream import H2Stream
+
+from app.core.api.errors import as_api_error, forget_frames
+from app.core.base.clock.clock import Watcher
+from app.core.server.gunicorn.http2.call_transport import CallTransport
+from app.core.server.gunicorn.http2.protocol import Headers
+from app.core.server.gunicorn.logs import log_exchange
+from app.core.server.http.client_connection import BrokenOffError
+from app.core.server.http.context import RequestContext, current_request
+from app.core.server.http.errors import ApiError, internal, not_implemented
+from app.core.server.http.response import CLIENT_GONE, Response
+from app.core.server.http.rpc import (
+    PREFIX_BYTES,
+    MessageFeed,
+    RpcCode,
+    RpcMethod,
+    RpcOutcome,
+    RpcResponse,
+    error_response,
+)
+
+log = logging.getLogger(__name__)
+MAX_STREAMED_BYTES = 1 << 16
+"""Most bytes of waiting messages in a call whose messages are answered one by one."""
+OK: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+MAX_STATUS_LENGTH = 2000
+"""Most characters of a status message."""
+UNESCAPED = " !#$&'()*+,/:;=?@[]"
+"""Characters of a status message sent unescaped, besides letters and digits."""
+TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
+MAX_TIMEOUT_S = 1e9
+UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+class RpcCall:
+    """A call of `method` (None: unknown): the hub receives messages, and a greenlet answers.
+
+    Attributes:
+        has_request: The client has sent its last message.
+        since_s: Start of the wait for the remainder of the request, or for room for the answer
+            (monotonic seconds).
+        wake: Set when there may be room for the answer, or another message.
+    """
+
+    def __init__(
+        self,
+        connection: CallTransport,
+        stream: H2Stream,
+        *,
+        method: RpcMethod | None,
+        headers: dict[str, str],
+        size: int,
+    ) -> None:
+        """`size`: memory of the call's headers, in bytes."""
+        self._connection = connection
+        self._stream = stream
+        self.id = stream.stream_id
+        self._method = method
+        self._headers = headers
+        self._size = size
+        connection.buffered += size
+        self._answers_each = method is not None and method.answers_each
+        self._body = bytearray()
+        """Received bytes of the next messages."""
+        self.wake = gevent.event.Event()
+        self._greenlet: gevent.Greenlet | None = None
+        self._context: RequestContext | None = None
+        self._response: RpcResponse | None = None
+        self._has_sent_headers = False
+        self._is_answering = False
+        self.has_request = False
+        self.since_s = time.monotonic()
+        self.is_open = True
+        self._deadline: Watcher | None = None
+        timeout = TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))
+        if timeout:
+            limit_s = min(MAX_TIMEOUT_S, int(timeout[1]) * UNITS_S[timeout[2]])
+            self._deadline = gevent.get_hub().loop.timer(limit_s)
+            self._deadline.start(connection.schedule, self.expire)
+
+    def receive(self, data: bytes, is_end: bool) -> None:
+        """Hub: receives the next bytes of the client's messages; `is_end`: no more will come."""
+        connection = self._connection
+        max_bytes = connection.max_message_bytes
+        if self._answers_each:
+            max_bytes = MAX_STREAMED_BYTES
+        self.has_request |= is_end
+        self._body += data
+        connection.buffered += len(data)
+        size = max(len(self._body), self._end_of_message)
+        if size > max_bytes + PREFIX_BYTES or connection.buffered > connection.max_buffered_bytes:
+            self.fail(
+                RpcCode.RESOURCE_EXHAUSTED,
+                f"A message of {size - PREFIX_BYTES} bytes is too long: "
+                f"at most {max_bytes} are read.",
+            )
+        elif self._greenlet is not None:
+            self.wake.set()
+        elif self._answers_each:
+            self._spawn_answer(b"")
+        elif is_end:
+            message = self._take_message()
+            if message is not None and self._body:
+                self.fail(RpcCode.INTERNAL, "The call has more than one message.")
+            elif message is not None:
+                self._spawn_answer(message)
+
+    def _spawn_answer(self, message: bytes) -> None:
+        self._greenlet = gevent.spawn(self._connection.run_guarded, self._serve, message)
+
+    def _take_message(self) -> bytes | None:
+        """Returns the next message; None until it is complete, and when the call has failed."""
+        body = self._body
+        end = self._end_of_message
+        if len(body) < end:
+            if self.has_request and (body or not self._has_sent_headers):
+                self.fail(RpcCode.INTERNAL, "The call has ended within a message, or without any.")
+            return None
+        if body[0]:
+            self.fail(
+                RpcCode.UNIMPLEMENTED, "Compressed messages are not read: send them as identity."
+            )
+            return None
+        message = bytes(memoryview(body)[PREFIX_BYTES:end])
+        self._connection.buffered -= end
+        del body[:end]
+        return message
+
+    @property
+    def _end_of_message(self) -> int:
+        """Size of the next message with its prefix, in bytes; 5 until the prefix is complete."""
+        prefix = self._body[:PREFIX_BYTES]
+        if len(prefix) < PREFIX_BYTES:
+            return PREFIX_BYTES
+        return PREFIX_BYTES + int.from_bytes(prefix[1:], "big")
+
+    def _new_context(self, message: bytes) -> RequestContext:
+        headers = self._headers
+        path = headers[":path"]
+        headers["content-length"] = str(len(message))
+        return RequestContext(
+            method="POST",
+            path=path,
+            target=path,
+            headers=headers,
+            client=self._connection.address[0],
+            arrival_s=time.monotonic(),
+            body=message,
+            http_version="HTTP/2",
+            host=headers.get(":authority", ""),
+            new_id=self._connection.path.new_id,
+            route=self._method,
+            label="" if self._method is None else path,
+            way="grpc",
+        )
+
+    def _serve(self, message: bytes) -> None:
+        """Greenlet: runs the middleware and the method, and sends the answer."""
+        path = self._connection.path
+        context = self._new_context(message)
+        path.turns.wait(self._connection.cost)
+        if not self.is_open:
+            return
+        self._context = context
+        current_request.set(context)
+        try:
+            response = path.middleware.begin(context)
+            if response is None:
+                response = self._call_method(context)
+        except Exception as error:
+            response = _response_to(error)
+        answer = _as_rpc(response)
+        if not self.is_open:  # the client has disconnected meanwhile
+            answer.status = CLIENT_GONE
+        try:
+            path.middleware.end(context, answer)
+        except Exception as error:
+            _response_to(error)
+            answer = error_response(internal("The answer could not be finished."))
+        if self.is_open:
+            self._answer(answer)
+        else:
+            answer.close()
+
+    def _call_method(self, context: RequestContext) -> RpcResponse:
+        method = self._method
+        if method is None:
+            raise not_implemented(f"There is no method {context.path[:200]}.")
+        if method.answers_each:
+            return RpcResponse(MessageFeed(self._answers(method)))
+        return method.handle(context)
+
+    def _answer(self, answer: RpcResponse) -> None:
+        self._response = answer
+        self._is_answering = True
+        body = answer.body
+        try:
+            if body:
+                self._has_sent_headers = True
+                self._connection.send_headers(self.id, _metadata(answer))
+            for data in [body] if isinstance(body, bytes) else body:
+                self._send(data)
+            self._finish()
+        except ProtocolError:
+            raise
+        except BrokenOffError:
+            self._connection.close()
+        except Exception:  # rendering failed
+            log.exception("an answer broke off")
+            self.fail(RpcCode.INTERNAL, "The answer broke off.")
+
+    def _answers(self, method: RpcMethod) -> Iterator[bytes]:
+        """Yields the answer to each message as it arrives."""
+        while self.is_open:
+            self.since_s = time.monotonic()
+            message = self._take_message()
+            if message is not None:
+                try:
+                    response = method.handle(self._new_context(message))
+                    yield bytes(response.body)  # type: ignore[arg-type]
+                except Exception as error:
+                    assert self._response is not None
+                    self._response.outcome = _response_to(error).outcome
+                    return
+                self._connection.path.turns.wait(self._connection.cost)
+            elif self.has_request:
+                return
+            else:
+                self.wake.wait()
+                self.wake.clear()
+
+    def _send(self, data: bytes) -> None:
+        """Sends messages as the client's windows and the socket allow."""
+        connection = self._connection
+        offset = 0
+        while offset < len(data) and self.is_open:
+            size = 0
+            if not connection.lags:
+                size = min(len(data) - offset, connection.window(self._stream))
+            if size > 0:
+                connection.send_data(self._stream, data[offset : offset + size])
+                offset += size
+                connection.stalled.pop(self, None)
+                continue
+            if self not in connection.stalled:  # the client's time limit starts anew
+                self.since_s = time.monotonic()
+                connection.stalled[self] = None
+            self.wake.wait()
+            self.wake.clear()
+            connection.path.turns.wait(connection.cost)
+
+    def _finish(self) -> None:
+        """Sends the status, and ends the call."""
+        if not self.is_open or self._response is None:
+            return
+        outcome = self._response.outcome
+        headers = [] if self._has_sent_headers else _metadata(self._response)
+        headers.append((b"grpc-status", b"%d" % outcome.code))
+        if outcome.message:
+            message = quote(outcome.message[:MAX_STATUS_LENGTH], safe=UNESCAPED)
+            headers.append((b"grpc-message", message.encode()))
+        self._connection.send_headers(self.id, headers, ends=True)
+        self._connection.note_answer()
+        if not self.has_request:
+            self._connection.reset(self.id, ErrorCodes.NO_ERROR)
+        self.end()
+
+    def fail(self, code: RpcCode, text: str) -> None:
+        """Ends the call with this status, at any stage."""
+        self._response = self._response or RpcResponse()
+        self._response.outcome = RpcOutcome(code, text)
+        self._finish()
+
+    def expire(self) -> None:
+        """Ends the call, whose time is over."""
+        self.fail(RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def cut_off(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
+        """Ends the call without a status."""
+        if self.is_open:
+            self._connection.reset(self.id, code)
+            self.end()
+
+    def shut_down(self) -> None:
+        """Ends an endless answer: the server shuts down, or is replaced."""
+        if self._response is not None and getattr(self._response.body, "endless", False):
+            self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
+
+    def end(self) -> None:
+        """Ends the call: it is answered, or the client has canceled it, or has disconnected."""
+        if not self.is_open:
+            return
+        connection = self._connection
+        self.is_open = False
+        if self._deadline is not None:
+            self._deadline.stop()
+            self._deadline.close()
+        connection.buffered -= len(self._body) + self._size
+        self._body.clear()
+        connection.calls.pop(self.id, None)
+        connection.stalled.pop(self, None)
+        if not connection.calls:
+            connection.busy = False
+            connection.since_s = time.monotonic()
+        response = self._response
+        self._response = None
+        if response is not None and self._context is not None:
+            if connection.path.logs_access:
+                log_exchange(connection.path.log, self._context, response)
+            response.close()
+        greenlet = self._greenlet
+        if self._is_answering and greenlet is not None and greenlet is not gevent.getcurrent():
+            greenlet.kill(block=False)
+
+
+def _metadata(response: Response) -> Headers:
+    """Returns the metadata before the first message: the headers without those of HTTP."""
+    metadata = [*OK]
+    for name, value in response.headers.items():
+        key = name.lower()
+        if key not in ("content-type", "content-length"):
+            metadata.append((key.encode("latin-1", "replace"), value.encode("latin-1", "replace")))
+    return metadata
+
+
+def _response_to(error: Exception) -> RpcResponse:
+    api_error = as_api_error(error)
+    forget_frames(error)
+    return error_response(api_error)
+
+
+def _as_rpc(response: Response) -> RpcResponse:
+    """Converts a middleware's HTTP response, whose error message becomes the status message."""
+    if isinstance(response, RpcResponse):
+        return response
+    try:
+        error = msgspec.json.decode(response.body)["error"]  # type: ignore[arg-type]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        error = ""
+    text = error.get("message", "") if isinstance(error, Mapping) else error
+    answer = error_response(ApiError(response.status, "", str(text)))
+    answer.headers.update(response.headers)
+    return answer

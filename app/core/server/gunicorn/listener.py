@@ -1,0 +1,83 @@
+"""The listening socket of a worker: accepts connections as long as there is room for them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import gevent.socket
+from gevent.server import StreamServer
+
+from app.core.server.gunicorn.drain import admit_handshakes, refuse_handshakes
+
+RETRY_S = 0.05
+"""Longest time until accepting is tried again after a limit was reached, in seconds."""
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+LOG_INTERVAL_S = 60.0
+"""Seconds between two log lines about missing file descriptors or memory for connections."""
+log = logging.getLogger(__name__)
+
+
+class ClientServer(StreamServer):  # type: ignore[misc]
+    """Hands each new connection to `accept` in the hub.
+
+    While `is_full`, clients wait in the backlog.
+    """
+
+    max_delay = RETRY_S
+
+    def __init__(
+        self,
+        listener: gevent.socket.socket,
+        accept: Callable[[gevent.socket.socket, object], None],
+        is_full: Callable[[], bool],
+    ) -> None:
+        super().__init__(listener, handle=accept, spawn=None)
+        self._is_full = is_full
+        self._silent_until_s = 0.0
+
+    def do_read(self) -> Any:
+        """Returns the next connection; None without one.
+
+        Raises:
+            GreenletExit: no room for connections; gevent tries again after a delay.
+        """
+        if self._is_full():
+            raise gevent.GreenletExit
+        try:
+            return super().do_read()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            now_s = time.monotonic()
+            if now_s >= self._silent_until_s:
+                self._silent_until_s = now_s + LOG_INTERVAL_S
+                log.error("clients wait, no more connections can be accepted: %s", error.strerror)
+            raise gevent.GreenletExit from None
+
+    def do_handle(self, *args: Any) -> None:
+        """Leaves closing the connection to `accept`."""
+        self.handle(*args)
+
+    def refuse_handshakes(self) -> None:
+        """Begins no more connections; `accept_waiting` serves those that have begun."""
+        self.stop_accepting()
+        refuse_handshakes(self.socket)
+
+    def close(self) -> None:
+        """Closes this process' copy of the listener. May be called twice."""
+        if not self.closed:
+            admit_handshakes(self.socket)
+        super().close()
+
+    def accept_waiting(self) -> None:
+        """Accepts the connections in the backlog, as many as there is room for."""
+        with suppress(gevent.GreenletExit):
+            accepted = self.do_read()
+            while accepted is not None:
+                self.do_handle(*accepted)
+                accepted = self.do_read()

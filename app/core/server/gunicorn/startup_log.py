@@ -1,0 +1,35 @@
+"""Lines that the server logs at its start and after a reload."""
+
+import json
+from logging import Logger
+
+from app.core.server.gunicorn.ranks import rank_urls
+from config import Settings
+from config.kinds import format_duration
+
+
+def log_model(log: Logger, settings: Settings) -> None:
+    """Logs the model and its timing; at level debug, all settings, too."""
+    if settings.engine.is_real:
+        timing = "a real engine's"
+    elif settings.steps.shared:
+        timing = f"steps of profile {settings.steps.profile}"
+    else:
+        first = format_duration(settings.latency.time_to_first_token)
+        following = format_duration(settings.latency.inter_token_latency)
+        timing = f"first token after {first}, each next after {following}"
+    log.info("model: %s; timing: %s", ", ".join(settings.model.served_names), timing)
+    log.debug("settings: %s", json.dumps(settings.dump()))
+
+
+def log_console(log: Logger, settings: Settings) -> None:
+    """Logs the URLs of the console, or how to enable it."""
+    if not settings.api.console:
+        log.info("console: none; --console serves one")
+        return
+    path = settings.server.root_path.rstrip("/") + "/console"
+    if settings.server.uds is None:
+        urls = ", ".join(url + path for _, url in rank_urls(settings))
+    else:
+        urls = f"{path} at unix:{settings.server.uds}"
+    log.info("console: %s", urls)

@@ -1,0 +1,318 @@
+"""One HTTP request and its body, as middleware, routes and error handlers see it.
+
+A `RequestContext` is created once per request, by the fast path or from a WSGI environ. Modules
+attach state to it by type (`keep`, `kept`) instead of string keys. `BodyLimits` reads the body
+within a size and a time.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs, quote
+
+import gevent
+from gunicorn.http.errors import ParseException
+from msgspec import Struct
+
+from app.core.base.clock.pause import pause
+from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
+from app.core.server.http.client_connection import ClientConnection
+from app.core.server.http.errors import ApiError, malformed, too_large
+from config.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
+
+    from app.core.server.http.response import Response
+
+T = TypeVar("T")
+SequenceObserver = Callable[..., Callable[..., None] | None]
+Ending = Callable[["RequestContext", "Response"], None]
+
+SCOPE = "x-understudy-scope"
+"""Header that names the test of a request, where tests share a server."""
+CONTEXT = "understudy.context"
+"""Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
+MAX_JSON_VALUES = 400_000
+"""Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
+READ_BYTES = 1 << 18
+"""Bytes per read; other greenlets run between two reads."""
+CHUNKED_READ_BYTES = 1 << 10
+"""Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
+MAX_LENGTH_DIGITS = 18
+"""Most digits of a Content-Length."""
+PATH_CHARACTERS = "/:@!$&'()*+,;=~"
+"""Characters of a path that need no percent-encoding, besides letters, digits and `-._`.
+
+See RFC 3986, section 3.3.
+"""
+HEADERS_WITHOUT_PREFIX = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
+"""Keys of headers in a WSGI environ that do not begin with `HTTP_`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedRoute:
+    """The part of a route that its requests' contexts show; variable parts of `path` are in braces.
+
+    `on_error` builds the response for an error; None where the general error format applies.
+    """
+
+    path: str
+    on_error: "Callable[[Exception], Response] | None" = field(default=None, kw_only=True)
+
+
+def _no_id() -> str:
+    return "-"
+
+
+class RequestContext(Struct, kw_only=True, eq=False, dict=True):
+    """Method, path, headers, client, body and connection of one request.
+
+    `headers` has lower-case names. `target` is the path and query as sent; `path` is decoded.
+    `arrival_s` is in monotonic seconds.
+    """
+
+    method: str
+    path: str
+    target: str
+    headers: Mapping[str, str]
+    client: str
+    arrival_s: float
+    body: bytes | None = None
+    """The whole body, once it is read."""
+    part: bytes = b""
+    """The part of a body that has arrived, where it is not read to its end."""
+    source: "SupportsRead[bytes] | None" = None
+    """Returns the requested number of bytes, fewer only at the body's end.
+
+    Raises OSError when the body breaks off.
+    """
+    connection: ClientConnection | None = None
+    http_version: str = "HTTP/1.1"
+    scheme: str = "http"
+    host: str = ""
+    new_id: Callable[[], str] = _no_id
+    """Draws an id for a request without one."""
+    route: MatchedRoute | None = None
+    """None when no route serves the request."""
+    label: str = ""
+    """Path of the route in metrics; empty when no route serves the path and method."""
+    params: Mapping[str, str] = {}
+    """The variable parts of the path."""
+    way: str = "flask"
+    """Serving path: flask, fast, probe or grpc."""
+    is_generation: bool = False
+    """The request asks for generation, and was decoded."""
+    rule: str = ""
+    """The rule of a script that decided the reply, with its file; empty without one."""
+    observers: Sequence[SequenceObserver] = ()
+    """Called for each sequence that the engine creates for the request.
+
+    See `app.core.engine.request`.
+    """
+    endings: Sequence[Ending] = ()
+    """Called with the response by the middleware; set when the request begins."""
+    _request_id: str = ""
+    _state_by_type: dict[type, object] | None = None
+
+    def keep(self, state: object) -> None:
+        """Attaches `state` to the request; it replaces state of the same type."""
+        if self._state_by_type is None:
+            self._state_by_type = {}
+        self._state_by_type[type(state)] = state
+
+    def kept(self, kind: type[T]) -> T | None:
+        """Returns the attached state of type `kind`; None without any."""
+        if self._state_by_type is None:
+            return None
+        state = self._state_by_type.get(kind)
+        assert state is None or isinstance(state, kind)
+        return state
+
+    @property
+    def request_id(self) -> str:
+        """The client's X-Request-Id, or a new id that the first access draws."""
+        if not self._request_id:
+            self._request_id = self.headers.get("x-request-id") or self.new_id()
+        return self._request_id
+
+    @property
+    def content_type(self) -> str | None:
+        """Declared media type of the body; None without a declaration."""
+        return self.headers.get("content-type")
+
+    @property
+    def content_length(self) -> int | None:
+        """Declared size of the body in bytes; None without a valid declaration."""
+        declared = self.headers.get("content-length", "")
+        if declared.isdecimal() and len(declared) <= MAX_LENGTH_DIGITS:
+            return int(declared)
+        return None
+
+    @cached_property
+    def _query(self) -> Mapping[str, Sequence[str]]:
+        query = self.target.partition("?")[2].partition("#")[0]
+        return parse_qs(query, keep_blank_values=True)
+
+    def arguments(self, name: str) -> Sequence[str]:
+        """Returns the values of `name` in the query, in order."""
+        return self._query.get(name, ())
+
+    def query(self) -> dict[str, str]:
+        """Returns the last value of each name in the query."""
+        return {name: values[-1] for name, values in self._query.items()}
+
+
+current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+"""The request that this greenlet serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """At most `max_bytes` of body with `max_values` of JSON, delivered within `timeout_s`."""
+
+    max_bytes: int
+    timeout_s: float
+    max_values: int = MAX_JSON_VALUES
+
+    @classmethod
+    def from_settings(cls, server: ServerSettings) -> "BodyLimits":
+        """Returns the limits of a server."""
+        return cls(
+            max_bytes=server.max_request_body_size_mb << 20,
+            timeout_s=server.client_timeout,
+            max_values=server.max_json_values,
+        )
+
+    def read(self, context: RequestContext) -> bytes:
+        """Returns the whole body.
+
+        Raises:
+            ApiError: 413 for too many bytes or values; 408 for a body that does not arrive in time;
+                400 for a body that is cut short.
+        """
+        if context.body is not None:
+            return context.body
+        declared = context.headers.get("content-length") or "0"
+        length = int(declared) if declared.isdecimal() else 0
+        body = b""
+        if length <= self.max_bytes:
+            body = self._receive(context)
+        if max(length, len(body)) > self.max_bytes:
+            raise self._too_large()
+        if len(body) < length:
+            raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
+        # Commas and brackets within strings count, too.
+        if len(body) > self.max_values and sum(map(body.count, b",[{")) > self.max_values:
+            raise too_large(
+                f"The request body has more than {self.max_values} values (--max-json-values)."
+            )
+        context.body = body
+        return body
+
+    def _too_large(self) -> ApiError:
+        return too_large(f"The request body is larger than {self.max_bytes >> 20} MiB.")
+
+    def _receive(self, context: RequestContext) -> bytes:
+        """Returns at most one byte more than allowed; `context.part` gets the bytes that arrived.
+
+        Raises:
+            ApiError: as `read`.
+        """
+        source = context.source
+        if source is None:
+            return b""
+        read_bytes = READ_BYTES if "content-length" in context.headers else CHUNKED_READ_BYTES
+        reader = getattr(source, "reader", None)
+        if isinstance(reader, BoundedChunks):
+            reader.max_bytes = self.max_bytes
+        parts: list[bytes] = []
+        received = 0
+        has_ended = False
+        try:
+            with gevent.Timeout(self.timeout_s, False):
+                while not has_ended and received <= self.max_bytes:
+                    # gunicorn copies its buffer at each read: small reads of a long chunk would
+                    # take long.
+                    buffer = getattr(reader, "buf", None)
+                    buffered = 0 if buffer is None else buffer.tell()
+                    size = min(max(read_bytes, buffered), self.max_bytes + 1 - received)
+                    part = source.read(size)
+                    parts.append(part)
+                    received += len(part)
+                    has_ended = len(part) < size
+                    if not has_ended:
+                        pause()
+        except (OSError, ParseException) as error:
+            raise malformed(f"body: it broke off: {error}", "body") from error
+        except BodyTooLargeError:
+            raise self._too_large() from None
+        finally:
+            context.part = b"".join(parts)
+        if not has_ended and received <= self.max_bytes:
+            raise ApiError(
+                408,
+                "Request Timeout",
+                f"The request body did not arrive within {self.timeout_s:g} s.",
+            )
+        return context.part
+
+
+def bearer(headers: Mapping[str, str]) -> bytes | None:
+    """Returns the key of a Bearer Authorization header, as sent; None without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        return None
+    return key.encode("latin-1", "replace")
+
+
+def client_name(context: RequestContext) -> str:
+    """Returns a short hash of the API key, or else the client's address."""
+    headers = context.headers
+    key = bearer(headers) or headers.get("x-api-key", "").encode("latin-1", "replace")
+    if key:
+        return "key:" + hashlib.sha256(key).hexdigest()[:12]
+    return f"address:{context.client or 'unknown'}"
+
+
+def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> RequestContext:
+    """Builds the context of a request that arrived at `arrival_s` (monotonic seconds, default now).
+
+    Without a gevent socket (test clients), the context has no connection. Headers are copied: an
+    environ that holds a context that holds the environ would be cyclic garbage.
+    """
+    headers = {}
+    for key, value in environ.items():
+        if key.startswith("HTTP_"):
+            headers[key[5:].replace("_", "-").lower()] = value
+        elif key in HEADERS_WITHOUT_PREFIX and value:
+            headers[HEADERS_WITHOUT_PREFIX[key]] = value
+    version = environ.get("SERVER_PROTOCOL", "HTTP/1.1")
+    path_bytes = environ["PATH_INFO"].encode("latin-1")
+    target = environ.get("RAW_URI") or environ.get("REQUEST_URI")
+    if not target:  # the server has kept only the decoded path
+        target = quote(path_bytes, safe=PATH_CHARACTERS)
+        query = environ.get("QUERY_STRING", "")
+        if query:
+            target = f"{target}?{query}"
+    connection = None
+    sock: Any = environ.get("gunicorn.socket")
+    if hasattr(sock, "_sock"):
+        connection = ClientConnection(sock, resets=version == "HTTP/1.0")
+    return RequestContext(
+        method=environ["REQUEST_METHOD"],
+        path=path_bytes.decode(errors="replace"),
+        target=target,
+        headers=headers,
+        client=environ.get("REMOTE_ADDR") or "",
+        arrival_s=time.monotonic() if arrival_s is None else arrival_s,
+        source=environ["wsgi.input"],
+        connection=connection,
+        http_version=version,
+        scheme=environ["wsgi.url_scheme"],
+        host=environ.get("HTTP_HOST", ""),
+    )

@@ -1,0 +1,70 @@
+"""API keys: answers 401 without a required key (docs/access.md)."""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from hmac import compare_digest
+
+from app.core.server.http.context import RequestContext, bearer
+from app.core.server.http.response import Response, json_response
+from app.core.server.middleware.stack import Middleware
+from config.settings import Settings
+
+GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/cohere", "/vllm.grpc.engine.")
+"""Paths that need an API key if any is set, as in vLLM.
+
+Health, metrics, /tokenize and others stay open.
+"""
+ADMIN_PREFIXES = ("/admin", "/fake_metrics")
+UNAUTHORIZED = b'{"error":"Unauthorized"}'
+
+
+class ApiKeys(Middleware):
+    """Answers 401 without a required key.
+
+    Hashes of equal length make a comparison take constant time.
+    """
+
+    _api_digests: tuple[bytes, ...] = ()
+    _admin_digests: tuple[bytes, ...] = ()
+
+    def on_settings(self, settings: Settings) -> None:
+        """Replaces the keys. Without an admin key, /admin needs an API key."""
+        access = settings.access
+        self._api_digests = tuple(sha256(key.encode()).digest() for key in access.api_key)
+        self._admin_digests = self._api_digests
+        if access.admin_key:
+            self._admin_digests = (sha256(access.admin_key.encode()).digest(),)
+        self.active = bool(self._admin_digests)
+
+    def begin(self, context: RequestContext) -> Response | None:
+        """Returns 401 unless the bearer key or, below /admin, X-Admin-Key opens the path."""
+        headers = context.headers
+        is_admin = context.path.startswith(ADMIN_PREFIXES)
+        digests: tuple[bytes, ...] = ()
+        if is_admin:
+            digests = self._admin_digests
+        elif context.path.startswith(GUARDED_PREFIXES):
+            digests = self._api_digests
+        if not digests or context.method == "OPTIONS":
+            return None
+        keys = [bearer(headers)]
+        if is_admin and "x-admin-key" in headers:
+            keys.append(headers["x-admin-key"].encode("latin-1", "replace"))
+        if _has_match(keys, digests):
+            return None
+        return json_response(UNAUTHORIZED, 401)
+
+    def bears_key(self, context: RequestContext) -> bool:
+        """Returns True if the request bears an API key, or if the server has no keys."""
+        return not self._api_digests or _has_match([bearer(context.headers)], self._api_digests)
+
+
+def _has_match(keys: Iterable[bytes | None], digests: Iterable[bytes]) -> bool:
+    """Returns True if one of the keys has one of the `digests`."""
+    is_match = False
+    for key in keys:
+        if key is not None:
+            key_digest = sha256(key).digest()
+            for digest in digests:  # compare all: the time must not reveal which key matched
+                is_match |= compare_digest(key_digest, digest)
+    return is_match

@@ -1,0 +1,149 @@
+"""The interface of all tokenizers, and their errors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from app.core.base import Bounded
+
+Message = Mapping[str, object]
+"""One chat message as JSON: `role`, `content` (a string, a list of parts or null), other fields."""
+TextCheck = Callable[[str], None]
+
+
+class TokenizerError(Exception):
+    """A failure between text and token ids. The message is one sentence for users."""
+
+
+class TokenizerLoadError(TokenizerError):
+    """The named tokenizer cannot be loaded, which stops the start."""
+
+
+class TokenizerServiceError(TokenizerError):
+    """The remote tokenizer gave no usable response: a server error, not the client's fault."""
+
+
+class TokenizerInputError(TokenizerError, ValueError):
+    """The request's text, ids or template are not valid: status 400 with this `param`."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TokenIdError(TokenizerInputError):
+    """A token id outside the vocabulary, or outside 32 bits."""
+
+
+class ChatTemplateError(TokenizerInputError):
+    """A conversation without messages, or a chat template that is missing, invalid or fails."""
+
+
+class SurrogateError(TokenizerInputError):
+    """A text with half of a surrogate pair."""
+
+    def __init__(self) -> None:
+        super().__init__("The text holds half of a surrogate pair, which no encoding can express.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """Options of rendering a conversation; names and defaults are those of vLLM's requests."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    tools: Sequence[Mapping[str, object]] | None = None
+    documents: Sequence[Mapping[str, object]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, object] | None = None
+
+
+PLAIN_CHAT = ChatOptions()
+
+
+class Tokenizer:
+    """Converts text to token ids and back. Every method may raise `TokenizerError`."""
+
+    name: str
+    """Source: a folder, a hub name or the URL of a service."""
+    vocab_size: int | None = None
+    """Ids are in range(vocab_size); None if unknown, as for a remote service."""
+    eos_token_id: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    """Every id that ends a generation: `eos_token_id` and the ids of the generation config."""
+    added_ids: frozenset[int] | None = None
+    """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
+    is_time_dependent = False
+    """True if chat prompts contain the time or random values.
+
+    Equal conversations may then have different prompts.
+    """
+    caches: Mapping[str, Bounded] = {}
+
+    @property
+    def longest_token(self) -> int | None:
+        """Characters of the longest token; None if unknown, as for a remote service."""
+        return None
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Checks a prompt of token ids.
+
+        Raises:
+            TokenIdError: an id is outside the vocabulary.
+        """
+        raise NotImplementedError
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Returns the token ids of a text."""
+        return self.encode_many([text], add_special_tokens)[0]
+
+    def encode_many(
+        self, texts: Sequence[str], add_special_tokens: bool = False
+    ) -> list[list[int]]:
+        """Returns the token ids of each text."""
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Returns the text of `ids`.
+
+        Ids without a token add nothing, and bytes that are not UTF-8 add U+FFFD.
+        """
+        raise NotImplementedError
+
+    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
+        """Returns the text that each token adds to a stream; joined, the pieces are `decode(ids)`.
+
+        Text that ends inside a character is held back until the token that completes the character.
+        """
+        raise NotImplementedError
+
+    def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
+        """Returns start and end of each token in `text`, in characters; None if unknown."""
+        return None
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Returns the vocabulary's spelling of each token, as in `/tokenize` (`Ġworld`).
+
+        A tokenizer without a vocabulary returns the text of each token.
+        """
+        return self.token_texts(ids)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Returns the text of each token alone, as in log probabilities (` world`)."""
+        return [self.decode([token_id]) for token_id in ids]
+
+    def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        """Returns the prompt of a conversation."""
+        return self.decode(self.encode_chat(messages, options))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions = PLAIN_CHAT,
+        check: TextCheck | None = None,
+    ) -> list[int]:
+        """Returns the token ids of a rendered conversation.
+
+        `check` may reject a long text before it is tokenized.
+        """
+        raise NotImplementedError

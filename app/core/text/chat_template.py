@@ -1,0 +1,128 @@
+"""The chat templates of a tokenizer: renders conversations with them or with a request's template.
+
+The server's own templates run in this process. A template of a request is an untrusted program, so
+it runs in another process, which can be stopped (`template_process`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Protocol
+
+from app.core.base.clock.pause import call_off_hub
+from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
+from app.core.text.compiled_template import (
+    CHANGING,
+    TEMPLATES_BYTES,
+    ChatTemplateCompiler,
+    CompiledTemplate,
+)
+from app.core.text.files import DEFAULT_TEMPLATE
+from app.core.text.template_environment import json_length
+from app.core.text.template_process import TemplateProcess
+from app.core.text.template_protocol import RenderRequest
+
+LONG_CHAT = 20_000
+"""Members and characters above which a conversation is rendered in a native thread."""
+MANY_MESSAGES = 400
+"""Messages above which a conversation is rendered in a native thread."""
+
+
+class RequestTemplateRenderer(Protocol):
+    """Renders conversations with the templates of requests, which are not trusted."""
+
+    def render(self, request: RenderRequest) -> str:
+        """Returns the prompt.
+
+        Raises:
+            ChatTemplateError: the template fails.
+        """
+
+
+class ChatTemplates:
+    """The chat templates of one tokenizer, compiled at their first use.
+
+    `sources` are Jinja sources by name (`default`, `tool_use` ...), `special_tokens` variables of
+    each, as `bos_token`; `now` is local time; `takes_media`: the model reads more than text.
+    `renderer` renders with the templates of requests; by default it is a process of this object.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+        takes_media: bool = True,
+        limit_bytes: int = TEMPLATES_BYTES,
+        renderer: RequestTemplateRenderer | None = None,
+    ) -> None:
+        self._sources = sources
+        self._trusted_sources = frozenset(sources.values())
+        self._special_tokens = special_tokens
+        self._now = now
+        self._takes_media = takes_media
+        self._renderer = renderer or TemplateProcess()
+        self.is_time_dependent = any(map(CHANGING.search, sources.values()))
+        """True if a template reads the clock or draws random values.
+
+        Equal conversations may then have different prompts.
+        """
+        self._compiler = ChatTemplateCompiler(
+            special_tokens,
+            now=now,
+            takes_media=takes_media,
+            limit_bytes=limit_bytes,
+        )
+        self.limit_bytes = limit_bytes
+
+    def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        """Returns the prompt of a conversation; a native thread renders a long one."""
+        if options is PLAIN_CHAT:
+            prompt = self._default.plain(messages)
+            if prompt is not None:
+                return prompt
+        source = self._source(options)
+        if source not in self._trusted_sources:
+            request = RenderRequest(
+                source=source,
+                special_tokens=self._special_tokens,
+                takes_media=self._takes_media,
+                now=self._now(),
+                options=options,
+                messages=messages,
+            )
+            return self._renderer.render(request)
+        template = self._compiler.compile(source)
+        inputs = messages, options.tools, options.documents, options.chat_template_kwargs
+        if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
+            return call_off_hub(template.render, messages, options)
+        return template.render(messages, options)
+
+    @cached_property
+    def _default(self) -> CompiledTemplate:
+        return self.compiled(PLAIN_CHAT)
+
+    def compiled(self, options: ChatOptions) -> CompiledTemplate:
+        """Returns the template that renders with `options`."""
+        return self._compiler.compile(self._source(options))
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the compiled templates, in bytes."""
+        return self._compiler.size_bytes
+
+    def _source(self, options: ChatOptions) -> str:
+        """Returns the request's template, else `tool_use` for tools, else `default`.
+
+        A request names a template, or has its source.
+        """
+        if options.chat_template is not None:
+            return self._sources.get(options.chat_template, options.chat_template)
+        if options.tools is not None and "tool_use" in self._sources:
+            return self._sources["tool_use"]
+        try:
+            return self._sources[DEFAULT_TEMPLATE]
+        except KeyError:
+            raise ChatTemplateError(
+                "The tokenizer has no chat template, and the request none."
+            ) from None

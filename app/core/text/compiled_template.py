@@ -1,0 +1,218 @@
+"""Compiles chat templates, and renders conversations with them. This module needs no event loop."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import datetime
+from operator import attrgetter
+from threading import Lock
+
+import jinja2
+from cachetools import LRUCache, cachedmethod
+
+from app.core.text.base import ChatOptions, ChatTemplateError, Message
+from app.core.text.conversation import (
+    PLAIN_ROLES,
+    ContentFormat,
+    Conversation,
+    developer_as_system,
+    parse_messages,
+)
+from app.core.text.template_analysis import detect_content_format, wraps_content
+from app.core.text.template_environment import make_environment
+
+TEMPLATES_BYTES = 8 << 20
+"""Memory limit of compiled templates."""
+COMPILED_BYTES = 8_000
+"""Maximum memory of a compiled template without its source, in bytes; measured."""
+CHARACTER_BYTES = 6
+"""Maximum memory of each character of a template's source, in bytes; measured."""
+RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
+"""Names that a request's `chat_template_kwargs` must not set."""
+IGNORED = ("chat_template", "tokenize")
+"""Names in `chat_template_kwargs` that have no effect."""
+CHANGING = re.compile("strftime_now|lipsum|random")
+"""Names in a template that may give equal conversations different prompts."""
+END_MARK = "END_OF_WHAT_TO_CONTINUE "
+"""Mark after the final message, to find and cut the text that the template adds behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """A compiled chat template."""
+
+    template: jinja2.Template
+    variables: Mapping[str, object]
+    content_format: ContentFormat
+    has_developer_role: bool
+    takes_media: bool
+    size_bytes: int
+    wraps_content: bool
+    """The template puts constant texts around the content of a single message.
+
+    See `template_analysis.wraps_content`.
+    """
+    wrappers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    """These texts by role, learned at first use; None for a role with content printed twice or
+    never.
+    """
+
+    def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
+        """Returns the prompt of a conversation.
+
+        Raises:
+            ChatTemplateError: with the template's reason.
+        """
+        if options.continue_final_message and options.add_generation_prompt:
+            raise ChatTemplateError(
+                "continue_final_message and add_generation_prompt exclude each other."
+            )
+        conversation = parse_messages(messages, self.content_format, self.takes_media)
+        if not self.has_developer_role:
+            conversation = developer_as_system(conversation)
+        variables = {**self.variables, **_variables(options)}
+        if not options.continue_final_message:
+            return self._run(conversation, variables)
+        final_text, marked = _mark_final_text(conversation)
+        rendered = self._run(marked, variables)
+        mark = END_MARK.strip()
+        if mark not in rendered or final_text.strip() not in rendered:
+            raise ChatTemplateError(
+                "continue_final_message: the template does not show the final message."
+            )
+        prompt = rendered[: rendered.rindex(mark)]
+        if rendered.startswith(END_MARK, len(prompt)):
+            return prompt
+        # A template that strips messages has removed the mark's blank, and would have removed the
+        # text's.
+        return prompt.rstrip()
+
+    def plain(self, messages: Sequence[Message]) -> str | None:
+        """Returns the prompt of a single message under plain options.
+
+        Returns None if the template has to run.
+        """
+        if not self.wraps_content or len(messages) != 1 or len(messages[0]) != 2:
+            return None
+        role = messages[0].get("role")
+        content = messages[0].get("content")
+        if not isinstance(role, str) or role not in PLAIN_ROLES or not isinstance(content, str):
+            return None
+        if role not in self.wrappers:
+            variables = {**self.variables, "add_generation_prompt": True}
+            rendered = self._run([{"role": role, "content": END_MARK}], variables)
+            head, *tails = rendered.split(END_MARK)
+            self.wrappers[role] = (head, tails[0]) if len(tails) == 1 else None
+        wrapper = self.wrappers[role]
+        if wrapper is None:
+            return None
+        return content.join(wrapper)
+
+    def _run(self, conversation: Conversation, variables: dict[str, object]) -> str:
+        # `Template.render` would walk over the chained globals of the environment each time.
+        template = self.template
+        variables["messages"] = conversation
+        context = template.environment.context_class(
+            template.environment, variables, template.name, template.blocks
+        )
+        try:
+            return "".join(template.root_render_func(context))
+        except MemoryError as error:
+            raise ChatTemplateError("The chat template needs too much memory.") from error
+        except Exception as error:  # a template is a program, and may fail in any way
+            raise ChatTemplateError(
+                f"The chat template refused the conversation: {error}"
+            ) from error
+
+
+class ChatTemplateCompiler:
+    """Compiles chat templates, and keeps the latest within a limit of memory. Thread-safe.
+
+    `special_tokens` are variables of each template, as `bos_token`; `now` is local time;
+    `takes_media`: the model reads more than text.
+    """
+
+    def __init__(
+        self,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime],
+        takes_media: bool,
+        limit_bytes: int = TEMPLATES_BYTES,
+    ) -> None:
+        self._special_tokens = special_tokens
+        self._takes_media = takes_media
+        self._environment = make_environment(now)
+        self.limit_bytes = limit_bytes
+        self._compiled: LRUCache[str, CompiledTemplate]
+        self._compiled = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
+        self._lock = Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the compiled templates, in bytes."""
+        return int(self._compiled.currsize)
+
+    @cachedmethod(attrgetter("_compiled"), lock=attrgetter("_lock"))
+    def compile(self, source: str) -> CompiledTemplate:
+        """Compiles a template, or returns a known one.
+
+        Raises:
+            ChatTemplateError: the template is invalid.
+        """
+        try:
+            tree = self._environment.parse(source)
+            template = self._environment.from_string(source)
+        except (
+            # Errors of Jinja, and errors of Python's compiler in the code that Jinja generates.
+            jinja2.TemplateError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+            OverflowError,
+            ValueError,
+        ) as error:
+            raise ChatTemplateError(f"The chat template does not compile: {error}") from error
+        variables = {**template.globals, "tools": None, "documents": None, **self._special_tokens}
+        has_developer_role = re.search("""["']developer["']""", source) is not None
+        size_bytes = COMPILED_BYTES + CHARACTER_BYTES * len(source)
+        return CompiledTemplate(
+            template=template,
+            variables=variables,
+            content_format=detect_content_format(tree),
+            has_developer_role=has_developer_role,
+            takes_media=self._takes_media,
+            size_bytes=size_bytes,
+            wraps_content=wraps_content(tree) and CHANGING.search(source) is None,
+        )
+
+
+def _variables(options: ChatOptions) -> dict[str, object]:
+    variables = dict(options.chat_template_kwargs or ())
+    if variables:
+        reserved = sorted(RESERVED & variables.keys())
+        if reserved:
+            raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(reserved)}.")
+        for name in IGNORED:
+            variables.pop(name, None)
+    if options.tools is not None:
+        variables["tools"] = options.tools
+    if options.documents is not None:
+        variables["documents"] = list(options.documents)
+    variables["add_generation_prompt"] = options.add_generation_prompt
+    return variables
+
+
+def _mark_final_text(conversation: Conversation) -> tuple[str, Conversation]:
+    """Returns the text of the final message, and the conversation with `END_MARK` behind it."""
+    message = copy(conversation[-1])
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + END_MARK
+        return content, [*conversation[:-1], message]
+    for index, part in reversed([*enumerate(content)]):
+        if "text" in part:
+            marked = part | {"text": part["text"] + END_MARK}
+            message["content"] = [*content[:index], marked, *content[index + 1 :]]
+            return part["text"], [*conversation[:-1], message]
+    raise ChatTemplateError("continue_final_message needs a final message with text in it.")

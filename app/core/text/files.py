@@ -1,0 +1,209 @@
+"""The files of a tokenizer in the layout of the Hugging Face hub: in a folder, or on the hub."""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.core.text.base import TokenizerLoadError
+
+DEFAULT_TEMPLATE = "default"
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "config.json",
+    "generation_config.json",
+)
+MEDIA_KEY = re.compile(r"vision|visual|image|audio|video|^img_")
+"""Keys in the `config.json` of a multimodal model."""
+MEDIA_ARCHITECTURE = re.compile(r"ForConditionalGeneration$|Omni|Molmo")
+"""Names of the architecture of a multimodal model."""
+TIMEOUT_S = 3.0
+"""Seconds for each query of the hub.
+
+A download has the library's own limit (`HF_HUB_DOWNLOAD_TIMEOUT`).
+"""
+PRIVATE_KEYS = ("vocab_file", "merges_file")
+"""Keys of `tokenizer_config.json` that `read_info` leaves out: paths on this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFolder:
+    """Contents of the files beside `tokenizer.json`; optional ones have empty defaults."""
+
+    tokenizer_file: Path
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Role -> token (`eos_token` -> `</s>`), as variables of chat templates."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Name -> Jinja source; a template without a name is `default`."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end a generation, from `generation_config.json`, else from `config.json`."""
+    model_vocab_size: int = 0
+    """Rows of the model's embedding in `config.json`; may exceed the tokenizer's vocabulary."""
+    takes_media: bool = True
+    """True when `config.json` names a model that reads images, sound or video, or is missing."""
+
+
+def read_folder(path: Path) -> TokenizerFolder:
+    """Reads a folder with `tokenizer.json`, or that file.
+
+    Raises:
+        TokenizerLoadError: a file cannot be read.
+    """
+    file = path
+    if path.is_dir():
+        file = path / "tokenizer.json"
+    if not file.is_file():
+        raise TokenizerLoadError(f"There is no tokenizer.json at {path}.")
+    folder = file.parent
+    config = read_json(folder / "tokenizer_config.json")
+    model = read_json(folder / "config.json")
+    special_tokens = {}
+    for key, value in (read_json(folder / "special_tokens_map.json") | config).items():
+        text = value
+        if isinstance(value, dict):
+            text = value.get("content")
+        if key.endswith("_token") and isinstance(text, str):
+            special_tokens[key] = text
+    text_config = model.get("text_config")
+    vocab_size = model.get("vocab_size")
+    if not vocab_size and isinstance(text_config, dict):
+        vocab_size = text_config.get("vocab_size")
+    return TokenizerFolder(
+        tokenizer_file=file,
+        special_tokens=special_tokens,
+        chat_templates=_chat_templates(folder, config),
+        eos_token_ids=_eos_token_ids(read_json(folder / "generation_config.json"), model),
+        model_vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
+        takes_media=takes_media(model) is not False,
+    )
+
+
+def _eos_token_ids(*configs: Mapping[str, object]) -> tuple[int, ...]:
+    """Returns the ids of the first configuration that has any."""
+    for config in configs:
+        ids = config.get("eos_token_id")
+        if isinstance(ids, int):
+            return (ids,)
+        if isinstance(ids, list):
+            return tuple(ids)
+    return ()
+
+
+def read_info(file: Path) -> dict[str, object]:
+    """Returns `tokenizer_config.json` beside `file`, with a `tokenizer_class`.
+
+    Tokens are texts.
+    """
+    config = read_json(file.parent / "tokenizer_config.json")
+    info: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, value in config.items():
+        if name not in PRIVATE_KEYS:
+            info[name] = _token_texts(value)
+    return info
+
+
+def _token_texts(value: object) -> object:
+    """Replaces all descriptions of tokens in a JSON value by the tokens' texts."""
+    if isinstance(value, list):
+        return [_token_texts(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    text = value.get("content")
+    if isinstance(text, str):
+        return text
+    return {name: _token_texts(member) for name, member in value.items()}
+
+
+def read_json(file: Path) -> dict[str, object]:
+    """Reads a JSON object; returns an empty one for a missing file.
+
+    Raises:
+        TokenizerLoadError: the file has something else.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TokenizerLoadError(f"{file} is not readable JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise TokenizerLoadError(f"{file} should hold a JSON object.")
+    return content
+
+
+def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    templates: dict[str, str] = {}
+    for source in (read_json(folder / "chat_template.json"), config):
+        entry = source.get("chat_template")
+        if isinstance(entry, str):
+            templates.setdefault(DEFAULT_TEMPLATE, entry)
+        elif isinstance(entry, list):
+            templates |= {named["name"]: named["template"] for named in entry}
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    default_file = folder / "chat_template.jinja"
+    if default_file.is_file():
+        templates[DEFAULT_TEMPLATE] = default_file.read_text(encoding="utf-8")
+    return templates
+
+
+def model_config(name: str) -> dict[str, object]:
+    """Returns the `config.json` of a model in a local folder; empty if unreadable or missing."""
+    with suppress(TokenizerLoadError):
+        return read_json(Path(name).expanduser() / "config.json")
+    return {}
+
+
+def takes_media(model: Mapping[str, object]) -> bool | None:
+    """Returns True for the `config.json` of a multimodal model; None for an empty one."""
+    if not model:
+        return None
+    names = model.get("architectures")
+    if isinstance(names, list) and any(MEDIA_ARCHITECTURE.search(str(name)) for name in names):
+        return True
+    return any(MEDIA_KEY.search(key) for key, value in model.items() if value is not None)
+
+
+def is_matryoshka(model: Mapping[str, object]) -> bool:
+    """Returns True for the `config.json` of a model with vectors of any length, or an empty one."""
+    return not model or bool(model.get("matryoshka_dimensions") or model.get("is_matryoshka"))
+
+
+def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:
+    """Returns the folder with the tokenizer files of the repository `name`.
+
+    The files come from the cache or the hub. The library reads `HF_HUB_OFFLINE`, `HF_HOME` and
+    `HF_ENDPOINT`.
+
+    Raises:
+        TokenizerLoadError: neither has the files.
+    """
+    from huggingface_hub import snapshot_download  # slow to import
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    reason = "the repository has no tokenizer.json"
+    for local_only in (True, False):
+        try:
+            snapshot = snapshot_download(
+                name,
+                allow_patterns=list(FILES),
+                cache_dir=cache,
+                token=token,
+                etag_timeout=TIMEOUT_S,
+                local_files_only=local_only,
+            )
+        except Exception as error:  # of several libraries: not found, gated, no network, bad name
+            reason = str(error).strip().splitlines()[0]
+        else:
+            folder = Path(snapshot)
+            if (folder / "tokenizer.json").is_file():
+                return folder
+    raise TokenizerLoadError(f"{name} is neither in the local cache nor on the hub: {reason}")

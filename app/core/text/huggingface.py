@@ -1,0 +1,360 @@
+"""A tokenizer from a local `tokenizer.json`, on the `tokenizers` library.
+
+Short ASCII texts are encoded by a cache of the token ids of words (`words`). The library encodes
+all other texts, long ones in a native thread.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+from tokenizers import decoders
+
+from app.core.base import Bounded
+from app.core.base.clock.pause import QUICK_BYTES, call_long, call_off_hub
+from app.core.text.base import (
+    PLAIN_CHAT,
+    ChatOptions,
+    Message,
+    SurrogateError,
+    TextCheck,
+    TokenIdError,
+    Tokenizer,
+    TokenizerLoadError,
+)
+from app.core.text.chat_template import ChatTemplates, RequestTemplateRenderer
+from app.core.text.detokenization import (
+    TokenBytes,
+    TokenTexts,
+    byte_level_pieces,
+    check_id_range,
+    stream_pieces,
+)
+from app.core.text.files import (
+    DEFAULT_TEMPLATE,
+    TokenizerFolder,
+    fetch,
+    model_config,
+    read_folder,
+    read_info,
+)
+from app.core.text.files import takes_media as model_takes_media
+from app.core.text.words import WordEncoder, has_independent_words
+from config.sections.model import TokenizerSettings
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED = Path(__file__).parent / "data"
+"""Folder of the embedded tokenizer."""
+CHARACTER_WORK = 8
+"""Work of encoding a character, in bytes as `call_long` counts them."""
+TOKEN_WORK = 2
+"""Work of writing a token's text, in bytes as `call_long` counts them."""
+WORD_START = "▁"
+"""Sign of a blank in SentencePiece vocabularies."""
+
+
+class LocalTokenizer(Tokenizer):
+    """The `Tokenizer` of a folder or file; immutable, shared by all requests of a process."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        folder: TokenizerFolder,
+        name: str,
+        renderer: RequestTemplateRenderer | None = None,
+    ) -> None:
+        """Creates a tokenizer; `backend` must not be changed afterwards.
+
+        `renderer` renders with the chat templates of requests; several tokenizers may share it.
+        """
+        # A file may have settings from training that cut or pad every text.
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.name = name
+        self._templates = ChatTemplates(
+            folder.chat_templates,
+            folder.special_tokens,
+            takes_media=folder.takes_media,
+            renderer=renderer,
+        )
+        added = backend.get_added_tokens_decoder()
+        self.added_ids: frozenset[int] | None = frozenset(added)
+        self._special_ids = frozenset(
+            token_id for token_id, token in added.items() if token.special
+        )
+        self._file = folder.tokenizer_file
+        self._chat_templates = folder.chat_templates
+        # The last id follows from the count unless the vocabulary has holes, which are rare and
+        # slow to find.
+        count = backend.get_vocab_size(with_added_tokens=True)
+        if backend.id_to_token(count - 1) is None or backend.id_to_token(count) is not None:
+            count = max(backend.get_vocab().values()) + 1
+        self.vocab_size: int = max(count, folder.model_vocab_size)
+        eos_token = folder.special_tokens.get("eos_token")
+        eos = None if eos_token is None else backend.token_to_id(eos_token)
+        self.eos_token_ids = frozenset(folder.eos_token_ids)
+        if eos is None:
+            eos = next(iter(folder.eos_token_ids), None)
+        else:
+            self.eos_token_ids |= {eos}
+        self.eos_token_id: int | None = eos
+        self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self._bytes = TokenBytes(backend)
+        self._texts = TokenTexts(self._bytes)
+        self._words = WordEncoder(backend) if has_independent_words(backend) else None
+        self._adds_special_tokens = backend.num_special_tokens_to_add(False) > 0
+        self.is_time_dependent = self._templates.is_time_dependent
+        caches: dict[str, Bounded] = {"chat templates": self._templates}
+        if self._words is not None:
+            caches["words"] = self._words
+        self.caches = caches
+
+    @classmethod
+    def from_path(
+        cls,
+        path: Path,
+        name: str | None = None,
+        *,
+        chat_template: str | None = None,
+        takes_media: bool | None = None,
+        renderer: RequestTemplateRenderer | None = None,
+    ) -> Self:
+        """Loads a folder with `tokenizer.json`, or such a file.
+
+        `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.
+
+        Raises:
+            TokenizerLoadError: the file is missing, or the library cannot read it.
+        """
+        # The library would start a thread per core in every process, and wake one for each text.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        folder = read_folder(path)
+        if chat_template is not None:
+            folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
+        if takes_media is not None:
+            folder = replace(folder, takes_media=takes_media)
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerLoadError(
+                f"{folder.tokenizer_file} is not a tokenizer: {error}."
+            ) from error
+        return cls(backend, folder, name or str(path), renderer)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self.backend.get_vocab()), default=1)
+
+    def info(self) -> dict[str, object]:
+        """Returns the tokenizer's configuration, as in `/tokenizer_info`."""
+        info = read_info(self._file)
+        template = self._chat_templates.get(DEFAULT_TEMPLATE)
+        if template is not None:
+            info["chat_template"] = template
+        return info
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """See `Tokenizer`."""
+        if not ids:
+            return
+        for token_id in (min(ids), max(ids)):
+            if not 0 <= token_id < self.vocab_size:
+                raise TokenIdError(
+                    f"Token id {token_id} is outside the vocabulary of {self.vocab_size} tokens."
+                )
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """See `Tokenizer`."""
+        if (
+            self._words is not None
+            and CHARACTER_WORK * len(text) <= QUICK_BYTES
+            and not (add_special_tokens and self._adds_special_tokens)
+        ):
+            ids = self._words.encode(text)
+            if ids is not None:
+                return ids
+        return self.encode_many([text], add_special_tokens)[0]
+
+    def encode_many(
+        self, texts: Sequence[str], add_special_tokens: bool = False
+    ) -> list[list[int]]:
+        """See `Tokenizer`."""
+
+        def work() -> list[list[int]]:
+            # Unlike `encode`, releases the interpreter.
+            encodings = self.backend.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+            return [encoding.ids for encoding in encodings]
+
+        try:
+            return call_long(CHARACTER_WORK * sum(map(len, texts)), work)
+        except TypeError as error:
+            raise SurrogateError() from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer`."""
+        try:
+            if TOKEN_WORK * len(ids) <= QUICK_BYTES:
+                return self.backend.decode(ids, skip_special_tokens)
+            return call_off_hub(self.backend.decode_batch, [ids], skip_special_tokens)[0]
+        except OverflowError:
+            check_id_range(ids)
+            raise
+
+    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
+        """See `Tokenizer`."""
+        size = TOKEN_WORK * len(ids)
+        if self._byte_level:
+            skipped = self._special_ids
+            if not skip_special_tokens:
+                skipped = frozenset()
+            return call_long(size, byte_level_pieces, ids, self._texts, skipped)
+        return call_long(size, stream_pieces, ids, self.backend, skip_special_tokens)
+
+    def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
+        """See `Tokenizer`."""
+        encoding = call_long(
+            CHARACTER_WORK * len(text),
+            self.backend.encode,
+            text,
+            add_special_tokens=add_special_tokens,
+        )
+        return encoding.offsets
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer`."""
+
+        def work() -> list[str]:
+            check_id_range(ids)
+            return [self.backend.id_to_token(token_id) or "" for token_id in ids]
+
+        return call_long(TOKEN_WORK * len(ids), work)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Returns texts with the blanks that a decoder drops from the start."""
+
+        def work() -> list[str]:
+            if self._byte_level:
+                return [self._bytes[token_id].decode("utf-8", "replace") for token_id in ids]
+            texts = []
+            for token_id, token in zip(ids, self.token_strings(ids), strict=True):
+                blanks = len(token) - len(token.lstrip(WORD_START))
+                text = self.backend.decode([token_id], False)
+                if blanks:
+                    text = " " * blanks + text.lstrip(" ")
+                texts.append(text)
+            return texts
+
+        return call_long(TOKEN_WORK * len(ids), work)
+
+    def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        """See `Tokenizer`."""
+        return self._templates.render(messages, options)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions = PLAIN_CHAT,
+        check: TextCheck | None = None,
+    ) -> list[int]:
+        """See `Tokenizer`."""
+        text = self._templates.render(messages, options)
+        if check is not None and len(text) > QUICK_BYTES:
+            check(text)
+        return self.encode(text, options.add_special_tokens)
+
+
+def default_tokenizer(
+    chat_template: str | None = None, takes_media: bool | None = None
+) -> LocalTokenizer:
+    """Returns the embedded tokenizer: a byte-level BPE, lossless for any Unicode text."""
+    return LocalTokenizer.from_path(
+        EMBEDDED, "embedded", chat_template=chat_template, takes_media=takes_media
+    )
+
+
+def load_tokenizer(
+    model: str,
+    settings: TokenizerSettings = TokenizerSettings(),  # noqa: B008 (immutable)
+    takes_media: bool | None = None,
+    renderer: RequestTemplateRenderer | None = None,
+) -> Tokenizer:
+    """Returns the embedded tokenizer if forced, else a render service, else a local tokenizer.
+
+    `settings.tokenizer`, by default `model`, is a folder, a file or `organization/name` on the hub.
+    A `model` without a tokenizer gets the embedded one. `takes_media` None reads the model's
+    `config.json`; `renderer` is that of `LocalTokenizer`.
+
+    Raises:
+        TokenizerLoadError: `settings.tokenizer` cannot be loaded.
+    """
+    chat_template = template_source(settings.chat_template)
+    if takes_media is None:
+        takes_media = model_takes_media(model_config(model))
+    if settings.force_dummy_tokenizer:
+        return default_tokenizer(chat_template, takes_media)
+    if settings.render_url:
+        from app.core.text.render import RenderTokenizer
+
+        return RenderTokenizer(
+            settings.render_url,
+            model=model,
+            timeout_s=settings.render_timeout,
+            mm_timeout_s=settings.mm_render_timeout,
+        )
+    source = settings.tokenizer or model
+    try:
+        path = _tokenizer_path(source, settings)
+        if path is not None:
+            return LocalTokenizer.from_path(
+                path,
+                source,
+                chat_template=chat_template,
+                takes_media=takes_media,
+                renderer=renderer,
+            )
+    except TokenizerLoadError as error:
+        if settings.tokenizer is not None:
+            raise
+        logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
+    return default_tokenizer(chat_template, takes_media)
+
+
+def _tokenizer_path(source: str, settings: TokenizerSettings) -> Path | None:
+    """Returns the local path of a tokenizer; None for a model's name that is not on the hub."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if source.startswith((".", "/", "~")):
+        raise TokenizerLoadError(f"There is nothing at {source}.")
+    if settings.tokenizer is None and "/" not in source:  # a model such as `tiny`
+        return None
+    cache = None
+    if settings.tokenizers_cache_dir is not None:
+        cache = Path(settings.tokenizers_cache_dir).expanduser()
+    return fetch(source, settings.hf_token, cache)
+
+
+def template_source(template: str | None) -> str | None:
+    """Returns the source of a template, which is a source itself or the path of a file.
+
+    Raises:
+        TokenizerLoadError: the file cannot be read.
+    """
+    if template is None or "{" in template:
+        return template
+    try:
+        return Path(template).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerLoadError(
+            f"The chat template {template} cannot be read: {error}."
+        ) from error

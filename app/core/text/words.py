@@ -1,0 +1,91 @@
+"""A cache of the token ids of words, for byte-level BPE vocabularies like GPT-2's.
+
+Such a tokenizer cuts a text at added tokens, then into words by a pattern. Each word has the same
+ids in any text. The cache takes a third of the library's time.
+"""
+
+import re
+from itertools import chain
+
+import msgspec
+import tokenizers
+from tokenizers import models
+
+from app.core.text.detokenization import byte_symbols
+
+find_words = re.compile(
+    r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
+).findall
+"""Returns the words of an ASCII text by GPT-2's pattern, which `ByteLevel` uses."""
+LIMIT_BYTES = 1 << 20
+WORD_BYTES = 400
+"""Estimated memory of a remembered word, with its ids and its place."""
+MAX_WORD_LENGTH = 20
+"""Characters of the longest remembered word."""
+MAX_PART_LENGTH = 10
+"""Characters of the longest remembered part between added tokens, such as a chat template's."""
+MAX_PARTS = 100
+"""Maximum number of remembered parts."""
+
+
+class WordEncoder(dict[str, list[int]]):
+    """Encodes by words, whose ids it remembers; `backend` must have `has_independent_words`."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self._model = backend.model
+        self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
+        added_tokens = backend.get_added_tokens_decoder().items()
+        self._added = {token.content: [token_id] for token_id, token in added_tokens}
+        self._parts: dict[str, list[int]] = {}
+        longest_first = sorted(self._added, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the words, in bytes."""
+        return WORD_BYTES * len(self)
+
+    def encode(self, text: str) -> list[int] | None:
+        """Returns the ids of `text`, without special tokens; None for a text that is not ASCII."""
+        if not text.isascii():
+            return None
+        ids: list[int] = []
+        for position, part in enumerate(self._split(text)):
+            part_ids = self._added[part] if position % 2 else self._parts.get(part)
+            if part_ids is None:
+                part_ids = list(chain.from_iterable(map(self.__getitem__, find_words(part))))
+                if len(part) <= MAX_PART_LENGTH and len(self._parts) < MAX_PARTS:
+                    self._parts[part] = part_ids
+            ids += part_ids
+        return ids
+
+    def __missing__(self, word: str) -> list[int]:
+        """Returns the ids of a new word, by the model alone: a third of the time of a batch."""
+        ids = [token.id for token in self._model.tokenize(word.translate(self._symbols))]
+        if len(word) <= MAX_WORD_LENGTH and not word[-1].isdecimal():
+            if self.size_bytes + WORD_BYTES > self.limit_bytes:
+                self.clear()  # frequent words are soon learned again
+            self[word] = ids
+        return ids
+
+
+def has_independent_words(backend: tokenizers.Tokenizer) -> bool:
+    """Returns True when the ids of any text are the ids of its words."""
+    model = backend.model
+    pre_tokenizer = backend.pre_tokenizer
+    if not isinstance(model, models.BPE) or model.dropout or backend.normalizer is not None:
+        return False
+    if pre_tokenizer is None or backend.encode_special_tokens:
+        return False
+    settings = msgspec.json.decode(pre_tokenizer.__getstate__())
+    if settings.get("type") != "ByteLevel":
+        return False
+    if settings["add_prefix_space"] or not settings["use_regex"]:
+        return False
+    return all(
+        token.content
+        and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+        for token in backend.get_added_tokens_decoder().values()
+    )

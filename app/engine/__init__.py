@@ -1,1 +1,0 @@
-"""The engine: schedules requests, and generates replies."""

@@ -1,1 +1,0 @@
-"""Texts of a form: JSON of a schema, patterns, grammars."""

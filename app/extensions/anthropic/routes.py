@@ -1,0 +1,126 @@
+"""POST /v1/messages and /v1/messages/count_tokens, of the Anthropic family."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+
+from app.core.api.chat.parts import check_tool_choice
+from app.core.api.chat.prompt import chat_options, chat_prompt
+from app.core.api.pipeline import ChatRules, RequestPipeline
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.common import EXAMPLE_CHAT
+from app.core.protocol.options import Effort
+from app.core.server.http.context import RequestContext
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
+from app.core.text.base import ChatOptions, Tokenizer, TokenizerInputError
+from app.extensions.anthropic import protocol as wire
+from app.extensions.anthropic.errors import message_error
+from app.extensions.anthropic.threads import Threads, resume, store_thread
+from app.extensions.anthropic.writer import MessageWriter
+
+EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
+
+
+def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
+    """Returns the routes of the Anthropic family."""
+    convert = message_chats(pipeline)
+
+    def create_message(context: RequestContext) -> Response:
+        """The next message of a conversation, whole or as a stream."""
+        request = pipeline.decode(context, wire.MessagesRequest)
+        resume(threads, request)
+        chat = convert(request)
+        accepted = pipeline.admit(chat, context)
+        check_tool_choice(chat, pipeline.settings.tools)
+        prompt = chat_prompt(pipeline, chat, chat.messages)
+        identity = pipeline.identity
+        meta = identity.response_meta("chatcmpl", context, chat.request_id, accepted.model)
+        writer = MessageWriter(
+            meta,
+            len(prompt.ids),
+            prompt_details=pipeline.settings.api.enable_prompt_tokens_details,
+            new_id=identity.fresh_id,
+        )
+        if request.thread is not None:
+            writer.on_end = partial(store_thread, threads, request, meta.id)
+        return pipeline.submit(accepted, meta, [prompt], writer, context)
+
+    def count_tokens(context: RequestContext) -> Response:
+        """Number of tokens in a conversation's prompt."""
+        chat = convert(pipeline.decode(context, wire.CountTokensRequest))
+        pipeline.models.resolve(chat.model)
+        check_tool_choice(chat, pipeline.settings.tools)
+        tokens = len(chat_prompt(pipeline, chat, chat.messages).ids)
+        context_management = {"original_input_tokens": tokens}
+        return json_response({"input_tokens": tokens, "context_management": context_management})
+
+    message_docs = RouteDocs(
+        body=(wire.MessagesRequest,),
+        example={"model": "", "messages": EXAMPLE_CHAT, "max_tokens": 8},
+        media=STREAM_MEDIA,
+        errors=(wire.ErrorResponse,),
+    )
+    count_docs = RouteDocs(
+        body=(wire.CountTokensRequest,),
+        example={"model": "", "messages": EXAMPLE_CHAT},
+        errors=(wire.ErrorResponse,),
+    )
+    return [
+        post("/v1/messages", create_message, message_error, docs=message_docs),
+        post("/v1/messages/count_tokens", count_tokens, message_error, docs=count_docs),
+    ]
+
+
+def message_chats(
+    pipeline: RequestPipeline,
+) -> Callable[[wire.AnthropicRequest], ChatCompletionRequest]:
+    """Returns the function that converts requests of this family to chats.
+
+    The chat template is probed once, when the first request depends on the result.
+    """
+    tokenizer = pipeline.tokenizer
+    merges_system = cache(partial(template_merges_system, tokenizer))
+
+    effort = pipeline.settings.reply.anthropic_disabled_thinking_effort
+
+    @cache
+    def disabled_effort() -> Effort:
+        if effort == "auto":
+            return probe_disabled_effort(tokenizer, pipeline.chat_rules)
+        return effort
+
+    def convert(request: wire.AnthropicRequest) -> ChatCompletionRequest:
+        return wire.chat_request(request, merges_system, disabled_effort)
+
+    return convert
+
+
+def template_merges_system(tokenizer: Tokenizer) -> bool:
+    """Returns true when the chat template rejects system messages within a conversation."""
+    messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+    try:
+        tokenizer.render_chat(messages, ChatOptions(add_generation_prompt=False))
+    except TokenizerInputError:
+        return True
+    return False
+
+
+def probe_disabled_effort(tokenizer: Tokenizer, rules: ChatRules) -> Effort:
+    """Returns the effort that switches thoughts off: `low` if the template does not know `none`."""
+
+    def render(effort: Effort) -> str:
+        chat = ChatCompletionRequest(
+            messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort
+        )
+        return tokenizer.render_chat(chat.messages, chat_options(chat, rules))
+
+    try:
+        prompt_without_effort = render("none")
+    except TokenizerInputError:
+        return "low"
+    for effort in EFFORTS:  # each renders another prompt, if the template knows the switch
+        with suppress(TokenizerInputError):
+            if render(effort) == prompt_without_effort:
+                return "low"
+    return "none"

@@ -1,0 +1,81 @@
+"""Parts of derendered answers that whole answers and events of streams share."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+
+from app.core.api.logprobs import token_bytes
+from app.core.api.pipeline import RequestPipeline
+from app.core.engine.parsing import THINK_BEGIN, THINK_END, Read, hermes, listed, plain, thoughts
+from app.core.protocol import common
+from app.core.protocol.chat import ChatCompletionRequest
+from app.extensions.disaggregation import derender_protocol as derender
+
+
+def reader_of(
+    pipeline: RequestPipeline, chat: ChatCompletionRequest | None, prompt_ids: Sequence[int] | None
+) -> Read:
+    """Returns the parser of a reply to `chat`. A prompt may have ended the thoughts already."""
+    if chat is None or not pipeline.limits.parses:
+        return plain
+    read: Read = plain
+    if chat.tools and chat.tool_choice != "none":
+        read = hermes
+        if pipeline.settings.tools.tool_call_parser == "llama3_json":
+            read = listed
+    if not pipeline.limits.reasons:
+        return read
+    prompt = pipeline.tokenizer.decode(prompt_ids or (), False)
+    if prompt.rfind(THINK_END) > prompt.rfind(THINK_BEGIN):
+        return read
+    return partial(thoughts, read_text=read)
+
+
+def shown_ids(
+    pipeline: RequestPipeline, token_ids: Sequence[int], finish_reason: str | None
+) -> Sequence[int]:
+    """Returns the tokens whose text a parser reads.
+
+    Leaves out the end-of-text token of a reply that stopped.
+    """
+    if finish_reason == "stop" and token_ids and token_ids[-1] in pipeline.tokenizer.eos_token_ids:
+        return token_ids[:-1]
+    return token_ids
+
+
+def chat_logprobs(
+    pipeline: RequestPipeline, logprobs: derender.Logprobs | None
+) -> list[common.ChatLogprob] | None:
+    """Returns log probabilities with the texts of their tokens; None without any."""
+    if logprobs is None or logprobs.content is None:
+        return None
+    entries = []
+    for entry in logprobs.content:
+        candidates = (entry, *entry.top_logprobs)
+        texts = pipeline.tokenizer.token_texts([candidate.token_id for candidate in candidates])
+        chosen, *alternatives = [
+            common.ChatAlternative(text, candidate.logprob, token_bytes(text))
+            for text, candidate in zip(texts, candidates, strict=True)
+        ]
+        entries.append(common.ChatLogprob(chosen.token, chosen.logprob, chosen.bytes, alternatives))
+    return entries
+
+
+def completion_logprobs(
+    pipeline: RequestPipeline, logprobs: derender.Logprobs | None, text_offset: int = 0
+) -> common.CompletionLogprobs | None:
+    """Returns the lists of a text completion; the first token starts at `text_offset`."""
+    entries = chat_logprobs(pipeline, logprobs)
+    if entries is None:
+        return None
+    tokens = [entry.token for entry in entries]
+    offsets = list(accumulate(map(len, tokens), initial=text_offset))[: len(tokens)]
+    return common.CompletionLogprobs(
+        text_offset=offsets,
+        token_logprobs=[entry.logprob for entry in entries],
+        tokens=tokens,
+        top_logprobs=[
+            {alternative.token: alternative.logprob for alternative in entry.top_logprobs} or None
+            for entry in entries
+        ],
+    )

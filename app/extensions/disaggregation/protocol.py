@@ -1,0 +1,268 @@
+"""The token-in token-out routes of `--enable-scale-out`: their bodies and answers.
+
+Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON; long JSON
+is encoded in parts.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence, Sized
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from app.core.protocol import common, options, rules
+from app.core.protocol.coercion import ConversionError, JsonObject, convert, convert_natural_numbers
+from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.decoding import RawRequest, Request
+from app.core.server.http.errors import bad_request, malformed
+
+Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]
+COMPLETION_FIELDS = frozenset(CompletionRequest.__struct_fields__)
+
+
+class SamplingParams(Struct, kw_only=True):
+    """vLLM's sampling parameters of a request for generation from token ids."""
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    watermarking: bool | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None | UnsetType = UNSET
+    """UNSET and null allow as many tokens as fit the context."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    prompt_logprob_start: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: int = 0
+    stream_interval: int | None = None
+    skip_clone: bool = False
+    output_text_buffer_length: int = 0
+    structured_outputs: options.StructuredOutputs | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: JsonObject | None = None
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: options.RepetitionDetection | None = None
+    routed_experts_prompt_start: int = 0
+    trace_decode_token_ids: list[int] | None = None
+
+    def check(self) -> None:
+        """Raises `ApiError` for invalid parameters."""
+        if self.stop and not self.detokenize:
+            raise bad_request("stop needs detokenize")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) < -1:
+                raise bad_request(f"{name} must be 0 or more, or -1", name)
+        if self.stream_interval is not None and self.stream_interval < 1:
+            raise bad_request("stream_interval must be at least 1", "stream_interval")
+        rules.check_thinking_budget(self.thinking_token_budget)
+
+
+def convert_sampling_params(value: object) -> SamplingParams:
+    """Converts `value`; vLLM tries two forms, and reports any error at the field itself."""
+    try:
+        return convert(SamplingParams, value)
+    except ConversionError as error:
+        raise ConversionError(error.expected) from None
+
+
+def convert_token_ids(value: object) -> object:
+    """Converts a list of at least one token id, or raises `ConversionError`."""
+    token_ids = convert_natural_numbers(value)
+    if not token_ids:
+        raise ConversionError("a list that is not empty")
+    return token_ids
+
+
+class ReasoningParserKwargs(Struct, forbid_unknown_fields=True):
+    """Options for the parser of reasoning."""
+
+    chat_template_kwargs: JsonObject = {}
+
+
+class PlaceholderRange(Struct):
+    """The placeholder tokens of a media item in the prompt."""
+
+    offset: options.Natural
+    length: Annotated[int, Meta(gt=0)]
+
+
+class MediaFeatures(Struct, kw_only=True):
+    """Media items of a prompt, as lists by modality."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[PlaceholderRange]]
+    kwargs_data: dict[str, list[str | None]] | None = None
+    mm_metadata: dict[str, list[str | None]] | None = None
+
+    def check(self, prompt_tokens: int) -> None:
+        """Checks the lists against each other and against a prompt of `prompt_tokens`.
+
+        Raises:
+            ApiError: Status 400 for lists that do not match, or placeholders beyond the prompt.
+        """
+        lengths = _lengths(self.mm_hashes)
+        for lists in (self.mm_placeholders, self.kwargs_data, self.mm_metadata):
+            if lists is not None and _lengths(lists) != lengths:
+                raise malformed(
+                    "body.features: all lists need the same modalities and lengths", "body.features"
+                )
+        spans: list[tuple[int, int]] = []
+        for placeholders in self.mm_placeholders.values():
+            for placeholder in placeholders:
+                spans.append((placeholder.offset, placeholder.offset + placeholder.length))
+        spans.sort()
+        if any(end > next_start for (_, end), (next_start, _) in pairwise(spans)):
+            raise malformed("body.features: mm_placeholders overlap", "body.features")
+        if any(end > prompt_tokens for _, end in spans):
+            raise malformed("body: mm_placeholders lie beyond token_ids", "body")
+
+
+def _lengths(lists: Mapping[str, Sized]) -> dict[str, int]:
+    return {modality: len(items) for modality, items in lists.items()}
+
+
+class GenerateRequest(Request, kw_only=True):
+    """The body of ``POST /inference/v1/generate``."""
+
+    request_id: str = ""
+    token_ids: Ids
+    token_offsets: list[Offsets] | None = None
+    features: MediaFeatures | None = None
+    content_parts: list[JsonObject] | None = None
+    sampling_params: SamplingParams
+    model: str | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: ReasoningParserKwargs | None = None
+    return_token_ids: bool | None = None
+    output_mode: Literal["tokens", "text"] = "tokens"
+    stream: bool | None = False
+    stream_options: options.StreamOptions | None = None
+    cache_salt: options.CacheSalt | None = None
+    priority: options.Int64 = 0
+    ignore_eos: bool = False
+    """Not in vLLM; has the same effect as the sampling parameter."""
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+        "token_ids": convert_token_ids,
+        "sampling_params": convert_sampling_params,
+    }
+
+    def check_rules(self: "GenerateRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
+        rules.check_cache_salt(self.cache_salt)
+
+    def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema."""
+        if self.features is not None:
+            self.features.check(len(self.token_ids))
+        if self.content_parts and self.features:
+            raise malformed("body: content_parts and features exclude each other", "body")
+        if self.output_mode == "text" and not self.sampling_params.detokenize:
+            raise malformed("body: output_mode text needs sampling_params.detokenize", "body")
+        if self.stream and self.sampling_params.prompt_logprob_token_ids is not None:
+            raise bad_request("prompt_logprob_token_ids do not go with stream=true")
+        self.sampling_params.check()
+
+    @property
+    def mm_hashes(self) -> dict[str, list[str]] | None:
+        """Hashes of the media items by modality."""
+        return self.features.mm_hashes if self.features else None
+
+    def as_completion(self, max_model_len: int) -> CompletionRequest:
+        """Converts to a completion of the same tokens; `max_tokens` is limited to the context."""
+        params = self.sampling_params
+        max_tokens = max_model_len - len(self.token_ids)
+        if isinstance(params.max_tokens, int):
+            max_tokens = min(params.max_tokens, max_tokens)
+        transfer = self.kv_transfer_params or (params.extra_args or {}).get("kv_transfer_params")
+        fields: dict[str, Any] = {}
+        for source in (self, params):
+            for name in COMPLETION_FIELDS.intersection(source.__struct_fields__):
+                fields[name] = getattr(source, name)
+        fields["prompt"] = list(self.token_ids)
+        fields["max_tokens"] = max_tokens
+        fields["ignore_eos"] = params.ignore_eos or self.ignore_eos
+        fields["bad_words"] = params.bad_words or []
+        fields["kv_transfer_params"] = transfer if isinstance(transfer, dict) else None
+        return CompletionRequest(**fields)
+
+
+class AbortRequest(Request, kw_only=True):
+    """The body of ``POST /abort_requests``, and of its route below `/inference`.
+
+    A missing list aborts all requests.
+    """
+
+    request_ids: list[str] | None = None
+
+
+class WeightVersion(Struct):
+    """Version of the weights that generated the tokens `start` up to `end`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class GenerateChoice(Struct):
+    """One choice of an answer."""
+
+    index: int
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: Sequence[int] | Raw
+    routed_experts: None = None
+    sampling_mask: None = None
+    weight_versions: Sequence[WeightVersion] | None = None
+    text: str | Raw | UnsetType = UNSET
+    logprobs: common.LogprobContent | None = None
+
+
+class GenerateResponse(Struct, kw_only=True):
+    """A whole answer. `created` is Unix seconds."""
+
+    request_id: str
+    model: str
+    created: int
+    usage: common.Usage
+    prompt_logprobs: common.PromptLogprobs | Raw | None = None
+    prompt_token_id_logprobs: None = None
+    prompt_token_ids: Sequence[int] | Raw | None = None
+    mm_placeholders: None = None
+    metrics: None = None
+    kv_transfer_params: common.KVTransferParams | None = None
+    ec_transfer_params: common.ECTransferParams | None = None
+    output_mode: str
+    choices: Sequence[GenerateChoice | Raw]
+
+
+class GenerateChunk(Struct):
+    """One event of a stream."""
+
+    request_id: str
+    usage: common.Usage | None
+    prompt_token_ids: Sequence[int] | UnsetType
+    output_mode: str
+    choices: Sequence[GenerateChoice]

@@ -1,0 +1,221 @@
+"""The four /render routes: requests of each family as generate requests, as vLLM dumps them."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import fields
+
+from app.core.api.chat.media import BuiltPrompt
+from app.core.api.chat.parts import check_tool_choice
+from app.core.api.chat.prompt import chat_options, chat_prompt
+from app.core.api.completions import completion_prompt
+from app.core.api.pipeline import RequestPipeline
+from app.core.engine.parsing import THINK_BEGIN, THINK_END
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.common import EXAMPLE_CHAT
+from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.options import StreamOptions
+from app.core.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import Route, RouteDocs, post
+from app.extensions.anthropic.protocol import MessagesRequest
+from app.extensions.anthropic.routes import message_chats
+from app.extensions.disaggregation.protocol import GenerateRequest
+from app.extensions.disaggregation.sampling_params import rendered_form, sampling_params
+from app.extensions.responses.chat import chat_request as chat_of_response
+from app.extensions.responses.protocol import ResponsesRequest
+from app.extensions.responses.routes import response_prompt
+
+BODY_DEFAULTS: JsonObject = {
+    field.name: field.default for field in fields(GenerateRequest) if field.name != "ignore_eos"
+}
+"""Fields of `/inference/v1/generate` in vLLM's order, with defaults."""
+
+
+def routes(pipeline: RequestPipeline) -> list[Route]:
+    """Returns the four routes."""
+    handlers = RenderHandlers(pipeline)
+    chat_docs = RouteDocs(
+        body=(ChatCompletionRequest,),
+        example={"messages": EXAMPLE_CHAT, "max_tokens": 8},
+    )
+    message_docs = RouteDocs(
+        body=(MessagesRequest,),
+        example={"model": "", "messages": EXAMPLE_CHAT, "max_tokens": 8},
+    )
+    completion_docs = RouteDocs(
+        body=(CompletionRequest,),
+        example={"prompt": "hello", "max_tokens": 8},
+    )
+    response_docs = RouteDocs(body=(ResponsesRequest,), example={"input": "hello"})
+    return [
+        post("/v1/chat/completions/render", handlers.render_chat, docs=chat_docs),
+        post("/v1/messages/render", handlers.render_message, docs=message_docs),
+        post("/v1/completions/render", handlers.render_completion, docs=completion_docs),
+        post("/v1/responses/render", handlers.render_response, docs=response_docs),
+    ]
+
+
+class RenderHandlers:
+    """Handlers of the four routes."""
+
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        self._pipeline = pipeline
+        self._chat_of_message = message_chats(pipeline)
+
+    def render_chat(self, context: RequestContext) -> Response:
+        """The tokens and sampling parameters for a chat."""
+        chat = self._pipeline.decode(context, ChatCompletionRequest)
+        return self._respond_chat(context, chat)
+
+    def render_message(self, context: RequestContext) -> Response:
+        """The tokens and sampling parameters for a message."""
+        chat = self._chat_of_message(self._pipeline.decode(context, MessagesRequest))
+        if chat.stream:
+            chat.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+        return self._respond_chat(context, chat)
+
+    def render_completion(self, context: RequestContext) -> Response:
+        """The tokens and sampling parameters for a text completion: one object per prompt."""
+        pipeline = self._pipeline
+        request = pipeline.decode(context, CompletionRequest)
+        validated = self._validate(request)
+        texts = request.prompts()
+        prompts = [completion_prompt(pipeline, request, prompt) for prompt in texts]
+        validated.check_sampling([len(prompt.ids) for prompt in prompts])
+        request_id = pipeline.identity.response_meta("cmpl", context, request.request_id, "").id
+        rendered = []
+        for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            prompt_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
+            extra_fields: JsonObject = {"request_id": prompt_id}
+            if request.return_token_offsets and isinstance(text, str):
+                extra_fields["token_offsets"] = self._offsets(request, text, prompt.ids)
+            body = self._generate_request(validated, prompt, validated.max_tokens[number])
+            rendered.append(body | extra_fields)
+        return json_response(rendered)
+
+    def render_response(self, context: RequestContext) -> Response:
+        """The tokens and sampling parameters for a response without a previous response."""
+        pipeline = self._pipeline
+        request = pipeline.decode(context, ResponsesRequest)
+        chat = chat_of_response(request)
+        validated = self._validate(chat)
+        if request.previous_response_id is not None:
+            name = "previous_response_id"
+            message = f"{name} cannot be rendered: nothing is kept."
+            raise ApiError(400, "invalid_request_error", message, name)
+        prompt = response_prompt(pipeline, request, chat)
+        validated.check_sampling([len(prompt.ids)])
+        extra_fields = {
+            "request_id": request.request_id or f"resp_{pipeline.identity.fresh_id()}",
+            "reasoning_parser_kwargs": self._parser_kwargs(chat),
+            "stream_options": None,
+            "kv_transfer_params": request.kv_transfer_params,
+            "ec_transfer_params": request.ec_transfer_params,
+        }
+        body = self._generate_request(
+            validated, prompt, validated.max_tokens[0], missing_extra_args={}
+        )
+        return json_response(body | extra_fields)
+
+    def _respond_chat(self, context: RequestContext, chat: ChatCompletionRequest) -> Response:
+        pipeline = self._pipeline
+        validated = self._validate(chat)
+        check_tool_choice(chat, pipeline.settings.tools)
+        prompt = chat_prompt(pipeline, chat, chat.messages)
+        validated.check_sampling([len(prompt.ids)])
+        reasoning_ended: bool | None = None
+        if not chat.include_reasoning:
+            reasoning_ended = True
+        elif pipeline.limits.reasons:
+            text = pipeline.tokenizer.decode(prompt.ids, False)
+            reasoning_ended = text.rfind(THINK_END) > text.rfind(THINK_BEGIN)
+        meta = pipeline.identity.response_meta("chatcmpl", context, chat.request_id, "")
+        extra_fields: JsonObject = {
+            "request_id": meta.id,
+            "reasoning_ended": reasoning_ended,
+            "reasoning_parser_kwargs": self._parser_kwargs(chat),
+        }
+        if chat.return_token_offsets and prompt.features is None:
+            options = chat_options(chat, pipeline.chat_rules)
+            text = pipeline.tokenizer.render_chat(chat.messages, options)
+            extra_fields["token_offsets"] = self._offsets(chat, text, prompt.ids)
+        body = self._generate_request(validated, prompt, validated.max_tokens[0])
+        return json_response(body | extra_fields)
+
+    def _validate(self, request: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
+        model = self._pipeline.models.resolve(request.model)
+        if request.use_beam_search:
+            raise bad_request("Beam search cannot be rendered.")
+        return ValidatedRequest(request, model, self._pipeline.limits)
+
+    def _generate_request(
+        self,
+        validated: ValidatedRequest[GenerationRequest],
+        prompt: BuiltPrompt,
+        max_tokens: int,
+        missing_extra_args: JsonObject | None = None,
+    ) -> JsonObject:
+        """Returns the body for `/inference/v1/generate`, without the fields of a family.
+
+        `missing_extra_args` stands for the extra arguments of a request that has none.
+        """
+        request = validated.request
+        if not prompt.ids:
+            raise bad_request("The prompt has no tokens.")
+        form = rendered_form(validated, self._pipeline.settings.tools, self._pipeline.schemas)
+        extra_args: JsonObject = {**(request.vllm_xargs or {})}
+        for name in ("kv_transfer_params", "ec_transfer_params"):
+            if value := getattr(request, name):
+                extra_args[name] = value
+        features: JsonObject | None = None
+        if prompt.features is not None:
+            features = {**prompt.features}
+            if request.mm_payload == "none":
+                features["kwargs_data"] = None
+        params = sampling_params(validated, max_tokens, form, extra_args or missing_extra_args)
+        return BODY_DEFAULTS | {
+            "token_ids": prompt.ids,
+            "features": features,
+            "sampling_params": params,
+            "model": request.model,
+            "stream": bool(request.stream),
+            "stream_options": request.stream_options if request.stream else None,
+            "cache_salt": request.cache_salt,
+            "priority": request.priority,
+        }
+
+    def _offsets(
+        self, request: GenerationRequest, text: str, ids: Sequence[int]
+    ) -> Sequence[object] | None:
+        """Returns the position of each token of the prompt in `text`.
+
+        Returns None where the tokenizer has no positions.
+        """
+        offsets = self._pipeline.tokenizer.offsets(text, request.add_special_tokens)
+        if offsets is None:
+            return None
+        limit = max(len(offsets), self._pipeline.limits.max_model_len)
+        numbers = fit_prompt(request, range(len(offsets)), limit)
+        if len(numbers) != len(ids):
+            return None
+        return [offsets[number] for number in numbers]
+
+    def _parser_kwargs(self, chat: ChatCompletionRequest) -> JsonObject | None:
+        """Returns the variables of the chat template that a parser of thoughts reads."""
+        if not self._pipeline.limits.reasons:
+            return None
+        kwargs = dict(self._pipeline.chat_rules.template_kwargs or {})
+        kwargs |= chat.chat_template_kwargs or {}
+        for name in (
+            "add_generation_prompt",
+            "continue_final_message",
+            "documents",
+            "reasoning_effort",
+        ):
+            value = getattr(chat, name)
+            if value is not None:
+                kwargs[name] = value
+        return {"chat_template_kwargs": kwargs}

@@ -1,0 +1,157 @@
+"""POST `/inference/v1/generate` and routes that abort requests; with the render routes, as in vLLM.
+
+Token ids come in, and token ids go out.
+"""
+
+from dataclasses import replace
+from functools import wraps
+
+from app.core.api.chat.media import BuiltPrompt
+from app.core.api.pipeline import RequestPipeline
+from app.core.engine.lifecycle import WeightUpdates
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.decoding import read_json
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import ApiError, bad_request, forbidden, malformed
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import STREAM_MEDIA, Handler, Route, RouteDocs, post
+from app.extensions.disaggregation import derender, render
+from app.extensions.disaggregation import protocol as wire
+from app.extensions.disaggregation.writer import GenerateResponseOptions, GenerateWriter
+
+MEDIA_PARTS = ("image_url", "audio_url", "video_url")
+"""Types of `content_parts` that are media; vLLM ignores other types."""
+
+
+def routes(
+    pipeline: RequestPipeline, enabled: bool, weights: WeightUpdates, aborts: bool = False
+) -> list[Route]:
+    """Returns the routes.
+
+    `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it.
+    """
+    handlers = GenerateHandlers(pipeline, weights)
+
+    def gated(handle: Handler) -> Handler:
+        @wraps(handle)
+        def guarded(context: RequestContext) -> Response:
+            if not enabled:
+                raise forbidden("Scale-out endpoints need --enable-scale-out.")
+            return handle(context)
+
+        return guarded
+
+    generate_docs = RouteDocs(
+        body=(wire.GenerateRequest,),
+        example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}},
+        answer=wire.GenerateResponse,
+        media=STREAM_MEDIA,
+    )
+    abort_docs = RouteDocs(
+        body=(wire.AbortRequest,),
+        example={"request_ids": ["cmpl-1"]},
+        body_is_optional=True,
+    )
+    generate_routes = [post("/inference/v1/generate", gated(handlers.generate), docs=generate_docs)]
+    for route in (*render.routes(pipeline), *derender.routes(pipeline)):
+        generate_routes.append(replace(route, handle=gated(route.handle)))
+    if enabled or aborts:
+        generate_routes.append(post("/abort_requests", handlers.abort_requests, docs=abort_docs))
+    abort_named = gated(handlers.abort_named_requests)
+    generate_routes.append(post("/inference/v1/abort_requests", abort_named, docs=abort_docs))
+    return generate_routes
+
+
+class GenerateHandlers:
+    """Handlers of the routes for token ids, and of those that abort requests."""
+
+    def __init__(self, pipeline: RequestPipeline, weights: WeightUpdates) -> None:
+        self._pipeline = pipeline
+        self._weights = weights
+
+    def generate(self, context: RequestContext) -> Response:
+        """Token ids for token ids."""
+        pipeline = self._pipeline
+        body = pipeline.decode(context, wire.GenerateRequest)
+        completion = body.as_completion(pipeline.limits.max_model_len)
+        accepted = pipeline.admit(completion, context)
+        has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
+        if has_media and not pipeline.settings.model.multimodal:
+            raise bad_request("The served model is not a multimodal model: it reads text alone.")
+        meta = pipeline.identity.response_meta(
+            "generate-tokens", context, body.request_id, accepted.model
+        )
+        options = GenerateResponseOptions(
+            **pipeline.options(accepted, may_force_usage=False),
+            prompt_ids=body.token_ids,
+            text=body.output_mode == "text",
+            logprobs=completion.logprobs is not None,
+            weights=self._weight_version,
+        )
+        writer = GenerateWriter(meta, options)
+        writer.encoded_media = pipeline.encoded_media(body.mm_hashes)
+        max_num_seqs = pipeline.settings.scheduling.max_num_seqs
+        if accepted.n > max_num_seqs:
+            raise bad_request(f"n is at most max-num-seqs, {max_num_seqs}, got {accepted.n}")
+        if pipeline.settings.api.tokens_only:
+            check_needs_no_tokenizer(body)
+        try:
+            pipeline.limits.check_prompt(body.token_ids)
+        except ApiError as error:
+            if not body.stream:
+                raise
+            return pipeline.responder.broken(error, writer)
+        prompt = BuiltPrompt(body.token_ids, pipeline.tokenizer.decode(body.token_ids, False))
+        return pipeline.submit(accepted, meta, [prompt], writer, context)
+
+    def _weight_version(self) -> str:
+        return self._weights.version
+
+    def abort_requests(self, context: RequestContext) -> Response:
+        """Ends requests by their ids, or all requests; their clients receive `abort`."""
+        body = self._abort_body(context)
+        request_ids = body.get("request_ids")
+        if request_ids and not isinstance(request_ids, str | list | dict):
+            raise malformed("request_ids must be a list")
+        ids = texts_of(request_ids)
+        aborted = self._pipeline.responder.engine.interrupt(frozenset(ids) if ids else None)
+        return json_response({"status": "aborted", "aborted": len(ids) if ids else aborted})
+
+    def abort_named_requests(self, context: RequestContext) -> Response:
+        """Ends requests by their ids, with an empty answer."""
+        request_ids = self._abort_body(context).get("request_ids")
+        if request_ids is None:
+            raise malformed("The body must be an object with request_ids.")
+        self._pipeline.responder.engine.interrupt(frozenset(texts_of(request_ids)))
+        return Response()
+
+    def _abort_body(self, context: RequestContext) -> JsonObject:
+        body = read_json(self._pipeline.body.read(context))
+        if not isinstance(body, dict):
+            raise malformed("The body must be an object with request_ids.")
+        return body
+
+
+def texts_of(request_ids: object) -> list[str]:
+    """Returns the texts among some ids, as vLLM reads them; a text is one id."""
+    if isinstance(request_ids, str):
+        if request_ids:
+            return [request_ids]
+        return []
+    if isinstance(request_ids, list | dict):
+        return [request_id for request_id in request_ids if isinstance(request_id, str)]
+    return []
+
+
+def check_needs_no_tokenizer(body: wire.GenerateRequest) -> None:
+    """Raises ApiError 400 for a request whose answer needs texts of tokens, with tokens-only."""
+    if body.sampling_params.stop:
+        raise bad_request(
+            "This server runs with --tokens-only, which does not support stop strings: use "
+            "stop_token_ids, or look for stop strings where the tokens become text."
+        )
+    if body.output_mode == "text":
+        raise bad_request(
+            "output_mode text requires a tokenizer, which this server does not have "
+            "(--tokens-only): use output_mode tokens."
+        )

@@ -1,0 +1,144 @@
+"""Parser of Lark's EBNF.
+
+Lark itself is not used: it expands terminals within one another, and does not finish a kilobyte of
+nested terminals.
+"""
+
+import re
+from ast import literal_eval
+
+from app.extensions.forms.grammar.parser import GrammarParser, Limits, Token
+from app.extensions.forms.schema import derivation as nodes
+from app.extensions.forms.schema.patterns import Pattern
+
+MAX_RANGE = 255
+"""Maximum characters taken from a range, beside the first."""
+MAX_PATTERNS = 300
+"""Maximum regular expressions in one grammar."""
+COMMON_TERMINALS = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[0-9a-fA-F]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
+    "FLOAT": r"[0-9]+[eE][+-]?[0-9]+|[0-9]+\.[0-9]+",
+    "SIGNED_FLOAT": r"[+-]?(?:[0-9]+[eE][+-]?[0-9]+|[0-9]+\.[0-9]+)",
+    "NUMBER": r"[0-9]+(?:\.[0-9]+)?",
+    "SIGNED_NUMBER": r"[+-]?[0-9]+(?:\.[0-9]+)?",
+    "ESCAPED_STRING": r'"[A-Za-z0-9 ]*"',
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[A-Za-z]",
+    "WORD": "[A-Za-z]+",
+    "CNAME": "[A-Za-z_][A-Za-z0-9_]*",
+    "WS_INLINE": r"[ \t]+",
+    "WS": r"[ \t\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"\n+",
+    "SH_COMMENT": r"#[A-Za-z0-9 ]*",
+    "CPP_COMMENT": r"//[A-Za-z0-9 ]*",
+    "C_COMMENT": r"/\*[A-Za-z0-9 ]*\*/",
+    "SQL_COMMENT": r"--[A-Za-z0-9 ]*",
+}
+"""Patterns for the terminals of Lark's library `common`, limited to plain texts."""
+IMPORT = re.compile(r"%import\s+common\s*(?:\.\s*(\w+)\s*(?:->\s*(\w+))?|\(([\w\s,]*)\))\s*")
+PATTERN_FLAGS = "imsx"
+"""Flags that are kept; `l` and `u` have no effect here."""
+
+
+class LarkParser(GrammarParser):
+    """Reads Lark's EBNF, such as ``start: greeting ("," NAME)*``.
+
+    Templates are not supported, nor imports other than from `common`.
+    """
+
+    token_pattern = re.compile(
+        r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)|(?P<directive>%[^\n]*)
+        |(?P<name>[!?]?[A-Za-z_][A-Za-z0-9_]*)|(?P<text>"(?:[^"\\\n]|\\.)*"i?)
+        |(?P<pattern>/(?![/*])(?:[^/\\\n]|\\.)+/[imslux]*)|(?P<alias>->\s*\w+)
+        |(?P<times>~\s*\d{1,6}(?:\s*\.\.\s*\d{1,6})?)|(?P<priority>\.-?\d+)|(?P<define>:)
+        |(?P<sign>\.\.|[*+?|()\[\]])""",
+        re.VERBOSE,
+    )
+
+    def __init__(self, source: str, prefix: str = "") -> None:
+        super().__init__(source, prefix)
+        self._pattern_count = 0
+
+    def read_directive(self, token: Token) -> dict[str, nodes.Node]:
+        """Returns the terminals that a line imports.
+
+        ``%ignore`` adds none, as ignored text is never written.
+        """
+        line = re.split(r"//|#", token.text)[0].strip()
+        if line.startswith("%ignore"):
+            return {}
+        match = IMPORT.fullmatch(line)
+        if match is None:
+            raise self.error("only terminals of Lark's library common can be imported", token)
+        terminal, alias, terminal_list = match.groups()
+        if terminal:
+            imported = {alias or terminal: terminal}
+        else:
+            imported = {name: name for name in re.findall(r"\w+", terminal_list)}
+        unknown = set(imported.values()) - COMMON_TERMINALS.keys()
+        if unknown:
+            raise self.error(f"Lark's library common has no {min(unknown)}", token)
+        rules: dict[str, nodes.Node] = {}
+        for name, terminal in imported.items():
+            rules[self._prefix + name] = nodes.as_node(Pattern(COMMON_TERMINALS[terminal]))
+        return rules
+
+    def read_item(self, depth: int) -> nodes.Node | None:
+        """Reads a name, text, pattern or group; None where an alternative ends."""
+        reference = self.take_reference()
+        if reference is not None:
+            return reference
+        if self.peek().kind == "name":  # the next rule
+            return None
+        token = self.take("text")
+        if token is not None:
+            return self._read_text(token)
+        token = self.take("pattern")
+        if token is not None:
+            return self._read_pattern(token)
+        if self.take_sign("["):
+            return nodes.Repetition(self.read_group(depth, "]"), 0, 1)
+        if self.take_sign("("):
+            return self.read_group(depth, ")")
+        return None
+
+    def parse_limits(self, text: str) -> Limits:
+        """Returns the limits after a tilde, such as ``~2..3``."""
+        minimum, _, maximum = text[1:].partition("..")
+        return int(minimum), int(maximum or minimum)
+
+    def _read_text(self, token: Token) -> nodes.Node:
+        """Returns a text, in lower case if case-insensitive, or a range of characters."""
+        text = self._unescape(token)
+        if not self.take_sign(".."):
+            return nodes.Text(text.lower() if token.text.endswith("i") else text)
+        last = self._unescape(self.expect("text", "the last character"))
+        if len(text) != 1 or len(last) != 1 or last < text:
+            raise self.error(f"{text!r}..{last!r} is not a range of characters", token)
+        points = range(ord(text), min(ord(last), ord(text) + MAX_RANGE) + 1)
+        return nodes.Characters(
+            "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+        )
+
+    def _unescape(self, token: Token) -> str:
+        try:
+            text: str = literal_eval(token.text.removesuffix("i"))
+            text.encode()
+        except (SyntaxError, ValueError):
+            raise self.error("a text with an invalid escape", token) from None
+        return text
+
+    def _read_pattern(self, token: Token) -> nodes.Node:
+        self._pattern_count += 1
+        if self._pattern_count > MAX_PATTERNS:
+            raise self.error("too many regular expressions", token)
+        source, _, flags = token.text[1:].rpartition("/")
+        inline = "".join(flag for flag in PATTERN_FLAGS if flag in flags)
+        return nodes.as_node(Pattern(f"(?{inline}){source}" if inline else source))

@@ -1,0 +1,96 @@
+"""Values that satisfy a JSON Schema, and texts that match a regular expression.
+
+`Schemas` is a cache of compiled schemas. The compiler is imported at its first use.
+"""
+
+from importlib import import_module
+from operator import attrgetter
+from random import Random
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import msgspec
+from cachetools import LRUCache, cachedmethod
+
+from app.core.base.clock.pause import Slices, call_long, call_off_hub
+from app.extensions.forms.schema.bounds import SchemaError as SchemaError
+from app.extensions.forms.schema.bounds import Size as Size
+from app.extensions.forms.schema.bounds import Unsatisfiable as Unsatisfiable
+from app.extensions.forms.schema.bounds import WorkBudget
+
+if TYPE_CHECKING:
+    from app.extensions.forms.schema.draw import CompiledSchema
+
+COMPILER_MODULE = "app.extensions.forms.schema.draw"
+"""Imported at first use: with its libraries it takes 50 ms, a sixth of a server's start."""
+MAX_SCHEMA_BYTES = 500_000
+"""Maximum size of a schema as JSON."""
+WORK_PER_CHARACTER = 8
+"""Work of compiling a character, in bytes as `call_long` counts them."""
+TEXT_STEPS = 20_000
+"""Maximum steps of drawing a text that matches a pattern."""
+COMPILE_STEPS = 30
+"""Steps of 10 us to compile a short schema; many compilations pause in between."""
+CACHE_LIMIT_BYTES = 8 << 20
+
+
+class Schemas:
+    """LRU cache of compiled schemas within `limit_bytes` of memory."""
+
+    def __init__(self, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._cache: LRUCache[tuple[bytes, bool], CompiledSchema]
+        self._cache = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
+        self._slices = Slices()
+        self._lock = Lock()
+        self._is_loaded = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the cached schemas."""
+        return int(self._cache.currsize)
+
+    def load(self) -> None:
+        """Imports the compiler, if this has not happened yet."""
+        if not self._is_loaded:  # `sys.modules` already has a module while a thread imports it
+            call_off_hub(import_module, COMPILER_MODULE)
+            self._is_loaded = True
+
+    def matching_text(self, pattern: str, rng: Random) -> str:
+        """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
+        self.load()
+        from app.extensions.forms.schema.patterns import Pattern
+
+        compiled = call_long(WORK_PER_CHARACTER * len(pattern), Pattern, pattern)
+        return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
+
+    def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":
+        """Returns `schema`, ready to draw from.
+
+        `lenient` leaves out invalid parts of the schema.
+
+        Raises:
+            SchemaError: The schema is invalid or too large.
+        """
+        return self._compile_text(_canonical_json(schema), lenient)
+
+    @cachedmethod(attrgetter("_cache"), lock=attrgetter("_lock"))
+    def _compile_text(self, text: bytes, lenient: bool) -> "CompiledSchema":
+        self.load()
+        from app.extensions.forms.schema.draw import CompiledSchema
+
+        self._slices.spend(COMPILE_STEPS)
+        return call_long(WORK_PER_CHARACTER * len(text), CompiledSchema, text, lenient)
+
+
+def _canonical_json(schema: object) -> bytes:
+    """Returns `schema` as JSON; drawn arguments keep the order of its properties."""
+    try:
+        text = msgspec.json.encode(schema)
+    except (ValueError, TypeError):  # such as half a surrogate pair
+        raise SchemaError("the schema cannot be written as JSON") from None
+    except RecursionError:
+        raise SchemaError("the schema is too deep") from None
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise SchemaError(f"a schema of more than {MAX_SCHEMA_BYTES} bytes is too large")
+    return text

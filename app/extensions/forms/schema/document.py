@@ -1,0 +1,113 @@
+"""A read JSON Schema with the definitions of its references, and how deep its values are."""
+
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
+from math import inf
+
+from app.extensions.forms.schema.bounds import SchemaError
+from app.extensions.forms.schema.keywords import Keywords, Schema
+
+MAX_ROUNDS = 40
+"""Maximum passes to find minimal depths; depths unknown after them count as infinite."""
+
+
+class Document:
+    """A schema and the definitions of its references.
+
+    `schemas` are all schemas in the document, outer ones first; `pattern_bytes` is the memory of
+    its compiled patterns.
+
+    Raises:
+        SchemaError: A reference leads back to itself.
+    """
+
+    def __init__(
+        self,
+        root: Schema,
+        definitions: dict[str, Schema],
+        schemas: Sequence[Keywords],
+        pattern_bytes: int,
+    ) -> None:
+        self.root = root
+        self.definitions = definitions
+        self.pattern_bytes = pattern_bytes
+        if definitions:
+            self._check_cycles(schemas)
+        self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}
+        self._solve_min_depths(schemas)
+        self.endless = frozenset(key for key, depth in self._min_depths.items() if depth == inf)
+        """The `id` of each schema without a finite value."""
+
+    def min_depth(self, *schemas: Schema) -> float:
+        """Returns a lower bound of the levels of a value that `schemas` accept.
+
+        The bound is infinite if they accept no finite value.
+        """
+        max_depth: float = 0
+        for schema in schemas:
+            depth = self._min_depths.get(id(schema), inf if schema is False else 0)
+            max_depth = max(max_depth, depth)
+        return max_depth
+
+    def _check_cycles(self, schemas: Sequence[Keywords]) -> None:
+        graph = {id(schema): list(map(id, self._in_place(schema))) for schema in schemas}
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError:
+            raise SchemaError(
+                "a reference leads back to itself without going into the value"
+            ) from None
+
+    def _solve_min_depths(self, schemas: Sequence[Keywords]) -> None:
+        for _ in range(MAX_ROUNDS):
+            schemas = schemas[::-1]  # inner schemas first
+            previous = list(self._min_depths.values())
+            for schema in schemas:
+                self._min_depths[id(schema)] = self._depth_of(schema)
+            if previous == list(self._min_depths.values()):
+                break
+
+    def _depth_of(self, schema: Keywords) -> float:
+        if "const" in schema or "enum" in schema:
+            return 0
+        types = schema.get("type", ["null"])
+        nested_depths: list[float] = []
+        if "object" in types:
+            nested_depths.append(self._object_depth(schema))
+        if "array" in types:
+            nested_depths.append(self._array_depth(schema))
+        depth = self.min_depth(*schema.get("allOf", ()), *self._referenced(schema))
+        if len(nested_depths) == len(types):
+            depth = max(depth, min(nested_depths))
+        for options in (schema.get("anyOf"), schema.get("oneOf")):
+            if options is not None:
+                depth = max(depth, min(map(self.min_depth, options)))
+        return depth
+
+    def _object_depth(self, schema: Keywords) -> float:
+        properties = schema.get("properties", {})
+        required = [properties.get(name, True) for name in schema.get("required", ())]
+        return 1 + self.min_depth(*required)
+
+    def _array_depth(self, schema: Keywords) -> float:
+        min_items = int(schema.get("minItems", 0))
+        prefix = schema.get("prefixItems", [])
+        items = prefix[:min_items]
+        if min_items > len(prefix):
+            items.append(schema.get("items", True))
+        return 1 + self.min_depth(*items)
+
+    def _in_place(self, schema: Keywords) -> list[Schema]:
+        """Returns the schemas that `schema` applies to the same value."""
+        conditions = [
+            schema[keyword] for keyword in ("not", "if", "then", "else") if keyword in schema
+        ]
+        lists = (schema.get("allOf", ()), schema.get("anyOf", ()), schema.get("oneOf", ()))
+        dependent = schema.get("dependentSchemas", {}).values()
+        return [*conditions, *chain(*lists), *dependent, *self._referenced(schema)]
+
+    def _referenced(self, schema: Keywords) -> list[Schema]:
+        if "$ref" in schema:
+            return [self.definitions[schema["$ref"]]]
+        return []

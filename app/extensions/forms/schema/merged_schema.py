@@ -1,0 +1,86 @@
+"""The constraints of several schemas on one value, merged."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from math import isfinite
+from typing import Any
+
+from app.extensions.forms.schema.bounds import TYPES
+from app.extensions.forms.schema.keywords import JSON, Keywords, Number
+
+SUGGESTING_KEYWORDS: Mapping[str, frozenset[str]] = {
+    "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
+    "number": frozenset(
+        ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]
+    ),
+    "array": frozenset(["items", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems"]),
+    "object": frozenset(
+        [
+            "properties",
+            "patternProperties",
+            "additionalProperties",
+            "propertyNames",
+            "required",
+            "minProperties",
+            "maxProperties",
+            "dependentRequired",
+            "dependentSchemas",
+        ]
+    ),
+}
+"""Keywords that suggest a type, as they apply to no other type."""
+UNDRAWN_KEYWORDS = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
+"""Keywords that a draw ignores, so that its value must be validated at once."""
+
+
+class MergedSchema(dict[str, list[Any]]):
+    """The values of each keyword in `schemas`, which apply to one value and have no branches.
+
+    `types` are the possible types; ``number`` includes ``integer``. `options` are the values of
+    the shortest ``enum`` or ``const``. `is_doubtful` means that a drawn value may be invalid.
+    """
+
+    def __init__(self, schemas: Sequence[Keywords]) -> None:
+        self.schemas = schemas
+        for schema in schemas:
+            for keyword, value in schema.items():
+                self.setdefault(keyword, []).append(value)
+        self.types = set(TYPES)
+        for names in self.get("type", ()):
+            self.types &= {*names, "integer"} if "number" in names else set(names)
+        enums = [*self.get("enum", ()), *self.get("const", ())]
+        self.options: list[JSON] | None = min(enums, key=len, default=None)
+        self.is_doubtful = len(enums) > 1 or not UNDRAWN_KEYWORDS.isdisjoint(self)
+
+    def minimum(self, keyword: str) -> int:
+        """Returns the minimum count that `keyword` sets, such as ``minItems``; 0 without it."""
+        return int(max(self.get(keyword, ()), default=0))
+
+    def maximum(self, keyword: str, default: int) -> int:
+        """Returns the maximum count that `keyword` sets, such as ``maxItems``."""
+        return int(min(self.get(keyword, ()), default=default))
+
+    def accepts_number(self, number: Number) -> bool:
+        """Returns True for a finite number within bounds that the multiples divide.
+
+        The division is the one of `jsonschema`.
+        """
+        if isinstance(number, float) and not isfinite(number):
+            return False
+        for divisor in self.get("multipleOf", ()):
+            if isinstance(divisor, float):
+                quotient = number / divisor
+                if not isfinite(quotient) or int(quotient) != quotient:
+                    return False
+            elif number % divisor:
+                return False
+        return (
+            number >= max(self.get("minimum", ()), default=number)
+            and number <= min(self.get("maximum", ()), default=number)
+            and all(number > limit for limit in self.get("exclusiveMinimum", ()))
+            and all(number < limit for limit in self.get("exclusiveMaximum", ()))
+        )
+
+    def examples(self) -> list[JSON]:
+        """Returns the defaults and the examples."""
+        return [*self.get("default", ()), *chain.from_iterable(self.get("examples", ()))]

@@ -1,0 +1,175 @@
+"""Regular expressions of JSON Schema: searches in texts, and draws of matching texts."""
+
+import re
+import sys
+from random import Random
+from re import _parser  # type: ignore[attr-defined]  # what re.compile uses
+from time import thread_time
+
+import regex
+
+from app.extensions.forms.schema.bounds import SchemaError, Unsatisfiable, WorkBudget
+from app.extensions.forms.schema.pattern_dialect import translate
+from app.extensions.forms.schema.pattern_writer import (
+    CLASS_TOKENS,
+    PLAIN,
+    SURROGATES,
+    PatternWriter,
+    Tokens,
+    class_members,
+    expanded_size,
+)
+
+MAX_TEXT_LENGTH = 8192
+"""Maximum length of a drawn text."""
+MAX_PATTERN_LENGTH = 4000
+"""Maximum length of an accepted pattern."""
+MAX_TABLE_PATTERN_LENGTH = 60
+"""Longest pattern for which `regex` may build search tables; see `_without_search_tables`."""
+MAX_EXPANDED_SIZE = 20_000
+"""Maximum number of tokens with repeats written out; each costs memory to compile."""
+SEARCH_LIMIT_SECONDS = 0.01
+"""Time limit of one search, against patterns with too much backtracking."""
+SECONDS_PER_STEP = 8e-6
+"""CPU time of a search that counts as one step of its budget."""
+MAX_ATTEMPTS = 40
+USUAL_EXTRA_LENGTH = 8
+"""Characters drawn beyond the shortest text in the first attempts."""
+MAX_EXTRA_LENGTH = 24
+"""Characters drawn beyond the shortest text after some failures."""
+BYTES_PER_PATTERN = 2_500
+"""Maximum memory of a pattern beside the library's object, measured."""
+BYTES_PER_CHARACTER = 350
+"""Maximum memory of each character of a pattern, measured."""
+MAX_SHOWN_LENGTH = 60
+"""Maximum length of a pattern in an error."""
+VERBOSE_FLAG = re.compile(r"\(\?[aiLmsu]*x")
+
+
+class Pattern(str):
+    """A compiled regular expression in Python's dialect.
+
+    Raises:
+        SchemaError: The pattern is invalid, not supported, or too large.
+    """
+
+    source: str
+    size_bytes: int
+    """Estimated memory."""
+    min_length: int
+    """Length of the shortest full match."""
+    _engine: regex.Pattern[str]
+    _tokens: Tokens
+    _choices: dict[int, str]
+
+    def __new__(cls, source: str) -> "Pattern":
+        """Compiles `source`, a pattern of JSON Schema."""
+        if len(source) > MAX_PATTERN_LENGTH:
+            raise SchemaError(f"a pattern of {len(source)} characters is too long")
+        translated = translate(source)
+        pattern = super().__new__(cls, translated)
+        pattern.source = source
+        pattern._choices = {}
+        try:
+            pattern._tokens = _parser.parse(translated, re.ASCII)
+            pattern.min_length = pattern._tokens.getwidth()[0]
+            if expanded_size(pattern._tokens) > MAX_EXPANDED_SIZE:
+                raise SchemaError(f"the pattern {_shorten(source)} repeats too much")
+            pattern._engine = regex.compile(
+                _without_search_tables(translated), regex.ASCII, cache_pattern=False
+            )
+            regex.purge()  # the library would remember every pattern
+        except (re.error, regex.error) as error:
+            raise SchemaError(f"the pattern {_shorten(source)} is invalid: {error}") from None
+        except (RecursionError, OverflowError, MemoryError):
+            raise SchemaError(f"the pattern {_shorten(source)} is too deep or too large") from None
+        pattern.size_bytes = (
+            sys.getsizeof(pattern._engine) + BYTES_PER_PATTERN + BYTES_PER_CHARACTER * len(pattern)
+        )
+        return pattern
+
+    def matches(self, text: str, budget: WorkBudget, whole: bool = False) -> bool:
+        """Returns True if a part of `text` matches, or the whole text with `whole`.
+
+        Raises SchemaError when the search takes too long.
+        """
+        search = self._engine.fullmatch if whole else self._engine.search
+        start = thread_time()
+        try:
+            is_match = search(text, timeout=SEARCH_LIMIT_SECONDS) is not None
+            budget.spend(1 + int((thread_time() - start) / SECONDS_PER_STEP))
+            return is_match
+        except (TimeoutError, MemoryError):
+            raise SchemaError(
+                f"the pattern {_shorten(self.source)} takes too long to match"
+            ) from None
+
+    def write(
+        self,
+        rng: Random,
+        budget: WorkBudget,
+        min_length: int = 0,
+        max_length: int = MAX_TEXT_LENGTH,
+        whole: bool = False,
+    ) -> str:
+        """Draws a text of `min_length` to `max_length` characters that matches.
+
+        With `whole` the whole text matches, otherwise a part.
+
+        Raises Unsatisfiable if no text was found.
+        """
+        min_width, max_width = self._tokens.getwidth()
+        high = min(MAX_TEXT_LENGTH, max_length)
+        low = max(min_width, min_length if whole else min(min_length, max_width))
+        error = Unsatisfiable(f"no text was found for the pattern {_shorten(self.source)}")
+        if low > min(high, max_width):
+            raise error
+        for attempt in range(MAX_ATTEMPTS):
+            extra = USUAL_EXTRA_LENGTH if attempt < MAX_ATTEMPTS // 4 else MAX_EXTRA_LENGTH
+            length = rng.randint(low, min(low + extra, high, max_width))
+            writer = PatternWriter(self._choices, rng, budget, asserts=attempt % 4 == 3)
+            text = writer.write(self._tokens, length)
+            padding_length = min(min_length, MAX_TEXT_LENGTH) - len(text)
+            padding = "".join(rng.choices(PLAIN, k=padding_length))
+            for padded in dict.fromkeys((text + padding, padding + text)):
+                if min_length <= len(padded) <= high and self.matches(padded, budget, whole):
+                    return padded
+        raise error
+
+
+def characters(source: str) -> str:
+    """Returns characters of the class ``[...]`` in `source`.
+
+    Raises SchemaError for an invalid class.
+    """
+    try:
+        tokens = _parser.parse(translate(source), re.ASCII)
+    except re.error as error:
+        raise SchemaError(str(error)) from None
+    name = str(tokens[0][0])
+    operand = tokens[0][1]
+    if name == "LITERAL":
+        if operand in SURROGATES:
+            return ""
+        return chr(operand)
+    if name in CLASS_TOKENS:
+        return class_members(tokens)
+    return ""
+
+
+def _without_search_tables(translated: str) -> str:
+    """Returns an equal pattern for which `regex` builds no search tables.
+
+    The tables for a literal of 3,900 letters take 28 s.
+    """
+    if len(translated) < MAX_TABLE_PATTERN_LENGTH:
+        return translated
+    if VERBOSE_FLAG.match(translated):
+        translated += "\n"  # ends a comment
+    return f"(?:{translated}|(?!))"
+
+
+def _shorten(source: str) -> str:
+    if len(source) > MAX_SHOWN_LENGTH:
+        source = source[: MAX_SHOWN_LENGTH - 3] + "..."
+    return repr(source)

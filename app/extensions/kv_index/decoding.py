@@ -1,0 +1,178 @@
+"""Decodes batches of events: maps and arrays of all versions of vLLM and SGLang.
+
+A batch of well-formed events is decoded in one step. Any other batch is decoded event by event, so
+that only unusable events are lost. Limits on bytes and events of a batch bound the work of one
+step.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import ClassVar, TypeAlias
+
+import msgspec
+from msgspec import DecodeError, Raw, Struct, ValidationError
+from msgspec.msgpack import Decoder
+
+from app.core.base.clock.pause import pause_if_possible
+from app.core.engine.kvcache.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    KVEvent,
+)
+from app.extensions.kv_index.event_layouts import (
+    ArrayBatch,
+    ArrayCleared,
+    ArrayEvent,
+    ArrayRemoved,
+    ArrayStored,
+    RawBatch,
+)
+from app.extensions.kv_index.metrics import EventLoss, MessageLoss
+
+Data: TypeAlias = bytes | memoryview
+
+MAX_EVENTS = 1 << 16
+"""Maximum number of events of a batch."""
+EVENTS_PER_PAUSE = 256
+"""Number of events decoded one by one, in about 1 ms, before other greenlets run."""
+COUNT_BYTES = {0xDC: 2, 0xDD: 4}
+"""First byte of a long msgpack array -> bytes of its length."""
+INVALID_DATA = DecodeError, RecursionError, UnicodeDecodeError
+"""Errors of msgspec for invalid msgpack, too deep nesting, and text that is not UTF-8."""
+MALFORMED: EventLoss = "malformed_event"
+BINARY_TYPES = b"\xc4", b"\xc5", b"\xc6"
+"""First bytes of binary data in msgpack."""
+LONG_ARRAY_TYPES = b"\xdc", b"\xdd"
+"""First bytes of arrays of more than 15 items in msgpack."""
+FIELDS: Mapping[object, Sequence[str]] = {
+    "BlockStored": ArrayStored.__struct_fields__,
+    "BlockRemoved": ArrayRemoved.__struct_fields__,
+    "AllBlocksCleared": (),
+}
+"""Name of an event -> fields, in the order of array items."""
+ERROR_PLACE = re.compile(r"`\$(?:\.(\w+)|\[(\d+)\])|required field `(\w+)`|length \d+, got (\d+)")
+"""Matches the place in msgspec's error: a field, an item, a missing field, or too few items."""
+
+_MAP_BATCH = Decoder(EventBatch)
+_ARRAY_BATCH = Decoder(ArrayBatch)
+_RAW_BATCH = Decoder(RawBatch)
+_RAW_EVENTS = Decoder(list[Raw])
+_MAP_EVENT: Decoder[KVEvent] = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
+_ARRAY_EVENT: Decoder[ArrayEvent] = Decoder(ArrayStored | ArrayRemoved | ArrayCleared)
+
+
+class UnreadableBatchError(Exception):
+    """Raised for a payload that is not a batch."""
+
+    reason: ClassVar[MessageLoss] = "unreadable"
+    """Reason in the count of lost messages."""
+
+
+class BatchTooLargeError(UnreadableBatchError):
+    """Raised for a batch with more than `MAX_EVENTS` events, or too many bytes."""
+
+    reason = "too_large"
+
+
+class PodBatch(Struct, frozen=True):
+    """A batch of a data parallel `rank`.
+
+    `ts` is the time of publication, in seconds since 1970. `losses` has reasons for lost events.
+    """
+
+    ts: float
+    rank: int
+    events: Sequence[KVEvent]
+    losses: Sequence[str] = ()
+
+
+def field_losses() -> list[str]:
+    """Returns all reasons of the form `bad_<field>`."""
+    return sorted({"bad_ts"} | {f"bad_{field}" for fields in FIELDS.values() for field in fields})
+
+
+def decode(payload: Data | None) -> PodBatch:
+    """Decodes a batch. A batch without a valid time has the time 0.
+
+    Raises:
+        UnreadableBatchError: the payload is not a batch.
+        BatchTooLargeError: the batch has too many events, or `payload` is None.
+    """
+    if payload is None:
+        raise BatchTooLargeError("a batch has too many bytes")
+    batch: EventBatch | ArrayBatch
+    try:
+        batch = _MAP_BATCH.decode(payload)
+    except INVALID_DATA:
+        try:
+            batch = _ARRAY_BATCH.decode(payload)
+        except INVALID_DATA:
+            return _decode_one_by_one(payload)
+    if not math.isfinite(batch.ts):
+        return _decode_one_by_one(payload)
+    return PodBatch(batch.ts, batch.data_parallel_rank or 0, batch.events)
+
+
+def _decode_one_by_one(payload: Data) -> PodBatch:
+    try:
+        raw = _RAW_BATCH.decode(payload)
+        rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
+        head = bytes(memoryview(raw.events)[:5])
+        if int.from_bytes(head[1 : 1 + COUNT_BYTES.get(head[0], 0)], "big") > MAX_EVENTS:
+            raise BatchTooLargeError("a batch has too many events")
+        raw_events = _RAW_EVENTS.decode(raw.events)
+    except INVALID_DATA as error:
+        raise UnreadableBatchError(str(error)) from None
+    losses: list[str] = []
+    ts = math.nan
+    with suppress(*INVALID_DATA):
+        ts = msgspec.msgpack.decode(raw.ts, type=float)
+    if not math.isfinite(ts):
+        ts = 0.0
+        losses.append("bad_ts")
+    events: list[KVEvent] = []
+    for number, raw_event in enumerate(raw_events, 1):
+        event = _decode_event(raw_event)
+        if isinstance(event, str):
+            losses.append(event)
+        else:
+            events.append(event)
+        if number % EVENTS_PER_PAUSE == 0:
+            pause_if_possible()
+    return PodBatch(ts, rank, events, losses)
+
+
+def _decode_event(raw: Data | Raw) -> KVEvent | str:
+    """Returns an event, or the reason for its loss."""
+    first_byte = bytes(memoryview(raw)[:1])
+    try:
+        if first_byte in BINARY_TYPES:  # llm-d's storage publishers pack an event by itself
+            packed: bytes = msgspec.msgpack.decode(raw)
+            return MALFORMED if packed[:1] in BINARY_TYPES else _decode_event(packed)
+        if b"\x90" <= first_byte <= b"\x9f" or first_byte in LONG_ARRAY_TYPES:
+            return _ARRAY_EVENT.decode(raw)
+        return _MAP_EVENT.decode(raw)
+    except ValidationError as error:
+        return _loss_reason(msgspec.msgpack.decode(raw), str(error))
+    except INVALID_DATA:
+        return MALFORMED
+
+
+def _loss_reason(event: object, error: str) -> str:
+    name = None
+    if isinstance(event, dict):
+        name = event.get("type")
+    elif isinstance(event, list) and event:
+        name = event[0]
+    if not isinstance(name, str):
+        return MALFORMED
+    fields = FIELDS.get(name)
+    place = ERROR_PLACE.search(error)
+    if fields is None or place is None:
+        return "unknown_event"
+    field, item, missing_field, item_count = place.groups()
+    return f"bad_{field or missing_field or fields[int(item or item_count) - 1]}"

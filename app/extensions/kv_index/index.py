@@ -1,0 +1,179 @@
+"""The index: takes batches of events, and scores pods for a prompt."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from app.core.base import Bounded
+from app.core.base.clock.pause import pause_if_possible
+from app.core.engine.kvcache.hashing import Placeholder
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.decoding import PodBatch, field_losses
+from app.extensions.kv_index.features import requested_features
+from app.extensions.kv_index.holders import HolderLimitError, IndexedEngine
+from app.extensions.kv_index.ingest import Ingest
+from app.extensions.kv_index.keys import PrefixKeyCache, RequestKeys
+from app.extensions.kv_index.metrics import IndexMetrics
+from app.extensions.kv_index.operations import Outcome, Stamp
+from app.extensions.kv_index.scorer import DEFAULT_WEIGHTS, PodScore, score_prefixes
+from config.sections.observability import TRACE
+
+log = logging.getLogger(__name__)
+
+
+class Index:
+    """Index of the blocks of prompts in the caches of pods.
+
+    Batches of one pod must arrive in order. `block_size` is the index's, in tokens; engines may
+    differ. `weights`: tier -> weight of a block.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        block_size: int = 16,
+        seed: str = "",
+        weights: Mapping[str, float] = DEFAULT_WEIGHTS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.backend = backend
+        self.block_size = block_size
+        self.metrics = IndexMetrics(field_losses())
+        self._weights = weights
+        self._clock = clock
+        self._keys = RequestKeys(block_size, seed)
+        self._ingest = Ingest(backend, self._keys)
+        self._prefix_keys = PrefixKeyCache(self._keys)
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        """Caches beside the backend, by name."""
+        return {
+            "index tails": self._ingest.tails,
+            "index key roots": self._keys.roots,
+            "index keys": self._prefix_keys.parts,
+        }
+
+    def ingest(
+        self,
+        source: IndexedEngine,
+        batch: PodBatch,
+        sequence: int | None = None,
+        restart: bool = False,
+    ) -> Outcome | None:
+        """Applies a batch that an engine has published; pauses during long work.
+
+        With a `sequence` number, indexers that share a backend apply the batch once. `restart`
+        first removes the engine's blocks. Returns None, and counts a loss, with too many pods.
+
+        Raises:
+            BackendUnavailableError: the caller applies the batch again later.
+        """
+        outcome = Outcome()
+        losses = [*batch.losses]
+        events = batch.events
+        max_events = self.backend.max_events_per_step
+        try:
+            for start in range(0, len(events) or 1, max_events):
+                if start:
+                    pause_if_possible()
+                stamp = None
+                if sequence is not None:
+                    stamp = Stamp(sequence, batch.ts, restart and not start)
+                part = events[start : start + max_events]
+                operations = self._ingest.operations(source, part, losses)
+                outcome.merge(self.backend.apply(source, operations, stamp))
+        except HolderLimitError:
+            self.metrics.skip_message("too_many_pods")
+            return None
+        # Counted at the end: a batch that is applied again would be counted twice.
+        if losses:
+            self.metrics.skipped_events.update(losses)
+        if outcome.unknown:
+            self.metrics.skipped_events["unknown_block"] += outcome.unknown
+        self.metrics.added.inc(outcome.added)
+        self.metrics.removed.inc(outcome.removed)
+        return outcome
+
+    def clear(self, pod: str) -> int:
+        """Removes a pod; returns its number of copies of blocks. Pauses during long work."""
+        removed = self.backend.clear(pod)
+        self.metrics.removed.inc(removed)
+        return removed
+
+    def block_keys(
+        self,
+        model: str,
+        tokens: Sequence[int],
+        *,
+        lora: str | None = None,
+        salt: str | None = None,
+        media: Sequence[Placeholder] = (),
+    ) -> list[int]:
+        """Returns the request keys of a prompt's full blocks.
+
+        Raises:
+            ValueError: a token id is outside 32 bits.
+        """
+        features = None
+        if media or salt:
+            block_count = len(tokens) // self.block_size
+            features = requested_features(block_count, self.block_size, media, salt)
+        return self._prefix_keys.keys(self._keys.root(lora or model), tokens, features)
+
+    def score(
+        self,
+        model: str,
+        tokens: Sequence[int],
+        *,
+        pods: Collection[str] = (),
+        lora: str | None = None,
+        salt: str | None = None,
+        media: Sequence[Placeholder] = (),
+    ) -> list[PodScore]:
+        """Scores the engines that have the start of a prompt of token ids, best first.
+
+        A prompt of less than a block scores no engine. `model` is the base model or an adapter's
+        name, `lora` the adapter. `pods` limits the choice; () means all pods.
+
+        Raises:
+            ValueError: a token id is outside 32 bits.
+            BackendUnavailableError: the backend does not answer.
+        """
+        log.log(TRACE, "score %s: tokens %s", lora or model, tokens)
+        started_s = self._clock()
+        keys = self.block_keys(model, tokens, lora=lora, salt=salt, media=media)
+        return self._score(model, keys, pods, started_s)
+
+    def score_keys(
+        self, model: str, keys: Sequence[int], *, pods: Collection[str] = ()
+    ) -> list[PodScore]:
+        """Scores engines as `score`, for request keys from `block_keys`."""
+        return self._score(model, keys, pods, self._clock())
+
+    def _score(
+        self, model: str, keys: Sequence[int], pods: Collection[str], started_s: float
+    ) -> list[PodScore]:
+        scores: list[PodScore] = []
+        if keys:
+            lookup = self.backend.lookup(keys)
+            candidates = lookup.holders.candidates(model, pods)
+            scores = score_prefixes(
+                lookup, blocks=len(keys), candidates=candidates, weights=self._weights
+            )
+            log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
+        matched = scores[0].matched if scores else 0
+        self.metrics.record_lookup(self._clock() - started_s, matched)
+        return scores
+
+    def base_model(self, name: str) -> str:
+        """Returns the base model of pods with blocks of the adapter `name`.
+
+        Returns `name` if there are no such pods.
+        """
+        holders = self.backend.lookup([]).holders
+        for _, holder in holders.members(holders.candidates(name)):
+            return holder.source.model
+        return name

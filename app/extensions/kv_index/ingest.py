@@ -1,0 +1,357 @@
+"""Conversion of engines' events to operations on blocks of the index.
+
+Consecutive events that differ only in their blocks become one operation, which costs much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count, groupby
+from typing import TypeAlias, cast
+
+from msgspec import Struct
+
+from app.core.engine.kvcache.events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+)
+from app.core.engine.kvcache.hashing import low64
+from app.core.engine.kvcache.memo import Memo
+from app.extensions.kv_index.alignment import EngineBlocks, Tail, align
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.features import published_features
+from app.extensions.kv_index.holders import IndexedEngine
+from app.extensions.kv_index.keys import RequestKeys
+from app.extensions.kv_index.operations import (
+    CPU,
+    GPU,
+    MAX_TIERS,
+    UNALIGNED,
+    Clear,
+    CoveredKeys,
+    Offload,
+    Operation,
+    Remove,
+    Store,
+)
+
+TAILS_LIMIT_BYTES = 64 << 20
+"""Memory limit of all tails of an index, in bytes."""
+SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of KV cache groups where a hit needs every block from the prompt's start."""
+MAX_BLOCK_TOKENS = 1 << 14
+"""Maximum size of an engine's block, in tokens."""
+MAX_GROUPS = 64
+"""Maximum number of KV cache groups of an engine."""
+MAX_TIER_LENGTH = 64
+"""Maximum length of a tier's name, in characters."""
+MAX_ADAPTER_LENGTH = 512
+"""Maximum length of an adapter's name, in characters."""
+MAX_HASH_BYTES = 64
+"""Maximum size of a block hash, in bytes."""
+LOW_64 = (1 << 64) - 1
+"""Mask of an engine key."""
+
+KnownBlocks: TypeAlias = dict[tuple[int, int], CoveredKeys | None]
+"""(group, engine key) -> request keys of a block; None for an unknown block."""
+
+
+class RejectedEventError(Exception):
+    """Raised for an unusable event, or for events that cannot be one operation.
+
+    The message of an unusable event is the reason in `IndexMetrics.skipped_events`.
+    """
+
+
+class NewBlocks(Struct, gc=False):
+    """Stores that differ only in their blocks.
+
+    `engine_keys` has the keys of all events in a row, `parents` one engine key for each event.
+    """
+
+    events: Sequence[BlockStored]
+    engine_keys: Sequence[int]
+    parents: Sequence[int | None]
+    group: int
+    tier: str
+    adapter: str | None
+
+
+class Ingest:
+    """Converts events to operations. Remembers prompts' tails."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        request_keys: RequestKeys,
+        tails_limit_bytes: int = TAILS_LIMIT_BYTES,
+    ) -> None:
+        self._backend = backend
+        self._request_keys = request_keys
+        self._block_size = request_keys.block_size
+        self._tiers = {GPU, CPU}
+        self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = Memo(tails_limit_bytes)
+        """Latest tails, by engine, KV cache group and the engine key before the tail."""
+
+    def operations(
+        self, source: IndexedEngine, events: Sequence[KVEvent], losses: list[str]
+    ) -> list[Operation]:
+        """Returns the operations of some events of a batch.
+
+        Appends reasons for lost events to `losses`. The caller applies the operations before the
+        next call.
+
+        Raises:
+            BackendUnavailableError: the backend does not answer.
+        """
+        try:
+            if len(events) > 1:
+                groups = [list(group) for _, group in groupby(events, self._similarity)]
+                return self._operations(source, groups, None)
+        except RejectedEventError:
+            pass  # each event is then an operation, or lost, by itself
+        return self._operations(source, [[event] for event in events], losses)
+
+    def _operations(
+        self, source: IndexedEngine, groups: Sequence[Sequence[KVEvent]], losses: list[str] | None
+    ) -> list[Operation]:
+        """Returns an operation for each group.
+
+        Raises:
+            RejectedEventError: a group is unusable, and `losses` is None.
+        """
+        parsed_groups: list[NewBlocks | Operation] = []
+        parents: list[tuple[int, int]] = []
+        for events in groups:
+            try:
+                parsed = self._parse(events)
+            except RejectedEventError as error:
+                if losses is None:
+                    raise
+                losses.append(str(error))
+                continue
+            parsed_groups.append(parsed)
+            if isinstance(parsed, NewBlocks):
+                parents += [(parsed.group, key) for key in parsed.parents if key is not None]
+        parent_blocks: KnownBlocks = {}
+        if parents:
+            parent_blocks.update(
+                zip(parents, self._backend.covered_keys(source, parents), strict=True)
+            )
+        operations: list[Operation] = []
+        for parsed in parsed_groups:
+            if not isinstance(parsed, NewBlocks):
+                operations.append(parsed)
+                continue
+            try:
+                operations.append(self._store(source, parsed, parent_blocks))
+            except RejectedEventError as error:
+                if losses is None:
+                    raise
+                losses.append(str(error))
+        return operations
+
+    def _similarity(self, event: KVEvent) -> object:
+        """Returns a value that is equal for events of one operation, and unique otherwise."""
+        if isinstance(event, BlockStored):
+            extra_keys = event.extra_keys
+            has_extras = extra_keys and any(extra_keys)
+            if event.block_size == self._block_size and event.token_ids and not has_extras:
+                kind = event.kv_cache_spec_kind
+                return event.medium, event.group_idx, event.lora_name, event.lora_id, kind
+        elif isinstance(event, BlockRemoved):
+            return event.medium, event.group_idx
+        return id(event)
+
+    def _tier(self, medium: str | None) -> str:
+        """Returns the tier of a medium.
+
+        Raises:
+            RejectedEventError: the name is too long, or there are `MAX_TIERS` tiers already.
+        """
+        tier = medium.lower() if medium else GPU
+        if tier not in self._tiers:
+            if len(tier) > MAX_TIER_LENGTH:
+                raise RejectedEventError("bad_medium")
+            tiers = self._tiers.union(self._backend.tiers)
+            if tier not in tiers and len(tiers) >= MAX_TIERS:
+                raise RejectedEventError("too_many_tiers")
+            self._tiers.add(tier)
+        return tier
+
+    def _parse(self, events: Sequence[KVEvent]) -> NewBlocks | Operation:
+        first = events[0]
+        if isinstance(first, AllBlocksCleared):
+            return Clear()
+        hashes = first.block_hashes
+        if len(events) > 1:
+            hashes = [block_hash for event in events for block_hash in event.block_hashes]
+        keys = engine_keys(hashes, "block_hashes")
+        group = first.group_idx or 0
+        tier = self._tier(first.medium)
+        if not 0 <= group < MAX_GROUPS:
+            raise RejectedEventError("bad_group_idx")
+        if isinstance(first, BlockRemoved):
+            return Remove(group, tier, keys)
+        if not first.token_ids:
+            return Offload(group, tier, keys)
+        if first.lora_name and len(first.lora_name) > MAX_ADAPTER_LENGTH:
+            raise RejectedEventError("bad_lora_name")
+        adapter = first.lora_name
+        if not adapter and first.lora_id:  # vLLM before 0.14 publishes only an adapter's number
+            adapter = str(first.lora_id)
+        stores = cast(Sequence[BlockStored], events)
+        return NewBlocks(
+            events=stores,
+            engine_keys=keys,
+            parents=[*map(parent_key, stores)],
+            group=group,
+            tier=tier,
+            adapter=adapter or None,
+        )
+
+    def _store(self, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks) -> Store:
+        """Returns the operation of a group. Later groups of the batch may continue its blocks."""
+        kind = new.events[0].kv_cache_spec_kind
+        store = Store(
+            group=new.group,
+            tier=new.tier,
+            engine_keys=new.engine_keys,
+            covered=(),
+            request_keys=(),
+            scored=None if kind is None else kind in SCORED_KINDS,
+            adapter=new.adapter,
+        )
+        try:
+            if len(new.events) == 1:
+                self._fill_store(store, source, new, parent_blocks)
+            else:
+                store.request_keys = self._keys(source, new, parent_blocks)
+                store.covered = store.request_keys
+        except ValueError:
+            raise RejectedEventError("bad_token_ids") from None
+        if parent_blocks:
+            for key, covered in zip(store.engine_keys, store.covered, strict=True):
+                parent_blocks[store.group, key] = covered
+        return store
+
+    def _fill_store(
+        self, store: Store, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks
+    ) -> None:
+        """Sets the blocks of a single event.
+
+        Raises:
+            ValueError: a token id is invalid.
+        """
+        [event] = new.events
+        [parent] = new.parents
+        preceding = self._preceding(source, new, parent, parent_blocks)
+        size = event.block_size
+        if not 0 < size <= MAX_BLOCK_TOKENS:
+            raise RejectedEventError("bad_block_size")
+        if len(event.token_ids) != len(new.engine_keys) * size:
+            raise RejectedEventError("token_count")
+        features = None
+        if event.extra_keys:
+            if len(event.extra_keys) != len(new.engine_keys):
+                raise RejectedEventError("extra_keys_count")
+            features = published_features(event.extra_keys, event.lora_name)
+        if isinstance(preceding, int):
+            if size == self._block_size:
+                keys = self._request_keys.keys(preceding, event.token_ids, features)
+                store.request_keys = keys
+                store.covered = keys
+                return
+            preceding = Tail(preceding)
+        blocks = EngineBlocks(size, event.token_ids, features)
+        for key, tail in align(self._request_keys, preceding, blocks, store).items():
+            self.tails.put((source, new.group, key), tail, tail.size_bytes)
+
+    def _keys(self, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks) -> list[int]:
+        """Returns the keys of several events with blocks of the index's size.
+
+        Raises:
+            RejectedEventError: the events cannot be one operation.
+            ValueError: a token id is invalid.
+        """
+        positions = dict(zip(new.engine_keys, count(), strict=False))
+        root = self._request_keys.root(new.adapter or source.model)
+        compute_keys = self._request_keys.keys
+        keys: list[int] = []
+        for event, parent in zip(new.events, new.parents, strict=True):
+            preceding: int | Tail = root
+            if parent is not None:
+                position = positions.get(parent, len(keys))
+                if position < len(keys):
+                    preceding = keys[position]
+                else:
+                    preceding = self._preceding(source, new, parent, parent_blocks)
+            if isinstance(preceding, Tail):
+                raise RejectedEventError
+            token_ids = event.token_ids
+            extra_keys = event.extra_keys
+            block_count = len(event.block_hashes)
+            if len(token_ids) != block_count * self._block_size:
+                raise RejectedEventError
+            if extra_keys and len(extra_keys) != block_count:
+                raise RejectedEventError
+            keys += compute_keys(preceding, token_ids)
+        # A block stored twice is a further copy, which only separate operations count.
+        if len(positions) < len(keys) or len(set(keys)) < len(keys):
+            raise RejectedEventError
+        return keys
+
+    def _preceding(
+        self, source: IndexedEngine, new: NewBlocks, parent: int | None, parent_blocks: KnownBlocks
+    ) -> int | Tail:
+        """Returns the request key before an event's blocks, or the tail that they continue."""
+        if parent is None:
+            return self._request_keys.root(new.adapter or source.model)
+        tail = self.tails.get((source, new.group, parent))
+        if tail is not None:
+            return tail
+        covered = parent_blocks[new.group, parent]
+        if covered is None:
+            raise RejectedEventError("unknown_parent")
+        if covered == ():
+            raise RejectedEventError("unaligned_parent")
+        last_key = covered if isinstance(covered, int) else covered[-1]
+        if last_key == UNALIGNED:
+            raise RejectedEventError("unaligned_parent")
+        return last_key
+
+
+def engine_keys(values: Sequence[BlockHash], field: str) -> Sequence[int]:
+    """Converts the hashes of a field to engine keys, their low 64 bits.
+
+    Raises:
+        RejectedEventError: a hash is invalid.
+    """
+    try:
+        if not values or min(values) >= 0:  # type: ignore[operator]
+            return values  # type: ignore[return-value]
+    except TypeError:
+        pass  # some are bytes
+    keys = []
+    for value in values:
+        if isinstance(value, int):
+            keys.append(value & LOW_64)
+        elif 0 < len(value) <= MAX_HASH_BYTES:
+            keys.append(low64(value))
+        else:
+            raise RejectedEventError(f"bad_{field}")
+    return keys
+
+
+def parent_key(event: BlockStored) -> int | None:
+    """Returns the engine key of the block before the event; some engines write 0 for none."""
+    parent = event.parent_block_hash
+    if parent is None:
+        return None
+    if isinstance(parent, int):
+        return parent & LOW_64 or None
+    [key] = engine_keys([parent], "parent_block_hash")
+    return key or None

@@ -1,0 +1,165 @@
+"""Routes of the index of KV blocks: its state, and scores of the pods for a prompt."""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TypeVar
+
+from app.core.api.chat.prompt import chat_options
+from app.core.api.pipeline import ChatRules
+from app.core.engine.kvcache.hashing import Placeholder
+from app.core.protocol.common import EXAMPLE_CHAT
+from app.core.protocol.decoding import Request, decode
+from app.core.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
+from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.errors import not_found, timed_out, unavailable
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import Route, RouteDocs, get, post
+from app.core.text.base import TokenizerLoadError
+from app.extensions.kv_index.backend import BackendUnavailableError
+from app.extensions.kv_index.scorer import PodScore
+from app.extensions.kv_index.service import KvIndex
+from app.extensions.kv_index.tokenization import TokenizationBusyError, TokenizationTimeoutError
+from app.extensions.kv_index.tokenizers import UnknownModelError
+from config.settings import Settings
+
+T = TypeVar("T", bound=Request)
+ScoreRequest = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
+
+
+def routes(index: KvIndex, settings: Settings) -> list[Route]:
+    """Returns the routes of the index of KV blocks."""
+    handlers = KvIndexHandlers(index, settings)
+    body = BodyLimits.from_settings(settings.server)
+
+    def score_route(
+        path: str, request_type: type[T], score: Callable[[T], object], docs: RouteDocs
+    ) -> Route:
+        @wraps(score)
+        def handle(context: RequestContext) -> Response:
+            request = decode(body.read(context), context.content_type, request_type)
+            try:
+                return json_response(score(request))
+            except UnknownModelError as error:
+                raise not_found(str(error), "model") from None
+            except (TokenizerLoadError, TokenizationBusyError) as error:
+                raise unavailable(str(error)) from None
+            except TokenizationTimeoutError as error:
+                raise timed_out(str(error)) from None
+            except BackendUnavailableError as error:
+                raise unavailable(f"The index cannot be asked now: {error}.") from None
+
+        return post(path, handle, docs=docs)
+
+    text_docs = RouteDocs(
+        body=(ScoreTextRequest,),
+        example={"prompt": "hello"},
+        answer=dict[str, float] | None,
+    )
+    chat_docs = RouteDocs(body=(ScoreChatRequest,), example={"messages": EXAMPLE_CHAT})
+    token_docs = RouteDocs(body=(ScoreTokensRequest,), example={"tokens": [1, 2, 3]})
+    return [
+        get("/kv/index", handlers.kv_index),
+        score_route("/score_completions", ScoreTextRequest, handlers.score_text, text_docs),
+        score_route("/score_chat_completions", ScoreChatRequest, handlers.score_chat, chat_docs),
+        score_route("/score_tokens", ScoreTokensRequest, handlers.score_tokens, token_docs),
+    ]
+
+
+class KvIndexHandlers:
+    """Answers the requests for the state of the index, and for scores of the pods."""
+
+    def __init__(self, index: KvIndex, settings: Settings) -> None:
+        self._index = index
+        self._settings = settings.kvindex
+        self._chat_rules = ChatRules.of(settings.api)
+        self._model = settings.model.model
+        self._aliases = dict.fromkeys(settings.model.served_names, self._model)
+
+    def kv_index(self, context: RequestContext) -> Response:
+        """The state of the index; sizes and pods are null while its backend does not answer."""
+        return json_response({"backend": self._settings.kv_index_backend, **self._index.stats()})
+
+    def score_text(self, request: ScoreTextRequest) -> object:
+        """The score of every pod that has the beginning of a text."""
+        tokens = self._index.tokenization.encode(
+            self._tokenizer_model(request), request.prompt, request.add_special_tokens
+        )
+        return by_pod(self._scores(request, tokens))
+
+    def score_chat(self, request: ScoreChatRequest) -> object:
+        """The score of every pod that has the beginning of a conversation."""
+        options = chat_options(request, self._chat_rules)
+        model = self._tokenizer_model(request)
+        tokenization = self._index.tokenization
+        if self._settings.kv_index_chat_answer == "scores":
+            tokens = tokenization.encode_chat(model, request.messages, options)
+            return by_pod(self._scores(request, tokens))
+        text = tokenization.render_chat(model, request.messages, options)
+        tokens = tokenization.encode(model, text, request.add_special_tokens)
+        scores = by_pod(self._scores(request, tokens))
+        return {"podScores": scores, "templated_messages": text}
+
+    def score_tokens(self, request: ScoreTokensRequest) -> object:
+        """The score of every pod for a prompt of token ids, in full."""
+        media = [
+            Placeholder(span.identifier, span.offset, span.length) for span in request.media or ()
+        ]
+        cards = {}
+        for pod_score in best_ranks(self._scores(request, request.tokens, media) or ()):
+            cards[pod_score.pod] = {
+                "score": _short(pod_score.score),
+                "matched": pod_score.matched,
+                "match_ratio": pod_score.match_ratio,
+                "tiers": pod_score.tiers,
+                "rank": pod_score.rank,
+            }
+        return {"blocks": len(request.tokens) // self._index.index.block_size, "scores": cards}
+
+    def _base_model(self, request: ScoreRequest) -> str:
+        """Returns the model of a request; a served name stands for the server's model."""
+        name = request.model or self._model
+        return self._aliases.get(name, name)
+
+    def _tokenizer_model(self, request: ScoreRequest) -> str:
+        """Returns the model whose tokenizer reads the prompt; for an adapter its base model."""
+        model = self._base_model(request)
+        if model == self._model:
+            return model
+        return self._index.index.base_model(model)
+
+    def _scores(
+        self, request: ScoreRequest, tokens: Sequence[int], media: Sequence[Placeholder] = ()
+    ) -> list[PodScore] | None:
+        """Returns the scores, the best first; None for a prompt without a full block."""
+        if len(tokens) < self._index.index.block_size:
+            return None
+        return self._index.index.score(
+            self._base_model(request),
+            tokens,
+            pods=request.pods or (),
+            lora=request.lora,
+            salt=request.cache_salt,
+            media=media,
+        )
+
+
+def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
+    """Returns the first score of each pod, which is that of its best rank."""
+    best: dict[str, PodScore] = {}
+    for score in scores:
+        best.setdefault(score.pod, score)
+    return list(best.values())
+
+
+def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
+    """Returns the score by pod, as llm-d's manager does; None without a full block."""
+    if scores is None:
+        return None
+    return {score.pod: _short(score.score) for score in best_ranks(scores)}
+
+
+def _short(score: float) -> float:
+    """Returns the same number, as an integer if it is whole."""
+    if score.is_integer():
+        return int(score)
+    return score

@@ -1,0 +1,103 @@
+"""Reads recorded runs from the files of benchmarks, whose kind is detected by content.
+
+Supported are results of `vllm bench serve --save-result --save-detailed` (vLLM 0.15 to 0.23, also
+appended ones), guidellm's report (0.3 to 0.6), aiperf's `profile_export.jsonl` (0.8 to 0.13), and
+CSV files of `python -m app record`. Any mistake in a file is an error, in one line with file,
+place and rule: a fit to a part of a load would be wrong.
+"""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from app.extensions.lab.fidelity.benchmark_formats import (
+    Document,
+    read_aiperf,
+    read_guidellm,
+    read_vllm,
+)
+from app.extensions.lab.fidelity.input_files import open_input
+from app.extensions.lab.fidelity.measured_run import (
+    MeasuredRequest,
+    MeasuredRun,
+    location_of,
+    make_run,
+    read_request,
+)
+from config import ConfigError
+
+MAX_BYTES = 1 << 30
+
+
+def read_recordings(path: str) -> list[MeasuredRun]:
+    """Returns the runs in a file. Raises ConfigError, in one line, for any mistake."""
+    text = _read_text(path)
+    if not text.lstrip().startswith("{"):
+        return [make_run(path, "", _read_csv(path, text))]
+    documents = list(_read_documents(path, text))
+    _, first = documents[0]
+    if "benchmarks" in first:
+        return read_guidellm(path, first)
+    if "metrics" in first and "metadata" in first:
+        return [make_run(path, "", read_aiperf(path, documents))]
+    if "ttfts" in first or "total_output_tokens" in first:
+        return [read_vllm(path, part, document) for part, document in documents]
+    if "input_config" in first or "aiperf_version" in first:
+        raise ConfigError(
+            f"{path}: is aiperf's summary; the requests are in profile_export.jsonl beside it"
+        )
+    raise ConfigError(f"{path}: is not a known file of vllm bench serve, guidellm or aiperf")
+
+
+def _read_text(path: str) -> str:
+    with open_input(Path(path)) as (_, file):
+        content = file.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: must not be larger than {MAX_BYTES >> 20} MiB")
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty")
+    return text
+
+
+def _read_documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
+    """Yields JSON objects with their lines; the only object of a file has no line."""
+    parts: Sequence[tuple[str, str]] = [("", text)]
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        numbered_lines = enumerate(text.splitlines(), 1)
+        parts = [(f"line {number}", line) for number, line in numbered_lines if line.strip()]
+    for part, line in parts:
+        try:
+            yield part, msgspec.json.decode(line, type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ConfigError(f"{location_of(path, part)}: is not a JSON object: {error}") from None
+
+
+def _read_csv(path: str, text: str) -> Iterator[MeasuredRequest]:
+    """Yields the rows of a CSV file, which may lack one of arrival and send."""
+    lines = csv.reader(io.StringIO(text))
+    last_arrival_s = 0.0
+    try:
+        header = [name.strip() for name in next(lines)]
+        required = ["input_tokens", "output_tokens", "first_s", "last_s"]
+        if "send_s" not in header:
+            required.insert(0, "arrival_s")
+        for name in required:
+            if name not in header:
+                raise ConfigError(f"{path}: line 1: there is no column {name}")
+        for cells in filter(None, lines):
+            location = f"{path}: line {lines.line_num}"
+            if len(cells) != len(header):
+                raise ConfigError(f"{location}: has {len(cells)} cells, the header {len(header)}")
+            request = read_request(location, dict(zip(header, cells, strict=True)))
+            if request.arrival_s < last_arrival_s:
+                raise ConfigError(f"{location}: rows must be in order of arrival")
+            last_arrival_s = request.arrival_s
+            yield request
+    except csv.Error as error:
+        raise ConfigError(f"{path}: line {lines.line_num}: {error}") from None

@@ -1,0 +1,208 @@
+"""The JSON formats of vllm bench serve, guidellm and aiperf.
+
+Any mistake in a file is a ConfigError, in one line with file, place and rule.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from app.extensions.lab.fidelity.measured_run import (
+    MeasuredRequest,
+    MeasuredRun,
+    location_of,
+    make_run,
+    read_request,
+)
+from config import ConfigError
+
+Document = Mapping[str, object]
+
+VLLM_REQUIRED = {
+    "ttfts": "has no times of requests: run vllm bench serve with --save-detailed",
+    "start_times": "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
+}
+"""Error messages by missing key."""
+GUIDELLM_TIMINGS = ("info.timings", "info.request_timings", "scheduler_info.request_timings")
+GUIDELLM_COLUMNS = {
+    "send_s": (*(f"{timings}.request_start" for timings in GUIDELLM_TIMINGS), "start_time"),
+    "first_s": (
+        *(
+            f"{timings}.{name}"
+            for timings in GUIDELLM_TIMINGS
+            for name in ("first_token_iteration", "first_iteration")
+        ),
+        "first_token_time",
+    ),
+    "last_s": (
+        *(
+            f"{timings}.{name}"
+            for timings in GUIDELLM_TIMINGS
+            for name in ("last_token_iteration", "last_iteration")
+        ),
+        "last_token_time",
+    ),
+    "input_tokens": ("prompt_tokens",),
+    "output_tokens": ("output_tokens",),
+}
+"""Dotted paths of each column in a request: of tokens from guidellm 0.5 on, of iterations in 0.4,
+flat in 0.3.
+"""
+AIPERF_COLUMNS = {
+    "first_s": "time_to_first_token",
+    "last_s": "request_latency",
+    "input_tokens": "input_sequence_length",
+    "output_tokens": "output_sequence_length",
+}
+"""Metrics by column: a time since the request was sent, or tokens."""
+AIPERF_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
+"""Seconds in a unit."""
+
+
+class _VllmResult(Struct):
+    input_lens: list[int]
+    output_lens: list[int]
+    ttfts: list[float]
+    itls: list[list[float]]
+    """Times between chunks."""
+    start_times: list[float]
+    """Times of sending, on the benchmark's own clock."""
+    errors: list[str | None] = []
+    max_concurrency: int | None = None
+
+
+def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
+    """Reads a result of vllm bench serve."""
+    location = location_of(path, part)
+    result = _check_vllm(location, document)
+    rows = zip(
+        result.start_times,
+        result.ttfts,
+        result.itls,
+        result.input_lens,
+        result.output_lens,
+        strict=True,
+    )
+    requests = []
+    for number, (send_s, ttft_s, itls, input_tokens, output_tokens) in enumerate(rows, 1):
+        columns = {
+            "send_s": send_s,
+            "first_s": send_s + ttft_s,
+            "last_s": send_s + ttft_s + sum(itls),
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+        }
+        requests.append(read_request(f"{location}: request {number}", columns))
+    return make_run(path, part, requests, in_flight=result.max_concurrency)
+
+
+def _check_vllm(location: str, document: Document) -> _VllmResult:
+    for name, rule in VLLM_REQUIRED.items():
+        if name not in document:
+            raise ConfigError(f"{location}: {rule}")
+    try:
+        result = msgspec.convert(document, _VllmResult)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{location}: {error}") from None
+    lengths = {
+        len(result.start_times),
+        len(result.ttfts),
+        len(result.itls),
+        len(result.input_lens),
+        len(result.output_lens),
+    }
+    if len(lengths) != 1:
+        raise ConfigError(
+            f"{location}: start_times, ttfts, itls, input_lens and output_lens differ in length"
+        )
+    for number, failure in enumerate(result.errors, 1):
+        if failure:
+            short_failure = " ".join(failure.split())[:100]
+            raise ConfigError(
+                f"{location}: request {number}: has failed ({short_failure}); all must have"
+                " succeeded"
+            )
+    return result
+
+
+def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
+    """Reads a report of guidellm, which may have several benchmarks."""
+    benchmarks = _list_at(document, "benchmarks")
+    if not benchmarks:
+        raise ConfigError(f"{path}: has no benchmarks")
+    runs = []
+    for number, benchmark in enumerate(benchmarks, 1):
+        part = f"benchmark {number}" if len(benchmarks) > 1 else ""
+        requests = _read_guidellm_requests(location_of(path, part), benchmark)
+        incomplete = len(_list_at(benchmark, "requests.incomplete"))
+        notes = []
+        if incomplete:
+            notes = [f"{incomplete} requests that the end of the run cut off are left out"]
+        runs.append(make_run(path, part, requests, notes=notes))
+    return runs
+
+
+def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRequest]:
+    failed = _list_at(benchmark, "requests.errored")
+    if failed:
+        raise ConfigError(
+            f"{location}: {len(failed)} requests have failed; all must have succeeded"
+        )
+    requests = []
+    for number, request in enumerate(_list_at(benchmark, "requests.successful"), 1):
+        columns = {name: _first_at(request, paths) for name, paths in GUIDELLM_COLUMNS.items()}
+        if None in (columns["send_s"], columns["first_s"], columns["last_s"]):
+            raise ConfigError(
+                f"{location}: request {number}: has no moments of its first and last token;"
+                " guidellm must stream"
+            )
+        requests.append(read_request(f"{location}: request {number}", columns))
+    return requests
+
+
+def read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterator[MeasuredRequest]:
+    """Yields the requests of aiperf's `profile_export.jsonl`, without those of the warmup."""
+    for number, (part, document) in enumerate(documents, 1):
+        location = location_of(path, part or f"line {number}")
+        if _first_at(document, ["metadata.benchmark_phase"]) not in (None, "profiling"):
+            continue
+        if document.get("error") is not None or _first_at(document, ["metadata.was_cancelled"]):
+            raise ConfigError(f"{location}: the request has failed; all must have succeeded")
+        start_ns = _first_at(document, ["metadata.request_start_ns"])
+        send_s = start_ns / 1e9 if isinstance(start_ns, int) else math.nan
+        columns: dict[str, object] = {"send_s": send_s}
+        for column in AIPERF_COLUMNS:
+            columns[column] = _read_aiperf_metric(location, document, column, send_s)
+        yield read_request(location, columns)
+
+
+def _read_aiperf_metric(location: str, document: Document, column: str, send_s: float) -> float:
+    name = AIPERF_COLUMNS[column]
+    value = _first_at(document, [f"metrics.{name}.value"])
+    unit = _first_at(document, [f"metrics.{name}.unit"])
+    if not isinstance(value, int | float):
+        hint = "; aiperf must run with --streaming" if column == "first_s" else ""
+        raise ConfigError(f"{location}: has no {name}{hint}")
+    if not column.endswith("_s"):
+        return int(value)
+    if unit not in AIPERF_UNITS:
+        raise ConfigError(f"{location}: {name}: unit {unit!r} is none of {', '.join(AIPERF_UNITS)}")
+    return send_s + value * AIPERF_UNITS[str(unit)]
+
+
+def _first_at(document: object, paths: Sequence[str]) -> object:
+    """Returns the first value at one of the dotted `paths`; None if there is no value."""
+    for path in paths:
+        value = document
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            return value
+    return None
+
+
+def _list_at(document: object, path: str) -> list[object]:
+    value = _first_at(document, [path])
+    return value if isinstance(value, list) else []

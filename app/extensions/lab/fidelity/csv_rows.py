@@ -1,0 +1,185 @@
+"""Rows of traces in CSV: those of this project, of Azure and of BurstGPT."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+
+from app.extensions.lab.load.loads import COLUMNS, MAX_TOKENS, NO_GROUP, SESSION_COLUMNS, LoadTrace
+
+PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
+CLASS_COLUMN = "class"
+MAX_THINK_S = 1e9
+
+
+def read_seconds(name: str, text: str, max_seconds: float = 1e300) -> float:
+    """Returns the seconds in a cell of column `name`. Raises ValueError with the rule."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= max_seconds:
+        raise ValueError(
+            f"{name} {text[:40]!r} must be a number of seconds from 0 to {max_seconds:g}"
+        )
+    return seconds
+
+
+def read_utc_seconds(name: str, text: str) -> float:
+    """Returns the seconds since the epoch in a cell with a date and a time, by default in UTC.
+
+    Raises ValueError with the rule.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{name} {text[:40]!r} must be a date and a time") from None
+    if not moment.tzinfo:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
+
+
+def read_tokens(name: str, text: str, min_tokens: int = 1) -> int:
+    """Returns the tokens in a cell of column `name`. Raises ValueError with the rule."""
+    digits = text.strip()
+    is_number = digits.isascii() and digits.isdecimal()
+    if not is_number or not min_tokens <= int(digits[:20]) <= MAX_TOKENS:
+        raise ValueError(
+            f"{name} {text[:40]!r} must be a whole number from {min_tokens} to {MAX_TOKENS}"
+        )
+    return int(digits)
+
+
+PUBLIC_COLUMNS: Mapping[tuple[str, ...], Callable[[str, str], float]] = {
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): read_utc_seconds,
+    ("Timestamp", "Request tokens", "Response tokens"): read_seconds,
+}
+"""Columns of time, prompt and answer tokens, and how to read a time.
+
+The first are those of Azure, whose times have seven digits and no zone (2023) or six digits and a
+zone (2024), the second those of BurstGPT.
+"""
+
+
+class CsvRows:
+    """Checks the rows of a CSV file, and appends each to a load."""
+
+    def __init__(self, load: LoadTrace, names: Sequence[str]) -> None:
+        """`names` are those of the columns.
+
+        Raises:
+            ValueError: Columns are missing, or named twice.
+        """
+        self._load = load
+        self._columns: Sequence[str] = COLUMNS
+        self._read_time: Callable[[str, str], float] = read_seconds
+        self.is_public = False
+        """True for a public trace, whose rows may be out of order and without tokens."""
+        for columns, read_time in PUBLIC_COLUMNS.items():
+            if set(columns) <= set(names):
+                self._columns = columns
+                self._read_time = read_time
+                self.is_public = True
+                break
+        prefix_columns = self._optional(PREFIX_COLUMNS, names)
+        session_columns = self._optional(SESSION_COLUMNS, names)
+        class_columns = self._optional((CLASS_COLUMN,), names)
+        required = [*self._columns, *chain(prefix_columns, session_columns, class_columns)]
+        for name in required:
+            if names.count(name) != 1:
+                problem = "twice" if name in names else "missing"
+                raise ValueError(f"column {name} is {problem}; needed are {', '.join(required)}")
+        self._column_indexes = [names.index(name) for name in self._columns]
+        self._prefix_indexes = [names.index(name) for name in prefix_columns]
+        self._session_indexes = [names.index(name) for name in session_columns]
+        self._class_indexes = [names.index(name) for name in class_columns]
+        self._min_width = max(map(names.index, required)) + 1
+        self.classes: dict[str, int] = {}
+        """Numbers of the classes."""
+        self._groups: dict[str, int] = {}
+        """Numbers of the groups."""
+        self._latest_turns: dict[str, int] = {}
+        """Number of the latest request of each session."""
+        self._arrival_s = 0.0
+
+    def _optional(self, columns: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+        """Returns `columns` if the file has at least one of them; public traces have none."""
+        if self.is_public or not any(name in names for name in columns):
+            return ()
+        return columns
+
+    def read(self, row: Sequence[str]) -> None:
+        """Appends a row to the load. Raises ValueError with the rule that the row breaks."""
+        load = self._load
+        if len(row) < self._min_width:
+            if not any(row):
+                raise ValueError("is empty")
+            raise ValueError(f"has {len(row)} fields, and lacks some")
+        time_text, input_text, output_text = (row[index] for index in self._column_indexes)
+        if self.is_public and "0" in (input_text, output_text):  # a request that failed
+            load.left_out += 1
+            return
+        earlier_turn = self._read_session(row) if self._session_indexes else None
+        if earlier_turn is None:
+            self._read_arrival(time_text)
+        input_tokens = read_tokens(self._columns[1], input_text)
+        output_tokens = read_tokens(self._columns[2], output_text)
+        if earlier_turn is not None:
+            history_tokens = load.input_tokens[earlier_turn] + load.output_tokens[earlier_turn]
+            if input_tokens < history_tokens:
+                raise ValueError(
+                    f"input_tokens {input_tokens} must hold the conversation so far,"
+                    f" {history_tokens} tokens"
+                )
+        if self._prefix_indexes:
+            self._read_prefix(row, input_tokens, earlier_turn)
+        if self._class_indexes:
+            name = row[self._class_indexes[0]].strip()
+            if not name:
+                raise ValueError(f"{CLASS_COLUMN} is empty")
+            load.kind.append(self.classes.setdefault(name, len(self.classes)))
+        load.input_tokens.append(input_tokens)
+        load.output_tokens.append(output_tokens)
+        load.arrival_s.append(self._arrival_s)
+
+    def _read_arrival(self, text: str) -> None:
+        arrival_s = self._read_time(self._columns[0], text)
+        if arrival_s < self._arrival_s and not self.is_public:
+            raise ValueError(f"arrival_s {text} is before that of the row above")
+        self._arrival_s = arrival_s
+
+    def _read_session(self, row: Sequence[str]) -> int | None:
+        """Returns the number of the turn that this one follows; None for a first turn."""
+        load = self._load
+        name, think_text = (row[index].strip() for index in self._session_indexes)
+        earlier_turn = self._latest_turns.get(name)
+        think_s = 0.0
+        session = len(self._latest_turns)
+        if earlier_turn is not None:
+            think_s = read_seconds(SESSION_COLUMNS[1], think_text, MAX_THINK_S)
+            session = load.session[earlier_turn]
+        load.think_s.append(think_s)
+        if name:
+            load.session.append(session)
+            self._latest_turns[name] = len(load)
+        else:
+            load.session.append(NO_GROUP)
+        return earlier_turn
+
+    def _read_prefix(self, row: Sequence[str], input_tokens: int, earlier_turn: int | None) -> None:
+        """Stores the shared prefix; that of a later turn is that of its conversation."""
+        load = self._load
+        group, tokens_text = (row[index].strip() for index in self._prefix_indexes)
+        prefix_tokens = read_tokens(PREFIX_COLUMNS[1], tokens_text, 0) if group else 0
+        if prefix_tokens > input_tokens:
+            raise ValueError(
+                f"prefix_tokens {prefix_tokens} must not exceed input_tokens {input_tokens}"
+            )
+        number = NO_GROUP
+        if prefix_tokens:
+            number = self._groups.setdefault(group, len(self._groups))
+        if earlier_turn is not None:
+            number = load.group[earlier_turn]
+            prefix_tokens = load.prefix_tokens[earlier_turn]
+        load.group.append(number)
+        load.prefix_tokens.append(prefix_tokens)

@@ -1,0 +1,161 @@
+"""A job of the commands simulate and plan: a load, the fleet that gets it, and its objectives."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from app.extensions.lab.fidelity.engine_limits import max_request_tokens
+from app.extensions.lab.fidelity.goodput import check_classes
+from app.extensions.lab.fidelity.pod import Watch
+from app.extensions.lab.fidelity.simulation import (
+    Progress,
+    SimulationOutcome,
+    SimulationPlan,
+    ignore_progress,
+    simulate,
+)
+from app.extensions.lab.fidelity.summary import Judgement, RunSummary, summarize
+from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
+from app.extensions.lab.fidelity.traces import read_trace
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.progress import progress_bar
+from app.extensions.lab.load.synthetic import Recipe, draw_load
+from config import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A load and the fleet that gets it; either `trace` or `recipe` is None."""
+
+    profile_name: str
+    plan: SimulationPlan
+    trace: Path | None
+    recipe: Recipe | None
+    judgement: Judgement
+
+    def load(self, progress: Progress = ignore_progress) -> LoadTrace:
+        """Reads or draws the load.
+
+        Raises:
+            ConfigError: The load has a mistake, or does not fit the plan.
+        """
+        if self.recipe is not None:
+            max_tokens = max_request_tokens(self.plan.profile.engine)
+            load = draw_load(self.recipe, max_tokens, progress)
+        else:
+            assert self.trace is not None
+            load = read_trace(self.trace, progress)
+        self._check_lengths(load)
+        check_classes(self.judgement.limits or {}, load)
+        self._check_cold_start(load)
+        return load
+
+    def _check_lengths(self, load: LoadTrace) -> None:
+        limits = self.plan.profile.engine
+        max_tokens = max_request_tokens(limits)
+        sizes = zip(load.input_tokens, load.output_tokens, strict=True)
+        for number, (input_tokens, output_tokens) in enumerate(sizes):
+            if input_tokens + output_tokens > max_tokens:
+                rule = "what cache and budget hold"
+                if max_tokens == limits.max_model_len:
+                    rule = "max-model-len"
+                raise ConfigError(
+                    f"{load.row(number)}: input_tokens {input_tokens} and output_tokens"
+                    f" {output_tokens} together must not exceed {rule}, {max_tokens} tokens"
+                )
+
+    def _check_cold_start(self, load: LoadTrace) -> None:
+        autoscaling = self.plan.autoscaling
+        # How long sessions take, and clients with few places, depends on answers.
+        if autoscaling is None or load.session or self.plan.in_flight is not None:
+            return
+        length_s = load.arrival_s[-1] - load.arrival_s[0]
+        if autoscaling.cold_start_s >= length_s:
+            raise ConfigError(
+                f"--cold-start {autoscaling.cold_start_s:g} s must be shorter than the load,"
+                f" {length_s:.6g} s"
+            )
+
+    def run(
+        self, load: LoadTrace, progress: Progress = ignore_progress, watch: Watch | None = None
+    ) -> tuple[SimulationOutcome, RunSummary]:
+        """Simulates `load`; returns the times of its requests, and the figures."""
+        outcome = simulate(load, self.plan, progress, watch)
+        return outcome, summarize(outcome, self.profile_name, self.judgement)
+
+    def with_value(self, name: str, value: float) -> Job:
+        """Returns the job with another value of a setting of sweeps."""
+        if name == RATE:
+            assert self.recipe is not None
+            return replace(self, recipe=replace(self.recipe, rate=value))
+        return replace(self, plan=self._plan_with(name, int(value)))
+
+    def _plan_with(self, name: str, count: int) -> SimulationPlan:
+        plan = self.plan
+        if name == PODS:
+            return replace(plan, pods=count)
+        if name == IN_FLIGHT:
+            return replace(plan, in_flight=count)
+        assert plan.disaggregation is not None
+        if not count:
+            return replace(plan, disaggregation=None)
+        split = replace(plan.disaggregation, prefill_pods=count, decode_pods=plan.pods - count)
+        return replace(plan, disaggregation=split)
+
+    def table_heading(self, swept: str) -> str:
+        """Returns the heading of a table: profile, load and fleet.
+
+        `swept` is the setting of a sweep, whose value is left out; empty for a single run.
+        """
+        if self.recipe is None:
+            load = f"trace {self.trace}"
+        else:
+            load = f"drawn load, {self.recipe}, seed {self.recipe.seed}"
+            if swept == RATE:
+                load = load.replace(f" at {self.recipe.rate:g}/s", "", 1)
+        if self.plan.in_flight is not None and swept != IN_FLIGHT:
+            load += f", {self.plan.in_flight} in flight at most"
+        return "; ".join([f"{self.profile_name}: {load}", *self._fleet_texts(swept)])
+
+    def title(self, load: LoadTrace) -> str:
+        """Returns the title of a picture or page."""
+        name = "drawn" if self.trace is None else self.trace.name
+        run = f"{self.profile_name}: {len(load):,} requests, {name}"
+        return ", ".join([run, *self._fleet_texts()])
+
+    def _fleet_texts(self, swept: str = "") -> list[str]:
+        """Returns the text about the fleet; none for a single pod."""
+        plan = self.plan
+        if plan.autoscaling is not None:
+            return [f"pods by {plan.autoscaling.policy_text}, {plan.policy}"]
+        text = ""
+        if swept == PODS:
+            text = f"pods, {plan.policy}"
+        elif plan.pods > 1:
+            text = f"{plan.pods} pods, {plan.policy}"
+        split = plan.disaggregation
+        if split is not None:
+            if swept != PREFILL_PODS:
+                text += f", {split.prefill_pods} of them prefill"
+            text += f", {split}"
+        return [text] if text else []
+
+
+def read_load(job: Job) -> LoadTrace:
+    """Returns the load; shows progress and rows that are left out."""
+    if job.recipe is not None:
+        bar = progress_bar(sys.stderr, "drawn", round(job.recipe.expected_requests), "requests")
+    else:
+        assert job.trace is not None
+        size = job.trace.stat().st_size if job.trace.is_file() else 0
+        bar = progress_bar(sys.stderr, "read", size, "bytes")
+    with bar as progress:
+        load = job.load(progress)
+    if load.left_out:
+        print(
+            f"{load.origin}: {load.left_out:,} rows without an answer are left out",
+            file=sys.stderr,
+        )
+    return load

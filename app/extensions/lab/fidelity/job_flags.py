@@ -1,0 +1,299 @@
+"""Makes the job of the flags of simulate and plan, and checks their combinations."""
+
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from app.core.policies import AutoscalerStart
+from app.extensions.lab.fidelity.disaggregation import Disaggregation
+from app.extensions.lab.fidelity.engine_limits import check_engine_limits
+from app.extensions.lab.fidelity.goodput import Limits, read_limits
+from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.simulation import SimulationPlan, StepCosts
+from app.extensions.lab.fidelity.summary import Judgement
+from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
+from app.extensions.lab.load.autoscale_flags import read_cold_start, read_policy
+from app.extensions.lab.load.autoscaler import Autoscaling
+from app.extensions.lab.load.output_files import check_output_paths, check_picture_path
+from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
+from config import ConfigError, UsageError
+from config.datasheet import AUTO, profile_of
+from config.profile import EngineLimits, Profile
+from config.settings import Settings
+
+TRANSFER_FLAGS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
+SYNTHETIC_FLAGS = (
+    "rate",
+    "arrivals",
+    "burstiness",
+    "ramp_from",
+    "input_tokens",
+    "output_tokens",
+    "seconds",
+    "num_requests",
+    "prefix_groups",
+    "prefix_tokens",
+    "turns",
+    "think",
+)
+STDOUT = Path("-")
+DEFAULT_BANDWIDTH = 50e9
+"""Bytes per second of a port of 400 Gbit/s."""
+
+PluginAutoscalers = Callable[[Settings], Mapping[str, AutoscalerStart]]
+"""Returns the autoscaling policies of the plugins in the settings, by name."""
+PluginCosts = Callable[[Settings, Profile], tuple[str, StepCosts] | None]
+"""Returns name and step costs of the plugin in the settings that supplies them for a profile, if
+any.
+"""
+
+
+def no_plugin_costs(settings: Settings, profile: Profile) -> None:
+    """Returns no step costs: there are no plugins."""
+
+
+def no_plugin_autoscalers(settings: Settings) -> Mapping[str, AutoscalerStart]:
+    """Returns no policies: there are no plugins."""
+    return {}
+
+
+def make_job(
+    options: Namespace,
+    settings: Settings,
+    plugin_costs: PluginCosts,
+    plugin_autoscalers: PluginAutoscalers = no_plugin_autoscalers,
+) -> Job:
+    """Makes the job of the flags.
+
+    Raises:
+        ConfigError: Values are wrong or contradict each other.
+    """
+    profile = _make_profile(options)
+    swept = "" if options.sweep is None else options.sweep.name
+    _check_plan_flags(options, swept)
+    plan = SimulationPlan(
+        profile=profile,
+        pods=options.pods or 1,
+        policy=options.policy,
+        in_flight=options.in_flight,
+        turnaround_s=options.turnaround or 0.0,
+        seed=options.seed,
+        autoscaling=_make_autoscaling(
+            options, swept, profile.weight_bytes, plugin_autoscalers(settings)
+        ),
+    )
+    split = _make_disaggregation(options, swept, profile.kv_bytes_per_token)
+    if split is not None:
+        plan = replace(plan, disaggregation=split, pods=split.prefill_pods + split.decode_pods)
+    recipe = make_recipe(options, rate_is_swept=swept == RATE)
+    profile_name = options.profile
+    costs = plugin_costs(settings, profile)
+    if costs is not None:
+        plugin_name, step_costs = costs
+        profile_name = f"{profile_name}, steps by {plugin_name}"
+        plan = replace(plan, step_costs=step_costs)
+    check_files(options)
+    judgement = Judgement(_read_goodput(options), options.gpu_hour_price, options.slo)
+    return Job(
+        profile_name=profile_name,
+        plan=plan,
+        trace=options.trace,
+        recipe=recipe,
+        judgement=judgement,
+    )
+
+
+def _make_profile(options: Namespace) -> Profile:
+    limits = {}
+    for name in EngineLimits.__struct_fields__:
+        value = getattr(options, name, None)
+        if value is not None:
+            limits[name] = value
+    profile = profile_of(
+        options.profile,
+        options.device,
+        options.tensor_parallel_size,
+        options.model_config,
+        vllm_version=options.vllm_version,
+        limits=limits,
+    )
+    engine = msgspec.structs.replace(profile.engine, **limits)
+    check_engine_limits(engine, f"profile {options.profile} with the flags")
+    return msgspec.structs.replace(profile, engine=engine)
+
+
+def _check_plan_flags(options: Namespace, swept: str) -> None:
+    if swept and getattr(options, swept.replace("-", "_")) is not None:
+        raise UsageError(f"--{swept} must not be given with --sweep {swept}")
+    if options.profile != AUTO and options.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"profile {options.profile}: tensor-parallel-size can be given with profile {AUTO} only"
+        )
+    if options.turnaround is not None and options.in_flight is None and swept != IN_FLIGHT:
+        raise UsageError("--turnaround goes with --in-flight")
+
+
+def _read_goodput(options: Namespace) -> Limits | None:
+    if options.goodput is None:
+        return None
+    try:
+        return read_limits(options.goodput)
+    except ValueError as error:
+        raise UsageError(f"--goodput {error}") from None
+
+
+def _make_disaggregation(
+    options: Namespace, swept: str, kv_bytes: float | None
+) -> Disaggregation | None:
+    """Returns the split into prefill and decode pods, if any; the first of a sweep."""
+    sweeps = swept == PREFILL_PODS
+    kv_bytes = options.kv_bytes_per_token or kv_bytes
+    is_split = options.prefill_pods is not None or options.decode_pods is not None
+    _check_split_flags(options, swept, is_split=is_split)
+    if not is_split and not sweeps:
+        return None
+    if kv_bytes is None:
+        raise ConfigError(
+            f"profile {options.profile} does not have the bytes of a token's keys and values: give"
+            " --kv-bytes-per-token"
+        )
+    prefill_pods = options.prefill_pods
+    decode_pods = options.decode_pods
+    if sweeps:
+        prefill_pods = int(options.sweep.values[0])
+        decode_pods = options.pods - prefill_pods
+    return Disaggregation(
+        prefill_pods=prefill_pods,
+        decode_pods=decode_pods,
+        bytes_per_token=kv_bytes,
+        bandwidth=options.transfer_bandwidth or DEFAULT_BANDWIDTH,
+        latency_s=options.transfer_latency or 0.0,
+    )
+
+
+def _check_split_flags(options: Namespace, swept: str, *, is_split: bool) -> None:
+    sweeps = swept == PREFILL_PODS
+    flags = "--prefill-pods and --decode-pods"
+    if is_split and (options.prefill_pods is None or options.decode_pods is None):
+        raise ConfigError(f"{flags} go together")
+    if is_split and (options.pods is not None or sweeps or swept == PODS):
+        raise ConfigError(f"{flags} count all pods: --pods and --sweep of pods do not go with them")
+    if sweeps and (options.pods or 0) <= options.sweep.values[-1]:
+        raise ConfigError(
+            f"--sweep {swept} needs more --pods than its last value, as the other pods decode"
+        )
+    transfer_flags = [
+        f"--{name.replace('_', '-')}"
+        for name in TRANSFER_FLAGS
+        if getattr(options, name) is not None
+    ]
+    if transfer_flags and not is_split and not sweeps:
+        raise ConfigError(f"{', '.join(transfer_flags)} only with {flags}")
+
+
+def _make_autoscaling(
+    options: Namespace,
+    swept: str,
+    weight_bytes: float,
+    plugin_policies: Mapping[str, AutoscalerStart],
+) -> Autoscaling | None:
+    times_s = {}
+    if options.autoscale_every is not None:
+        times_s["every_s"] = options.autoscale_every
+    if options.scrape_interval is not None:
+        times_s["scrape_s"] = options.scrape_interval
+    if options.autoscale is None or options.cold_start is None:
+        if options.autoscale or options.cold_start or times_s:
+            raise ConfigError(
+                "--autoscale and --cold-start go together; the intervals are for them only"
+            )
+        return None
+    if swept in (PODS, PREFILL_PODS) or options.prefill_pods is not None:
+        raise ConfigError("--autoscale goes with neither a sweep of pods nor --prefill-pods")
+    flag = "--autoscale"
+    try:
+        policy = read_policy(options.autoscale, plugin_policies)
+        flag = "--cold-start"
+        cold_start_s = read_cold_start(options.cold_start, weight_bytes)
+    except (ValueError, ArgumentTypeError) as error:
+        raise ConfigError(f"{flag} {error}") from None
+    return Autoscaling(policy, cold_start_s, **times_s, policy_text=options.autoscale)
+
+
+def make_recipe(options: Namespace, *, rate_is_swept: bool) -> Recipe | None:
+    """Returns the recipe of a synthetic load; None for a trace.
+
+    Raises:
+        UsageError: Flags contradict each other.
+    """
+    values = {}
+    for name in SYNTHETIC_FLAGS:
+        value = getattr(options, name)
+        if value is not None:
+            values[name] = value
+    if options.trace is not None:
+        if values or rate_is_swept:
+            flag = "--sweep rate"
+            if not rate_is_swept:
+                flag = "--" + next(iter(values)).replace("_", "-")
+            raise UsageError(f"{flag} describes a drawn load and cannot be given with --trace")
+        return None
+    _check_synthetic_flags(values.keys(), values.get("arrivals"), rate_is_swept)
+    if rate_is_swept:
+        values["rate"] = options.sweep.values[0]
+    for flag, name in (("num_requests", "requests"), ("think", "think_s")):
+        if flag in values:
+            values[name] = values.pop(flag)
+    return Recipe(**values, seed=options.seed)
+
+
+def _check_synthetic_flags(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> None:
+    has_rate = rate_is_swept or "rate" in flags
+    violations = {
+        "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests": (
+            not has_rate and "num_requests" not in flags
+        ),
+        "--seconds and --arrivals go with --rate": (
+            not has_rate and not flags.isdisjoint({"seconds", "arrivals"})
+        ),
+        "a load with only a rate never ends: give --seconds or --num-requests": (
+            flags.isdisjoint({"seconds", "num_requests"})
+        ),
+        "--arrivals ramp needs --seconds, at the end of which --rate is reached": (
+            arrivals == RAMP and "seconds" not in flags
+        ),
+        "--burstiness goes with --arrivals bursty": arrivals != BURSTY and "burstiness" in flags,
+        "--ramp-from goes with --arrivals ramp": arrivals != RAMP and "ramp_from" in flags,
+        "--prefix-groups and --prefix-tokens go together": (
+            len(flags & {"prefix_groups", "prefix_tokens"}) == 1
+        ),
+        "--think goes with --turns": "think" in flags and "turns" not in flags,
+    }
+    for rule, is_violated in violations.items():
+        if is_violated:
+            raise UsageError(rule)
+
+
+def json_file(options: Namespace) -> Path | None:
+    """Returns the file of `--json`, if any."""
+    return None if options.json == STDOUT else options.json
+
+
+def check_files(options: Namespace) -> None:
+    """Checks that the output files can be written.
+
+    Raises:
+        ConfigError: A file cannot be written.
+        UsageError: A file is named twice, or does not go with a sweep.
+    """
+    for name in ("requests", "html"):
+        if options.sweep is not None and getattr(options, name) is not None:
+            raise UsageError(f"--{name} applies to a single run and cannot be given with --sweep")
+    check_output_paths(
+        [options.requests, options.plot, options.html, json_file(options)],
+        [options.trace, options.model_config, options.profile],
+    )
+    check_picture_path(options.plot)

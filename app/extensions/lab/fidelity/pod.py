@@ -1,0 +1,118 @@
+"""One engine of an offline run: its scheduler, its blocks and its step loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+import msgspec
+
+from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.scheduler import Scheduler
+from app.core.engine.step_cost import CostModel, PrefillTime
+from app.core.engine.step_loop import StepLoop
+from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
+from app.extensions.lab.fidelity.timeline import Timeline
+from config.profile import EngineLimits, Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodContext:
+    """What the pods of a simulation have in common."""
+
+    profile: Profile
+    shares_prefixes: bool
+    """True if prompts of the load share prefixes."""
+    timeline: Timeline
+    on_end: Callable[[OfflineRequest], None]
+    """Called with each request at its last token."""
+    watch: Watch | None = None
+
+
+class Pod(StepLoop[OfflineRequest]):
+    """A simulated engine with the limits of the profile."""
+
+    def __init__(self, context: PodContext, cost: CostModel, seed: str) -> None:
+        profile = context.profile
+        limits = profile.engine
+        self.blocks: CountedBlocks | PrefixBlocks
+        if context.shares_prefixes and limits.enable_prefix_caching:
+            self.blocks = PrefixBlocks(limits.num_gpu_blocks, limits.block_size)
+        else:
+            self.blocks = CountedBlocks(
+                limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching
+            )
+        blocks: Blocks[OfflineRequest] = self.blocks
+        drafts = None
+        if profile.speculation is not None:
+            drafts = Drafts(profile.speculation.acceptance, Random(seed))
+        scheduler = Scheduler(scheduler_limits(limits), blocks, speculation=drafts)
+        if limits.engine_step_time:
+            scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)
+        depth = 2 if limits.async_scheduling else 1
+        super().__init__(scheduler, cost, profile.front, depth=depth)
+        self.due_s = inf
+        """Time of the next work, as far as the simulation knows; infinite without work."""
+        self._timeline = context.timeline
+        self._watch = context.watch
+        self._on_end = context.on_end
+        self.watch_step = self._record_step
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache at the first admission of requests."""
+        blocks = self.blocks
+        if isinstance(blocks, PrefixBlocks):
+            return blocks.hits * blocks.block_size
+        return 0
+
+    def gauges(self) -> dict[str, float]:
+        """Returns the gauges of `/metrics` that autoscalers read."""
+        return {
+            "waiting": len(self.scheduler.waiting.members),
+            "running": len(self.scheduler.running),
+            "kv_cache_usage": 1 - self.blocks.free / self.blocks.capacity,
+        }
+
+    def cached_blocks(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of blocks in the longest cached prefix of `keys`."""
+        blocks = self.blocks
+        if not keys or not isinstance(blocks, PrefixBlocks):
+            return 0
+        # Tails are evicted first, so the last block implies all earlier ones.
+        if blocks.pool.longest_prefix(keys[-1:]):
+            return len(keys)
+        return len(blocks.pool.longest_prefix(keys))
+
+    def _record_step(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
+        used_blocks = self.blocks.capacity - self.blocks.free
+        self._timeline.record(start_s, end_s, sequences=batch.sequences, blocks=used_blocks)
+        if self._watch is not None:
+            self._watch(self, batch, start_s, end_s)
+
+    def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
+        """Stores the times of first tokens, and ends the requests that got their last token."""
+        decodes = batch.decodes
+        prefilled = batch.prefilled
+        for stream, request in enumerate(prefilled, len(decodes)):
+            if request.first_s < 0:
+                request.first_s = first_s + stream * gap_s
+        for request in batch.ends:
+            if request in prefilled:
+                stream = len(decodes) + prefilled.index(request)
+            else:
+                stream = decodes.index(request)
+            request.last_s = first_s + stream * gap_s
+            self._on_end(request)
+
+
+Watch = Callable[[Pod, Batch[OfflineRequest], float, float], None]
+"""Receives every step with its start and its end, in seconds."""
+
+
+def scheduler_limits(limits: EngineLimits) -> SchedulerLimits:
+    """Returns the limits that the scheduler applies."""
+    return msgspec.convert(limits, SchedulerLimits, from_attributes=True)

@@ -1,0 +1,253 @@
+"""`python -m app record`: sends a load to a live server and records the times of each request."""
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from string import ascii_lowercase
+
+from msgspec import MsgspecError, Struct
+from msgspec.json import decode, encode
+
+from app.core.server.http.client import Target, exchange
+from app.extensions.lab.fidelity.recording_client import (
+    PlannedRequest,
+    RecordedRequest,
+    RecordError,
+    RecordingClient,
+    completion,
+)
+from app.extensions.lab.fidelity.traces import read_trace
+from app.extensions.lab.load.loads import MAX_TOKENS, LoadTrace
+from app.extensions.lab.load.output_files import atomic_file, check_output_paths, write_rows
+from app.extensions.lab.load.progress import progress_bar
+from app.extensions.lab.load.synthetic import Recipe, draw_load, lengths
+from config import ConfigError
+from config.declaration import COMMAND
+from config.flags import FlagParser, as_command, number_of, whole_number
+
+ABOUT = f"""\
+Send a load to a live server (vLLM, or Understudy), and write when each request was sent, and when
+its first and its last token came. {COMMAND} calibrate makes a profile of such files
+(docs/fidelity.md, "From a real vLLM to its understudy"). Prompts are random token ids, and answers
+have exactly as many tokens as the load says. With --proxy it records the exchanges of other clients
+instead: {COMMAND} record --proxy --help.
+"""
+COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "last_s")
+TOKEN_IDS = range(1000, 30000)
+"""Token ids for prompts to a server without /tokenize. Most vocabularies have them, and they are
+special in none.
+"""
+WORDS = " ".join(first + second for first in ascii_lowercase for second in ascii_lowercase)
+"""Text whose token ids are used for prompts."""
+ANSWER_TIMEOUT_S = 10.0
+
+
+@as_command(RecordError)
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    options = _make_parser().parse_args(argv)
+    check_output_paths([options.out], [options.trace])
+    target = read_target(options.target)
+    load = _read_load(options)
+    headers = {}
+    if options.api_key is not None:
+        headers["Authorization"] = f"Bearer {options.api_key}"
+    server = _Server(target, headers)
+    model = options.model or server.first_model()
+    requests = plan_requests(load, model, server.token_ids(model), options.seed)
+    gc.collect()
+    gc.disable()  # a collection would delay measured times
+    try:
+        with progress_bar(sys.stderr, "sent", len(load), "requests") as progress:
+            client = RecordingClient(
+                target,
+                headers,
+                in_flight=options.in_flight,
+                now=time.perf_counter,
+                on_send=progress,
+            )
+            recorded = client.run(requests)
+    finally:
+        gc.enable()
+    with atomic_file(options.out) as partial:
+        write_rows(partial, COLUMNS, map(_row, recorded))
+    max_late_ms = 1000 * max(request.send_s - request.arrival_s for request in recorded)
+    text = f"{options.out}: {len(recorded)} requests in {recorded[-1].last_s:.0f} s;"
+    text += f" sent at most {max_late_ms:.1f} ms late"
+    if options.in_flight is not None:
+        text += f"; --in-flight {options.in_flight} delayed requests"
+    print(text)
+    return 0
+
+
+def _row(request: RecordedRequest) -> tuple[object, ...]:
+    return (
+        f"{request.arrival_s:.6f}",
+        request.input_tokens,
+        request.output_tokens,
+        f"{request.send_s:.6f}",
+        f"{request.first_s:.6f}",
+        f"{request.last_s:.6f}",
+    )
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    flags = FlagParser(prog=f"{COMMAND} record", description=ABOUT, allow_abbrev=False)
+    add = flags.add_argument
+    add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")
+    add("--out", required=True, type=Path, metavar="FILE.csv[.gz]", help="file to write")
+    add("--trace", type=Path, metavar="FILE", help="the load: a CSV file, see simulate")
+    add(
+        "--rate",
+        type=number_of(0, 1e6),
+        metavar="R",
+        help="requests per second of a Poisson load, instead of a trace",
+    )
+    add(
+        "--seconds",
+        type=number_of(0, 1e6),
+        default=60.0,
+        metavar="S",
+        help="length of the Poisson load [60]",
+    )
+    add(
+        "--input-tokens",
+        type=lengths("input"),
+        default="1000",
+        metavar="LENGTHS",
+        help="lengths of prompts, see simulate [1000]",
+    )
+    add(
+        "--output-tokens",
+        type=lengths("output"),
+        default="128",
+        metavar="LENGTHS",
+        help="lengths of answers [128]",
+    )
+    add(
+        "--in-flight",
+        type=whole_number(1, 10000),
+        metavar="N",
+        help="most requests in flight [no limit]",
+    )
+    add(
+        "--model",
+        metavar="NAME",
+        help="model of the requests [the first that the server serves]",
+    )
+    add("--api-key", metavar="KEY", help="API key of the server")
+    add(
+        "--longest",
+        type=whole_number(2, MAX_TOKENS),
+        default=4096,
+        metavar="N",
+        help="most tokens of a request with drawn lengths [4096]",
+    )
+    add(
+        "--seed",
+        type=whole_number(0),
+        default=1,
+        metavar="N",
+        help="seed of load and prompts [1]",
+    )
+    return flags
+
+
+def read_target(url: str) -> Target:
+    """Returns the server at `url`. Raises ConfigError for anything but a plain HTTP URL."""
+    target = Target.from_url(url)
+    if target.scheme != "http":
+        raise ConfigError(f"target {url}: must be like http://host:8000 (TLS is not measured)")
+    return target
+
+
+def _read_load(options: argparse.Namespace) -> LoadTrace:
+    if (options.trace is None) == (options.rate is None):
+        raise ConfigError("record: either trace or rate must be given")
+    if options.trace is None:
+        recipe = Recipe(
+            input_tokens=options.input_tokens,
+            output_tokens=options.output_tokens,
+            rate=options.rate,
+            seconds=options.seconds,
+            seed=options.seed,
+        )
+        return draw_load(recipe, options.longest)
+    load = read_trace(options.trace)
+    if load.session:
+        raise ConfigError(
+            f"record: {options.trace} has sessions, and only simulate waits for answers"
+        )
+    return load
+
+
+def plan_requests(
+    load: LoadTrace, model: str, token_ids: Sequence[int], seed: int
+) -> Iterator[PlannedRequest]:
+    """Yields the requests of a load, with random prompts; prompts of one group share a prefix."""
+    for number, output_tokens in enumerate(load.output_tokens):
+        prompt: list[int] = []
+        for node in load.path(number) if load.group else ():
+            tokens = min(load.node_tokens, load.prefix_tokens[number] - len(prompt))
+            prompt += Random(f"{seed}/group {node}").choices(token_ids, k=tokens)
+        rng = Random(f"{seed}/request {number}")
+        prompt += rng.choices(token_ids, k=load.input_tokens[number] - len(prompt))
+        body = completion(model, prompt, output_tokens, min_tokens=output_tokens, temperature=0)
+        yield PlannedRequest(load.arrival_s[number], body, output_tokens)
+
+
+class _Model(Struct):
+    id: str
+
+
+class _Answer(Struct):
+    """An answer of /v1/models or of /tokenize."""
+
+    data: Sequence[_Model] = ()
+    tokens: Sequence[int] = ()
+
+
+class _Server:
+    """The server before the load: its model and its vocabulary."""
+
+    def __init__(self, target: Target, headers: dict[str, str]) -> None:
+        self._target = target
+        self._headers = headers
+
+    def first_model(self) -> str:
+        """Returns the name of the first model. Raises RecordError if the server names none."""
+        models = self._request("GET", "/v1/models").data
+        if not models:
+            raise RecordError(
+                "GET /v1/models: names no model; give --model, or the server's --api-key"
+            )
+        return models[0].id
+
+    def token_ids(self, model: str) -> Sequence[int]:
+        """Returns ids of the model's tokens."""
+        body = encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
+        return sorted(set(self._request("POST", "/tokenize", body).tokens or TOKEN_IDS))
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> _Answer:
+        """Returns the server's answer; an empty one for an error or an unknown format."""
+        address = self._target.address
+        try:
+            status, answer = exchange(
+                address,
+                method,
+                self._target.prefix + path,
+                body,
+                timeout_s=ANSWER_TIMEOUT_S,
+                headers=self._headers,
+            )
+            if status == 200:
+                return decode(answer, type=_Answer)
+        except OSError as error:
+            raise RecordError(f"{address}: {error}") from None
+        except MsgspecError:
+            pass
+        return _Answer()

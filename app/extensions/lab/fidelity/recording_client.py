@@ -1,0 +1,308 @@
+"""A client that sends a load to a live server, and measures the times of each response.
+
+Each request is a greenlet that only stores bytes. All bytes found by one poll of the event loop get
+the poll's time. Responses are parsed when the loop is idle. A burst of many streams, such as one
+step of an engine, therefore delays no recorded time.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+
+import gevent
+from gevent.pool import Pool
+from gevent.socket import wait
+from msgspec import UNSET, MsgspecError, Struct
+from msgspec.json import decode, encode
+
+from app.core.server.http.client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target
+
+HEAD_END = b"\r\n\r\n"
+DATA = b"data: "
+DONE = b"[DONE]"
+RECEIVE_BYTES = 1 << 18
+RESPONSE_TIMEOUT_S = 300.0
+"""Longest pause of a response."""
+CONNECT_TIMEOUT_S = 10.0
+
+Pieces = list[tuple[float, bytes]]
+"""Received bytes and their times in seconds."""
+
+
+class RecordError(Exception):
+    """A failure of the server, in one line."""
+
+
+class StreamedChoice(Struct):
+    """A choice in an event of a stream."""
+
+    text: str | None = None
+
+
+class PromptDetails(Struct):
+    """Details of the prompt's tokens in the usage."""
+
+    cached_tokens: int | None = None
+
+
+class StreamedUsage(Struct):
+    """Token counts in the last event of a stream."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache; 0 if the server does not report them."""
+        if self.prompt_tokens_details is None:
+            return 0
+        return self.prompt_tokens_details.cached_tokens or 0
+
+
+class Event(Struct):
+    """The fields of a stream's event that are read."""
+
+    choices: Sequence[StreamedChoice] = ()
+    usage: StreamedUsage | None = None
+    error: object = UNSET
+
+
+class PlannedRequest(Struct):
+    """A request, due `arrival_s` seconds after the start."""
+
+    arrival_s: float
+    body: bytes
+    output_tokens: int = 0
+    """Tokens that the response must have; 0 accepts any number."""
+
+
+class RecordedRequest(Struct):
+    """Result of a request; times in seconds since the start."""
+
+    number: int
+    arrival_s: float
+    send_s: float
+    first_s: float
+    last_s: float
+    input_tokens: int
+    output_tokens: int
+    text_s: float
+    """Time of the first text; of the last token without any text."""
+    cached_tokens: int
+    pod: str
+    """Pod that a proxy chose; empty without a proxy."""
+
+
+class StreamTimes(Struct):
+    """What a stream contains, with times in seconds."""
+
+    first_s: float
+    last_s: float
+    text_s: float | None
+    """Time of the first text; None without any text."""
+    usage: StreamedUsage
+
+
+def completion(model: str, prompt: str | list[int], tokens: int, **fields: object) -> bytes:
+    """Returns the body of a request for a stream of `tokens` tokens, with their usage."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, **fields, "ignore_eos": True}
+    return encode({**body, "stream": True, "stream_options": {"include_usage": True}})
+
+
+class RecordingClient:
+    """Sends a load to a server, at most `in_flight` requests at a time."""
+
+    def __init__(
+        self,
+        target: Target,
+        headers: dict[str, str],
+        *,
+        in_flight: int | None,
+        now: Callable[[], float],
+        on_send: Callable[[int], None],
+        on_error: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_send` receives the number of requests sent so far.
+
+        `on_error` receives the error of each failed request; without it the first failure ends the
+        run.
+        """
+        self._target = target
+        fields = {"Host": target.address, "Connection": "close", **JSON, **headers}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self._greenlets = Pool(in_flight)
+        self._now = now
+        self._on_send = on_send
+        self._on_error = on_error
+        self._start_s = 0.0
+        self._poll_s = 0.0
+        """Time of the event loop's latest poll."""
+        self._recorded: list[RecordedRequest] = []
+
+    def run(self, requests: Iterable[PlannedRequest]) -> list[RecordedRequest]:
+        """Sends requests in order of arrival, and returns their results in this order.
+
+        Raises:
+            RecordError: A request failed; the message has its number.
+        """
+        self._start_s = self._now()
+        caller = gevent.getcurrent()
+        loop = gevent.get_hub().loop
+        poll_watcher = loop.check(ref=False, priority=loop.MAXPRI)
+        poll_watcher.start(self._store_poll_time)
+        try:
+            for number, request in enumerate(requests):
+                self._sleep_until(request.arrival_s)
+                self._greenlets.spawn(self._record, number, request, caller)
+                self._on_send(number + 1)
+            self._greenlets.join()
+        finally:
+            poll_watcher.stop()
+            poll_watcher.close()
+            self._greenlets.kill()
+        return sorted(self._recorded, key=lambda request: request.number)
+
+    def _sleep_until(self, time_s: float) -> None:
+        while True:
+            remaining_s = time_s - self._elapsed_s()
+            if remaining_s <= 0:
+                return
+            gevent.sleep(remaining_s)
+
+    def _store_poll_time(self) -> None:
+        self._poll_s = self._elapsed_s()
+
+    def _elapsed_s(self) -> float:
+        return self._now() - self._start_s
+
+    def _record(self, number: int, request: PlannedRequest, caller: gevent.Greenlet) -> None:
+        try:
+            send_s, pieces = self._exchange(request)
+            gevent.idle()
+            self._recorded.append(parse_response(number, request, send_s, pieces))
+        except (RecordError, OSError) as error:
+            text = str(error)
+            if isinstance(error, OSError):
+                text = error.strerror or text
+            if self._on_error is not None:
+                self._on_error(text)
+            else:
+                gevent.kill(caller, RecordError(f"request {number + 1}: {text}"))
+
+    def _exchange(self, request: PlannedRequest) -> tuple[float, Pieces]:
+        """Returns the time of sending, and the pieces of the response.
+
+        The response ends with its connection.
+        """
+        pieces: Pieces = []
+        with closing(HttpConnection(self._target.address, CONNECT_TIMEOUT_S)) as connection:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise RecordError(f"cannot connect: {error.strerror or error}") from None
+            head = f"POST {self._target.prefix}{COMPLETIONS} HTTP/1.1\r\n{self._headers}"
+            length = f"Content-Length: {len(request.body)}\r\n\r\n"
+            send_s = self._elapsed_s()
+            # A server that closes early has sent the reason in its response.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sock.sendall(f"{head}{length}".encode() + request.body)
+            readable = gevent.get_hub().loop.io(connection.sock.fileno(), 1)
+            try:
+                while True:
+                    wait(readable, RESPONSE_TIMEOUT_S)
+                    poll_s = self._poll_s
+                    data = connection.sock.recv(RECEIVE_BYTES)
+                    if not data:
+                        return send_s, pieces
+                    pieces.append((poll_s, data))
+            finally:
+                readable.close()
+
+
+def parse_response(
+    number: int, request: PlannedRequest, send_s: float, pieces: Pieces
+) -> RecordedRequest:
+    """Reads a response.
+
+    Raises:
+        RecordError: The response is an error, is incomplete, or has a wrong number of tokens.
+    """
+    head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
+    status_line, *headers = head.split(b"\r\n")
+    if b" 200 " not in status_line + b" ":
+        raise RecordError(f"{one_line(status_line) or 'no answer'}: {one_line(body)}")
+    stream = read_stream(pieces)
+    usage = stream.usage
+    if request.output_tokens not in (0, usage.completion_tokens):
+        raise RecordError(
+            f"has {usage.completion_tokens} output tokens, not the {request.output_tokens} that"
+            " ignore_eos and min_tokens ask for"
+        )
+    return RecordedRequest(
+        number=number,
+        arrival_s=request.arrival_s,
+        send_s=send_s,
+        first_s=stream.first_s,
+        last_s=stream.last_s,
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        text_s=stream.last_s if stream.text_s is None else stream.text_s,
+        cached_tokens=usage.cached_tokens,
+        pod=_pod_of(headers),
+    )
+
+
+def _pod_of(headers: Sequence[bytes]) -> str:
+    for line in headers:
+        name, _, value = line.partition(b":")
+        if name.lower() == ROUTED_TO.encode():
+            return value.strip().decode("latin-1")
+    return ""
+
+
+def read_stream(pieces: Pieces) -> StreamTimes:
+    """Reads a whole stream.
+
+    Raises:
+        RecordError: The stream has an error or no tokens, or is incomplete.
+    """
+    token_times_s: list[float] = []
+    text_s: float | None = None
+    usage: StreamedUsage | None = None
+    for time_s, event in _events(pieces):
+        if event.choices:
+            token_times_s.append(time_s)
+        if text_s is None and any(choice.text for choice in event.choices):
+            text_s = time_s
+        usage = event.usage or usage
+    if not token_times_s or usage is None:
+        raise RecordError("the stream has no tokens, or no usage")
+    return StreamTimes(
+        first_s=token_times_s[0], last_s=token_times_s[-1], text_s=text_s, usage=usage
+    )
+
+
+def _events(pieces: Pieces) -> Iterable[tuple[float, Event]]:
+    """Yields the events before the end of a stream, with their times."""
+    remainder = b""
+    for time_s, piece in pieces:
+        *lines, remainder = (remainder + piece).split(b"\n")
+        for line in lines:
+            if not line.startswith(DATA):
+                continue
+            data = line.removeprefix(DATA).strip()
+            if data == DONE:
+                return
+            try:
+                event = decode(data, type=Event)
+            except MsgspecError as error:
+                raise RecordError(f"an event of the stream cannot be read: {error}") from None
+            if event.error is not UNSET:
+                raise RecordError(f"the stream has an error: {one_line(data)}")
+            yield time_s, event
+    raise RecordError("the stream broke off")
+
+
+def one_line(text: bytes) -> str:
+    """Returns the beginning of a text on one line."""
+    return " ".join(text.decode(errors="replace").split())[:200]

@@ -1,0 +1,357 @@
+"""Figures of a simulated run, and the objectives that they are compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.extensions.lab.fidelity.goodput import (
+    METRICS,
+    Goodput,
+    Limits,
+    Price,
+    good_requests,
+    goodput,
+)
+from app.extensions.lab.fidelity.simulation import SimulationOutcome
+from app.extensions.lab.fidelity.timeline import Timeline
+from app.extensions.lab.load.pod_lives import Interval, pod_seconds, pods_over
+from app.extensions.lab.load.statistics import mean_and_quantiles
+from config.kinds import parse_duration
+
+STATISTICS = ("mean", "p50", "p90", "p99")
+LATENCIES = ("ttft", "itl", "e2e")
+TABLE_INTERVALS = 12
+"""Intervals of an autoscaled run, in its table."""
+
+
+class Spread(Struct, frozen=True):
+    """Mean and quantiles in seconds, the latter `sorted[int(n * p)]`; None without values."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class Use(Struct, frozen=True):
+    """Mean and peak over the time from the first request to the last token."""
+
+    mean: float
+    peak: float
+
+
+class PoolUse(Struct, frozen=True):
+    """Use of the prefill pods, or of the decode pods.
+
+    Blocks are in use while they are computed, pulled, or wait for that.
+    """
+
+    requests_per_pod: tuple[int, ...]
+    kv_cache_usage: Use
+    running: Use
+
+
+class Transferred(Struct, frozen=True):
+    """Figures of disaggregated prefill."""
+
+    prefill: PoolUse
+    decode: PoolUse
+    prefill_s: Spread
+    """Time from sending a request to the token of its prefill pod."""
+    waiting_s: Spread
+    """Time until the decode pod has blocks for the prompt, from when its scheduler sees the
+    request.
+    """
+    transfer_s: Spread
+    transferred_bytes: float
+
+
+class FleetUse(Struct, frozen=True):
+    """Pods of an autoscaled run."""
+
+    mean_pods: float
+    most_pods: int
+    intervals: tuple[Interval, ...]
+    constant: RunSummary | None
+    """The smallest constant fleet that does as well, if there is one."""
+
+
+class RunSummary(Struct, frozen=True, kw_only=True):
+    """Figures of a run, with the names and units of `--json`."""
+
+    profile: str
+    requests: int
+    steps: int
+    preemptions: int
+    ttft_s: Spread
+    """Time from sending a request to its first token."""
+    itl_s: Spread
+    """(last - first) / (output - 1) of each request with more than one token."""
+    e2e_s: Spread
+    """Time from sending a request to its last token."""
+    duration_s: float
+    """Time from the first request to the last token."""
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    kv_cache_usage: Use
+    """Shares from 0 to 1: the mean over all pods, the peak of any pod."""
+    running: Use
+    requests_per_pod: tuple[int, ...]
+    gpu_hours: float
+    """Hours of all accelerators, from the first request to the last token."""
+    goodput: Goodput | None = None
+    price: Price | None = None
+    disaggregation: Transferred | UnsetType = UNSET
+    fleet: FleetUse | UnsetType = UNSET
+    """Only with autoscaling."""
+
+    def latency(self, name: str) -> Spread:
+        """Returns the spread of a latency from `LATENCIES`."""
+        spread: Spread = getattr(self, f"{name}_s")
+        return spread
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """An objective: the `statistic` of a latency is at most `limit_s`."""
+
+    latency: str
+    statistic: str
+    limit_s: float
+
+    def is_met(self, summary: RunSummary) -> bool:
+        """Returns whether a run meets the objective."""
+        return self.ratio(summary) <= 1
+
+    def ratio(self, summary: RunSummary) -> float:
+        """Returns the latency as a share of the limit; 0 for a run without that latency."""
+        return self.seconds(summary) / self.limit_s
+
+    def seconds(self, summary: RunSummary) -> float:
+        """Returns the latency; 0 for a run without that latency."""
+        return getattr(summary.latency(self.latency), self.statistic) or 0.0
+
+    def __str__(self) -> str:
+        return f"{self.latency}_{self.statistic} <= {self.limit_s * 1000:g} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a run is judged by."""
+
+    limits: Limits | None = None
+    """Limits of single requests."""
+    gpu_hour_price: float | None = None
+    """Price of an accelerator for an hour."""
+    objectives: tuple[Objective, ...] = ()
+
+    def is_met(self, summary: RunSummary) -> bool | None:
+        """Returns whether a run meets all objectives; None if there are none."""
+        if not self.objectives:
+            return None
+        return all(objective.is_met(summary) for objective in self.objectives)
+
+
+def read_objectives(text: str) -> tuple[Objective, ...]:
+    """Reads objectives such as `ttft_p99=500ms,itl_p99=50ms`. Raises ValueError with the rule."""
+    objectives = []
+    for part in text.split(","):
+        name, _, limit = part.strip().partition("=")
+        latency, _, statistic = name.partition("_")
+        if latency not in LATENCIES or statistic not in STATISTICS:
+            names = f"{'|'.join(LATENCIES)}_{'|'.join(STATISTICS)}"
+            raise ValueError(f"must be {names}=DURATION, several with commas between")
+        limit_s = parse_duration(limit)
+        if limit_s <= 0:
+            raise ValueError(f"must have limits above 0, not {limit}")
+        objectives.append(Objective(latency, statistic, limit_s))
+    return tuple(objectives)
+
+
+def summarize(
+    outcome: SimulationOutcome, profile: str, judgement: Judgement = Judgement()
+) -> RunSummary:
+    """Returns the figures of a run; `profile` is the name of its profile."""
+    load = outcome.load
+    plan = outcome.plan
+    duration_s = outcome.length_s
+    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    input_tokens = sum(load.input_tokens)
+    output_tokens = sum(load.output_tokens)
+    requests_per_pod = _requests_per_pod(outcome)
+    pods: float = plan.pods
+    if outcome.lives:
+        pods = pod_seconds(outcome.lives) * per_s
+    pool = _pool_use(
+        outcome.timeline,
+        requests_per_pod,
+        per_s=per_s,
+        capacity=plan.profile.engine.num_gpu_blocks - 1,
+        pods=pods,
+    )
+    ttft_s, itl_s, e2e_s = (_spread(values) for values in outcome.latencies())
+    good = None
+    if judgement.limits is not None:
+        good = goodput(outcome, judgement.limits, per_s)
+    gpu_hours = pods * plan.profile.devices * duration_s / 3600
+    price = None
+    if judgement.gpu_hour_price is not None:
+        total = gpu_hours * judgement.gpu_hour_price
+        price = Price(total, total / input_tokens * 1e6, total / output_tokens * 1e6)
+    return RunSummary(
+        profile=profile,
+        requests=len(load),
+        steps=outcome.steps,
+        preemptions=outcome.preemptions,
+        ttft_s=ttft_s,
+        itl_s=itl_s,
+        e2e_s=e2e_s,
+        duration_s=duration_s,
+        requests_per_s=len(load) * per_s,
+        input_tokens_per_s=input_tokens * per_s,
+        output_tokens_per_s=output_tokens * per_s,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=outcome.cached_tokens,
+        kv_cache_usage=pool.kv_cache_usage,
+        running=pool.running,
+        requests_per_pod=requests_per_pod,
+        gpu_hours=gpu_hours,
+        goodput=good,
+        price=price,
+        disaggregation=_transferred(outcome, requests_per_pod, per_s),
+    )
+
+
+def _requests_per_pod(outcome: SimulationOutcome) -> tuple[int, ...]:
+    counts = Counter(outcome.pod)
+    if outcome.transfers is not None:
+        counts += Counter(outcome.transfers.prefill_pod)
+    return tuple(counts[pod] for pod in range(outcome.pods))
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    if not values:
+        return Spread(None, None, None, None)
+    return Spread(*mean_and_quantiles(values))
+
+
+def _pool_use(
+    timeline: Timeline,
+    requests_per_pod: tuple[int, ...],
+    *,
+    per_s: float,
+    capacity: int,
+    pods: float = 0.0,
+) -> PoolUse:
+    """Returns the use of a pool with a mean of `pods` pods, each with `capacity` blocks.
+
+    By default these are all pods that are counted.
+    """
+    share = per_s / (pods or len(requests_per_pod))
+    return PoolUse(
+        requests_per_pod,
+        Use(sum(timeline.blocks) * share / capacity, timeline.max_blocks / capacity),
+        Use(sum(timeline.sequences) * share, timeline.max_sequences),
+    )
+
+
+def _transferred(
+    outcome: SimulationOutcome, requests_per_pod: tuple[int, ...], per_s: float
+) -> Transferred | UnsetType:
+    log = outcome.transfers
+    plan = outcome.plan
+    split = plan.disaggregation
+    if log is None or split is None:
+        return UNSET
+    prefill_requests = requests_per_pod[: split.prefill_pods]
+    decode_requests = requests_per_pod[split.prefill_pods :]
+    prefill, decode = (
+        _pool_use(
+            timeline,
+            requests,
+            per_s=per_s,
+            capacity=plan.profile.engine.num_gpu_blocks - 1,
+        )
+        for timeline, requests in zip(log.pools, (prefill_requests, decode_requests), strict=True)
+    )
+    return Transferred(
+        prefill=prefill,
+        decode=decode,
+        prefill_s=_spread_between(outcome.send_s, log.prefilled_s),
+        waiting_s=_spread_between(log.seen_s, log.begin_s),
+        transfer_s=_spread_between(log.begin_s, log.end_s),
+        transferred_bytes=log.bytes,
+    )
+
+
+def _spread_between(begin_s: Sequence[float], end_s: Sequence[float]) -> Spread:
+    return _spread([end - begin for begin, end in zip(begin_s, end_s, strict=True)])
+
+
+def fleet_use(
+    outcome: SimulationOutcome, judgement: Judgement, constant: RunSummary | None
+) -> FleetUse:
+    """Returns the figures of an autoscaled fleet; `constant` is the best constant one."""
+    lives = outcome.lives
+    most_pods = max(
+        sum(other.begun_s <= life.begun_s < other.gone_s for other in lives) for life in lives
+    )
+    return FleetUse(
+        mean_pods=pod_seconds(lives) / max(outcome.length_s, 1e-9),
+        most_pods=most_pods,
+        intervals=intervals_of(outcome, judgement, TABLE_INTERVALS),
+        constant=constant,
+    )
+
+
+def intervals_of(
+    outcome: SimulationOutcome, judgement: Judgement, count: int
+) -> tuple[Interval, ...]:
+    """Divides an autoscaled run into `count` intervals.
+
+    Without limits of goodput, the values of the objectives are the limits.
+    """
+    limits = judgement.limits
+    if limits is None:
+        limits = {"": _limits_of_objectives(judgement.objectives)}
+    good = good_requests(outcome, limits) if any(limits.values()) else []
+    begin_s = min(outcome.send_s)
+    end_s = max(life.gone_s for life in outcome.lives)
+    width_s = max(end_s - begin_s, 1e-9) / count
+    indexes = [min(int((send_s - begin_s) / width_s), count - 1) for send_s in outcome.send_s]
+    sent = Counter(indexes)
+    missed = Counter(index for index, is_good in zip(indexes, good, strict=False) if not is_good)
+    devices = outcome.plan.profile.devices
+    intervals = []
+    for index, phases in enumerate(pods_over(outcome.lives, begin_s, width_s, count)):
+        loading, ready, draining = phases
+        intervals.append(
+            Interval(
+                begin_s=index * width_s,
+                requests_per_s=sent[index] / width_s,
+                loading=loading,
+                ready=ready,
+                draining=draining,
+                missed=missed[index] if good else None,
+                gpu_hours=(loading + ready + draining) * width_s * devices / 3600,
+            )
+        )
+    return tuple(intervals)
+
+
+def _limits_of_objectives(objectives: Sequence[Objective]) -> dict[str, float]:
+    limits: dict[str, float] = {}
+    for objective in objectives:
+        metric = METRICS[LATENCIES.index(objective.latency)]
+        # Of two objectives of a latency the stricter value holds.
+        limits[metric] = min(objective.limit_s, limits.get(metric, objective.limit_s))
+    return limits

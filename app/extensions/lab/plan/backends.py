@@ -1,0 +1,88 @@
+"""Where a plan simulates its fleets: in processes of this machine, or on a Dask cluster."""
+
+import logging
+import os
+import socket
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import BrokenExecutor
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.workers import exit_with_parent
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.plan.plan_flags import DASK
+from app.extensions.lab.plan.search import run_fleet
+from app.extensions.lab.plan.slo import Slo, Verdict
+from config import ConfigError
+
+DASK_LOGGERS = ("distributed", "distributed.client", "tornado.application")
+"""Loggers that print tracebacks when a scheduler dies; tornado's does so while an answer is on its
+way.
+"""
+CONNECT_TIMEOUT_S = 10.0
+
+RunFleets = Callable[[Iterable[tuple[LoadTrace, Job, Slo]]], Generator[Verdict, None, None]]
+"""Simulates fleets in parallel; yields their verdicts in order."""
+
+
+@contextmanager
+def fleet_runner(options: Namespace) -> Iterator[RunFleets]:
+    """Yields a function that simulates fleets with the backend of the flags.
+
+    Raises:
+        ConfigError: A process ended, or the cluster failed.
+    """
+    joblib = import_module("joblib")
+    try:
+        with ExitStack() as stack, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about runs that are left when one fails
+            config: dict[str, Any] = {
+                "backend": "loky",
+                "initializer": exit_with_parent,
+                "initargs": (os.getpid(),),
+            }
+            if options.backend is not None:
+                config = {
+                    "backend": "dask",
+                    "client": stack.enter_context(_connect(options.backend)),
+                }
+            stack.enter_context(joblib.parallel_config(**config))
+            parallel = stack.enter_context(
+                joblib.Parallel(n_jobs=options.processes, return_as="generator")
+            )
+
+            def run_fleets(
+                fleets: Iterable[tuple[LoadTrace, Job, Slo]],
+            ) -> Generator[Verdict, None, None]:
+                verdicts: Generator[Verdict, None, None] = parallel(
+                    joblib.delayed(run_fleet)(load, job, slo) for load, job, slo in fleets
+                )
+                return verdicts
+
+            yield run_fleets
+    except BrokenExecutor as error:
+        raise ConfigError(
+            f"a process of --processes ended: {str(error).partition('.')[0]}"
+        ) from None
+    except Exception as error:
+        if options.backend is None or isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"--backend {DASK}{options.backend}: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _connect(address: str) -> Any:
+    """Returns a client of the Dask scheduler at `address`."""
+    distributed = import_module("distributed")
+    for name in DASK_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors come as exceptions
+    host, _, port = address.rpartition(":")
+    # A scheduler speaks first. The client would wait for another server without end.
+    with socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S) as probe:
+        probe.recv(1)
+    return distributed.Client(f"tcp://{address}", timeout=CONNECT_TIMEOUT_S)

@@ -1,0 +1,223 @@
+"""Candidates of a plan: engines, fleets of them, and the state of their search."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.sweeps import PODS, PREFILL_PODS
+from app.extensions.lab.plan.slo import Verdict
+from config.profile import EngineLimits
+
+MAX_PRICE_RATIO = 1.5
+"""Fleets up to this multiple of the cheapest price are simulated, for runners-up and the Pareto
+front.
+"""
+MAX_IMPROVED_SHARE = 0.98
+"""Doubled pods must bring the worst latency below this share of its value; otherwise more pods do
+not help.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """An engine for a load, and the verdicts on its pods so far."""
+
+    name: str
+    job: Job
+    prefill_share: float = 0.0
+    """Share of the pods that only prefill; 0 for pods that do both."""
+    failed: int = 0
+    """Most pods that missed the SLO, or that cannot do the work."""
+    met: int | None = None
+    """Fewest pods that met the SLO."""
+    is_hopeless: bool = False
+    """True if more pods do not help."""
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+
+    @property
+    def price(self) -> float:
+        """Price of a pod, an hour."""
+        return (self.job.judgement.gpu_hour_price or 0.0) * self.job.plan.profile.devices
+
+    @property
+    def device(self) -> str:
+        """Name of the device."""
+        return self.name.partition(" ")[0]
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Limits of the engine."""
+        return self.job.plan.profile.engine
+
+    @property
+    def flags(self) -> str:
+        """Flags of vLLM for the engine."""
+        limits = self.limits
+        return (
+            f"--max-num-seqs {limits.max_num_seqs}"
+            f" --max-num-batched-tokens {limits.max_num_batched_tokens}"
+        )
+
+    def next_pods(self, max_pods: int, met_elsewhere: int | None) -> int | None:
+        """Returns the next number of pods to simulate, at most `max_pods`; None at the end.
+
+        `met_elsewhere` pods of the group's first engine met the SLO.
+        """
+        if self.failed >= max_pods or self.is_hopeless:
+            return None
+        if self.met is not None:
+            if self.met - self.failed <= 1:
+                return None
+            return (self.failed + self.met) // 2
+        if met_elsewhere is not None:
+            return max_pods
+        return min(2 * self.failed if self.verdicts else self.failed + 1, max_pods)
+
+    def learn(self, pods: int, verdict: Verdict) -> None:
+        """Stores a verdict."""
+        self.verdicts[pods] = verdict
+        if not verdict.misses:
+            self.met = min(pods, self.met or pods)
+            return
+        smaller_fleets = [
+            smaller.slo_share for count, smaller in self.verdicts.items() if 2 * count <= pods
+        ]
+        self.is_hopeless = bool(smaller_fleets) and (
+            verdict.slo_share > MAX_IMPROVED_SHARE * min(smaller_fleets)
+        )
+        self.failed = max(pods, self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFleet:
+    """Pods of an engine, with their price an hour."""
+
+    engine: Candidate
+    pods: int
+
+    @property
+    def price(self) -> float:
+        """Price of the fleet, an hour."""
+        return round(self.engine.price * self.pods, 6)
+
+    @property
+    def prefill_pods(self) -> int:
+        """Number of the pods that only prefill."""
+        share = self.engine.prefill_share
+        if not share:
+            return 0
+        return min(self.pods - 1, max(1, round(share * self.pods)))
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """The differences between fleets of a group besides pods and `max-num-seqs`."""
+        return self.engine.limits.max_num_batched_tokens, self.prefill_pods
+
+    @property
+    def job(self) -> Job:
+        """The job that simulates the fleet."""
+        job = self.engine.job.with_value(PODS, self.pods)
+        if self.prefill_pods:
+            return job.with_value(PREFILL_PODS, self.prefill_pods)
+        return job
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the fleet."""
+        return self.engine.verdicts[self.pods]
+
+    def __str__(self) -> str:
+        prefill_pods = self.prefill_pods
+        if prefill_pods:
+            return f"{self.engine.name} x {prefill_pods}:{self.pods - prefill_pods}"
+        return f"{self.engine.name} x {self.pods}"
+
+
+@dataclass(slots=True)
+class Group:
+    """Engines of one device and tensor-parallel size, vLLM's defaults first."""
+
+    name: str
+    engines: list[Candidate]
+    reason: str = ""
+    """Why the group has no engines."""
+    idle_share: float = math.inf
+    """Worst latency on an idle pod as a share of its limit, where the SLO is missed even there."""
+
+    def best(self) -> PlannedFleet | None:
+        """Returns the best fleet that met the SLO, if any."""
+        fleets = [PlannedFleet(engine, engine.met) for engine in self.engines if engine.met]
+        return min(fleets, key=price_order, default=None)
+
+    def wanted(self, best_price: float | None, max_pods: int) -> Iterator[PlannedFleet]:
+        """Yields the fleets to simulate next. `best_price` is the cheapest so far."""
+        kinds = set()
+        for index, engine in enumerate(self.engines):
+            default_met = self.engines[0].met if index else None
+            limit = max_pods
+            if best_price is not None:
+                limit = min(limit, int(MAX_PRICE_RATIO * best_price / engine.price + 1e-9))
+            if default_met is not None:  # other settings are of use if they save a pod
+                limit = min(limit, default_met - 1)
+            pods = engine.next_pods(limit, default_met)
+            if not pods:
+                continue
+            fleet = PlannedFleet(engine, pods)
+            if fleet.kind not in kinds:
+                kinds.add(fleet.kind)
+                yield fleet
+                if not index:
+                    return
+
+    def learn(self, fleet: PlannedFleet, verdict: Verdict) -> None:
+        """Stores a verdict, also for engines with another `max-num-seqs` that was never reached."""
+        running = verdict.summary.running.peak
+        for engine in self.engines:
+            max_num_seqs = min(engine.limits.max_num_seqs, fleet.engine.limits.max_num_seqs)
+            is_equivalent = (
+                max_num_seqs > running
+                and engine.failed < fleet.pods
+                and PlannedFleet(engine, fleet.pods).kind == fleet.kind
+            )
+            if engine is fleet.engine or is_equivalent:
+                engine.learn(fleet.pods, verdict)
+
+    def explain(self, cheapest: PlannedFleet | None) -> str:
+        """Returns the reason why the cheapest fleet is in this group, or is not."""
+        if self.reason or not self.engines:
+            return self.reason
+        if cheapest is not None:
+            best = self.best()
+            if best is not None:
+                if best == cheapest:
+                    return "cheapest"
+                return price_difference(best.price / cheapest.price)
+            possible_prices = [
+                engine.price * (engine.failed + 1)
+                for engine in self.engines
+                if not engine.is_hopeless
+            ]
+            if possible_prices and min(possible_prices) > cheapest.price:
+                return f"at least {price_difference(min(possible_prices) / cheapest.price)}"
+        nearest = min(
+            (PlannedFleet(engine, pods) for engine in self.engines for pods in engine.verdicts),
+            key=slo_order,
+        )
+        plural = "s" if nearest.pods > 1 else ""
+        return f"misses {nearest.verdict.misses} with {nearest.pods} pod{plural}"
+
+
+def price_difference(ratio: float) -> str:
+    """Returns the text about a fleet that costs `ratio` times as much as the cheapest."""
+    return f"{ratio - 1:.0%} dearer" if ratio > 1 else "as dear, and slower"
+
+
+def slo_order(fleet: PlannedFleet) -> tuple[float, float]:
+    """Returns a key that sorts the fleets nearest to the SLO first."""
+    return fleet.verdict.slo_share, fleet.price
+
+
+def price_order(fleet: PlannedFleet) -> tuple[float, float, int]:
+    """Returns a key that sorts the cheapest fleets first."""
+    return fleet.price, fleet.verdict.slo_share, fleet.pods

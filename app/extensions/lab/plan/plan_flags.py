@@ -1,0 +1,143 @@
+"""Flags of `plan`: those of `simulate`, some with several values, some left out."""
+
+import argparse
+from pathlib import Path
+
+from app.extensions.lab.fidelity import simulate_flags
+from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
+from app.extensions.lab.load.loads import MAX_TOKENS
+from config.declaration import suggestion
+from config.devices import DEVICES
+from config.flags import FlagParser, as_argument, number_of, whole_number
+
+ABOUT = """\
+Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-parallel size, pods and
+limits of the engine, for each load. Bounds exclude what cannot meet the SLO or is too dear; the
+other fleets are simulated. Loads are described as for simulate.
+"""
+CONSIDERED_VALUES = {
+    "tensor-parallel-size": (1, 2, 4, 8),
+    "max-num-seqs": (256, 64, 1024),
+    "max-num-batched-tokens": (8192, 2048, 16384),
+}
+"""Values of the engine's flags. The first ones are tried first, the others where they may save a
+pod.
+"""
+PREFILL_SHARES = (0.25, 0.4, 0.6)
+EXCLUDED_FLAGS = (
+    "profile",
+    "pods",
+    "prefill-pods",
+    "decode-pods",
+    "autoscale",
+    "cold-start",
+    "autoscale-every",
+    "scrape-interval",
+    "sweep",
+    "compare",
+    "requests",
+    "html",
+    "gpu-hour-price",
+)
+"""Flags of simulate that plan sets or does not have."""
+DASK = "dask="
+
+
+def make_parser() -> FlagParser:
+    """Makes the parser."""
+    flags = simulate_flags.make_parser("plan", ABOUT)
+    for name in EXCLUDED_FLAGS:
+        flags.add_argument(
+            f"--{name}",
+            type=as_argument(_reject),
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+    add = flags.add_argument_group("Plan").add_argument
+    add(
+        "--device",
+        required=True,
+        nargs="+",
+        type=as_argument(_read_price),
+        metavar="DEVICE=PRICE",
+        help=f"devices to consider, with their price for an hour: {', '.join(DEVICES)}",
+    )
+    add(
+        "--model-config",
+        required=True,
+        metavar="PATH",
+        help="the model's config.json, or its folder",
+    )
+    for name, values in CONSIDERED_VALUES.items():
+        add(
+            f"--{name}",
+            nargs="+",
+            type=whole_number(1, MAX_TOKENS),
+            default=values,
+            metavar="N",
+            help=f"values to consider [{' '.join(map(str, values))}]",
+        )
+    add(
+        "--prefill-share",
+        nargs="+",
+        type=number_of(0, 1, zero=True),
+        default=PREFILL_SHARES,
+        metavar="SHARE",
+        help="shares of the pods that only prefill, to consider; 0 is none"
+        f" [{' '.join(map(str, PREFILL_SHARES))}]",
+    )
+    add(
+        "--rate",
+        nargs="+",
+        type=number_of(0, MAX_VALUES[RATE]),
+        help="requests per second; each value is a load",
+    )
+    add("--trace", nargs="+", type=Path, metavar="FILE", help="traces; each is a load")
+    add(
+        "--attainment",
+        type=number_of(0, 1),
+        default=0.99,
+        metavar="SHARE",
+        help="share of requests that meet the limits of --goodput [0.99]",
+    )
+    add(
+        "--max-pods",
+        type=whole_number(1, MAX_VALUES[PODS]),
+        default=64,
+        metavar="N",
+        help="most pods to consider [64]",
+    )
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.png|FILE.svg",
+        help="draw price and latency of the fleets, with their Pareto front",
+    )
+    add(
+        "--backend",
+        type=as_argument(_read_backend),
+        metavar=f"{DASK}HOST:PORT",
+        help="simulate on a Dask cluster instead of this machine",
+    )
+    return flags
+
+
+def _reject(text: str) -> None:
+    raise ValueError("cannot be given to plan, which chooses or sets it")
+
+
+def _read_price(text: str) -> tuple[str, float]:
+    name, equals, price = text.lower().partition("=")
+    if name not in DEVICES:
+        raise ValueError(
+            f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}"
+        )
+    if not equals:
+        raise ValueError(f"has no price: give {name}=PRICE, for an hour of one device")
+    return name, number_of(0, 1_000_000)(price)
+
+
+def _read_backend(text: str) -> str:
+    if not text.startswith(DASK) or not text.rpartition(":")[2].isdecimal():
+        raise ValueError(f"must be {DASK}HOST:PORT")
+    return text.removeprefix(DASK)

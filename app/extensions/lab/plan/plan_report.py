@@ -1,0 +1,118 @@
+"""Results of a plan: tables, figures as JSON, and a picture."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from app.extensions.lab.fidelity.summary import LATENCIES
+from app.extensions.lab.load.plotting import BLUE, GREEN, GREY, RED, Axes, picture_file
+from app.extensions.lab.load.tables import markdown, milliseconds
+from app.extensions.lab.plan.fleets import PlannedFleet
+from app.extensions.lab.plan.search import FleetSearch
+from app.extensions.lab.plan.slo import Slo
+
+MAX_DRAWN_PERCENT = 1000
+"""Greatest latency in a picture, in % of its limit."""
+
+
+def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
+    """Returns the best fleet of each device and size as a Markdown table, then the answer."""
+    heads = (f"{latency.upper()} p99" for latency in LATENCIES)
+    rows = [("", "price/h", *heads, "of the limit", "")]
+    cheapest = search.cheapest()
+    for group in search.groups:
+        best = group.best()
+        label = group.name
+        cells = ["-"] * 5
+        if best is not None:
+            label = str(best)
+            summary = best.verdict.summary
+            cells = [
+                f"{best.price:,.2f}",
+                *(milliseconds(summary.latency(latency).p99) for latency in LATENCIES),
+                f"{best.verdict.slo_share:.0%}",
+            ]
+        rows.append((label, *cells, group.explain(cheapest)))
+    answer = search.ranking() or [f"nearest: {search.nearest()}"]
+    heading = f"{name}: {len(search.load):,} requests; {slo}"
+    return "\n".join([heading, markdown(rows), *answer])
+
+
+def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
+    """Returns the figures of one load for `--json`."""
+    cheapest = search.cheapest()
+    return {
+        "load": name,
+        "cheapest": None if cheapest is None else _fleet_figures(cheapest),
+        "nearest": search.nearest() if cheapest is None else None,
+        "reasons": {group.name: group.explain(cheapest) for group in search.groups},
+        "front": [_fleet_figures(fleet) for fleet in search.front()],
+        "simulated": [_fleet_figures(fleet) for fleet in search.fleets()],
+    }
+
+
+def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
+    profile = fleet.engine.job.plan.profile
+    verdict = fleet.verdict
+    return {
+        "device": fleet.engine.device,
+        "tensor_parallel_size": profile.devices,
+        "pods": fleet.pods,
+        "prefill_pods": fleet.prefill_pods,
+        "max_num_seqs": profile.engine.max_num_seqs,
+        "max_num_batched_tokens": profile.engine.max_num_batched_tokens,
+        "price_per_hour": fleet.price,
+        "slo_share": verdict.slo_share,
+        "misses": verdict.misses,
+        "summary": verdict.summary,
+    }
+
+
+def draw_plan(searches: Mapping[str, FleetSearch], path: Path) -> None:
+    """Draws a panel for each load, with price and worst latency of its fleets."""
+    columns = min(2, len(searches))
+    rows = -(-len(searches) // columns)
+    title = "Price and worst latency of fleets: device, tensor-parallel size, pods"
+    size = (max(6.4, 4.4 * columns), 3.8 * rows)
+    with picture_file(path, title, size, (rows, columns)) as panels:
+        for axes in panels[len(searches) :]:
+            axes.set_visible(False)
+        for axes, (name, search) in zip(panels, searches.items(), strict=False):
+            _draw_search(axes, name, search, has_labels=columns == 1)
+
+
+def _draw_search(axes: Axes, name: str, search: FleetSearch, *, has_labels: bool) -> None:
+    cheapest = search.cheapest()
+    _draw_fleets(axes, search.fleets(), label="simulated", style=".", color=GREY)
+    _draw_fleets(axes, search.front(), label="Pareto front", style="-", color=BLUE)
+    best = filter(None, [cheapest])
+    _draw_fleets(axes, best, label="cheapest within the SLO", style="o", color=GREEN)
+    axes.axhline(100, color=RED, linestyle="--", linewidth=1, label="SLO")
+    axes.set(title=f"{name}: {cheapest}" if cheapest else name, xlabel="price an hour")
+    axes.set(ylabel="worst latency (% of its limit)", yscale="log")
+    for fleet in search.front():
+        if has_labels and fleet.verdict.slo_share <= 1:
+            # Nothing is drawn to the left of the front and below it.
+            axes.annotate(
+                str(fleet),
+                _position(fleet),
+                fontsize=7,
+                xytext=(-3, -1),
+                textcoords="offset points",
+                ha="right",
+                va="top",
+            )
+    axes.set_xlim(left=0)
+    axes.set_ylim(top=min(MAX_DRAWN_PERCENT, axes.get_ylim()[1]))
+
+
+def _draw_fleets(
+    axes: Axes, fleets: Iterable[PlannedFleet], *, label: str, style: str, color: str
+) -> None:
+    positions = [_position(fleet) for fleet in fleets]
+    prices = [price for price, _ in positions]
+    percent = [share for _, share in positions]
+    axes.plot(prices, percent, style, color=color, label=label, drawstyle="steps-post")
+
+
+def _position(fleet: PlannedFleet) -> tuple[float, float]:
+    return fleet.price, 100 * fleet.verdict.slo_share

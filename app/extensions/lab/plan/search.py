@@ -1,0 +1,127 @@
+"""Search for the cheapest fleet that meets an SLO.
+
+Bounds exclude fleets first, then the remaining fleets are simulated.
+"""
+
+import re
+from collections.abc import Sequence
+from operator import add
+
+from app.extensions.lab.fidelity.engine_limits import max_request_tokens
+from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.plan.bounds import apply_bounds
+from app.extensions.lab.plan.fleets import (
+    MAX_PRICE_RATIO,
+    Candidate,
+    Group,
+    PlannedFleet,
+    price_difference,
+    price_order,
+    slo_order,
+)
+from app.extensions.lab.plan.slo import Slo, Verdict
+
+
+def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: LoadTrace) -> Group:
+    """Makes a group of jobs and their prefill shares.
+
+    `reason` is that of a job that could not be made.
+    """
+    load_tokens = max(map(add, load.input_tokens, load.output_tokens))
+    engines = []
+    for job, share in jobs:
+        max_tokens = max_request_tokens(job.plan.profile.engine)
+        if load_tokens <= max_tokens:
+            engines.append(Candidate(name, job, share, failed=1 if share else 0))
+        else:
+            reason = f"{job.profile_name}: holds {max_tokens} tokens of a request of {load_tokens}"
+    if engines:
+        return Group(name, engines)
+    return Group(name, [], re.split("[;,]", reason)[0].partition(": ")[2])
+
+
+class FleetSearch:
+    """Search for one load, in rounds.
+
+    The caller simulates the fleets of `wanted`, and hands their verdicts to `learn`.
+    """
+
+    def __init__(self, load: LoadTrace, slo: Slo, groups: Sequence[Group], max_pods: int) -> None:
+        self.load = load
+        self.groups = groups
+        self._max_pods = max_pods
+        for group in groups:
+            # The bounds know the costs of the profile, and not those of a plugin.
+            if group.engines and group.engines[0].job.plan.step_costs is None:
+                apply_bounds(group, load, slo, max_pods)
+
+    def wanted(self) -> list[PlannedFleet]:
+        """Returns the fleets to simulate next; none at the end of the search."""
+        best = self.cheapest()
+        best_price = None if best is None else best.price
+        fleets = [
+            fleet for group in self.groups for fleet in group.wanted(best_price, self._max_pods)
+        ]
+        if best is None and fleets:  # cheap fleets first: one of them may spare the others
+            min_price = min(fleet.price for fleet in fleets)
+            fleets = [fleet for fleet in fleets if fleet.price <= MAX_PRICE_RATIO * min_price]
+        return fleets
+
+    def learn(self, fleet: PlannedFleet, verdict: Verdict) -> None:
+        """Stores the verdict on a fleet."""
+        for group in self.groups:
+            if fleet.engine in group.engines:
+                group.learn(fleet, verdict)
+
+    def cheapest(self) -> PlannedFleet | None:
+        """Returns the cheapest fleet that met the SLO, if any."""
+        return min(self._best_of_groups(), key=price_order, default=None)
+
+    def ranking(self) -> list[str]:
+        """Returns lines about the cheapest fleet and the next one, if they meet the SLO."""
+        fleets = sorted(self._best_of_groups(), key=price_order)
+        lines = []
+        if fleets:
+            best = fleets[0]
+            lines.append(f"cheapest: {best} {best.engine.flags}, {best.price:,.2f} an hour")
+        if len(fleets) > 1:
+            difference = price_difference(fleets[1].price / fleets[0].price)
+            lines.append(f"runner-up: {fleets[1]}, {difference}")
+        return lines
+
+    def _best_of_groups(self) -> list[PlannedFleet]:
+        return [fleet for fleet in (group.best() for group in self.groups) if fleet is not None]
+
+    def nearest(self) -> str:
+        """Returns the fleet that comes closest to the SLO, and by how much it misses the SLO."""
+        fleets = self.fleets()
+        if fleets:
+            fleet = min(fleets, key=slo_order)
+            return f"{fleet} {fleet.engine.flags} misses {fleet.verdict.misses}"
+        group = min(self.groups, key=lambda group: group.idle_share)
+        return f"{group.name} {group.reason}"
+
+    def fleets(self) -> list[PlannedFleet]:
+        """Returns all fleets that were simulated, the cheapest first."""
+        # Several engines may share a verdict, of which the first is returned.
+        by_verdict: dict[int, PlannedFleet] = {}
+        for group in self.groups:
+            for engine in group.engines:
+                for pods, verdict in engine.verdicts.items():
+                    by_verdict.setdefault(id(verdict), PlannedFleet(engine, pods))
+        return sorted(by_verdict.values(), key=price_order)
+
+    def front(self) -> list[PlannedFleet]:
+        """Returns the Pareto front of price and worst latency: no fleet is cheaper and as fast."""
+        front: list[PlannedFleet] = []
+        for fleet in self.fleets():
+            if not front or fleet.verdict.slo_share < front[-1].verdict.slo_share:
+                front.append(fleet)
+        return front
+
+
+def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
+    """Simulates a fleet, in this process or in a worker."""
+    outcome, summary = job.run(load)
+    return slo.judge(outcome, summary)

@@ -1,0 +1,93 @@
+"""The SLO of a plan, and the verdict on a simulated fleet."""
+
+import math
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from app.extensions.lab.fidelity.goodput import METRICS, Limits, limit_ratios, limits_of
+from app.extensions.lab.fidelity.simulation import SimulationOutcome
+from app.extensions.lab.fidelity.summary import Objective, RunSummary
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.tables import milliseconds
+
+
+class Verdict(Struct, frozen=True):
+    """Figures of a fleet beside the SLO."""
+
+    slo_share: float
+    """Worst latency of the SLO as a share of its limit; at most 1 where the SLO is met."""
+    misses: str
+    """Latency that exceeds its limit, and by how much; empty where the SLO is met."""
+    summary: RunSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits of single requests, and objectives of all requests."""
+
+    limits: Limits
+    attainment: float
+    """Share of the requests that must meet the limits."""
+    objectives: tuple[Objective, ...]
+
+    def __str__(self) -> str:
+        limits = [
+            f"{name} {metric} {1000 * limit_s:g} ms".lstrip()
+            for name, class_limits in self.limits.items()
+            for metric, limit_s in class_limits.items()
+        ]
+        parts = []
+        if limits:
+            parts.append(f"{', '.join(limits)} for {100 * self.attainment:g} % of requests")
+        parts += map(str, self.objectives)
+        return ", ".join(parts)
+
+    def judge(self, outcome: SimulationOutcome, summary: RunSummary) -> Verdict:
+        """Returns the verdict on a run."""
+        shares = [(0.0, "")]
+        for objective in self.objectives:
+            excess = milliseconds(objective.seconds(summary) - objective.limit_s)
+            text = f"{objective.latency}_{objective.statistic} by {excess}"
+            shares.append((objective.ratio(summary), text))
+        if self.limits:
+            shares.append(self._judge_limits(outcome))
+        share, text = max(shares)
+        if share <= 1:
+            text = ""
+        return Verdict(share, text, summary)
+
+    def _judge_limits(self, outcome: SimulationOutcome) -> tuple[float, str]:
+        """Returns the share of the limits that enough requests meet, and the worst limit."""
+        ratios = list(limit_ratios(outcome, self.limits))
+        worst_ratios = [max(request.values(), default=0.0) for request in ratios]
+        share = self._attained(worst_ratios)
+        shares_by_metric = []
+        for metric in METRICS:
+            metric_ratios = [request[metric] for request in ratios if metric in request]
+            if metric_ratios:
+                shares_by_metric.append((self._attained(metric_ratios), metric))
+        worst, metric = max(shares_by_metric)
+        if worst <= 1:
+            good_share = sum(ratio <= 1 for ratio in worst_ratios) / len(ratios)
+            return share, f"goodput by {self.attainment - good_share:.1%}"
+        limits_s = {limits[metric] for limits in self.limits.values() if metric in limits}
+        if len(limits_s) > 1:
+            return share, f"{metric} by {worst - 1:.0%}"
+        return share, f"{metric} by {milliseconds((worst - 1) * limits_s.pop())}"
+
+    def _attained(self, values: list[float]) -> float:
+        """Returns the greatest value of the best requests that make up the attainment."""
+        return sorted(values)[self.min_good(len(values)) - 1]
+
+    def min_good(self, requests: int) -> int:
+        """Returns the least number of requests that must meet their limits."""
+        return max(1, math.ceil(requests * self.attainment - 1e-9))
+
+    def max_request_s(self, load: LoadTrace) -> float:
+        """Returns the most seconds that a good request may take; infinite without such a limit."""
+        classes = [limits_of(self.limits, name) for name in load.classes or [""]]
+        ttft_s, tpot_s, e2e_s = (
+            max(limits.get(metric, math.inf) for limits in classes) for metric in METRICS
+        )
+        return min(e2e_s, ttft_s + tpot_s * max(load.output_tokens))

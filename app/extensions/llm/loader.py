@@ -1,0 +1,65 @@
+"""Loads a model's configuration and weights from safetensors or a GGUF file."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from app.core.text.base import TokenizerLoadError
+from app.core.text.files import read_json
+from app.extensions.llm.config import Checkpoint, read_config
+from app.extensions.llm.errors import ModelLoadError
+from app.extensions.llm.gguf_weights import read_gguf
+
+INDEX_FILE: Final = "model.safetensors.index.json"
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads a folder or a .gguf file.
+
+    Raises:
+        ModelLoadError: Any failure, with one line.
+    """
+    if path.is_file():
+        return read_gguf(path)
+    try:
+        config = read_json(path / "config.json")
+        index = read_json(path / INDEX_FILE).get("weight_map")
+        generation = read_json(path / "generation_config.json")
+    except TokenizerLoadError as error:
+        raise ModelLoadError(str(error)) from error
+    if not config:
+        raise ModelLoadError(f"{path} holds no config.json.")
+    names = set(map(str, index.values())) if isinstance(index, dict) else set()
+    files = [path / name for name in sorted(names)] or sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ModelLoadError(f"{path} holds no .safetensors file.")
+    eos_ids = generation.get("eos_token_id", config.get("eos_token_id"))
+    if isinstance(eos_ids, int):
+        eos_ids = [eos_ids]
+    elif not isinstance(eos_ids, list):
+        eos_ids = []
+    return Checkpoint(
+        read_config(config), weights=_safetensors(files), eos_token_ids=frozenset(eos_ids)
+    )
+
+
+def _safetensors(files: Sequence[Path]) -> dict[str, Callable[[], torch.Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    weights: dict[str, Callable[[], torch.Tensor]] = {}
+    for file in files:
+        if not file.is_file():
+            raise ModelLoadError(f"{file}, which {INDEX_FILE} names, is missing.")
+        try:
+            tensors = safe_open(file, framework="pt")  # closes with its last reference
+        except (SafetensorError, OSError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ModelLoadError(
+                f"{file} is cut off or not a safetensors file: {lines[0]}"
+            ) from error
+        for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
+            weights[name] = partial(tensors.get_tensor, name)
+    return weights

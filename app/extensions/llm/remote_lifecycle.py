@@ -1,0 +1,85 @@
+"""An operator's commands to an engine in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import gevent
+from gevent.event import AsyncResult, Event
+
+from app.core.engine import wire
+from app.core.engine.errors import CallerLeft, CommandFailed
+from app.extensions.llm.remote_engine import RemoteEngine
+
+
+class RemoteLifecycle:
+    """Does what `Lifecycle` does, by messages.
+
+    Every method may raise EngineDead, or CommandFailed with the engine's message.
+    """
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True while memory of the engine is freed."""
+        return self._engine.load.sleep_level is not None
+
+    @property
+    def paused(self) -> bool:
+        """True from a pause or sleep until a resume, or until all memory is back."""
+        return self._engine.load.paused
+
+    def sleep(self, level: int, mode: wire.PauseMode, caller_left: Event) -> None:
+        """See `Lifecycle`. Levels 1 and 2 free weights and cache."""
+        self._run(wire.EngineCommand(name="sleep", level=level, mode=mode), caller_left)
+        self._engine.load.paused = True
+        self._engine.load.sleep_level = level
+        self._engine.recorder.sleeping(level)
+        self._engine.recorder.slept("sleep", 0.0)
+
+    def release_cache(self) -> None:
+        """Always raises CommandFailed: the engine frees its cache only asleep."""
+        raise CommandFailed(
+            "This engine frees the memory of its KV cache when it sleeps at level 1 or 2."
+        )
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """See `Lifecycle`."""
+        tag_names = None if tags is None else tuple(tags)
+        is_awake = bool(self._run(wire.EngineCommand(name="wake_up", tags=tag_names)).value)
+        if is_awake:
+            self._engine.load.paused = False
+            self._engine.load.sleep_level = None
+            self._engine.recorder.sleeping(None)
+        self._engine.recorder.slept("wake", 0.0)
+        return is_awake
+
+    def pause(self, mode: wire.PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        """See `Lifecycle`."""
+        self._run(wire.EngineCommand(name="pause", mode=mode, clear=clear_cache), caller_left)
+        self._engine.load.paused = True
+
+    def resume(self) -> None:
+        """Starts requests again."""
+        self._run(wire.EngineCommand(name="resume"))
+        self._engine.load.paused = False
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
+        command = wire.EngineCommand(name="reset_prefix_cache", clear=under_requests)
+        return bool(self._run(command).value)
+
+    def _run(
+        self, command: wire.EngineCommand, caller_left: Event | None = None
+    ) -> wire.CommandResult:
+        """Sends a command, and waits for its result or for `caller_left`."""
+        answer: AsyncResult[wire.CommandResult] = self._engine.command(command)
+        gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
+        if not answer.ready():
+            raise CallerLeft
+        result: wire.CommandResult = answer.get()
+        if result.error is not None:
+            raise CommandFailed(result.error)
+        return result

@@ -1,0 +1,45 @@
+"""`python -m app plugins`: lists the built-in extensions and the plugins of a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from app.core.built_in import present_extensions
+from app.extensions.plugins.registry import registry_of
+from config.flags import as_command
+from config.loader import load
+from config.settings import Settings
+
+
+def _ignore(warning: str) -> None:
+    """Drops a warning, which a start with these settings would print."""
+
+
+@as_command()
+def run(argv: Sequence[str]) -> int:
+    """Prints the extensions of a server started with the flags `argv`; returns the exit status."""
+    settings = load(argv, os.environ, warn=_ignore)
+    print("built-in extensions:")
+    for extension in present_extensions():
+        state = "on" if extension.is_enabled(settings) else "off"
+        summary = (extension.__doc__ or "").partition("\n")[0]
+        print(f"  {extension.name:<16}{state:<5}{summary}")
+    print("plugins:" if settings.PLUGINS else "no plugins")
+    _print_plugins(settings)
+    return 0
+
+
+def _print_plugins(settings: Settings) -> None:
+    guards = registry_of(settings).guards
+    for plugin in settings.PLUGINS:
+        summary = (plugin.extension.__doc__ or "").strip().partition("\n")[0]
+        print(f"  {plugin.name} {plugin.version}".rstrip() + f" ({plugin.origin}): {summary}")
+        print(f"    hooks: {', '.join(guards[plugin.name]) or 'none'}")
+        for row in settings.table.rows:
+            if row.group != plugin.group:
+                continue
+            value = "***" if row.about.secret else row.write(row.value(settings))
+            limits = f" The value {row.limits}." if row.limits else ""
+            facts = f"{row.kind.name}, {row.env[0]}; now {value!r}"
+            print(f"    --{row.name} ({facts}): {row.help}{limits}")

@@ -1,0 +1,365 @@
+"""The pooling routes: embeddings, pooling, classify, score and rerank.
+
+One struct has both forms of a request, texts and conversations. A value of neither form is reported
+as an invalid ``input``, as in vLLM.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
+from typing import Annotated, ClassVar, Literal, cast
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from app.core.protocol import rules
+from app.core.protocol.chat import Message, convert_messages
+from app.core.protocol.coercion import ConversionError, JsonObject, Path, convert_value, unconverted
+from app.core.protocol.decoding import RawRequest, Request
+from app.core.protocol.options import CacheSalt, Int64, Natural
+from app.core.server.http.errors import bad_request
+
+MAX_INPUTS = 65_536
+"""Most texts, conversations or documents in one request."""
+MAX_DIMENSIONS = 65_536
+
+PoolingTask = Literal[
+    "embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"
+]
+REMOVED_TASKS = frozenset(("score", "encode"))
+
+BEFORE_INPUT = frozenset(
+    ("encoding_format", "embed_dtype", "endianness", "dimensions", "use_activation")
+)
+"""Fields that vLLM checks before `input`.
+
+An invalid value of any other field in a body of conversations is reported as a missing `input`.
+"""
+SCORE_FIELD_PAIRS = (
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+    ("text_1", "text_2"),
+)
+"""Names of the two sides of a score, in the order in which vLLM tries them."""
+SCORE_INPUT_FORMS = "a text or a list of texts"
+
+TokenIds = list[int]
+Prompts = list[str] | list[TokenIds]
+Conversation = list[Message]
+Input = str | list[str | int | list[int | Message] | Message]
+
+
+class PoolingFields(Request, kw_only=True):
+    """Common fields of the pooling routes, except Cohere's."""
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    padding: Literal["max_length", "do_not_pad"] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: str = ""
+    """Empty if the client sends none: vLLM then draws a random id."""
+    priority: Int64 = 0
+    mm_processor_kwargs: JsonObject | None = None
+    cache_salt: CacheSalt | None = None
+    use_activation: bool | None = None
+    """None stands for the model's default."""
+
+    def check_rules(self: "PoolingFields | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
+        rules.check_cache_salt(self.cache_salt)
+
+
+class ClassificationRequest(PoolingFields, kw_only=True):
+    """Texts, token ids or conversations.
+
+    After decoding, one of the properties `texts`, `id_lists` and `conversations` has them.
+    """
+
+    input: Input | UnsetType = UNSET
+    messages: list[Message | list[Message]] | UnsetType = UNSET
+    add_special_tokens: bool | UnsetType = UNSET
+    """After decoding true for texts, and false for conversations: their template adds the tokens.
+    """
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    normalize: object = UNSET
+    """Removed from vLLM; its presence is an error."""
+    task: object = None
+
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {"input": unconverted, "messages": unconverted}
+    rule_defaults: ClassVar[Mapping[str, object]] = {"normalize": UNSET}
+    batched: ClassVar[bool] = False
+    """Allows several conversations, also as `input`."""
+
+    @classmethod
+    def error_path(cls, values: JsonObject, path: Path) -> Path:
+        """Returns the path that vLLM reports for a conversion error at `path` of the body."""
+        if "input" in values or path[0] in BEFORE_INPUT:
+            return path
+        return ("input",)
+
+    def __post_init__(self) -> None:
+        conversations = _convert_conversations(self.messages, self.batched)
+        if conversations is None and self.batched and self.input:
+            conversations = _convert_conversations(self.input, self.batched)
+        if conversations is None:
+            self.input = cast(Input, _convert_prompts(self.input))
+            self.messages = UNSET
+        else:
+            self.input = UNSET
+            self.messages = cast("list[Message | list[Message]]", conversations)
+        if self.add_special_tokens is UNSET:
+            self.add_special_tokens = conversations is None
+
+    @property
+    def conversations(self) -> list[Conversation]:
+        """The conversations of the request; empty for prompts."""
+        return cast("list[Conversation]", self.messages or [])
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompts, if they are texts."""
+        if not self.input or not isinstance(self.input[0], str):
+            return []
+        return cast("list[str]", self.input)
+
+    @property
+    def id_lists(self) -> list[TokenIds]:
+        """The prompts, if they are lists of token ids."""
+        if not self.input or not isinstance(self.input[0], list):
+            return []
+        return cast("list[TokenIds]", self.input)
+
+    def check_rules(self: "ClassificationRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
+        if self.normalize is not UNSET:
+            raise bad_request(
+                "normalize is no longer known: use_activation has taken its place", "normalize"
+            )
+        if isinstance(self.task, str) and self.task in REMOVED_TASKS:
+            raise bad_request(f"task {self.task!r} is no longer known", "task")
+        PoolingFields.check_rules(self)
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+
+
+class EncodedRequest(ClassificationRequest, kw_only=True):
+    """A request whose answer has vectors; the first three fields choose their encoding."""
+
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = "float32"
+    """For base64 and bytes only."""
+    endianness: Literal["native", "big", "little"] = "native"
+    """For base64 and bytes only."""
+    dimensions: int | None = None
+
+
+class EmbeddingRequest(EncodedRequest, kw_only=True):
+    """The body of ``POST /v1/embeddings``."""
+
+    batched: ClassVar[bool] = True
+
+
+class PoolingRequest(EncodedRequest, kw_only=True):
+    """The body of ``POST /pooling``."""
+
+    task: PoolingTask | None = None
+    data: object = UNSET
+    """Input of a vLLM plugin that parses inputs itself."""
+
+    def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except ConversionError:
+            if self.data is UNSET:
+                raise
+            self.input = UNSET
+            self.messages = UNSET
+            self.task = "plugin"
+
+
+def _convert_prompts(value: object) -> Prompts:
+    """Converts a text, texts, token ids or lists of token ids, or raises `ConversionError`."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ConversionError("a text, texts, token ids or lists of them", "input")
+    prompts: Prompts | TokenIds = value
+    if set(map(type, value)) != {str}:
+        try:
+            prompts = convert_value(list[int] | list[list[int]], value)
+        except ConversionError as error:
+            raise error.prefixed("input") from None
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return cast(Prompts, prompts)
+
+
+def _convert_conversations(value: object, batched: bool) -> list[Conversation] | None:
+    """Returns the conversations in `value`, or None if vLLM does not accept it as conversations."""
+    if not isinstance(value, list):
+        return None
+    conversations: list[object] = [value]
+    if batched and value and all(isinstance(item, list) and item for item in value):
+        conversations = value
+    try:
+        return [convert_messages(messages) for messages in conversations]
+    except ConversionError:
+        return None
+
+
+class ContentPart(Struct):
+    """A text or a media item."""
+
+    type: Literal["text", "image_url", "image_embeds", "video_url"]
+    text: str | None = None
+    image_url: str | JsonObject | None = None
+    image_embeds: str | JsonObject | None = None
+    video_url: str | JsonObject | None = None
+
+    def __post_init__(self) -> None:
+        if getattr(self, self.type) is None:
+            raise ConversionError(f"{self.type} beside its type")
+
+
+class MixedInput(Struct):
+    """One input of several parts."""
+
+    content: list[ContentPart]
+
+
+ScoreInput = str | MixedInput
+ScoreInputs = ScoreInput | list[ScoreInput]
+
+
+class ScoringRequest(PoolingFields, kw_only=True):
+    """The common fields of score and rerank; 0 means no limit."""
+
+    max_tokens_per_query: int = 0
+    max_tokens_per_doc: int = 0
+    instruction: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class ScoreRequest(ScoringRequest, kw_only=True):
+    """The body of ``POST /score``: two sides, under one of four pairs of names."""
+
+    queries: ScoreInputs | UnsetType = UNSET
+    documents: ScoreInputs | UnsetType = UNSET
+    items: ScoreInputs | UnsetType = UNSET
+    data_1: ScoreInputs | UnsetType = UNSET
+    data_2: ScoreInputs | UnsetType = UNSET
+    text_1: ScoreInputs | UnsetType = UNSET
+    text_2: ScoreInputs | UnsetType = UNSET
+
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+        name: unconverted for pair in SCORE_FIELD_PAIRS for name in pair
+    }
+
+    def __post_init__(self) -> None:
+        for queries_name, documents_name in SCORE_FIELD_PAIRS:
+            with suppress(ConversionError):
+                queries = _convert_inputs(getattr(self, queries_name))
+                self.documents = _convert_inputs(getattr(self, documents_name))
+                self.queries = queries
+                return
+        _convert_inputs(self.queries, "queries")
+        raise ConversionError(SCORE_INPUT_FORMS, "documents")
+
+
+def _convert_inputs(value: object, *path: str) -> ScoreInputs:
+    """Converts one side of a score, or raises `ConversionError` at `path`."""
+    try:
+        return cast(ScoreInputs, convert_value(ScoreInputs, value))
+    except ConversionError:
+        raise ConversionError(SCORE_INPUT_FORMS, *path) from None
+
+
+def _convert_input(value: object) -> object:
+    if isinstance(value, list):
+        raise ConversionError("a text")
+    return _convert_inputs(value)
+
+
+class RerankRequest(ScoringRequest, kw_only=True):
+    """The body of ``POST /rerank``; a `top_n` of 0 returns all documents."""
+
+    query: ScoreInput
+    documents: ScoreInputs
+    top_n: Natural = 0
+
+    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+        "query": _convert_input,
+        "documents": _convert_inputs,
+    }
+
+
+class CohereEmbedRequest(Request, kw_only=True):
+    """The body of ``POST /v2/embed``."""
+
+    model: str | None = None
+    input_type: str | None = None
+    """Name of the model's instruction that precedes every input."""
+    texts: list[str] | None = None
+    images: list[str] | None = None
+    inputs: list[MixedInput] | None = None
+    output_dimension: int | None = None
+    embedding_types: list[Literal["float", "binary", "ubinary", "base64"]] | None = None
+    truncate: Literal["NONE", "START", "END"] = "END"
+    max_tokens: int | None = None
+    priority: Int64 = 0
+
+    def __post_init__(self) -> None:
+        inputs = [items for items in (self.texts, self.images, self.inputs) if items is not None]
+        if len(inputs) != 1 or not inputs[0]:
+            raise ConversionError(
+                "exactly one of texts, images and inputs, and it must not be empty"
+            )
+
+    @property
+    def has_images(self) -> bool:
+        """True if any input has an image."""
+        if self.images is not None:
+            return True
+        return any(part.type == "image_url" for item in self.inputs or () for part in item.content)
+
+    def as_embedding(self, instruction: str) -> EmbeddingRequest:
+        """Converts to a body of ``POST /v1/embeddings``; `instruction` precedes texts and media.
+
+        Raises:
+            ApiError: Status 400 for `max_tokens` below -1.
+        """
+        max_tokens = None
+        if self.truncate != "NONE":
+            max_tokens = -1 if self.max_tokens is None else self.max_tokens
+        if max_tokens is not None and max_tokens < -1:
+            raise bad_request(f"max_tokens must be -1 or more, got {max_tokens}")
+        request = EmbeddingRequest(
+            model=self.model,
+            input=[instruction + text for text in self.texts or [""]],
+            dimensions=self.output_dimension,
+            truncate_prompt_tokens=max_tokens,
+            truncation_side="left" if self.truncate == "START" else None,
+            priority=self.priority,
+        )
+        if self.texts is None:
+            request.input = UNSET
+            request.messages = [*self._conversations(instruction)]
+            request.add_special_tokens = False
+        return request
+
+    def _conversations(self, instruction: str) -> Iterator[Conversation]:
+        contents: list[list[JsonObject]] = [
+            [{"type": "image_url", "image_url": {"url": url}}] for url in self.images or ()
+        ]
+        for item in self.inputs or ():
+            contents.append(
+                [{"type": part.type, part.type: getattr(part, part.type)} for part in item.content]
+            )
+        system: Conversation = []
+        if instruction:
+            system = [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
+        for content in contents:
+            yield [*system, {"role": "user", "content": content}]

@@ -1,0 +1,323 @@
+"""Routes of a pooling model: vectors, classes and scores."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Raw
+
+from app.core.api.pipeline import RequestPipeline
+from app.core.engine.vectors import TASKS
+from app.core.protocol.common import ItemList, Usage, encode
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import bad_request
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import BINARY_MEDIA, Handler, Route, RouteDocs, post
+from app.extensions.pooling import protocol as wire
+from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_vectors
+from app.extensions.pooling.protocol import TokenIds
+from app.extensions.pooling.runner import PoolingJob, PoolingRunner
+from config.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from app.core.api.reply_rules import ScriptedAnswer
+
+EMBEDDINGS = "/v1/embeddings"
+COHERE = "/v2/embed"
+SCORES = ("/score", "/v1/score")
+RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
+
+ROUTES: Mapping[str, tuple[str, ...]] = {
+    "embed": (EMBEDDINGS, COHERE, "/pooling", *SCORES, *RERANKS),
+    "score": ("/pooling", "/classify", *SCORES, *RERANKS),
+    "classify": ("/pooling", "/classify"),
+    "pooling": (EMBEDDINGS, COHERE, "/pooling", "/classify", *SCORES, *RERANKS),
+}
+"""Routes by task, as in vLLM.
+
+`score` is a classifier with one class, a cross-encoder; `classify` is one with several. `pooling`
+is not a task of vLLM: it is for one server with all tasks.
+"""
+COHERE_TYPES = ("float", "binary", "ubinary", "base64")
+"""Types of a vector in the order of an answer."""
+INSTRUCTION_FILES = (
+    ("config.json", "task_instructions"),
+    ("config_sentence_transformers.json", "prompts"),
+)
+"""Files and keys with a model's instructions for input types, in vLLM's order."""
+
+SCORE_DOCS = RouteDocs(
+    body=(wire.ScoreRequest,),
+    example={"queries": "what is a cat", "documents": ["an animal", "a tool"]},
+    answer=ItemList,
+)
+RERANK_DOCS = RouteDocs(
+    body=(wire.RerankRequest,),
+    example={"query": "what is a cat", "documents": ["an animal", "a tool"]},
+)
+DOCS: Mapping[str, RouteDocs] = {
+    EMBEDDINGS: RouteDocs(
+        body=(wire.EmbeddingRequest,),
+        example={"input": "hello"},
+        answer=ItemList,
+        media=BINARY_MEDIA,
+    ),
+    COHERE: RouteDocs(body=(wire.CohereEmbedRequest,), example={"texts": ["hello"]}),
+    "/pooling": RouteDocs(
+        body=(wire.PoolingRequest,),
+        example={"input": "hello"},
+        answer=ItemList,
+        media=BINARY_MEDIA,
+    ),
+    "/classify": RouteDocs(
+        body=(wire.ClassificationRequest,),
+        example={"input": "hello"},
+        answer=ItemList,
+    ),
+    **dict.fromkeys(SCORES, SCORE_DOCS),
+    **dict.fromkeys(RERANKS, RERANK_DOCS),
+}
+
+
+def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
+    """Returns the pooling routes of a model."""
+    pooling = PoolingHandlers(PoolingRunner(pipeline, settings), settings)
+    handlers: dict[str, Handler] = {
+        EMBEDDINGS: pooling.create_embeddings,
+        COHERE: pooling.create_cohere_embeddings,
+        "/pooling": pooling.create_pooling,
+        "/classify": pooling.create_classification,
+    }
+    for path in SCORES:
+        handlers[path] = pooling.create_score
+    for path in RERANKS:
+        handlers[path] = pooling.create_rerank
+    return [post(path, handlers[path], docs=DOCS[path]) for path in served_routes(settings)]
+
+
+def served_routes(settings: ModelSettings) -> tuple[str, ...]:
+    """Returns the pooling routes of a model; a generating model has embeddings at most."""
+    generating_routes = (EMBEDDINGS,) if settings.embeddings_with_chat else ()
+    paths = ROUTES.get(settings.task, generating_routes)
+    if settings.mm_encoder_only:
+        return tuple(path for path in paths if path not in (EMBEDDINGS, COHERE))
+    return paths
+
+
+class PoolingHandlers:
+    """Handlers of the pooling routes."""
+
+    def __init__(self, runner: PoolingRunner, settings: ModelSettings) -> None:
+        self._runner = runner
+        self._pipeline = runner.pipeline
+        self._task = settings.task
+        self._instructions = task_instructions(Path(settings.model))
+
+    def create_embeddings(self, context: RequestContext) -> Response:
+        """A vector for each text or conversation."""
+        request = self._pipeline.decode(context, wire.EmbeddingRequest)
+        job = self._runner.run(context, request, "embd", "embed")
+        return self._respond_vectors(context, request, job, "embed")
+
+    def create_pooling(self, context: RequestContext) -> Response:
+        """The output of the model's head for each text or for the conversation."""
+        request = self._pipeline.decode(context, wire.PoolingRequest)
+        if request.dimensions is not None:
+            raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
+        model_task = "classify" if self._task in ("score", "classify") else "embed"
+        tasks: Sequence[str] = (model_task,)
+        if self._task == "pooling":
+            tasks = TASKS
+        task = request.task or model_task
+        if task not in tasks:
+            raise bad_request(f"this model does not do {task!r}, only {', '.join(tasks)}", "task")
+        job = self._runner.run(context, request, "pooling", task)
+        return self._respond_vectors(context, request, job, task)
+
+    def create_classification(self, context: RequestContext) -> Response:
+        """The probability of each class, and the name of the most likely one."""
+        request = self._pipeline.decode(context, wire.ClassificationRequest)
+        job = self._runner.run(context, request, "classify", "classify")
+
+        def item(index: int, ids: TokenIds, answer: ScriptedAnswer | None) -> object:
+            classes = None if answer is None else answer.classes
+            names: list[str] = []
+            if isinstance(classes, dict) and classes:
+                names = list(classes)
+                probs = list(classes.values())
+            elif isinstance(classes, tuple):
+                probs = list(classes)
+            else:
+                probs = list(self._runner.model.classify(ids, request.use_activation))
+            best = probs.index(max(probs))
+            label = f"LABEL_{best}"
+            if names:
+                label = names[best]
+            return {"index": index, "label": label, "probs": probs, "num_classes": len(probs)}
+
+        items = map(item, count(), job.inputs, job.answers or repeat(None))
+        return self._respond_list(context, job, items)
+
+    def create_score(self, context: RequestContext) -> Response:
+        """A score for each pair: one text against many, or each against its counterpart."""
+        request = self._pipeline.decode(context, wire.ScoreRequest)
+        comparison = self._runner.compare(context, request, request.queries, request.documents)
+        items = (
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(comparison.scores)
+        )
+        return self._respond_list(context, comparison.job, items)
+
+    def create_rerank(self, context: RequestContext) -> Response:
+        """The documents, best first, with their scores."""
+        request = self._pipeline.decode(context, wire.RerankRequest)
+        comparison = self._runner.compare(context, request, request.query, request.documents)
+        job = comparison.job
+        scores = comparison.scores
+        best_first = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        results = [
+            {
+                "index": index,
+                "document": {"text": comparison.documents[index], "multi_modal": None},
+                "relevance_score": scores[index],
+            }
+            for index in best_first[: request.top_n or None]
+        ]
+        answer = {
+            "id": job.meta.id,
+            "model": job.meta.model,
+            "usage": {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens},
+            "results": results,
+        }
+        return self._respond(context, answer)
+
+    def create_cohere_embeddings(self, context: RequestContext) -> Response:
+        """A vector for each text, image or mixed input, in all requested types."""
+        request = self._pipeline.decode(context, wire.CohereEmbedRequest)
+        self._pipeline.models.resolve(request.model)
+        embedding_request = request.as_embedding(self._instruction(request.input_type or ""))
+        job = self._runner.run(context, embedding_request, "embd", "embed")
+        longest = max(map(len, job.inputs))
+        max_tokens = request.max_tokens
+        if request.truncate == "NONE" and max_tokens is not None and longest > max_tokens:
+            raise bad_request(
+                f"an input of {longest} tokens is longer than max_tokens={max_tokens}"
+            )
+        rows = self._runner.rows(embedding_request, job, "embed")
+        vectors = [vector for input_rows in rows for vector in input_rows]
+        requested_types = request.embedding_types or ["float"]
+        embeddings = {
+            embedding_type: typed_vectors(embedding_type, vectors, self._runner.pace)
+            for embedding_type in COHERE_TYPES
+            if embedding_type in requested_types
+        }
+        image_tokens = 0
+        if request.has_images:
+            image_tokens = job.prompt_tokens
+        units = {
+            "input_tokens": job.prompt_tokens - image_tokens,
+            "image_tokens": image_tokens,
+        }
+        answer: dict[str, object] = {"id": job.meta.id, "embeddings": embeddings}
+        if request.texts is not None:
+            answer["texts"] = request.texts
+        answer["meta"] = {"api_version": {"version": "2"}, "billed_units": units}
+        answer["response_type"] = "embeddings_by_type"
+        return self._respond(context, answer)
+
+    def _instruction(self, input_type: str) -> str:
+        """Returns the model's instruction for an input type.
+
+        Raises:
+            ApiError: 400 for a type that the model does not define.
+        """
+        instructions = self._instructions
+        if instructions is None:
+            return ""
+        if input_type and input_type not in instructions:
+            supported = ", ".join(sorted(instructions))
+            supported = supported or "none, this model defines no instructions"
+            raise bad_request(f"Unsupported input_type {input_type!r}; supported: {supported}")
+        return instructions.get(input_type, "")
+
+    def _respond_vectors(
+        self, context: RequestContext, request: wire.EncodedRequest, job: PoolingJob, task: str
+    ) -> Response:
+        """Returns the output of `task` in the request's encoding."""
+        rows = self._runner.rows(request, job, task)
+        is_nested = task.startswith("token")
+        encoding = request.encoding_format
+        values: Iterable[object]
+        if encoding == "float":
+            values = (
+                [row.tolist() for row in input_rows] if is_nested else input_rows[0].tolist()
+                for input_rows in rows
+            )
+            return self._respond_values(context, request, job, values)
+        packed = packed_rows(rows, request, self._runner.pace)
+        if encoding == "base64":
+            values = (b64encode(data).decode() for data in packed)
+            return self._respond_values(context, request, job, values)
+        headers = dict(self._pipeline.responder.headers)
+        if encoding == "bytes":
+            headers["metadata"] = bytes_metadata(request, job, rows, packed, is_nested)
+        response = Response(b"".join(packed), 200, headers, content_type="application/octet-stream")
+        return self._pipeline.damaged(response, context)
+
+    def _respond_values(
+        self,
+        context: RequestContext,
+        request: wire.EncodedRequest,
+        job: PoolingJob,
+        values: Iterable[object],
+    ) -> Response:
+        field = kind = "embedding"
+        if isinstance(request, wire.PoolingRequest):
+            field = "data"
+            kind = "pooling"
+        items = (
+            {"index": index, "object": kind, field: value} for index, value in enumerate(values)
+        )
+        return self._respond_list(context, job, items)
+
+    def _respond_list(
+        self, context: RequestContext, job: PoolingJob, items: Iterable[object]
+    ) -> Response:
+        data = [Raw(encode(item)) for item in self._runner.paced(items)]
+        answer = ItemList(
+            id=job.meta.id,
+            created=job.meta.created,
+            model=job.meta.model,
+            data=data,
+            usage=Usage(
+                prompt_tokens=job.prompt_tokens,
+                total_tokens=job.prompt_tokens,
+                completion_tokens=0,
+                prompt_tokens_details=None,
+                completion_tokens_details=None,
+            ),
+        )
+        return self._respond(context, answer)
+
+    def _respond(self, context: RequestContext, answer: object) -> Response:
+        response = json_response(answer, 200, self._pipeline.responder.headers)
+        return self._pipeline.damaged(response, context)
+
+
+def task_instructions(folder: Path) -> Mapping[str, str] | None:
+    """Returns the instruction of each input type in a model's folder; None without the folder."""
+    if not folder.is_dir():
+        return None
+    for name, key in INSTRUCTION_FILES:
+        try:
+            instructions = json.loads((folder / name).read_bytes()).get(key)
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(instructions, dict) and instructions:
+            return {kind: text for kind, text in instructions.items() if isinstance(text, str)}
+    return {}

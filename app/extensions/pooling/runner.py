@@ -1,0 +1,466 @@
+"""Runs the prompts of pooling requests in the engine, and computes their numbers.
+
+`PoolingRunner.run` admits a request and sleeps until the engine has run its prompts; then numbers
+are computed.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import gevent
+from msgspec import Struct, UnsetType
+from msgspec.structs import replace
+
+from app.core.api.chat.prompt import request_template
+from app.core.api.choice_state import ChoiceState
+from app.core.api.fault import Fault
+from app.core.api.identity import ResponseMeta
+from app.core.api.pipeline import RequestPipeline, priority_of
+from app.core.api.writer import WholeWriter
+from app.core.base.clock.pause import Pace
+from app.core.engine.errors import Aborted, CallerLeft, QueueFull, TooManyRequests
+from app.core.engine.request import EngineRequest
+from app.core.engine.vectors import Bag, PoolingModel, logit, sigmoid
+from app.core.protocol.chat import Message
+from app.core.protocol.validation import truncate
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import bad_request
+from app.core.text.base import ChatOptions
+from app.core.text.files import is_matryoshka, model_config
+from app.extensions.pooling import protocol as wire
+from app.extensions.pooling.protocol import ScoreInputs, TokenIds
+from config.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from app.core.api.reply_rules import ScriptedAnswer
+
+OUTPUT_KINDS: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
+"""Kind of output for scripts, by task; scripts cannot set outputs of single tokens."""
+MAX_NUMBERS = 2**22
+"""Most numbers in one answer: about 80 MB of JSON."""
+BATCH_SIZE = 256
+"""Texts tokenized in one call; prompts of one request that run or wait in the engine at a time."""
+RETRY_S = 0.01
+"""Wait between two attempts to have more prompts admitted, in seconds."""
+
+Rows = list[list["array[float]"]]
+"""The numbers of each input: one row, or one for each token."""
+Side = ScoreInputs | UnsetType
+T = TypeVar("T")
+
+
+class PoolingJob(NamedTuple):
+    """A request whose prompts have left the engine: its numbers can be computed."""
+
+    meta: ResponseMeta
+    inputs: Sequence[TokenIds]
+    answers: Sequence[ScriptedAnswer | None]
+    """Decisions of scripts about each input; empty without scripts."""
+    counted_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens for `usage`, from the last script that sets them, else as counted."""
+        prompt_tokens = self.counted_tokens
+        for answer in self.answers:
+            if answer is None or answer.usage is None:
+                continue
+            if answer.usage.prompt_tokens is not None:
+                prompt_tokens = answer.usage.prompt_tokens
+        return prompt_tokens
+
+
+class Comparison(NamedTuple):
+    """Documents of a request for scores, and the score of each."""
+
+    job: PoolingJob
+    documents: Sequence[str]
+    scores: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBatch:
+    """Prompts of one request, on their way to the engine."""
+
+    meta: ResponseMeta
+    output_kind: str
+    """Kind of output for scripts."""
+    conversations: Iterable[Sequence[Message]]
+    """What scripts match, for each prompt or pair."""
+    prompts: Iterator[TokenIds]
+    prompt_count: int
+
+
+class PoolingRunner:
+    """Runs pooling requests; `pace`, called within long work, gives other requests their turn."""
+
+    def __init__(self, pipeline: RequestPipeline, settings: ModelSettings) -> None:
+        self.pipeline = pipeline
+        self.pace = Pace(time.monotonic)
+        self.model = PoolingModel(
+            settings.default_embedding_dimensions,
+            1 if settings.task == "score" else 2,
+            pipeline.tokenizer,
+            self.pace,
+        )
+        self._task = settings.task
+        self._max_tokens = pipeline.limits.max_model_len
+        self._is_matryoshka = is_matryoshka(model_config(settings.model))
+
+    def run(
+        self, context: RequestContext, request: wire.ClassificationRequest, prefix: str, task: str
+    ) -> PoolingJob:
+        """Admits a request, and sleeps until the engine has run all its inputs.
+
+        The answer's id starts with `prefix`, unless it is empty.
+
+        Raises:
+            ApiError: 400 for an empty input, or one that is too long.
+        """
+        meta = self._admit(context, request, prefix)
+        conversations = request.conversations
+        check_count(len(conversations or request.texts or request.id_lists), "input")
+        inputs = [self._fit(request, ids) for ids in self.paced(self._encode_inputs(request))]
+        texts = request.texts or map(self.pipeline.tokenizer.decode, inputs)
+        chats: Iterable[Sequence[Message]] = conversations
+        if not conversations:
+            chats = ([{"role": "user", "content": text}] for text in texts)
+        batch = PromptBatch(
+            meta=meta,
+            output_kind=OUTPUT_KINDS.get(task, task),
+            conversations=chats,
+            prompts=iter(inputs),
+            prompt_count=len(inputs),
+        )
+        answers = self._run_batch(context, request, batch)
+        return PoolingJob(meta, inputs, answers, sum(map(len, inputs)))
+
+    def compare(
+        self, context: RequestContext, request: wire.ScoringRequest, left: Side, right: Side
+    ) -> Comparison:
+        """Returns the scores of all pairs; the texts on the right are the documents.
+
+        A cross-encoder reads each pair as one prompt, other models each text on its own. Scores
+        compare whole texts, also where prompts are truncated.
+
+        Raises:
+            ApiError: 400 for texts without pairs.
+        """
+        meta = self._admit(context, request, "score")
+        queries, query_ids = self._encode_side(request, left, "max_tokens_per_query")
+        documents, document_ids = self._encode_side(request, right, "max_tokens_per_doc")
+        if len(queries) not in (1, len(documents)) or not documents:
+            raise bad_request(
+                "one text goes with one or many, many with as many; there must be at least one"
+            )
+        repetitions = len(documents) // len(queries)
+        parts: list[tuple[TokenIds, TokenIds]] = [(ids, []) for ids in (*query_ids, *document_ids)]
+        if self._task == "score":
+            parts = list(zip(query_ids * repetitions, document_ids, strict=True))
+
+        def prompts() -> Iterator[TokenIds]:
+            # A generator, as all prompts together may be much longer than their texts.
+            for query, document in self.paced(parts):
+                yield self._fit(request, query + document)
+
+        tokens = sum(map(len, prompts()))
+        chats: Iterable[Sequence[Message]] = (
+            [{"role": "user", "content": query}, {"role": "document", "content": text}]
+            for query, text in zip(queries * repetitions, documents, strict=True)
+        )
+        batch = PromptBatch(
+            meta=meta,
+            output_kind="score",
+            conversations=chats,
+            prompts=prompts(),
+            prompt_count=len(parts),
+        )
+        answers = self._run_batch(context, request, batch)
+        bags = [Bag(ids) for ids in query_ids] * repetitions
+        scores: list[float] = []
+        for bag, ids, answer in zip(
+            bags, self.paced(document_ids), answers or repeat(None), strict=False
+        ):
+            score = logit(bag, Bag(ids))
+            if request.use_activation is not False:
+                score = sigmoid(score)
+            if answer is not None and answer.score is not None:
+                score = answer.score
+            scores.append(score)
+        return Comparison(PoolingJob(meta, (), answers, tokens), documents, scores)
+
+    def rows(self, request: wire.ClassificationRequest, job: PoolingJob, task: str) -> Rows:
+        """Returns the output of `task` for each input, or the row that a script sets.
+
+        Texts are embedded as they came, or decoded where they came as tokens or were truncated.
+
+        Raises:
+            ApiError: 400 for more numbers than one answer holds.
+        """
+        width: int | None = getattr(request, "dimensions", None)
+        outputs = list(map(scripted_output, job.answers)) or [None] * len(job.inputs)
+        self._check_numbers(job, outputs, task, width)
+        texts = request.texts if request.truncate_prompt_tokens is None else ()
+        rows: Rows = []
+        for index, (output, ids) in enumerate(zip(outputs, job.inputs, strict=True)):
+            if isinstance(output, array):
+                rows.append([output])
+            elif output is None and task != "embed":
+                rows.append(list(self.model.pool(task, ids, request.use_activation)))
+            else:
+                text = output
+                if text is None and texts:
+                    text = texts[index]
+                if text is None:
+                    text = self.model.tokenizer.decode(ids)
+                rows.append([self.model.vector(text, request.use_activation, width)])
+        return rows
+
+    def paced(self, items: Iterable[T]) -> Iterator[T]:
+        """Yields the items, and pauses between them when other requests are due."""
+        for item in items:
+            self.pace()
+            yield item
+
+    def _admit(
+        self, context: RequestContext, request: wire.PoolingFields, prefix: str
+    ) -> ResponseMeta:
+        """Returns the identity of the answer.
+
+        Raises:
+            ApiError: where model, server or fields forbid the request.
+        """
+        for field in ("mm_processor_kwargs", "media_io_kwargs"):
+            if getattr(request, field, None):
+                raise bad_request(f"{field} is for models that take more than text.", field)
+        model = self.pipeline.models.resolve(request.model, param=None)
+        identity = self.pipeline.identity
+        self.pipeline.responder.engine.check_accepting(1)
+        max_tokens = request.truncate_prompt_tokens
+        if max_tokens is not None and max_tokens > self._max_tokens:
+            raise bad_request(
+                f"truncate_prompt_tokens={max_tokens} is more than the context of "
+                f"{self._max_tokens} tokens"
+            )
+        width: int | None = getattr(request, "dimensions", None)
+        if width is not None and not self._is_matryoshka:
+            raise bad_request(
+                "The served model has no Matryoshka embeddings: dimensions must be unset."
+            )
+        if width is not None and not 1 <= width <= wire.MAX_DIMENSIONS:
+            raise bad_request(f"dimensions must be from 1 to {wire.MAX_DIMENSIONS}, got {width}")
+        if not prefix:
+            request_id = request.request_id or identity.fresh_id()
+            return ResponseMeta(request_id, identity.now_s(), model, "")
+        return identity.response_meta(prefix, context, request.request_id, model)
+
+    def _encode_inputs(self, request: wire.ClassificationRequest) -> Iterator[TokenIds]:
+        tokenizer = self.pipeline.tokenizer
+        kwargs = request.chat_template_kwargs
+        if request.conversations:
+            options = ChatOptions(
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                add_special_tokens=bool(request.add_special_tokens),
+                chat_template=request_template(
+                    request.chat_template, kwargs, self.pipeline.chat_rules
+                ),
+                chat_template_kwargs=kwargs,
+            )
+            for conversation in request.conversations:
+                yield tokenizer.encode_chat(conversation, options)
+        is_limited = request.truncate_prompt_tokens is None
+        yield from self._encode_texts(request.texts, bool(request.add_special_tokens), is_limited)
+        for ids in request.id_lists:
+            tokenizer.check_ids(ids)
+            yield ids
+
+    def _encode_texts(
+        self, texts: Sequence[str], add_special_tokens: bool, is_limited: bool
+    ) -> Iterator[TokenIds]:
+        """Yields the ids of each text.
+
+        Raises:
+            ApiError: 400 for a text that is too long, before any work, if `is_limited`.
+        """
+        for start in range(0, len(texts), BATCH_SIZE):
+            batch = texts[start : start + BATCH_SIZE]
+            if is_limited:
+                for text in batch:
+                    self.pipeline.check_text(text)
+            yield from self.pipeline.tokenizer.encode_many(batch, add_special_tokens)
+
+    def _encode_side(
+        self, request: wire.ScoringRequest, inputs: Side, limit_field: str
+    ) -> tuple[list[str], list[TokenIds]]:
+        """Returns the texts of one side, and their ids.
+
+        The ids are cut to the limit in the request's `limit_field`; 0 is no limit.
+
+        Raises:
+            ApiError: 400 for content parts, which only multimodal models read.
+        """
+        items = inputs if isinstance(inputs, list) else [inputs]
+        texts = [text for text in items if isinstance(text, str)]
+        if len(texts) < len(items):
+            raise bad_request("parts of content are for models that take more than text")
+        check_count(len(texts), "documents")
+        limit = getattr(request, limit_field)
+        if not 0 <= limit < self._max_tokens:
+            raise bad_request(
+                f"{limit_field} must be at least 0 and below {self._max_tokens}, got {limit}"
+            )
+        is_limited = not limit and request.truncate_prompt_tokens is None
+        id_lists = self.paced(self._encode_texts(texts, True, is_limited))
+        return texts, [ids[: limit or None] for ids in id_lists]
+
+    def _fit(self, request: wire.PoolingFields, ids: TokenIds) -> TokenIds:
+        """Returns `ids`, truncated as the request asks.
+
+        Raises:
+            ApiError: 400 for an input that is empty or too long.
+        """
+        max_tokens = request.truncate_prompt_tokens
+        if max_tokens == -1:
+            max_tokens = self._max_tokens
+        fitted = truncate(ids, max_tokens, request.truncation_side, self._max_tokens)
+        if not fitted:
+            raise bad_request("an input has no tokens")
+        return fitted
+
+    def _run_batch(
+        self, context: RequestContext, request: wire.PoolingFields, batch: PromptBatch
+    ) -> list[ScriptedAnswer | None]:
+        """Sleeps until the engine has run all prompts, as many at a time as it has room for.
+
+        Returns the decisions of scripts about each conversation. The request is delayed by the
+        longest delay of all answers, and by those of a fault.
+
+        Raises:
+            EngineError: without room for the first prompt.
+            CallerLeft: when the client has left.
+        """
+        meta = batch.meta
+        scripts = self.pipeline.scripts
+        answers: list[ScriptedAnswer | None] = []
+        if scripts is not None:
+            model = request.model or meta.model
+            answers = scripts.pooled(batch.conversations, batch.output_kind, model, context)
+        first_token_delays_s = [
+            answer.reply.first_token_s for answer in answers if answer is not None
+        ]
+        delay_s = max(first_token_delays_s, default=0.0)
+        delays: list[tuple[int, float]] = []
+        if delay_s:
+            delays.append((0, delay_s))
+        fault = context.kept(Fault)  # a script may have set it
+        if fault is not None:
+            delays += fault.delays
+        adapter = None
+        if meta.model in self.pipeline.models.adapters:
+            adapter = meta.model
+        template = EngineRequest(
+            request_id=meta.id,
+            index=0,
+            model=meta.model,
+            prompt_ids=(),
+            echo_text="",
+            max_tokens=0,
+            limited=False,
+            arrival_s=context.arrival_s,
+            adapter=adapter,
+            priority=priority_of(context, request.priority),
+            cache_salt=request.cache_salt,
+            num_choices=batch.prompt_count,
+            observers=context.observers,
+            delays=tuple(delays),
+        )
+        is_first = True
+        while prompts := self._next_prompts(batch, template.adapter):
+            requests = [
+                replace(template, index=index, prompt_ids=ids) for index, ids in enumerate(prompts)
+            ]
+            while not self._has_run(requests, is_first, context):
+                gevent.sleep(RETRY_S)
+            is_first = False
+        return answers
+
+    def _next_prompts(self, batch: PromptBatch, adapter: str | None) -> list[TokenIds]:
+        """Returns as many prompts as the engine has room for, at least one."""
+        room = self.pipeline.responder.engine.room(adapter)
+        return list(self.paced(islice(batch.prompts, max(1, min(room, BATCH_SIZE)))))
+
+    def _has_run(
+        self, requests: Sequence[EngineRequest], is_first: bool, context: RequestContext
+    ) -> bool:
+        """Sleeps until the engine has run the prompts.
+
+        Returns False where other requests have taken the room.
+        """
+        writer = WholeWriter(len(requests), check_not_aborted)
+        try:
+            body = self.pipeline.responder.collect(requests, writer, context.connection)
+        except (QueueFull, TooManyRequests):
+            if is_first:
+                raise
+            return False
+        if body is None:
+            raise CallerLeft()
+        return True
+
+    def _check_numbers(
+        self,
+        job: PoolingJob,
+        outputs: Sequence[array[float] | str | None],
+        task: str,
+        width: int | None,
+    ) -> None:
+        """Raises ApiError 400 for outputs of another width, or too many numbers together."""
+        numbers = 0
+        for output, ids in zip(outputs, job.inputs, strict=True):
+            if not isinstance(output, array):
+                numbers += width or self.model.numbers(task, len(ids))
+                continue
+            numbers += len(output)
+            if width is not None and len(output) != width:
+                raise bad_request(
+                    f"A script gives a vector of other dimensions than {width}.", "dimensions"
+                )
+        if numbers > MAX_NUMBERS:
+            raise bad_request(f"the answer would have {numbers} numbers, more than {MAX_NUMBERS}")
+
+
+def check_not_aborted(prompts: Sequence[ChoiceState]) -> Struct:
+    """Raises Aborted for a prompt that an operator has ended."""
+    if any(prompt.finish.reason == "abort" for prompt in prompts):
+        raise Aborted()
+    return Struct()
+
+
+def scripted_output(answer: ScriptedAnswer | None) -> array[float] | str | None:
+    """Returns the row that a script sets for an input, a text to embed instead, or None."""
+    if answer is None:
+        return None
+    if isinstance(answer.classes, Mapping):
+        return array("f", answer.classes.values())
+    if answer.classes is not None:
+        return array("f", answer.classes)
+    if isinstance(answer.embedding, tuple):
+        return array("f", answer.embedding)
+    return answer.embedding
+
+
+def check_count(count: int, param: str) -> None:
+    """Raises ApiError 400 for no inputs, or for more than one request may have."""
+    if not count:
+        raise bad_request("at least one input is needed")
+    if count > wire.MAX_INPUTS:
+        raise bad_request(
+            f"at most {wire.MAX_INPUTS} inputs fit into one request, got {count}", param
+        )

@@ -1,0 +1,250 @@
+"""`python -m app script from-recording FILE`: turns a recording into an editable script.
+
+See docs/scripts.md.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+import msgspec
+import yaml
+from msgspec import convert
+
+from app.extensions.recording.exchange import Exchange, RecordedAnswer, bytes_of
+from app.extensions.recording.lines import recorded
+from app.extensions.recording.recorded_reply import INVALID_REPLY, reply_of
+from app.extensions.recording.request_form import text_of
+from config import ConfigError
+from config.declaration import COMMAND
+from config.flags import FlagParser
+
+DESCRIPTION = f"""\
+Create a script from a recording ({COMMAND} record --proxy): one rule for each chat and completion,
+which matches the last message of the user and the result of a tool. Edit the script: widen its
+conditions, and turn its replies into templates.
+"""
+MAX_SCRIPT_BYTES = 2 << 20
+"""Largest script that a server reads, in bytes."""
+REPLAYED_FINISHES = frozenset(("length", "abort", "content_filter"))
+"""Finish reasons that a rule has to set."""
+MIN_PAUSE_S = 0.1
+MIN_PAUSE_GAPS = 4
+"""A pause is a gap between tokens above 0.1 s and above 4 times the median gap."""
+MAX_ESCAPES = 100
+"""Most expressions in an escaped text; a text with more template syntax becomes a single literal.
+"""
+FAMILIES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+_MARK = re.compile(r"\{[{%#]")
+"""Start of template syntax."""
+Json: TypeAlias = dict[str, Any]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns the exit status.
+
+    Raises:
+        ConfigError: the recording cannot be read, or the script cannot be written.
+    """
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    flags = FlagParser(
+        prog=f"{COMMAND} script from-recording", description=DESCRIPTION, allow_abbrev=False
+    )
+    flags.add_argument("file", metavar="FILE", help="the recording")
+    flags.add_argument(
+        "--out", type=Path, metavar="FILE", help="a new file for the script [standard output]"
+    )
+    options = flags.parse_args(argv)
+    document = script_of(recorded(options.file))
+    if not document["rules"]:
+        raise ConfigError("the recording has no exchange that a script could answer")
+    text = "# From a recording; edit it at will (docs/scripts.md).\n"
+    text += yaml.safe_dump(document, allow_unicode=True, sort_keys=False, width=110)
+    if len(text.encode()) > MAX_SCRIPT_BYTES:
+        print(
+            f"WARNING: more than the {MAX_SCRIPT_BYTES >> 20} MiB that a script may have",
+            file=sys.stderr,
+        )
+    if options.out is None:
+        print(text, end="")
+        return 0
+    try:
+        with options.out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{options.out}: cannot be written: {error.strerror or error}") from None
+    return 0
+
+
+def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
+    """Builds a script from exchanges and their line numbers.
+
+    Rules with equal conditions answer once, in order; stderr names exchanges left out.
+    """
+    rules: list[Json] = []
+    tools: Json = {}
+    for number, exchange in exchanges:
+        request = exchange.request
+        try:
+            api = FAMILIES[request.target.partition("?")[0]]
+            body = msgspec.json.decode(bytes_of(request.body), type=Json)
+            rule: Json = {
+                "name": f"line {number}",
+                "when": _when(api, body),
+                "then": _then(exchange.answer),
+            }
+            tools |= _tools(body)
+        except INVALID_REPLY:
+            print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
+            continue
+        rules.append(rule)
+    _distinguish(rules)
+    script: Json = {}
+    if tools:
+        script["tools"] = tools
+    script["rules"] = rules
+    return script
+
+
+def _tools(body: Json) -> Json:
+    """Returns the schemas of the parameters of a request's tools."""
+    tools: Json = {}
+    for tool in body.get("tools") or ():
+        function = tool.get("function") or tool
+        if function.get("parameters"):
+            tools[function["name"]] = function["parameters"]
+    return tools
+
+
+def _distinguish(rules: Sequence[Json]) -> None:
+    """Removes the model if all rules have the same, and limits all but the last of equal rules."""
+    has_one_model = len({rule["when"]["model"] for rule in rules}) == 1
+    keys: set[bytes] = set()
+    for rule in reversed(rules):
+        if has_one_model:
+            del rule["when"]["model"]
+        key = msgspec.json.encode(rule["when"])
+        if key in keys:
+            rule["when"]["nth"] = 1
+        keys.add(key)
+
+
+def _when(api: str, body: Json) -> Json:
+    """Returns the conditions for a request.
+
+    They are the user's last message, the turn, and the tool result at the end.
+    """
+    turns: list[Json] = body.get("messages") or []
+    if api == "completions":
+        turns = [{"role": "user", "content": convert(body["prompt"], str)}]
+    texts = [text_of(turn) for turn in turns if turn.get("role") == "user"]
+    user_texts = [text for text in texts if text]
+    when: Json = {
+        "api": api,
+        "model": str(body.get("model") or ""),
+        "message": {"role": "user", "exact": user_texts[-1] if user_texts else ""},
+    }
+    if len(user_texts) > 1:
+        when["turn"] = len(user_texts)
+    when["tool_result"] = _tool_result(turns)
+    return when
+
+
+def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
+    """Returns the condition for the result of a tool in the last turn; False without one."""
+    calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
+    names = {str(call.get("id")): str(call["function"]["name"]) for call in calls}
+    if not turns or turns[-1].get("role") != "tool":
+        return False
+    result: dict[str, str] = {}
+    tool = names.get(str(turns[-1].get("tool_call_id")))
+    if tool:
+        result["tool"] = tool
+    result["exact"] = text_of(turns[-1])
+    return result
+
+
+def _then(answer: RecordedAnswer) -> Json:
+    """Returns the action of a rule: a fault, or the reply with its times."""
+    if answer.status >= 400:
+        return {"fault": _error_fault(answer)}
+    reply = reply_of(answer)
+    action: Json = {}
+    if reply.reasoning:
+        action["reasoning"] = _literals(reply.reasoning)
+    if reply.text or not reply.calls:
+        action["text"] = _literals(reply.text)
+    if reply.calls:
+        action["tool_calls"] = [_call(name, arguments) for name, arguments in reply.calls]
+    if reply.finish in REPLAYED_FINISHES:
+        action["finish_reason"] = reply.finish
+    if answer.is_broken:
+        action["fault"] = {"action": "disconnect", "after": reply.events}
+    action["delays"] = _delays(reply.moments, answer.end_s)
+    return action
+
+
+def _error_fault(answer: RecordedAnswer) -> Json:
+    fault: Json = {"action": "error", "status": answer.status}
+    error: Json = {}
+    with suppress(msgspec.MsgspecError):
+        error = msgspec.json.decode(answer.body(), type=dict[str, Json]).get("error", {})
+    for name in ("type", "message"):
+        if isinstance(error.get(name), str):
+            fault[name] = error[name]
+    return fault
+
+
+def _call(name: str, arguments: str) -> Json:
+    try:
+        values = msgspec.json.decode(arguments or "{}", type=Json)
+    except msgspec.MsgspecError:  # scripts cannot create malformed arguments
+        return {"name": name, "unchecked": True}
+    return {"name": name, "arguments": _literals(values)}
+
+
+def _literals(value: Any) -> Any:
+    """Escapes template syntax in all texts of a value, so that they render unchanged."""
+    if isinstance(value, dict):
+        return {name: _literals(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_literals(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if len(_MARK.findall(value)) > MAX_ESCAPES:
+        return _literal(value)
+    return _MARK.sub(r"{{ '\g<0>' }}", value)
+
+
+def _literal(text: str) -> str:
+    """Returns a template of one string literal.
+
+    Many expressions would exceed the limits of a template.
+    """
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    escaped = escaped.encode("ascii", "backslashreplace").decode()
+    return "{{ '" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "' }}"
+
+
+def _delays(moments: Sequence[float], end_s: float) -> Json:
+    """Returns the delays of a reply whose parts arrived at `moments`."""
+    if len(moments) < 2:
+        return {"first_token": f"{end_s * 1e3:.0f}ms"}
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    median_s = median(gaps)
+    max_gap_s = max(MIN_PAUSE_S, MIN_PAUSE_GAPS * median_s)
+    pauses = {token: gap_s - median_s for token, gap_s in enumerate(gaps, 2) if gap_s > max_gap_s}
+    mean_s = (sum(gaps) - sum(pauses.values())) / len(gaps)
+    delays: Json = {
+        "first_token": f"{moments[0] * 1e3:.0f}ms",
+        "per_token": f"{mean_s * 1e3:.1f}ms",
+    }
+    if pauses:
+        delays["before"] = {token: f"{pause_s * 1e3:.0f}ms" for token, pause_s in pauses.items()}
+    return delays

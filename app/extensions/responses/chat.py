@@ -1,0 +1,249 @@
+"""Conversion of a body of ``POST /v1/responses`` to a chat. Start reading at `chat_request`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Literal, cast
+
+import msgspec
+
+from app.core.protocol import options
+from app.core.protocol.chat import ChatCompletionRequest, Message
+from app.core.protocol.coercion import JsonObject
+from app.core.server.http.errors import bad_request
+from app.extensions.responses import tools as response_tools
+from app.extensions.responses.protocol import ResponsesRequest, TextFormat
+from app.extensions.responses.protocol_items import Content, InputItem
+
+CALLS = ("function_call", "custom_tool_call")
+RESULTS = ("function_call_output", "custom_tool_call_output")
+SHARED_FIELDS = (
+    *options.SamplingFields.__struct_fields__,
+    "chat_template_kwargs",
+    "include_reasoning",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+)
+"""Fields that a chat takes over unchanged."""
+
+
+class ResponsesChat(ChatCompletionRequest, kw_only=True):
+    """The chat of a response."""
+
+    after_results: bool = False  # type: ignore[misc]  # a field only here
+    """True after results of tools.
+
+    A simulation then replies with text, but a script may call tools again.
+    """
+
+
+def chat_request(request: ResponsesRequest) -> ResponsesChat:
+    """Converts `request` to a chat.
+
+    Raises:
+        ApiError: Status 400 when the chat breaks a rule.
+    """
+    items = request.input
+    if isinstance(items, str):
+        items = [InputItem(role="user", content=items)]
+    messages = _messages(items)
+    if request.instructions:
+        messages.insert(0, {"role": "system", "content": request.instructions})
+    continues = bool(items) and _is_partial(items[-1])
+    chat = ResponsesChat(
+        messages=messages,
+        continue_final_message=continues,
+        add_generation_prompt=not continues,
+        max_completion_tokens=request.max_output_tokens,
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        parallel_tool_calls=False,
+        **{name: getattr(request, name) for name in SHARED_FIELDS},
+    )
+    _set_tools(chat, request)
+    if request.logprobs is not None:
+        if request.logprobs < -1:
+            raise bad_request("logprobs must be 0 or more, or -1", "logprobs")
+        chat.logprobs = True
+        chat.top_logprobs = request.logprobs
+    text_format = request.text.format if request.text else None
+    if text_format is not None:
+        if request.structured_outputs is not None:
+            raise bad_request(
+                "structured_outputs and text.format exclude each other", "structured_outputs"
+            )
+        chat.response_format = _response_format(text_format)
+    chat.check_rules()
+    return chat
+
+
+def prepend_history(
+    chat: ResponsesChat, messages: Sequence[Message], output: Sequence[JsonObject]
+) -> None:
+    """Prepends an earlier exchange to `chat`: its messages, and the items of its response.
+
+    Earlier instructions and reasoning are dropped.
+    """
+    has_instructions = bool(chat.messages) and chat.messages[0]["role"] == "system"
+    items = [msgspec.convert(item, InputItem) for item in output if item["type"] != "reasoning"]
+    history = [message for message in messages if message["role"] != "system"]
+    start = int(has_instructions)
+    chat.messages[start:start] = [*history, *_messages(items)]
+    _allow_reply_after_results(chat)
+
+
+def echo_text(response_input: str | Sequence[InputItem]) -> str:
+    """Returns the reply of mode `echo`: the text of the last item."""
+    if isinstance(response_input, str):
+        return response_input
+    if not response_input:
+        return ""
+    item = response_input[-1]
+    if item.kind in CALLS:
+        return f"{item.name}({item.arguments or item.payload})"
+    content = item.content or item.summary
+    if item.kind in RESULTS:
+        content = item.output
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content or ():
+        if part.type == "input_image":
+            texts.append(f"image: {part.image_url}")
+        else:
+            texts.append(part.text_or_refusal or "")
+    return "\n".join(texts)
+
+
+def _is_partial(item: InputItem) -> bool:
+    """Returns true for a message that the reply continues."""
+    is_message = item.kind in ("message", "reasoning")
+    return is_message and item.status in ("in_progress", "incomplete")
+
+
+def _messages(items: Iterable[InputItem]) -> list[Message]:
+    """Returns the messages of `items`; consecutive items of the assistant become one message."""
+    messages: list[Message] = []
+    for item in items:
+        message = _message(item)
+        if not messages or not _can_join(messages[-1], message):
+            messages.append(message)
+            continue
+        previous = messages[-1]
+        calls = cast(list[JsonObject], message.pop("tool_calls", []))
+        previous |= message
+        if calls:
+            earlier_calls = cast(list[JsonObject], previous.get("tool_calls", []))
+            previous["tool_calls"] = [*earlier_calls, *calls]
+    return messages
+
+
+def _can_join(previous: Message, message: Message) -> bool:
+    """Calls join any message of the assistant; reasoning and text only one that has none."""
+    if previous["role"] != "assistant" or message["role"] != "assistant":
+        return False
+    return not any(key in previous and key in message for key in ("content", "reasoning"))
+
+
+def _message(item: InputItem) -> Message:
+    if item.kind in CALLS:
+        return {"role": "assistant", "tool_calls": [_tool_call(item)]}
+    if item.kind in RESULTS:
+        return {
+            "role": "tool",
+            "tool_call_id": item.call_id or "",
+            "content": _content(item.output),
+        }
+    if item.kind == "reasoning":
+        if item.encrypted_content:
+            raise bad_request("encrypted reasoning cannot be read here", "input")
+        return {"role": "assistant", "reasoning": _first_text(item.content or item.summary)}
+    if item.role == "assistant":
+        return {"role": item.role, "content": _first_text(item.content)}
+    return {"role": item.role, "content": _content(item.content)}
+
+
+def _tool_call(item: InputItem) -> JsonObject:
+    name = item.name or ""
+    arguments = item.arguments
+    if item.kind == "custom_tool_call":
+        arguments = json.dumps({response_tools.CUSTOM_INPUT: item.payload}, ensure_ascii=False)
+    elif item.namespace:
+        name = response_tools.flat_name(item.namespace, name)
+    function = {"name": name, "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _first_text(content: Content | None) -> str:
+    if isinstance(content, str):
+        return content
+    if not content:
+        return ""
+    return content[0].text_or_refusal or ""
+
+
+def _content(content: Content | None) -> str | list[JsonObject]:
+    if isinstance(content, str):
+        return content
+    parts: list[JsonObject] = []
+    for part in content or ():
+        if part.type == "input_file":
+            raise bad_request(f"Unsupported chat content part type: {part.type!r}.", "type")
+        if part.type == "input_image":
+            parts.append({"type": "image_url", "image_url": {"url": part.image_url}})
+        else:
+            parts.append({"type": "text", "text": part.text_or_refusal})
+    return parts
+
+
+def _response_format(text_format: TextFormat) -> options.ResponseFormat:
+    schema = None
+    if text_format.type == "json_schema":
+        schema = options.JsonSchema(
+            name=text_format.name or "", json_schema=text_format.json_schema
+        )
+    return options.ResponseFormat(type=text_format.type, json_schema=schema)
+
+
+def _set_tools(chat: ResponsesChat, request: ResponsesRequest) -> None:
+    """Sets tools and tool choice; ``auto`` becomes ``required``."""
+    functions = [function for function, _ in response_tools.callable_functions(request.tools)]
+    must_call = request.tool_choice == "required"
+    must_call = must_call or response_tools.is_named_choice(request.tool_choice)
+    if request.tools and not functions and must_call:
+        raise bad_request("tool_choice asks for a call, and no tool can be called", "tool_choice")
+    chat.tools = None
+    chat.tool_choice = "none"
+    if functions:
+        chat.tools = [options.Tool(function=function) for function in functions]
+        chat.tool_choice = _tool_choice(request.tool_choice)
+    _allow_reply_after_results(chat)
+
+
+def _allow_reply_after_results(chat: ResponsesChat) -> None:
+    """Stops requiring a call after the result of a function, or an agent would never end."""
+    if any(message["role"] == "tool" for message in chat.messages):
+        chat.after_results = True
+        if chat.tool_choice != "none":
+            chat.tool_choice = "auto"
+
+
+def _tool_choice(choice: str | JsonObject) -> options.ToolChoice:
+    if choice == "none":
+        return "none"
+    if isinstance(choice, str):
+        return "required"
+    if response_tools.is_named_choice(choice):
+        return options.NamedToolChoice(function=msgspec.convert(choice, options.NamedFunction))
+    if choice["type"] != "allowed_tools":
+        return "auto"
+    names = [tool.get("name") for tool in cast(list[JsonObject], choice["tools"])]
+    tools = [
+        options.Tool(function=options.FunctionDefinition(name=name))
+        for name in names
+        if isinstance(name, str)
+    ]
+    if not tools:
+        return "none"
+    mode = cast(Literal["auto", "required"], choice["mode"])
+    return options.NamedToolChoice(
+        type="allowed_tools", allowed_tools=options.AllowedTools(mode=mode, tools=tools)
+    )

@@ -1,0 +1,57 @@
+"""The object `response` before it has output: it repeats fields of the request."""
+
+from msgspec import Raw
+
+from app.core.api.identity import ResponseMeta
+from app.core.protocol.common import encode
+from app.core.server.http.errors import bad_request
+from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
+
+REPEATED_FIELDS = (
+    "instructions",
+    "metadata",
+    "background",
+    "max_tool_calls",
+    "previous_response_id",
+    "reasoning",
+    "service_tier",
+    "truncation",
+    "user",
+)
+
+
+def new_response(
+    request: ResponsesRequest, meta: ResponseMeta, max_output_tokens: int
+) -> ResponseObject:
+    """Returns the response to `request`, in progress and without output.
+
+    Raises:
+        RecursionError: for tools that are nested too deeply.
+        ApiError: 400 for nulls that a response cannot repeat.
+    """
+    if request.background is None or request.truncation is None:
+        raise bad_request("The response cannot repeat a null: leave background and truncation out.")
+    text_format = request.text and request.text.format and request.text.format.to_json()
+    text = request.text and {"format": text_format, "verbosity": request.text.verbosity}
+    # Raw, because these may be nested deeply, and a stream repeats them three times.
+    response = ResponseObject(
+        **{name: getattr(request, name) for name in REPEATED_FIELDS},
+        id=meta.id,
+        created_at=meta.created,
+        model=meta.model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        temperature=1.0,
+        tool_choice=Raw(encode(request.tool_choice)),
+        tools=Raw(encode(request.tools)),
+        top_p=1.0,
+        max_output_tokens=max_output_tokens,
+        text=Raw(encode(text)),
+        top_logprobs=request.logprobs,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+    )
+    for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
+        value = getattr(request, name)
+        if value is not None:
+            setattr(response, name, value)
+    return response

@@ -1,0 +1,247 @@
+"""Structs of the tools and tool choices of ``POST /v1/responses``, which the answer repeats.
+
+Fields are in the answer's order. A field without a value is null in the answer.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from msgspec import Struct, field
+
+from app.core.protocol.coercion import JsonObject
+
+Callers = list[Literal["direct", "programmatic"]]
+Connector = Literal[
+    "connector_dropbox",
+    "connector_gmail",
+    "connector_googlecalendar",
+    "connector_googledrive",
+    "connector_microsoftteams",
+    "connector_outlookcalendar",
+    "connector_outlookemail",
+    "connector_sharepoint",
+]
+WebSearchType = Literal["web_search", "web_search_2025_08_26"]
+ChosenTypeName = Literal[
+    "file_search",
+    "web_search_preview",
+    "computer",
+    "computer_use_preview",
+    "computer_use",
+    "shell",
+    "web_search_preview_2025_03_11",
+    "image_generation",
+    "code_interpreter",
+    "apply_patch",
+    "programmatic_tool_calling",
+]
+
+
+class FunctionTool(Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+    type: Literal["function"]
+    allowed_callers: Callers | None = None
+    is_async: bool | None = field(name="async", default=None)
+    defer_loading: bool | None = None
+    description: str | None = None
+    output_schema: JsonObject | None = None
+
+
+class CustomToolFormat(Struct):
+    """The format of a custom tool's input: free text."""
+
+    type: Literal["text"]
+
+
+class CustomTool(Struct):
+    """A tool that takes text instead of JSON."""
+
+    name: str
+    type: Literal["custom"]
+    allowed_callers: Callers | None = None
+    is_async: bool | None = field(name="async", default=None)
+    defer_loading: bool | None = None
+    description: str | None = None
+    format: CustomToolFormat | None = None
+
+
+class NamespaceFunction(Struct):
+    """A function of a namespace."""
+
+    name: str
+    type: Literal["function"]
+    allowed_callers: Callers | None = None
+    is_async: bool | None = field(name="async", default=None)
+    defer_loading: bool | None = None
+    description: str | None = None
+    output_schema: JsonObject | None = None
+    parameters: object = None
+    strict: bool | None = None
+
+
+class NamespaceTool(Struct):
+    """A group of tools, whose name precedes those of its functions."""
+
+    description: str
+    name: str
+    tools: list[NamespaceFunction | CustomTool]
+    type: Literal["namespace"]
+
+
+class WebSearchFilters(Struct):
+    """Restricts a web search to some domains."""
+
+    allowed_domains: list[str] | None = None
+
+
+class UserLocation(Struct):
+    """The approximate place of the user of a web search."""
+
+    city: str | None = None
+    country: str | None = None
+    region: str | None = None
+    timezone: str | None = None
+    type: Literal["approximate"] | None = None
+
+
+class WebSearchTool(Struct):
+    """A web search, which is never called here."""
+
+    type: WebSearchType
+    external_web_access: bool | None = None
+    filters: WebSearchFilters | None = None
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: UserLocation | None = None
+
+
+class McpToolFilter(Struct):
+    """Selects tools of an MCP server."""
+
+    read_only: bool | None = None
+    tool_names: list[str] | None = None
+
+
+class McpApproval(Struct):
+    """The tools of an MCP server that always need an approval, and those that never do."""
+
+    always: McpToolFilter | None = None
+    never: McpToolFilter | None = None
+
+
+class Mcp(Struct):
+    """An MCP server, which is never called here."""
+
+    server_label: str
+    type: Literal["mcp"]
+    allowed_callers: Callers | None = None
+    allowed_tools: list[str] | McpToolFilter | None = None
+    authorization: str | None = None
+    connector_id: Connector | None = None
+    defer_loading: bool | None = None
+    headers: dict[str, str] | None = None
+    require_approval: McpApproval | Literal["always", "never"] | None = None
+    server_description: str | None = None
+    server_url: str | None = None
+    tunnel_id: str | None = None
+
+
+class DomainSecret(Struct):
+    """A secret that a container sends to one domain."""
+
+    domain: str
+    name: str
+    value: str
+
+
+class NetworkDisabled(Struct):
+    """A container without network."""
+
+    type: Literal["disabled"]
+
+
+class NetworkAllowlist(Struct):
+    """A container that reaches only the listed domains."""
+
+    allowed_domains: list[str]
+    type: Literal["allowlist"]
+    domain_secrets: list[DomainSecret] | None = None
+
+
+class AutoContainer(Struct):
+    """The container of a code interpreter."""
+
+    type: Literal["auto"]
+    file_ids: list[str] | None = None
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+    network_policy: NetworkDisabled | NetworkAllowlist | None = None
+
+
+class CodeInterpreter(Struct):
+    """A code interpreter, which is never called here."""
+
+    container: str | AutoContainer
+    type: Literal["code_interpreter"]
+    allowed_callers: Callers | None = None
+
+
+class AllowedTools(Struct):
+    """A choice among several tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[JsonObject]
+    type: Literal["allowed_tools"]
+
+
+class ChosenFunction(Struct):
+    """The choice of one function."""
+
+    name: str
+    type: Literal["function"]
+
+
+class ChosenMcp(Struct):
+    """The choice of an MCP server, or of one of its tools."""
+
+    server_label: str
+    type: Literal["mcp"]
+    name: str | None = None
+
+
+class ChosenCustom(Struct):
+    """The choice of one custom tool."""
+
+    name: str
+    type: Literal["custom"]
+
+
+class ChosenType(Struct):
+    """The choice of a tool by its type alone."""
+
+    type: ChosenTypeName
+
+
+def tool_structs() -> Mapping[str, type[Struct]]:
+    """Returns the struct of each type of tool that the answer repeats with all its fields."""
+    return {
+        "function": FunctionTool,
+        "mcp": Mcp,
+        "code_interpreter": CodeInterpreter,
+        "custom": CustomTool,
+        "namespace": NamespaceTool,
+        **dict.fromkeys(get_args(WebSearchType), WebSearchTool),
+    }
+
+
+def choice_structs() -> Mapping[str, type[Struct]]:
+    """Returns the struct of each type of tool choice."""
+    return {
+        "allowed_tools": AllowedTools,
+        "function": ChosenFunction,
+        "mcp": ChosenMcp,
+        "custom": ChosenCustom,
+        **dict.fromkeys(get_args(ChosenTypeName), ChosenType),
+    }

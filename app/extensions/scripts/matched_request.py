@@ -1,0 +1,181 @@
+"""A request in the form that the rules of scripts evaluate, and its budget of time."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from itertools import takewhile
+from typing import TypeVar
+
+from msgspec import Struct
+
+from app.core.api.fault import RequestFacts
+
+MAX_COMPARED_CHARACTERS = 1 << 18
+"""Most characters that are compared where case does not matter."""
+MAX_VALUE_CHARACTERS = 1 << 16
+"""Most characters of a text that templates receive."""
+MATCH_SECONDS = 0.5
+"""Processor time for the text conditions of all rules in one HTTP request."""
+MATCH_SECONDS_PER_INPUT = 0.002
+"""Additional processor time for each prompt or pair of the request."""
+GENERATED = "words"
+"""Kind of result of models that generate text."""
+RESULT_KINDS = {
+    "embeddings": "embedding",
+    "pooling": "embedding",
+    "classify": "classes",
+    "score": "score",
+    "rerank": "score",
+}
+"""Kind of result of a request family; all other families need `GENERATED`.
+
+/pooling may need classes instead.
+"""
+Result = TypeVar("Result")
+
+
+class SlowRegexError(Exception):
+    """A regex exceeded its time limit, so its rule does not match. The text is the regex."""
+
+
+class BudgetSpentError(SlowRegexError):
+    """The rules of a request have used up their time.
+
+    A rule with a condition on a text then does not match.
+    """
+
+
+class MatchBudget:
+    """Processor time that the text conditions of all rules may take in one HTTP request.
+
+    `now` returns the processor time of the calling thread, in seconds.
+    """
+
+    def __init__(
+        self,
+        seconds: float = MATCH_SECONDS,
+        now: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._now = now
+        self._remaining_s = seconds
+
+    def extend(self, seconds: float) -> None:
+        """Adds time, for one more input of the request."""
+        self._remaining_s += seconds
+
+    def run(self, search: Callable[..., Result], *arguments: object, **options: object) -> Result:
+        """Returns the result of a search and charges its time; for any thread."""
+        start_s = self._now()
+        try:
+            return search(*arguments, **options)
+        finally:
+            self._remaining_s -= self._now() - start_s
+
+    def check(self) -> None:
+        """Raises `BudgetSpentError` when no time is left."""
+        if self._remaining_s <= 0:
+            raise BudgetSpentError("all rules together have used up the time of the request")
+
+
+def no_pause() -> None:
+    """Does not pause: for requests outside a server."""
+
+
+class Message(Struct, frozen=True, gc=False):
+    """A message; `tool` names the tool of a tool result. No `gc`: conversations are long."""
+
+    role: str
+    text: str
+    tool: str = ""
+
+
+@dataclass
+class MatchedRequest:
+    """A request in the form that rules evaluate.
+
+    `tools` maps a name to the JSON Schema of its arguments.
+    `result_kind` is embedding, classes, score or words; if empty, the family's of `RESULT_KINDS`.
+    `pause` is called between parts of long work, and may pause.
+    `budget` limits the text conditions; several prompts of an HTTP request share it.
+    """
+
+    api: str
+    facts: RequestFacts
+    messages: Sequence[Message]
+    tools: Mapping[str, object]
+    result_kind: str = ""
+    pause: Callable[[], None] = no_pause
+    budget: MatchBudget = field(default_factory=MatchBudget)
+
+    def __post_init__(self) -> None:
+        self.result_kind = self.result_kind or RESULT_KINDS.get(self.api, GENERATED)
+
+    @property
+    def last_text(self) -> str:
+        """The text of the last message; empty without messages."""
+        return self.messages[-1].text if self.messages else ""
+
+    @property
+    def user_text(self) -> str:
+        """The text of the user's last message; empty if there is none."""
+        for message in reversed(self.messages):
+            if message.role == "user":
+                return message.text
+        return ""
+
+    @cached_property
+    def turn(self) -> int:
+        """User messages so far, at least 1."""
+        return max(1, sum(message.role == "user" for message in self.messages))
+
+    @cached_property
+    def tool_results(self) -> Sequence[Message]:
+        """The tool results at the end of the conversation, in order."""
+        results = list(takewhile(_is_tool_result, reversed(self.messages)))
+        return results[::-1]
+
+    @cached_property
+    def by_role(self) -> Mapping[str, Sequence[Message]]:
+        """The messages of each role, in order."""
+        by_role: dict[str, list[Message]] = {}
+        for message in self.messages:
+            by_role.setdefault(message.role, []).append(message)
+        return by_role
+
+    @cached_property
+    def folded(self) -> dict[str, str]:
+        """Texts without case, by their originals, as far as rules have compared them."""
+        return {}
+
+    def fold(self, text: str) -> str:
+        """Returns the first `MAX_COMPARED_CHARACTERS` characters of `text` without case."""
+        folded = self.folded.get(text)
+        if folded is None:
+            folded = text[:MAX_COMPARED_CHARACTERS].casefold()
+            self.folded[text] = folded
+        return folded
+
+    @cached_property
+    def client(self) -> bytes:
+        """Digest of the client: its API key or address."""
+        return _digest(self.facts.client())
+
+    @cached_property
+    def conversation(self) -> bytes:
+        """Digest of client, model and messages up to the user's first; the same for all turns."""
+        start: list[tuple[str, int, str]] = []
+        for message in self.messages:
+            start.append((message.role, len(message.text), message.text[:MAX_COMPARED_CHARACTERS]))
+            if message.role == "user":
+                break
+        return _digest((self.facts.client(), self.facts.model, start))
+
+
+def _is_tool_result(message: Message) -> bool:
+    return message.role == "tool"
+
+
+def _digest(value: object) -> bytes:
+    return blake2b(repr(value).encode(), digest_size=16).digest()

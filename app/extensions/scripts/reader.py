@@ -1,0 +1,162 @@
+"""Reads scripts from files and documents. Errors are one line with file, rule and key."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import fields
+
+from app.core.protocol.common import UsageOverrides
+from app.extensions.scripts.rules import (
+    CONTENT_KEYS,
+    NUMBER_KEYS,
+    PASS,
+    Delays,
+    Family,
+    Finish,
+    MessageIs,
+    Nth,
+    Range,
+    Rule,
+    RuleCall,
+    Scope,
+    Script,
+    ScriptError,
+    Then,
+    ToolResultIs,
+    When,
+    Which,
+)
+from config.declaration import ConfigError, suggestion
+from config.yaml_file import parse_yaml
+
+MAX_SCRIPT_BYTES = 2 << 20
+PARTS = (
+    Script,
+    Rule,
+    When,
+    MessageIs,
+    ToolResultIs,
+    Range,
+    Nth,
+    Then,
+    RuleCall,
+    UsageOverrides,
+    Delays,
+)
+KEYS = {field.encode_name for part in PARTS for field in fields(part)}
+"""All keys of the language."""
+CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
+UNKNOWN_FIELD = re.compile(r"unknown field `(.*)`")
+PATH_STEP = re.compile(r"[^\].\[]+|\.\.\.")
+"""A step of a path in an error: `rules` and 1 in `$.rules[1]`; three dots stand for any member."""
+
+
+def read_script(path: str) -> Script:
+    """Reads the script in the file `path`.
+
+    Raises:
+        ScriptError: The file is missing or invalid.
+    """
+    try:
+        size = Path(path).stat().st_size
+        if size > MAX_SCRIPT_BYTES:
+            raise ScriptError(
+                f"script {path}: {size} bytes are more than the {MAX_SCRIPT_BYTES} of a script"
+            )
+        document = parse_yaml(path)
+    except OSError as error:
+        raise ScriptError(f"script {path}: cannot be read: {error.strerror}") from None
+    except ConfigError as error:
+        raise ScriptError(str(error).replace("YAML file", "script", 1)) from None
+    if not isinstance(document, dict):
+        raise ScriptError(
+            f"script {path}: must be a mapping with rules, got {type(document).__name__}"
+        )
+    return convert_script(document, path)
+
+
+def convert_script(document: Mapping[str, object], path: str) -> Script:
+    """Converts a parsed document to a script.
+
+    Raises:
+        ScriptError: The document is invalid.
+    """
+    try:
+        script = msgspec.convert(document, Script, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ScriptError(_explain(str(error), document, path)) from None
+    for number, rule in enumerate(script.rules, 1):
+        flaw = _flaw_of(rule.then)
+        if flaw:
+            raise ScriptError(f"{rule_location(path, number, rule.name)}: then: {flaw}")
+    return script
+
+
+def rule_location(path: str, number: int, name: str = "") -> str:
+    """Returns the words that name a rule in errors, logs and reports."""
+    location = f"script {path}: rule {number}"
+    if not name:
+        return location
+    return f"{location} ({name})"
+
+
+def _flaw_of(outcome: str | Then) -> str:
+    """Returns an error that msgspec's types cannot express; empty for a valid action."""
+    if not isinstance(outcome, Then):
+        if outcome == PASS:
+            return ""
+        return f"must be {PASS!r} or a mapping, got {outcome[:40]!r}"
+    keys = [
+        key
+        for key in (*CONTENT_KEYS, *NUMBER_KEYS)
+        if getattr(outcome, key) not in (None, UNSET, ())
+    ]
+    if outcome == Then():
+        return f"is empty; it needs {', '.join((*CONTENT_KEYS, *NUMBER_KEYS))}, fault or {PASS}"
+    if outcome.passes:
+        return _flaw_of_pass(outcome, keys)
+    if {"text", "json"} <= set(keys):
+        return "text and json exclude each other"
+    if len(keys) > 1 and keys[-1] in NUMBER_KEYS:
+        return f"{keys[0]} and {keys[-1]} exclude each other: no request gets both"
+    if not keys and not outcome.fault:
+        return f"has no reply; add a text, or {PASS}: true"
+    return ""
+
+
+def _flaw_of_pass(outcome: Then, keys: Sequence[str]) -> str:
+    if not keys and outcome.finish_reason is None:
+        return ""
+    key = next(iter(keys), "finish_reason")
+    return f"{PASS} leaves the reply to the reply mode, so {key} has no effect"
+
+
+def _explain(message: str, document: Mapping[str, object], path: str) -> str:
+    """Rewrites msgspec's message with the rule and key of the file."""
+    problem, _, json_path = message.partition(" - at ")
+    steps = PATH_STEP.findall(json_path.partition("$")[2].rstrip("`"))
+    unknown = UNKNOWN_FIELD.search(problem)
+    if unknown:
+        problem = f"unknown key {unknown[1][:40]!r}{suggestion(unknown[1], KEYS)}"
+    elif problem.startswith("Invalid enum") and steps and steps[-1] in CHOICES:
+        words = get_args(CHOICES[steps[-1]])
+        problem = f"must be one of {', '.join(words)}, {problem[8:]}"
+    location = f"script {path}"
+    if steps[:1] == ["rules"] and len(steps) > 1 and steps[1].isdigit():
+        index = int(steps[1])
+        location = rule_location(path, index + 1, _rule_name(document, index))
+        steps = steps[2:]
+    return ": ".join(filter(None, (location, ".".join(steps), problem)))
+
+
+def _rule_name(document: Mapping[str, object], index: int) -> str:
+    rules = document.get("rules")
+    rule = rules[index] if isinstance(rules, list) else None
+    if not isinstance(rule, dict) or not isinstance(rule.get("name"), str):
+        return ""
+    name: str = rule["name"]
+    return name[:64]

@@ -1,0 +1,217 @@
+"""Passes requests of all families to scripts, and applies their decisions."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from msgspec.structs import replace
+
+from app.core.api.chat.media import BuiltPrompt
+from app.core.api.reply_rules import ScriptedAnswer
+from app.core.api.writer import ResponseWriter
+from app.core.base.clock.pause import Pace, Slices
+from app.core.engine.request import EngineRequest
+from app.core.protocol.chat import BatchChatRequest, ChatCompletionRequest, content_text
+from app.core.protocol.chat import Message as WireMessage
+from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.validation import GenerationRequest
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import ApiError
+from app.core.text.base import Tokenizer
+from app.extensions.faults.injector import FaultInjector, facts_of
+from app.extensions.scripts.matched_request import (
+    MATCH_SECONDS_PER_INPUT,
+    MAX_VALUE_CHARACTERS,
+    MatchBudget,
+    MatchedRequest,
+    Message,
+)
+from app.extensions.scripts.rules import RuleFailureError
+from app.extensions.scripts.script_set import Decision, ScriptSet
+
+FAMILIES = {
+    "/v1/chat/completions": "chat",
+    "/v1/chat/completions/batch": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/inference/v1/generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Generate": "generate",
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
+    "/vllm.grpc.engine.VllmEngine/Embed": "embeddings",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+}
+"""Family of each path, as rules name it."""
+PROMPT_STEPS = 10
+"""Steps of work per prompt, in addition to each rule's."""
+NO_RETRY = {"x-should-retry": "false"}
+"""Header of a 500, which SDKs of OpenAI and Anthropic would otherwise retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptResolver:
+    """Asks the scripts about requests. `book` has the rules of all scripts."""
+
+    book: ScriptSet
+    tokenizer: Tokenizer
+    faults: FaultInjector
+
+    def direct(
+        self,
+        request: GenerationRequest,
+        prompts: Sequence[BuiltPrompt],
+        engine_requests: Sequence[EngineRequest],
+        *,
+        writer: ResponseWriter,
+        context: RequestContext,
+    ) -> list[EngineRequest]:
+        """Returns `engine_requests` with the decisions of scripts. May pause.
+
+        All choices of a prompt have the same reply.
+
+        Raises:
+            ApiError: for a fault that is an error, and where a rule cannot answer.
+        """
+        if not engine_requests:
+            return []
+        is_chat = isinstance(request, ChatCompletionRequest)
+        tools = tools_of(request)
+        n = engine_requests[0].n
+        directed: list[EngineRequest] = []
+        slices = Slices()
+        budget = MatchBudget()
+        for number, conversation in enumerate(self._conversations(request, prompts)):
+            slices.spend(PROMPT_STEPS + self.book.rules)
+            budget.extend(MATCH_SECONDS_PER_INPUT)
+            choices = engine_requests[number * n : (number + 1) * n]
+            first = choices[0]
+            matched = request_of(context, request.model or first.model, conversation, tools)
+            matched.budget = budget
+            rng = None
+            if first.seed is not None or first.greedy:  # the reply repeats
+                rng = Random(f"{first.seed} {matched.last_text[:MAX_VALUE_CHARACTERS]}")
+            decision = self.decide(context, matched, rng)
+            if decision is None:
+                directed += choices
+                continue
+            if decision.fault is not None:
+                self.faults.apply(context, decision.fault)
+            if decision.answer is not None and decision.answer.usage:
+                writer.usage = decision.answer.usage
+            directed += apply_decision(decision, choices, is_chat)
+        return directed
+
+    def pooled(
+        self,
+        inputs: Iterable[Sequence[WireMessage]],
+        output_kind: str,
+        model: str,
+        context: RequestContext,
+    ) -> list[ScriptedAnswer | None]:
+        """Returns the answer of scripts for each input of a pooling request.
+
+        An answer is None where no rule applies.
+
+        Raises:
+            ApiError: as `direct` does.
+        """
+        answers: list[ScriptedAnswer | None] = []
+        slices = Slices()
+        budget = MatchBudget()
+        for messages in inputs:
+            budget.extend(MATCH_SECONDS_PER_INPUT)
+            slices.spend(PROMPT_STEPS + self.book.rules)
+            matched = request_of(context, model, messages_of(messages), {}, output_kind)
+            matched.budget = budget
+            decision = self.decide(context, matched)
+            if decision is not None and decision.fault is not None:
+                self.faults.apply(context, decision.fault)
+            answers.append(None if decision is None else decision.answer)
+        return answers
+
+    def decide(
+        self, context: RequestContext, request: MatchedRequest, rng: Random | None = None
+    ) -> Decision | None:
+        """Calls `ScriptSet.decide`.
+
+        Raises:
+            ApiError: 500, not to be retried, where the rule cannot answer.
+        """
+        try:
+            decision = self.book.decide(request, rng)
+        except RuleFailureError as error:
+            raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
+        context.rule = ""
+        if decision is not None:
+            context.rule = decision.rule.location
+        return decision
+
+    def _conversations(
+        self, request: GenerationRequest, prompts: Sequence[BuiltPrompt]
+    ) -> Iterator[Sequence[Message]]:
+        if isinstance(request, BatchChatRequest):
+            yield from map(messages_of, request.messages)
+        elif isinstance(request, ChatCompletionRequest):
+            yield messages_of(request.messages)
+        elif isinstance(request, CompletionRequest):
+            for source, prompt in zip(request.prompts(), prompts, strict=False):
+                text = source if isinstance(source, str) else self.tokenizer.decode(prompt.ids)
+                yield (Message("user", text),)
+
+
+def apply_decision(
+    decision: Decision, choices: Sequence[EngineRequest], is_chat: bool
+) -> list[EngineRequest]:
+    """Returns the choices of a prompt with the reply and the delays of a decision."""
+    reply = None
+    if decision.answer is not None:
+        reply = replace(decision.answer.reply, in_parts=is_chat)
+    delays = () if decision.fault is None else decision.fault.delays
+    return [replace(choice, script=reply, delays=(*choice.delays, *delays)) for choice in choices]
+
+
+def tools_of(request: GenerationRequest) -> Mapping[str, object]:
+    """Returns the parameters of the tools that a chat may call, by name."""
+    if not isinstance(request, ChatCompletionRequest) or request.tool_choice == "none":
+        return {}
+    return {tool.function.name: tool.function.parameters or {} for tool in request.tools or ()}
+
+
+def request_of(
+    context: RequestContext,
+    model: str,
+    messages: Sequence[Message],
+    tools: Mapping[str, object],
+    output_kind: str = "",
+) -> MatchedRequest:
+    """Returns a request as rules match it."""
+    facts = facts_of(context, model)
+    pace = Pace(time.monotonic)
+    family = FAMILIES.get(facts.path, "")
+    return MatchedRequest(family, facts, messages, tools, output_kind, pace)
+
+
+def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
+    """Returns role and text of each message; a tool's result has the name of the called tool."""
+    tool_names: dict[str, str] = {}
+    matched: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                tool_names[str(call.get("id"))] = str(function.get("name"))
+        role = str(message.get("role"))
+        tool = ""
+        if role == "tool":
+            tool = tool_names.get(str(message.get("tool_call_id")), "")
+        matched.append(Message(role, content_text(message.get("content")), tool))
+    return matched

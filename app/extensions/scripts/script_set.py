@@ -1,0 +1,424 @@
+"""The scripts of a server: picks the rule for a request and counts each rule's answers.
+
+Files are read at start, and again when they change. Start reading at `ScriptSet.decide`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from random import Random
+from typing import NamedTuple, cast
+
+import gevent
+import msgspec
+from gevent.lock import BoundedSemaphore
+from msgspec import Struct, to_builtins
+
+from app.core.api.fault import Fault
+from app.core.api.reply_rules import ScriptedAnswer
+from app.core.base.clock.pause import call_off_hub
+from app.core.engine.constraints import SchemaCompiler, SchemaError
+from app.core.server.http.context import SCOPE
+from app.extensions.forms.schema import Schemas
+from app.extensions.forms.schema.keywords import JSON
+from app.extensions.scripts.action import Accepts
+from app.extensions.scripts.matched_request import (
+    MAX_VALUE_CHARACTERS,
+    BudgetSpentError,
+    MatchedRequest,
+    SlowRegexError,
+)
+from app.extensions.scripts.matching import Groups
+from app.extensions.scripts.reader import convert_script
+from app.extensions.scripts.regexes import MAX_SCRIPT_REGEX_NODES
+from app.extensions.scripts.rules import RuleFailureError, ScriptError
+from app.extensions.scripts.script_file import (
+    Counters,
+    RuleState,
+    ScriptCompiler,
+    ScriptFile,
+    random_source,
+    stamp_of,
+)
+from app.extensions.scripts.template_environment import RandomFunctions
+from app.extensions.scripts.template_limits import BUDGET_KEY, MAX_SCRIPT_NODES, Budget
+from config.declaration import ConfigError
+from config.sections.reply import ScriptSettings
+
+log = logging.getLogger(__name__)
+CHECK_INTERVAL_S = 1.0
+"""Seconds between checks of the files for changes."""
+RUN_TIME = "at run time"
+"""Stands for the path of a file in messages about rules that were set at run time."""
+MAX_ADDED_BYTES = 2 << 20
+"""Most JSON of all rules set at run time."""
+RULE_BYTES = 200
+"""Estimated memory of a rule, in addition to its JSON."""
+MAX_COUNTERS = 8192
+"""Most counters per key or conversation, by last use."""
+COUNTER_BYTES = 256
+"""Estimated memory of one counter."""
+MAX_LISTED_RULES = 20
+"""Most rules that a message lists."""
+
+
+class Decision(NamedTuple):
+    """A decision about a request: an answer, a fault, or both."""
+
+    rule: RuleState
+    answer: ScriptedAnswer | None
+    fault: Fault | None
+
+
+class AddedRule(Struct, eq=False):
+    """A rule that was set at run time; its `document` is in a file's form."""
+
+    id: int
+    scope: str | None
+    """Header X-Understudy-Scope of its requests; None for all requests."""
+    document: Mapping[str, object]
+    size_bytes: int
+    rng: Random
+    state: RuleState
+
+    def row(self) -> dict[str, object]:
+        """Returns the rule in a list of rules, with its counters."""
+        return {
+            "id": self.id,
+            "scope": self.scope,
+            **self.document,
+            **to_builtins(self.state.counts),
+        }
+
+
+class ScriptSet:
+    """All scripts of a server. `now` returns monotonic seconds, `unix` Unix seconds."""
+
+    limit_bytes = MAX_COUNTERS * COUNTER_BYTES
+
+    def __init__(
+        self,
+        files: Sequence[tuple[str, str]],
+        rng: Random,
+        now: Callable[[], float],
+        unix: Callable[[], float],
+        accepts: Accepts,
+    ) -> None:
+        """`files` lists model (empty for all) and path, in order.
+
+        Raises:
+            ScriptError: A file is invalid.
+        """
+        self._now = now
+        self._unix = unix
+        self._rng = rng
+        self._accepts = accepts
+        self._uids = count()
+        self._numbers = count(1)
+        self._counters: Counters = Counters(MAX_COUNTERS)
+        self.unanswered = 0
+        self._has_warned_of_budget = False
+        self._watch: gevent.Greenlet | None = None
+        self._compiling = BoundedSemaphore()
+        """Held while rules of run time compile, so that one thread competes with the event loop."""
+        self.added: tuple[AddedRule, ...] = ()
+        """Rules set at run time, which take precedence over the files' rules."""
+        self.files = [ScriptFile(model, path, rng) for model, path in files]
+        for file in self.files:
+            self._load(file)
+
+    def decide(self, request: MatchedRequest, rng: Random | None = None) -> Decision | None:
+        """Returns the decision of the first matching rule, or None. May pause.
+
+        `rng` draws the random values of a request with a seed or greedy decoding.
+
+        Raises:
+            RuleFailureError: The rule cannot answer.
+        """
+        for rule, rule_rng in self._candidates(request):
+            decision = self._decision(rule, request, rng or rule_rng)
+            if decision is not None:
+                rule.counts.answered += 1
+                return decision
+            request.pause()
+        self.unanswered += 1
+        return None
+
+    def _candidates(self, request: MatchedRequest) -> Iterator[tuple[RuleState, Random]]:
+        """Yields the rules for a request's scope and model, in order, with their random sources."""
+        scope = request.facts.header(SCOPE) if self.added else None
+        for added in self.added:
+            if added.scope in (None, scope):
+                yield added.state, added.rng
+        for file in self.files:
+            if file.model in ("", request.facts.model):
+                for rule in file.rules:
+                    yield rule, file.rng
+
+    def _decision(self, rule: RuleState, request: MatchedRequest, rng: Random) -> Decision | None:
+        try:
+            groups = rule.match(request, rng, self._counters)
+        except SlowRegexError as error:
+            rule.counts.too_slow += 1
+            self._warn_of_slow_rule(rule, error)
+            return None
+        if groups is None:
+            return None
+        fault: Fault | None = None
+        if rule.faults is not None:
+            fault = rule.faults.fault_for(request.facts, rng, self._now())
+        if rule.only_fails:
+            return None if fault is None else Decision(rule, None, fault)
+        try:
+            answer = rule.action.answer(request, self._values(request, groups, rng), self._accepts)
+        except (RuleFailureError, ScriptError) as error:
+            rule.counts.failed += 1
+            if rule.counts.failed == 1:
+                log.warning("%s: %s", rule.location, error)
+            raise RuleFailureError(f"{rule.location}: {error}") from None
+        return Decision(rule, answer, fault)
+
+    def _warn_of_slow_rule(self, rule: RuleState, error: SlowRegexError) -> None:
+        """Logs a slow regex once per rule, and a spent budget once."""
+        if not isinstance(error, BudgetSpentError):
+            if rule.counts.too_slow == 1:
+                log.warning(
+                    "%s: the regex %.60r takes too long; the rule is skipped",
+                    rule.location,
+                    str(error),
+                )
+        elif not self._has_warned_of_budget:
+            self._has_warned_of_budget = True
+            log.warning("%s: %s; rules with conditions on texts are skipped", rule.location, error)
+
+    def _values(self, request: MatchedRequest, groups: Groups, rng: Random) -> dict[str, object]:
+        """Returns what templates can name (docs/scripts.md)."""
+        unix_s = self._unix()
+        results = request.tool_results
+        return {
+            "match": groups.texts,
+            "message": request.last_text[:MAX_VALUE_CHARACTERS],
+            "user": request.user_text[:MAX_VALUE_CHARACTERS],
+            "tool_result": results[-1].text[:MAX_VALUE_CHARACTERS] if results else "",
+            "model": request.facts.model,
+            "api": request.api,
+            "turn": request.turn,
+            "count": groups.count,
+            "now": datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds"),
+            "unix": unix_s,
+            "header": request.facts.header,
+            BUDGET_KEY: Budget(request.pause),
+            **RandomFunctions(rng).by_name(),
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the counters."""
+        return len(self._counters) * COUNTER_BYTES
+
+    @property
+    def rules(self) -> int:
+        """Number of rules."""
+        return len(self.added) + sum(len(file.rules) for file in self.files)
+
+    def read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
+        """Compiles rules for run time in a native thread, but does not use them yet.
+
+        Raises:
+            ScriptError: A rule is invalid.
+        """
+        with self._compiling:
+            return call_off_hub(self._read_rules, document, scope)
+
+    def _read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
+        rows = document.get("rules")
+        added: list[AddedRule] = []
+        try:
+            script = convert_script(document, RUN_TIME)
+            rng = random_source(script, self._rng)
+            compiler = ScriptCompiler()
+            pairs = zip(script.rules, rows if isinstance(rows, list) else (), strict=True)
+            for number, (rule, row) in enumerate(pairs, 1):
+                state = RuleState(
+                    RUN_TIME,
+                    number,
+                    rule,
+                    uid=next(self._uids),
+                    now_s=self._now(),
+                    compiler=compiler,
+                )
+                state.action.check_calls(script.tools, self._accepts, state.location)
+                size_bytes = RULE_BYTES + len(msgspec.json.encode(row))
+                state.number = next(self._numbers)
+                added.append(
+                    AddedRule(
+                        id=state.number,
+                        scope=scope,
+                        document=row,
+                        size_bytes=size_bytes,
+                        rng=rng,
+                        state=state,
+                    )
+                )
+        except RecursionError:
+            raise ScriptError(f"script {RUN_TIME}: is nested too deeply") from None
+        return added
+
+    def use_rules(self, rules: Sequence[AddedRule]) -> None:
+        """Replaces all rules of run time.
+
+        Raises:
+            ScriptError: They are too large together; the old rules stay in use.
+        """
+        if sum(rule.size_bytes for rule in rules) > MAX_ADDED_BYTES:
+            raise ScriptError(
+                f"script {RUN_TIME}: the rules have more than {MAX_ADDED_BYTES >> 20} MiB together"
+            )
+        if sum(rule.state.template_nodes for rule in rules) > MAX_SCRIPT_NODES:
+            raise ScriptError(
+                f"script {RUN_TIME}: the templates have more than {MAX_SCRIPT_NODES} nodes together"
+            )
+        if sum(rule.state.regex_nodes for rule in rules) > MAX_SCRIPT_REGEX_NODES:
+            raise ScriptError(
+                f"script {RUN_TIME}: the regexes have more than {MAX_SCRIPT_REGEX_NODES} parts "
+                "together"
+            )
+        self.added = tuple(rules)
+
+    def _load(self, file: ScriptFile) -> None:
+        unchecked = file.load(self._uids, self._now(), self._rng, self._accepts)
+        if unchecked:
+            log.warning(
+                "script %s: the tool calls of %s are checked only when requests offer the tools; "
+                "add their schemas under `tools` to check them now",
+                file.path,
+                _list_rules(unchecked),
+            )
+
+    def refresh(self) -> None:
+        """Reloads changed files. Logs errors, and keeps the old rules of an invalid file."""
+        for file in self.files:
+            if file.stamp == stamp_of(file.path):
+                continue
+            try:
+                self._load(file)
+            except ScriptError as error:
+                log.error("%s; keeping the old rules", error)
+            else:
+                log.info("script %s: reloaded %d rules", file.path, len(file.rules))
+
+    def start(self) -> None:
+        """Starts to reload changed files, until `close`."""
+        self._watch = gevent.spawn(self._watch_files)
+
+    def _watch_files(self) -> None:
+        while True:
+            gevent.sleep(CHECK_INTERVAL_S)
+            try:
+                call_off_hub(self.refresh)
+            except Exception:  # an invalid file must not stop the watch
+                log.exception("cannot reload scripts")
+
+    def close(self) -> None:
+        """Stops watching, and logs the rules that never answered."""
+        if self._watch is not None:
+            self._watch.kill(block=False)
+        for line in self.unused():
+            log.warning("%s", line)
+
+    def restart(self) -> None:
+        """Resets all counters."""
+        self._counters.clear()
+        self.unanswered = 0
+        self._has_warned_of_budget = False
+        for added in self.added:
+            added.state.restart(self._now())
+        for file in self.files:
+            for rule in file.rules:
+                rule.restart(self._now())
+
+    def report(self) -> dict[str, object]:
+        """Returns the body of GET /admin/script.
+
+        `unanswered` counts prompts that no rule has answered.
+        """
+        files = [
+            {
+                "path": file.path,
+                "model": file.model or None,
+                "error": file.error,
+                "rules": [
+                    {"rule": rule.number, "name": rule.rule.name, **to_builtins(rule.counts)}
+                    for rule in file.rules
+                ],
+            }
+            for file in self.files
+        ]
+        return {"files": files, "unanswered": self.unanswered}
+
+    def unused(self) -> Iterator[str]:
+        """Yields a line for each file with rules that never answered."""
+        for file in self.files:
+            unused_rules = [rule for rule in file.rules if not rule.counts.answered]
+            if unused_rules:
+                share = f"{len(unused_rules)} of {len(file.rules)} rules never answered"
+                yield f"script {file.path}: {share}: {_list_rules(unused_rules)}"
+
+
+def open_scripts(
+    settings: ScriptSettings, schemas: SchemaCompiler, rng: Random, now: Callable[[], float]
+) -> ScriptSet:
+    """Opens the scripts of the settings.
+
+    Raises:
+        ConfigError: A script is invalid.
+    """
+    accepts = SchemaCheck(schemas)
+    try:
+        return ScriptSet(settings.files, rng, now=now, unix=time.time, accepts=accepts)
+    except ScriptError as error:
+        raise ConfigError(f"setting script: {error}") from None
+
+
+def check_scripts(settings: ScriptSettings) -> None:
+    """Raises `ConfigError` for the first invalid script. Only `open_scripts` logs warnings."""
+    for _, path in settings.files:
+        file = ScriptFile("", path, Random(0))
+        try:
+            file.load(count(), 0.0, Random(0), SchemaCheck(Schemas()))
+        except ScriptError as error:
+            raise ConfigError(f"setting script: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaCheck:
+    """Checks values against JSON Schemas."""
+
+    schemas: SchemaCompiler
+
+    def __call__(self, schema: object, value: object) -> bool:
+        """Returns true if the schema accepts the value.
+
+        Raises:
+            ScriptError: The schema is invalid.
+        """
+        try:
+            return self.schemas.compile(schema, lenient=True).accepts(cast(JSON, value))
+        except SchemaError as error:
+            raise ScriptError(f"a schema of a tool cannot be used: {error}") from None
+
+
+def _list_rules(rules: Sequence[RuleState]) -> str:
+    labels: list[str] = []
+    for state in rules[:MAX_LISTED_RULES]:
+        label = f"rule {state.number}"
+        if state.rule.name:
+            label += f" ({state.rule.name})"
+        labels.append(label)
+    listed = ", ".join(labels)
+    if len(rules) > MAX_LISTED_RULES:
+        listed += " and others"
+    return listed

@@ -1,1 +1,0 @@
-"""Offline simulation, its calibration, fleets, loads and plans."""

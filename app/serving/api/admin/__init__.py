@@ -1,1 +1,0 @@
-"""Operators: settings, life cycle, health, metrics, models, adapters."""

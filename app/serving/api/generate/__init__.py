@@ -1,1 +1,0 @@
-"""Token in, token out: render, generate and abort."""

@@ -1,1 +1,0 @@
-"""vLLM's gRPC service, `vllm.grpc.engine.VllmEngine`, with health and reflection."""

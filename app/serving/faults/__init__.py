@@ -1,1 +1,0 @@
-"""Injected failures, and an audit of the clients that meet them."""

@@ -1,1 +1,0 @@
-"""Recordings: request, answer and timing of each exchange with a server, for replay and scripts."""
