@@ -1,4 +1,4 @@
-"""`python -m app`; see `app.cli`."""
+"""`python -m app`; see `app.core.cli`."""
 
 import sys
 

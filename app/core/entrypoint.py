@@ -20,7 +20,7 @@ MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
 
 def words_of(argv: Sequence[str]) -> list[str] | None:
-    """Returns the arguments of `app.cli`; None for a program to run as it is, and without
+    """Returns the arguments of `app.core.cli`; None for a program to run as it is, and without
     arguments.
     """
     words = without_empty_start(argv)

@@ -49,7 +49,17 @@ def test_an_extension_imports_only_the_extensions_that_it_requires(name: str) ->
     assert imported - {name} <= set(extension.requires)
 
 
-OFF_BY_DEFAULT = ("datasets", "tracing", "recording", "grpc", "kv_index", "llm", "console", "lab")
+OFF_BY_DEFAULT = (
+    "pooling",
+    "datasets",
+    "tracing",
+    "recording",
+    "grpc",
+    "kv_index",
+    "llm",
+    "console",
+    "lab",
+)
 
 
 def test_extensions_that_a_setting_asks_for_are_off_by_default() -> None:

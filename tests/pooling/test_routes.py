@@ -12,6 +12,7 @@ import pytest
 from app.core.application import create_app
 from app.core.protocol.decoding import Request, decode
 from app.core.server.http.errors import ApiError
+from app.extensions.pooling.paths import TASK_PATHS, served_paths
 from app.extensions.pooling.protocol import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -19,7 +20,7 @@ from app.extensions.pooling.protocol import (
     RerankRequest,
     ScoreRequest,
 )
-from app.extensions.pooling.routes import ROUTES, served_routes, task_instructions
+from app.extensions.pooling.routes import task_instructions
 from config.settings import ModelSettings, Settings
 from tests.conformance.calls import CHAT, TEXT, USAGE_KEYS
 from tests.pooling.calls import (
@@ -147,17 +148,17 @@ def test_a_wrong_type_is_a_bad_request_with_its_path() -> None:
         assert (error.status, error.type, error.param) == (400, "Bad Request", param), (kind, body)
 
 
-PATHS = ROUTES["pooling"]
+PATHS = TASK_PATHS["pooling"]
 
 
 @pytest.mark.parametrize(
     ("task", "more", "expected"),
     [
-        ("pooling", {}, set(ROUTES["pooling"])),
-        ("score", {}, set(ROUTES["score"])),
+        ("pooling", {}, set(TASK_PATHS["pooling"])),
+        ("score", {}, set(TASK_PATHS["score"])),
         ("classify", {}, {POOL, CLASSIFY}),
         ("generate", {}, {CHAT, TEXT}),
-        ("embed", {"mm_encoder_only": True}, set(ROUTES["embed"]) - {EMBED, COHERE}),
+        ("embed", {"mm_encoder_only": True}, set(TASK_PATHS["embed"]) - {EMBED, COHERE}),
     ],
 )
 def test_a_task_has_the_routes_that_vllm_gives_it(
@@ -172,7 +173,7 @@ def test_a_task_has_the_routes_that_vllm_gives_it(
 def test_embeddings_may_stand_beside_chat_and_completions() -> None:
     """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
     model = ModelSettings(embeddings_with_chat=True)
-    assert served_routes(model) == (EMBED,)
+    assert served_paths(model) == (EMBED,)
     client = create_app(Settings(model=model)).test_client()
     answer = client.post(EMBED, json=BASE[EMBED])
     assert answer.status_code == 200 and answer.json["usage"]["completion_tokens"] == 0

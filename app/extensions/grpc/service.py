@@ -33,8 +33,8 @@ from app.extensions.grpc.messages import (
 )
 from app.extensions.grpc.reflection import HEALTH, REFLECTIONS, SERVICE, input_type, reflect
 from app.extensions.grpc.tokenizer_archive import archive_messages
+from app.extensions.pooling.paths import EMBEDDINGS, served_paths
 from app.extensions.pooling.protocol import EmbeddingRequest
-from app.extensions.pooling.routes import EMBEDDINGS, served_routes
 from app.extensions.pooling.runner import PoolingRunner
 from config import VLLM_VERSION
 
@@ -111,7 +111,7 @@ class EngineService:
     def _embed(self, request: Proto, context: RequestContext) -> Message:
         """Returns the vector that POST /v1/embeddings returns for the same tokens."""
         token_ids = request.tokenized.input_ids
-        if EMBEDDINGS not in served_routes(self._pipeline.settings.model):
+        if EMBEDDINGS not in served_paths(self._pipeline.settings.model):
             raise not_implemented("This model does not embed: that needs --task embed.")
         if not token_ids:
             raise bad_request("tokenized input is needed", "tokenized")

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.extensions.pooling.paths import served_paths
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
+    from config import Settings
 
 
 class Pooling(Extension):
@@ -16,12 +18,16 @@ class Pooling(Extension):
 
     name = "pooling"
 
+    @classmethod
+    def is_enabled(cls, settings: Settings) -> bool:
+        """Returns whether the task of the model has pooling routes."""
+        return bool(served_paths(settings.model))
+
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that the task of the model allows."""
         from app.extensions.pooling.routes import routes
 
-        pooling_routes = routes(self.parts.pipeline, self.parts.settings.model)
-        return {"pooling": pooling_routes} if pooling_routes else {}
+        return {"pooling": routes(self.parts.pipeline, self.parts.settings.model)}
 
 
 EXTENSION = Pooling

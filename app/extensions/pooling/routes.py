@@ -20,6 +20,7 @@ from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import BINARY_MEDIA, Handler, Route, RouteDocs, post
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_vectors
+from app.extensions.pooling.paths import COHERE, EMBEDDINGS, RERANKS, SCORES, served_paths
 from app.extensions.pooling.protocol import TokenIds
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
 from config.settings import ModelSettings
@@ -27,22 +28,6 @@ from config.settings import ModelSettings
 if TYPE_CHECKING:
     from app.core.api.reply_rules import ScriptedAnswer
 
-EMBEDDINGS = "/v1/embeddings"
-COHERE = "/v2/embed"
-SCORES = ("/score", "/v1/score")
-RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
-
-ROUTES: Mapping[str, tuple[str, ...]] = {
-    "embed": (EMBEDDINGS, COHERE, "/pooling", *SCORES, *RERANKS),
-    "score": ("/pooling", "/classify", *SCORES, *RERANKS),
-    "classify": ("/pooling", "/classify"),
-    "pooling": (EMBEDDINGS, COHERE, "/pooling", "/classify", *SCORES, *RERANKS),
-}
-"""Routes by task, as in vLLM.
-
-`score` is a classifier with one class, a cross-encoder; `classify` is one with several. `pooling`
-is not a task of vLLM: it is for one server with all tasks.
-"""
 COHERE_TYPES = ("float", "binary", "ubinary", "base64")
 """Types of a vector in the order of an answer."""
 INSTRUCTION_FILES = (
@@ -97,16 +82,7 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         handlers[path] = pooling.create_score
     for path in RERANKS:
         handlers[path] = pooling.create_rerank
-    return [post(path, handlers[path], docs=DOCS[path]) for path in served_routes(settings)]
-
-
-def served_routes(settings: ModelSettings) -> tuple[str, ...]:
-    """Returns the pooling routes of a model; a generating model has embeddings at most."""
-    generating_routes = (EMBEDDINGS,) if settings.embeddings_with_chat else ()
-    paths = ROUTES.get(settings.task, generating_routes)
-    if settings.mm_encoder_only:
-        return tuple(path for path in paths if path not in (EMBEDDINGS, COHERE))
-    return paths
+    return [post(path, handlers[path], docs=DOCS[path]) for path in served_paths(settings)]
 
 
 class PoolingHandlers:
