@@ -16,8 +16,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parent.parent
-SENTENCES = ROOT / "app" / "engine" / "simulated" / "sentences"
-DATA = ROOT / "app" / "text" / "data"
+SENTENCES = ROOT / "app" / "core" / "engine" / "simulated" / "sentences"
+DATA = ROOT / "app" / "core" / "text" / "data"
 
 VOCABULARY_SIZE = 6144
 END_OF_TEXT = "<|endoftext|>"

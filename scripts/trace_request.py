@@ -7,7 +7,7 @@
     $ python scripts/trace_request.py --summary  # only the figures, of all three and of the KV index
 
 A *change of file* is a call that is made in another file than the call before it; a *room* is a
-folder of a system of `app`.
+folder of `app`, such as `core/api` or `core/server/gunicorn`.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _before_submit(calls: list[Call]) -> list[str]:
 
 
 def _room(file: str) -> str:
-    return "/".join(file.split("/")[1:-1][:2]) or file
+    return "/".join(file.split("/")[1:-1][:3]) or file
 
 
 WAYS = {

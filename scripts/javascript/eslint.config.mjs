@@ -11,7 +11,7 @@ const globals = require("globals");
 const espree = require("espree");
 
 // The console's page loads its files as classic scripts, so each file sees the top-level names of all others.
-const page = path.join(root, "app/console/page");
+const page = path.join(root, "app/extensions/console/page");
 const shared = {};
 for (const name of readdirSync(page).filter((file) => file.endsWith(".js"))) {
   const source = readFileSync(path.join(page, name), "utf8");
@@ -50,7 +50,7 @@ const rules = {
 
 export default [
   {
-    files: ["app/console/page/*.js"],
+    files: ["app/extensions/console/page/*.js"],
     languageOptions: { sourceType: "script", globals: { ...globals.browser, ...shared } },
     rules: {
       ...rules,

@@ -3,38 +3,69 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
+from app.core.built_in import enabled_extensions, present_extensions
+from config import Settings
 from tests.running_server import ROOT
 
-LATER = [
-    *(
-        "jsonschema",
-        "referencing",
-        "sqlalchemy",
-        "zmq",
-        "yaml",
-        "argparse",
-        "app.extensions.scripts",
-        "pluggy",
-    ),
-    *(
-        "app.core.api.grpc",
-        "app.core.server.gunicorn.http2",
-        "google.protobuf",
-        "h2",
-        "hpack",
-        "hyperframe",
-    ),
-    *("grpc", "smg_grpc_proto", "app.plugins", "opentelemetry", "app.extensions.tracing.export"),
-]
-"""Loaded beside the event loop after the start, or when somebody asks for what needs it."""
-STEPS = (
-    "app.core.engine.step_loop",
-    "app.core.engine.step_executor",
-    "app.extensions.lab.fidelity",
-    "config.profile",
-    "config.datasheet",
+LAZY_PACKAGES = (
+    "jsonschema",
+    "referencing",
+    "sqlalchemy",
+    "redis",
+    "zmq",
+    "yaml",
+    "argparse",
+    "google.protobuf",
+    "h2",
+    "hpack",
+    "hyperframe",
+    "grpc",
+    "smg_grpc_proto",
+    "opentelemetry",
+    "torch",
+    "matplotlib",
 )
+LAZY_MODULES = (
+    "app.plugins",
+    "app.core.engine.explanation",
+    "app.core.engine.kvcache.publisher",
+    "app.core.engine.step_executor",
+    "app.core.engine.step_loop",
+    "app.core.headless",
+    "app.core.init",
+    "app.core.server.gunicorn.arbiter",
+    "app.core.server.gunicorn.http2",
+    "app.core.server.http.client",
+    "app.core.text.render",
+    "app.extensions.forms.grammar",
+    "app.extensions.forms.schema.draw",
+    "app.extensions.forms.schema.validation",
+    "app.extensions.plugins.api",
+    "app.extensions.plugins.command",
+    "app.extensions.plugins.registry",
+    "app.extensions.scripts.command",
+    "app.extensions.scripts.resolver",
+    "app.extensions.scripts.script_set",
+    "config.datasheet",
+    "config.profile",
+)
+"""Imported after the start, or by the first request that needs them."""
+OFF_EXTENSIONS = (
+    "console",
+    "datasets",
+    "grpc",
+    "kv_index",
+    "lab",
+    "llm",
+    "pooling",
+    "recording",
+    "tracing",
+)
+"""Extensions that the default settings disable: their packages are imported, no modules."""
+MODULES_OF_IS_ENABLED = ("app.extensions.pooling.paths",)
+"""Small modules that decide whether their extension is enabled."""
 
 
 def test_start_does_not_import_late_modules() -> None:
@@ -42,24 +73,35 @@ def test_start_does_not_import_late_modules() -> None:
     script = "import app.core.server.gunicorn.worker, wsgi, sys; print(*sys.modules)"
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50)
-    late = (*LATER, *STEPS, "torch", "matplotlib")
+    imported = done.stdout.split()
+    late = tuple(f"{name}." for name in (*LAZY_PACKAGES, *LAZY_MODULES))
+    assert [name for name in imported if f"{name}.".startswith(late)] == []
+    off = tuple(f"app.extensions.{name}." for name in OFF_EXTENSIONS)
     assert [
-        name for name in done.stdout.split() if any(f"{name}.".startswith(f"{it}.") for it in late)
+        name for name in imported if name.startswith(off) and name not in MODULES_OF_IS_ENABLED
     ] == []
+
+
+def test_lists_of_late_modules_name_modules_and_disabled_extensions() -> None:
+    assert [name for name in LAZY_MODULES if find_spec(name) is None] == []
+    extensions = present_extensions()
+    enabled = enabled_extensions(Settings())
+    off = {extension.name for extension in extensions if extension not in enabled}
+    assert off == set(OFF_EXTENSIONS)
 
 
 WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (76, 24, 41),
+    "fast, no latency": (75, 24, 41),
     "fast, --profile": (245, 40, 156),
-    "Flask, no latency": (138, 37, 76),
-    "a required tool": (211, 46, 124),
+    "Flask, no latency": (137, 37, 75),
+    "a required tool": (208, 46, 123),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
-MOST_INDEX = {"one KV event": (46, 14, 20), "one score": (36, 11, 19)}
+MOST_INDEX = {"one KV event": (44, 14, 20), "one score": (32, 11, 19)}
 
 
 def test_calls_and_files_per_request_stay_within_their_budgets() -> None:

@@ -62,7 +62,7 @@ class Run {
   }
 
   figures() {
-    // By the names of app/console/compare.py, which tells the better run. Who still waits counts with the time until the end.
+    // By the names of app/extensions/console/compare.py, which tells the better run. Who still waits counts with the time until the end.
     const { rows, per, zero, points } = this,
       failed = (row) => row.end !== null && this.model.failed(row),
       sum = (values) => values.reduce((a, b) => a + b, 0);
