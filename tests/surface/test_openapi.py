@@ -32,7 +32,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/stats")
 """Need a path that exists, and are asked below; the last one needs a model that computes
-(tests/remote).
+(tests/extensions/llm/remote).
 """
 SESSION = (
     *(
