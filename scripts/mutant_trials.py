@@ -32,7 +32,7 @@ ENGINE = (
         for name in ("simulation", "truth", "calibrate")
     ),
     "tests/core/simulated",
-    "tests/surface/test_lifecycle.py",
+    "tests/extensions/devmode/test_lifecycle.py",
     "tests/extensions/llm/remote",
 )
 """What steps say off line, and replies; an engine's life in a server, and in a process of its own.

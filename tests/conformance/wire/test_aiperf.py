@@ -13,7 +13,7 @@ import pytest
 from tests.needs import AIPERF
 from tests.running_server import ROOT, running_server
 
-TOKENIZER = ROOT / "app" / "text" / "data"
+TOKENIZER = ROOT / "app" / "core" / "text" / "data"
 REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 24, 512, 16
 ASKED = (
     *("--model", "understudy-tiny", "--streaming", "--tokenizer", str(TOKENIZER)),

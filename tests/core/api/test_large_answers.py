@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any
 
 import gevent
@@ -16,13 +16,9 @@ from app.core.api.logprobs import SLICE
 from app.core.api.pipeline import AcceptedRequest, check_answer_size
 from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
-from app.core.protocol.common import encode
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.validation import ModelLimits, ValidatedRequest
 from app.core.server.http.errors import ApiError
-from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
-from app.extensions.responses.response import new_response
-from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
 from tests.application import app_of
 from tests.core.api.segments import THOUGHT, body_of
 
@@ -94,18 +90,9 @@ def completion(choices: int) -> ResponseWriter:
     return CompletionWriter(META, options)
 
 
-def response(
-    choices: int, ended: Callable[[ResponseObject], None] = lambda response: None
-) -> ResponseWriter:
-    first = new_response(ResponsesRequest(input="hi"), META, 9)
-    options = ResponsesOptions(response=first, prompt_ids=PROMPT, top_logprobs=3)
-    ids = count()
-    return ResponsesWriter(options, lambda: str(next(ids)), ended)
-
-
 FAMILIES = [
     pytest.param(make, choices, id=f"{make.__name__}-{choices}")
-    for make, choices in ((chat, 2), (chat, 1), (completion, 2), (response, 1))
+    for make, choices in ((chat, 2), (chat, 1), (completion, 2))
 ]
 
 
@@ -113,6 +100,13 @@ FAMILIES = [
 def test_a_large_answer_is_written_in_parts_that_say_the_same(
     make: Callable[[int], ResponseWriter], choices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check_slices(make, choices, monkeypatch)
+
+
+def check_slices(
+    make: Callable[[int], ResponseWriter], choices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asserts that a large answer is the same whether it is written in slices or at once."""
     part = THOUGHT if choices == 1 else None
     outputs = [*reply(choices, SLICE + 5, part=part)]
     found = body_of(make(choices), outputs)
@@ -122,10 +116,12 @@ def test_a_large_answer_is_written_in_parts_that_say_the_same(
     json.loads(found)
 
 
-@pytest.mark.parametrize(("make", "choices"), [(chat, 2), (response, 1)])
-def test_other_requests_have_turns_while_a_large_answer_is_written(
-    make: Callable[[int], ResponseWriter], choices: int
-) -> None:
+def test_other_requests_have_turns_while_a_large_answer_is_written() -> None:
+    check_turns(chat(2), choices=2)
+
+
+def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
+    """Asserts that another greenlet runs often while a large answer is written."""
     made: list[int] = []
 
     def look() -> None:
@@ -135,16 +131,10 @@ def test_other_requests_have_turns_while_a_large_answer_is_written(
 
     done = False
     other = gevent.spawn(look)
-    body_of(make(choices), reply(choices, 3 * SLICE))
+    body_of(response_writer, reply(choices, 3 * SLICE))
     done = True
     other.join()
     assert max(later - before for before, later in pairwise(made)) < 4 * SLICE
-
-
-def test_a_response_is_kept_as_it_was_written() -> None:
-    kept: list[ResponseObject] = []
-    written = body_of(response(1, kept.append), reply(1, 3 * SLICE))
-    assert [encode(state) for state in kept] == [written]
 
 
 def test_what_takes_too_much_memory_is_refused() -> None:

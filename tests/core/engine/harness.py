@@ -12,6 +12,7 @@ from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import SLOTS_PER_S
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
+from app.core.engine.constraints import Constraints, NoConstraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import KVEvent
@@ -23,7 +24,6 @@ from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import RandomStreams, SimulatedModel
 from app.core.text.base import Tokenizer
 from app.core.text.huggingface import default_tokenizer
-from app.extensions.forms.constraints import FormConstraints
 from config.profile import Profile, read_profile
 from config.settings import (
     LatencySettings,
@@ -82,6 +82,7 @@ class Harness:
         blocks: int | None = None,
         clock: Any = None,
         profile: Profile | None = None,
+        schemas: Constraints | None = None,
         **latency: Any,
     ) -> None:
         self.adapters = set(adapters)
@@ -108,7 +109,7 @@ class Harness:
             embedded_tokenizer(),
             embedded_corpus(),
             recorded=None,
-            schemas=FormConstraints(),
+            schemas=schemas or NoConstraints(),
             streams=RandomStreams(text=Random(seed), calls=Random(seed)),
         )
         self.kv_events: list[KVEvent] = []

@@ -1,14 +1,10 @@
 """How a choice stands, as who watches an engine sees it."""
 
-import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.core.engine.batch import Phase, SequenceStatus
-from app.extensions import console
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.core.engine.harness import BLOCK_TOKENS, START_S, Harness
@@ -22,15 +18,6 @@ def stepped(async_scheduling: bool = True, **fields: Any) -> Harness:
         timing="steps", max_num_batched_tokens=2048, async_scheduling=async_scheduling
     )
     return Harness(sections={"steps": steps}, profile=read_profile("qwen3-14b-h100"), **fields)
-
-
-def test_phase_numbers_match_the_console_page() -> None:
-    page = Path(console.__file__).parent / "page" / "model.js"
-    [names] = re.findall(r"const PHASES = (\[.*?\]);", page.read_text())
-    assert [name.upper() for name in json.loads(names)] == [
-        Phase(number).name for number in range(5)
-    ]
-    assert len(Phase) == 5
 
 
 def phases(harness: Harness, request_id: str) -> list[Phase]:

@@ -8,15 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.engine.batch import SchedulerLimits
-from app.core.engine.kvcache.counted_blocks import CountedBlocks
-from app.core.engine.scheduler import Scheduler
-from app.extensions.lab.fidelity.pod import OfflineRequest
 from config.profile import SpeculationRates
 from config.settings import StepSettings
 from tests.core.engine.harness import BLOCK_TOKENS, PROFILE, START_S, Harness, moments, stepped
-from tests.core.engine.loops import ClientLoop
-from tests.core.kvcache.caches import check
 
 BLOCKS = 40
 STEP_S = 0.02
@@ -29,41 +23,6 @@ REQUESTS = st.lists(
     max_size=12,
 )
 """Gap in seconds, tokens of the prompt, tokens of the reply."""
-
-
-@settings(deadline=None)
-@given(REQUESTS)
-def test_the_live_executor_agrees_with_the_offline_simulation(
-    requests: Sequence[tuple[float, int, int]],
-) -> None:
-    harness = stepped(blocks=BLOCKS)
-    load = []
-    for number, (gap_s, prompt, reply) in enumerate(requests):
-        harness.clock.advance(gap_s)
-        harness.ask(
-            str(number),
-            prompt_ids=list(range(100 * number, 100 * number + prompt)),
-            max_tokens=reply,
-        )
-        load.append(OfflineRequest(harness.clock.now(), prompt, reply))
-    harness.clock.advance(10)
-    scheduler: Scheduler[OfflineRequest] = Scheduler(
-        SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=8192),
-        CountedBlocks(BLOCKS, BLOCK_TOKENS),
-    )
-    loop = ClientLoop(load, scheduler, PROFILE)
-    loop.advance(float("inf"))
-    for number, request in enumerate(load):
-        told = moments(harness, str(number))
-        assert len(told) == request.output_tokens
-        assert (told[0], told[-1]) == pytest.approx(
-            (request.first_s - START_S, request.last_s - START_S), abs=1e-9
-        )
-    assert harness.metric("num_preemptions_total") == scheduler.preemptions
-    assert harness.metric("iteration_tokens_total_count") == loop.steps
-    assert harness.cache is not None
-    check(harness.cache)
-    assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,6 @@ from werkzeug.test import EnvironBuilder
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.http.route import get
-from app.extensions.faults.damage import break_off
 from tests.application import application
 
 
@@ -49,14 +48,14 @@ class Shown:
         raise AssertionError("nobody asks")
 
 
-def broken_body(shown: Shown, error: type[Exception] | None, **environ: object) -> Iterator[bytes]:
-    """The body of an answer that breaks off behind its first piece."""
+def broken_body(
+    shown: Shown, break_off: Callable[[RequestContext], object], **environ: object
+) -> Iterator[bytes]:
+    """The body of an answer that `break_off` ends behind its first piece."""
 
     def pieces(context: RequestContext) -> Iterator[bytes]:
         yield b"1"
-        if error is not None:
-            raise error
-        break_off(context.connection)
+        break_off(context)
 
     app = application([get("/", lambda context: Response(pieces(context), 200))])
     given = EnvironBuilder("/", environ_overrides={**shown.environ, **environ}).get_environ()
@@ -64,40 +63,16 @@ def broken_body(shown: Shown, error: type[Exception] | None, **environ: object) 
     return body
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["loop", "threads"])
-@pytest.mark.parametrize(
-    ("server", "end"),
-    [
-        ("uwsgi", StopIteration),
-        ("waitress", ClientDisconnected),
-        ("mod_wsgi", SystemExit),
-        ("another", ConnectionResetError),
-    ],
-)
-def test_a_break_on_purpose_is_quiet_and_no_end(
-    server: str, end: type[BaseException], threads: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = Shown(server, monkeypatch)
-    body = broken_body(shown, None, **{"wsgi.multithread": threads})
-    assert next(body) == b"1"
-    with pytest.raises(end):
-        next(body)
-    body.close()
-    shown.socket.sendall(b"what the server held back")
-    shown.socket.close()
-    assert shown.client.recv(100) == b"what the server held back"
-    if server == "uwsgi":
-        with pytest.raises(ConnectionResetError):
-            shown.client.recv(100)
-    shown.client.close()
-
-
 @pytest.mark.parametrize("server", ["uwsgi", "waitress", "mod_wsgi", "another"])
 def test_a_break_by_mistake_is_an_error_everywhere(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = Shown(server, monkeypatch)
-    body = broken_body(shown, ZeroDivisionError)
+
+    def fail(context: RequestContext) -> None:
+        raise ZeroDivisionError
+
+    body = broken_body(shown, fail)
     assert next(body) == b"1"
     with pytest.raises(ZeroDivisionError):
         next(body)

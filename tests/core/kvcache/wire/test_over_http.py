@@ -15,9 +15,9 @@ import pytest
 import requests
 import zmq
 
+from tests.client import MODEL, Client, served
 from tests.core.kvcache.test_recording import BLOCK_SIZE, RECORDING
 from tests.running_server import free_port, running_gunicorn
-from tests.surface.conftest import MODEL, Client, served
 
 PATIENCE_S = 20.0
 FLUSH_S = 0.05

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from app.core.cli import main
 from app.extensions.datasets.catalogue import text_hash
+from tests.client import MODEL, Client, served
 from tests.extensions.datasets.file_server import open_shop
-from tests.surface.conftest import MODEL, Client, served
 
 ASKED, ANSWERED = "What colour is the sky?", "It is blue at noon and red in the evening."
 LATER, ANSWERED_LATER = "And at night?", "Black, with stars."

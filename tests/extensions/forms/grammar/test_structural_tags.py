@@ -12,8 +12,8 @@ import pytest
 
 from app.extensions.forms.grammar.compiler import compile_structural_tag
 from app.extensions.forms.schema import SchemaError, Schemas
-from tests.core.simulated.test_calls import WEATHER
 from tests.extensions.forms.grammar.deriving import SPOKEN, tag, text, texts
+from tests.extensions.forms.test_calls import WEATHER
 
 LEGACY = {
     "structures": [

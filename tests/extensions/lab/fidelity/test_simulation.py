@@ -22,8 +22,8 @@ from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.policies import POLICIES
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
-from tests.core.engine.loops import ClientLoop
 from tests.core.kvcache.caches import check_pool
+from tests.extensions.lab.fidelity.loops import ClientLoop
 
 ENGINE = EngineLimits(
     num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100

@@ -12,7 +12,7 @@ from tests.hostile.raw_client import get, wait_until
 from tests.running_server import ROOT, RunningServer, running_gunicorn
 
 CONFIGURATION = Path(__file__).with_name("gunicorn.conf.py")
-EMBEDDED = ROOT / "app" / "text" / "data"
+EMBEDDED = ROOT / "app" / "core" / "text" / "data"
 SENTENCE = "The rain in Spain stays mainly in the plain."
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.client import MODEL, Client, served
 from tests.hostile.raw_client import wait_until
 from tests.hostile.stressed_server import workers_of
 from tests.running_server import free_port
-from tests.surface.conftest import MODEL, Client, served
 
 PATIENCE_S = 20.0
 TOKENS = list(range(1, 101))

@@ -43,7 +43,7 @@ SESSION = (
     ),
     "/shutdown_weight_transfer_engine",
 )
-"""Answer 500, as vLLM does, outside of a session: tests/surface/test_weights.py."""
+"""Answer 500, as vLLM does, outside of a session: tests/extensions/devmode/test_weights.py."""
 ENDING = ("/admin/drain", "/sleep", "/pause", "/release_kv_cache_memory")
 """After them a server answers nothing more of interest; the last is 500, as vLLM's, without a
 pause.
@@ -51,7 +51,7 @@ pause.
 
 
 FIELDS: Mapping[str, Mapping[str, list[str]]] = json.loads(
-    (ROOT / "tests" / "surface" / "vllm_fields.json").read_text("utf-8")
+    (ROOT / "tests" / "extensions" / "openapi" / "vllm_fields.json").read_text("utf-8")
 )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.client import EVERY_ROUTE, Client, served
 from tests.hostile.raw_client import Wire, ask, wait_until
-from tests.surface.conftest import EVERY_ROUTE, Client, served
 
 RUNNING, WAITING = "vllm:num_requests_running{", "vllm:num_requests_waiting{"
 

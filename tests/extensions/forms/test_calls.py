@@ -12,6 +12,7 @@ from app.core.engine.errors import SchemaUnsatisfiable
 from app.core.engine.outputs import Finish, Tokens
 from app.core.engine.request import Constraint, ToolCalls, ToolFunction
 from app.core.engine.simulated.calls import CLOSING, OPENING
+from app.extensions.forms.constraints import FormConstraints
 from config.settings import ToolSettings
 from tests.core.engine.harness import Harness, embedded_tokenizer
 
@@ -35,7 +36,9 @@ def played(
     calls: ToolCalls | None = None, tools: dict[str, Any] | None = None, **fields: Any
 ) -> list[Tokens]:
     harness = Harness(
-        sections={"tools": ToolSettings(**(tools or {}))}, seed=fields.pop("server_seed", 1)
+        schemas=FormConstraints(),
+        sections={"tools": ToolSettings(**(tools or {}))},
+        seed=fields.pop("server_seed", 1),
     )
     harness.ask(
         **{"tool_calls": calls, "limited": False, "max_tokens": 4000, "ignore_eos": False, **fields}
@@ -160,7 +163,7 @@ def test_an_unsatisfiable_schema_is_rejected() -> None:
 
 
 def thinking(**fields: Any) -> list[Tokens]:
-    harness = Harness(sections={}, seed=2)
+    harness = Harness(sections={}, seed=2, schemas=FormConstraints())
     harness.ask(**{"reasoning": True, "limited": True, "max_tokens": 200, **fields})
     harness.clock.advance(1000)
     return harness.tokens()

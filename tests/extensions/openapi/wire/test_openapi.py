@@ -5,11 +5,11 @@ import subprocess
 
 import pytest
 
+from tests.client import served
+from tests.extensions.openapi.test_openapi import ENDING, KINDS, SESSION
 from tests.needs import CLIENTS_PYTHON
 from tests.running_server import ROOT, running_server
-from tests.surface.conftest import served
 from tests.surface.test_documents import README
-from tests.surface.test_openapi import ENDING, KINDS, SESSION
 
 FAILING = (*SESSION, "/collective_rpc", "/scale_elastic_ep", "/v1/systemone")
 """Answer 500, as vLLM does, where bodies name a method or a size that there is not; 501 for other

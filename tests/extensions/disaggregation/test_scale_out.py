@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.surface.conftest import MODEL, Client, events, in_process
+from tests.client import MODEL, Client, events, in_process
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 GENERATE = "/inference/v1/generate"

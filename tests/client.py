@@ -1,6 +1,4 @@
-"""Servers with every route that is not there by default, in this process or their own, and a
-client.
-"""
+"""A client of servers, in this process or their own, with every route that is off by default."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import requests
 from requests.adapters import BaseAdapter
 
@@ -135,10 +132,3 @@ def served(*flags: str, **env: str) -> Iterator[Client]:
         requests.Session() as session,
     ):
         yield Client(session, server.url, server)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    """Development routes, scale-out, adapters that come and go, prompt details; in this process."""
-    with in_process(*EVERY_ROUTE) as client:
-        yield client

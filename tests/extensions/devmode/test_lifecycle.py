@@ -1,6 +1,6 @@
 """Sleep and wake, pause and resume, abort: what needs no process."""
 
-from tests.surface.conftest import Client, in_process
+from tests.client import Client, in_process
 
 
 def state(client: Client) -> tuple[bool, bool]:
