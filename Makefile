@@ -6,7 +6,7 @@
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make test-general  run the tests of hostile clients again, on servers without the fast path
 # make test-image    run the tests of the image, and those of `make test`, with the image's version of Python
-# make test-engine   run the tests of the real engine (tests/llm)
+# make test-engine   run the tests of the real engine (tests/extensions/llm)
 # make test-servers  run the tests of other servers and proxies (docs/servers.md); DEMAND=servers refuses to skip any
 # make test-extension  run the tests of one extension and of the extension contract: EXTENSION=label_reads
 # make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
@@ -138,7 +138,7 @@ test-image:
 
 # With one thread: two threads of torch that wait for each other are slow on a busy machine, and the models are tiny.
 test-engine: $(ENGINE)/.installed
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(PARALLEL) $(DEMANDED) tests/llm
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(PARALLEL) $(DEMANDED) tests/extensions/llm --ignore=tests/extensions/llm/remote
 
 test-servers: $(VENV)/.dev $(SERVERS)/.installed
 	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(PARALLEL) $(DEMANDED) tests/servers

@@ -27,10 +27,13 @@ from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 ENGINE = (
-    *(f"tests/fidelity/test_{name}.py" for name in ("simulation", "truth", "calibrate")),
-    "tests/simulated",
-    "tests/surface/test_lifecycle.py",
-    "tests/remote",
+    *(
+        f"tests/extensions/lab/fidelity/test_{name}.py"
+        for name in ("simulation", "truth", "calibrate")
+    ),
+    "tests/core/simulated",
+    "tests/extensions/devmode/test_lifecycle.py",
+    "tests/extensions/llm/remote",
 )
 """What steps say off line, and replies; an engine's life in a server, and in a process of its own.
 """
@@ -38,22 +41,29 @@ WIRE = tuple(
     f"tests/conformance/wire/test_{name}.py" for name in ("wire", "responses", "tool_calls")
 )
 """What real servers answer to bodies of all kinds."""
-POOLED = ("tests/pooling/test_routes.py",)
+POOLED = ("tests/extensions/pooling/test_routes.py",)
 """What requests of the pooling routes are."""
 SERVED = ("tests/surface", "tests/conformance")
 """What a real server answers on all its routes."""
 ROOMS = {
-    "engine": ("app/core/engine", "tests/engine", *ENGINE),
-    "clock": ("app/core/base/clock", "tests/clock"),
-    "protocol": ("app/core/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
-    "api": ("app/core/api", "tests/api", "tests/pooling", "tests/grpc", "tests/script", *SERVED),
+    "engine": ("app/core/engine", "tests/core/engine", *ENGINE),
+    "clock": ("app/core/base/clock", "tests/core/clock"),
+    "protocol": ("app/core/protocol", "tests/core/protocol", "tests/core/api", *POOLED, *WIRE),
+    "api": (
+        "app/core/api",
+        "tests/core/api",
+        "tests/extensions/pooling",
+        "tests/extensions/grpc",
+        "tests/extensions/scripts",
+        *SERVED,
+    ),
     "extensions": ("app/extensions", "tests/core", *SERVED),
-    "kvcache": ("app/core/engine/kvcache", "tests/kvcache"),
-    "kvindex": ("app/extensions/kv_index", "tests/kvindex"),
-    "schema": ("app/extensions/forms/schema", "tests/schema"),
-    "script": ("app/extensions/scripts", "tests/script"),
-    "grammar": ("app/extensions/forms/grammar", "tests/grammar"),
-    "simulated": ("app/core/engine/simulated", "tests/simulated"),
+    "kvcache": ("app/core/engine/kvcache", "tests/core/kvcache"),
+    "kvindex": ("app/extensions/kv_index", "tests/extensions/kv_index"),
+    "schema": ("app/extensions/forms/schema", "tests/extensions/forms/schema"),
+    "script": ("app/extensions/scripts", "tests/extensions/scripts"),
+    "grammar": ("app/extensions/forms/grammar", "tests/extensions/forms/grammar"),
+    "simulated": ("app/core/engine/simulated", "tests/core/simulated"),
 }
 """The code of a room, and its tests: its own folder, and what else is there to test it.
 

@@ -13,6 +13,7 @@ from pathlib import PurePath
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.client import EVERY_ROUTE, Client, in_process
 from tests.needs import GROUPS, NEEDS, skipped_line, unmet
 from tests.running_server import GENERAL_WAY, RunningServer, running_server
 
@@ -76,6 +77,13 @@ def server() -> Iterator[RunningServer]:
     """
     with running_server() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Development routes, scale-out, adapters that come and go, prompt details; in this process."""
+    with in_process(*EVERY_ROUTE) as every_route:
+        yield every_route
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

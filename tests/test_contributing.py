@@ -34,11 +34,15 @@ def test_tests_of_an_extension_are_found_by_folder_and_by_module(tmp_path: Path)
     folder = tmp_path / "tests" / "extensions" / "uptime"
     folder.mkdir(parents=True)
     (folder / "test_uptime.py").write_text("import app.extensions.uptime\n")
-    (tmp_path / "tests" / "api").mkdir()
-    (tmp_path / "tests" / "api" / "test_a.py").write_text("from app.extensions.uptime import x\n")
-    (tmp_path / "tests" / "api" / "test_b.py").write_text("from app.extensions.other import x\n")
+    (tmp_path / "tests" / "conformance").mkdir()
+    (tmp_path / "tests" / "conformance" / "test_a.py").write_text(
+        "from app.extensions.uptime import x\n"
+    )
+    (tmp_path / "tests" / "conformance" / "test_b.py").write_text(
+        "from app.extensions.other import x\n"
+    )
     paths = pytest_paths("uptime", tmp_path)
-    assert paths == ["tests/core", "tests/extensions/uptime", "tests/api/test_a.py"]
+    assert paths == ["tests/core", "tests/extensions/uptime", "tests/conformance/test_a.py"]
 
 
 def test_files_with_other_names_exist() -> None:

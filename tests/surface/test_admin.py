@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from config.settings import TABLE
-from tests.surface.conftest import Client
+from tests.client import Client
 
 
 def test_all_settings_are_shown_and_every_live_one_can_be_set_to_what_it_is(client: Client) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.surface.conftest import Client, events
+from tests.client import Client, events
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 CHOICE = {"structured_outputs": {"choice": ["x"]}}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.surface.conftest import MODEL, Client, in_process
+from tests.client import MODEL, Client, in_process
 
 
 def names(client: Client) -> list[str]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.surface.conftest import Client, in_process
+from tests.client import Client, in_process
 
 WEATHER = {
     "type": "object",

@@ -35,7 +35,15 @@ def test_every_group_is_demanded_by_a_target_that_ci_runs() -> None:
 def test_a_run_is_refused_where_something_that_it_demands_is_missing() -> None:
     hidden = outer_environment() | {"PATH": "/nowhere"}
     hidden.pop("CI", None)
-    command = [sys.executable, "-m", "pytest", "--demand=tools", "-m", "tools", "tests/kvindex"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--demand=tools",
+        "-m",
+        "tools",
+        "tests/extensions/kv_index",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=50)
     assert done.returncode == 4 and done.stdout == ""
     assert (
@@ -45,7 +53,7 @@ def test_a_run_is_refused_where_something_that_it_demands_is_missing() -> None:
 
 def test_tests_can_interrupt_processes_in_a_run_that_a_shell_started_in_the_background() -> None:
     """Such a run ignores SIGINT, and its processes would inherit that."""
-    test = "tests/fidelity/wire/test_command.py::test_a_signal_ends_all_processes[2]"
+    test = "tests/extensions/lab/fidelity/wire/test_command.py::test_a_signal_ends_all_processes[2]"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     command = [sys.executable, "-c", RESTARTED, *words]
     done = subprocess.run(

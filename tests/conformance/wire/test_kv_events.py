@@ -15,9 +15,9 @@ import requests
 import zmq
 from msgspec import defstruct
 
+from tests.client import served
 from tests.conformance.recording import ENVIRONMENT, FLAGS, KV_EVENTS
 from tests.running_server import free_port, running_server
-from tests.surface.conftest import served
 
 PATIENCE_S = 20.0
 PROMPT = list(range(1, 70))

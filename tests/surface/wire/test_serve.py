@@ -8,8 +8,8 @@ import requests
 
 from app.core import entrypoint
 from app.core.cli import listed_commands
+from tests.client import in_process
 from tests.running_server import RunningServer, running_image
-from tests.surface.conftest import in_process
 
 LINE = [
     "--model", "org/model", "--served-model-name", "one", "two", "--gpu-memory-utilization", "0.9",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import requests
 
+from tests.client import events
 from tests.running_server import RunningServer, running_image
-from tests.surface.conftest import events
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 OPTIONS = (

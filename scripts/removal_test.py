@@ -1,0 +1,157 @@
+"""Tests the repository without an extension.
+
+make removal-test EXTENSION="openapi tracing", or python -m scripts.removal_test [--tests] [NAME ...]:
+for each extension (without names, for all) copies the repository without `app/extensions/NAME` and
+`tests/extensions/NAME`, starts a server there and asks it for a chat. With --tests it also runs the
+tests of the copy that start no process; none may fail, and no test may be skipped that is not
+skipped in the whole repository, too. Extensions that require the deleted one are off, and their
+tests are left out.
+
+python -m scripts.removal_test choose COMMIT: prints two extensions of `PASSING`, which the commit's
+hash chooses.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from app.core.built_in import BUILT_IN, PACKAGE
+
+ROOT = Path(__file__).resolve().parent.parent
+PASSING: tuple[str, ...] = ()
+"""Extensions without which the tests pass. An extension that is in this list stays in it."""
+CHOSEN = 2
+"""Extensions that CI tests for each commit."""
+START_TIMEOUT_S = 50
+PYTEST = ("-m", "pytest", "-q", "-rs", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
+SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] ([^:]+\.py)(?::\d+)?: (.*)$", re.MULTILINE)
+CHAT = """
+from app.core.application import create_app
+from config.loader import load
+
+client = create_app(load(("--force-dummy-tokenizer",), {})).test_client()
+message = {"role": "user", "content": "Hello!"}
+answer = client.post("/v1/chat/completions", json={"messages": [message]})
+print(answer.status_code, answer.get_json()["choices"][0]["message"]["role"])
+"""
+
+
+def copy_without(name: str, copy: Path) -> None:
+    """Copies the files that git does not ignore, except for those of the extension `name`."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    output = subprocess.check_output(command, cwd=ROOT, text=True)
+    deleted = (f"app/extensions/{name}/", f"tests/extensions/{name}/")
+    for file in output.split("\0"):
+        if file and not file.startswith(deleted) and (ROOT / file).is_file():
+            target = copy / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, target)
+
+
+def dependents(name: str) -> set[str]:
+    """Returns the extensions that require `name`, directly or through another extension."""
+    requirements = {other: import_module(f"{PACKAGE}.{other}").EXTENSION for other in BUILT_IN}
+    off = {name}
+    while True:
+        more = {
+            other
+            for other, extension in requirements.items()
+            if other not in off and off.intersection(extension.requires)
+        }
+        if not more:
+            return off - {name}
+        off |= more
+
+
+def starts_and_answers(copy: Path) -> str | None:
+    """Returns what a server in `copy` prints instead of an answer; None if it answers a chat."""
+    command = [sys.executable, "-c", CHAT]
+    process = subprocess.run(
+        command, cwd=copy, capture_output=True, text=True, timeout=START_TIMEOUT_S
+    )
+    if process.stdout == "200 assistant\n":
+        return None
+    return process.stdout + process.stderr
+
+
+def run_pytest(folder: Path, arguments: Sequence[str], workers: int) -> tuple[int, str]:
+    """Returns the exit status of pytest, and its output."""
+    command = [sys.executable, *PYTEST, *arguments]
+    if workers:
+        command += ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return process.returncode, process.stdout + process.stderr
+
+
+def skipped_tests(output: str) -> Counter[tuple[str, str]]:
+    """Returns how many tests pytest skipped, by file and reason."""
+    skipped: Counter[tuple[str, str]] = Counter()
+    for count, file, reason in SKIPPED.findall(output):
+        skipped[file, reason] += int(count)
+    return skipped
+
+
+def failure_of_tests(copy: Path, left_out: Collection[str], workers: int) -> str | None:
+    """Returns why the tests of `copy` do not pass; None if they do."""
+    ignored = [f"--ignore=tests/extensions/{name}" for name in sorted(left_out)]
+    status, output = run_pytest(copy, ignored, workers)
+    if status != 0:
+        return output
+    skipped = skipped_tests(output)
+    if not skipped:
+        return None
+    files = sorted({file for file, _ in skipped})
+    _, output = run_pytest(ROOT, files, workers)
+    new = skipped - skipped_tests(output)
+    if not new:
+        return None
+    return "\n".join(f"skipped: {count} in {file}: {why}" for (file, why), count in new.items())
+
+
+def failure_without(name: str, *, tests: bool, workers: int) -> str | None:
+    """Returns why the repository does not work without an extension; None if it does."""
+    with tempfile.TemporaryDirectory(prefix=f"without-{name}-") as folder:
+        copy = Path(folder)
+        copy_without(name, copy)
+        failure = starts_and_answers(copy)
+        if failure is None and tests:
+            failure = failure_of_tests(copy, dependents(name), workers)
+    return failure
+
+
+def choose(commit: str) -> list[str]:
+    """Returns the extensions of `PASSING` that CI tests for a commit."""
+    count = min(CHOSEN, len(PASSING))
+    first = int(commit, 16)
+    return [PASSING[(first + number) % len(PASSING)] for number in range(count)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status: 1 if the repository does not work without an extension."""
+    if arguments[:1] == ["choose"]:
+        print(" ".join(choose(arguments[1])))
+        return 0
+    parser = argparse.ArgumentParser(description="Tests the repository without an extension.")
+    parser.add_argument("names", nargs="*", choices=[*BUILT_IN, []], metavar="NAME")
+    parser.add_argument("--tests", action="store_true", help="run the tests, too")
+    parser.add_argument("--workers", type=int, default=2, help="processes of pytest; 0: no others")
+    options = parser.parse_args(arguments)
+    failed = []
+    for name in options.names or BUILT_IN:
+        failure = failure_without(name, tests=options.tests, workers=options.workers)
+        if failure is not None:
+            failed.append(name)
+            print(failure)
+        print(f"without {name}: {'passes' if failure is None else 'FAILS'}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

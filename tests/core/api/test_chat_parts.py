@@ -1,0 +1,183 @@
+"""Thoughts, tool calls and images in chat answers: streamed or whole, they say the same."""
+
+import json
+from itertools import count
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.identity import ResponseMeta
+from app.core.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
+from tests.core.api import segments
+from tests.core.api.segments import THOUGHT
+
+META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
+STOP = Finish("stop")
+
+
+def call(number: int, name: str = "look") -> Part:
+    return Part("call", number, name)
+
+
+def tokens(texts: list[str], part: Part | None = None, finish: Finish | None = None) -> Tokens:
+    return Tokens(0, texts, list(range(len(texts))), 1.0, None, finish, part)
+
+
+def shape(**fields: Any) -> ChatResponseOptions:
+    numbers = count()
+    given = {
+        "n": 1,
+        "prompt_ids": [1, 2, 3],
+        "new_call_id": lambda: f"call-{next(numbers)}",
+        **fields,
+    }
+    return ChatResponseOptions(**given)
+
+
+def chunks(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
+    answer = ChatWriter(META, shape(**fields))
+    data = b"".join(
+        [
+            answer.chunk(Started(0, 0.5)),
+            *(answer.chunk(event) for event in events),
+            answer.closing(),
+        ]
+    )
+    return [
+        json.loads(block[6:])
+        for block in data.decode().split("\n\n")
+        if block and block[6:] != "[DONE]"
+    ]
+
+
+def deltas(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
+    return [
+        chunk["choices"][0]["delta"] for chunk in chunks(events, **fields)[1:] if chunk["choices"]
+    ]
+
+
+def whole(events: list[EngineOutput], **fields: Any) -> dict[str, Any]:
+    return segments.whole(ChatWriter(META, shape(**fields)), [Started(0, 0.5), *events])
+
+
+MARKED_UP: list[EngineOutput] = [
+    tokens(["", "", '{"a"', ": 1}", ""], call(0)),
+    tokens(["", "{}", ""], call(1, "seek"), STOP),
+]
+"""Two calls as a model with markup makes them."""
+NAMED: list[EngineOutput] = [tokens(['{"a"', ": 1}"], call(0), STOP)]
+
+
+def begun(number: int, name: str) -> dict[str, Any]:
+    return {"id": f"call-{number}", "type": "function", "index": number, "function": {"name": name}}
+
+
+def more(number: int, arguments: str) -> dict[str, Any]:
+    return {"index": number, "function": {"arguments": arguments}}
+
+
+def calling(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"content": None, "tool_calls": [*calls]}
+
+
+def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> None:
+    told = deltas(MARKED_UP)
+    assert told == [
+        calling(begun(0, "look")),
+        calling(more(0, '{"a"')),
+        calling(more(0, ": 1}")),
+        calling(begun(1, "seek")),
+        calling(more(1, "{}")),
+        {},
+    ]
+    assert [list(delta) for delta in told[:-1]] == [["content", "tool_calls"]] * 5
+    assert list(told[0]["tool_calls"][0]) == ["id", "type", "index", "function"]
+
+
+def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
+    """A token that completes the name and begins the arguments tells both."""
+    both = calling(begun(0, "look"), more(0, '{"a"'))
+    assert deltas(NAMED, named_tool=True) == [both, calling(more(0, ": 1}"))]
+    events: list[EngineOutput] = [
+        tokens(["", ""], call(0, "")),
+        tokens(["", "{}", ""], call(0), STOP),
+    ]
+    assert deltas(events) == [calling(begun(0, "look")), calling(more(0, "{}")), {}]
+    (made,) = whole(events)["choices"][0]["message"]["tool_calls"]
+    assert made["function"] == {"name": "look", "arguments": "{}"}
+
+
+def test_a_usage_in_the_midst_counts_the_tokens_of_markup_up_to_its_chunk() -> None:
+    usages = [
+        chunk["usage"]["completion_tokens"] for chunk in chunks(MARKED_UP, continuous_usage=True)
+    ]
+    assert usages == [0, 1, 3, 4, 6, 7, 8]
+
+
+CUT = [
+    tokens(["", "", ""], Part("call", 0, "", '<tool_call>{"na')),
+    tokens(["", '{"a', '": "so'], Part("call", 0, "look", '<tool_call>{"name": "look", {"a": "so')),
+]
+"""Calls that were cut off before their name, and behind it."""
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_call_that_was_cut_off_is_as_far_as_it_came_or_the_text_of_a_whole_answer(
+    part: int,
+) -> None:
+    cut: list[EngineOutput] = [replace(CUT[part], finish=Finish("length"))]
+    named = [calling(begun(0, "look")), calling(more(0, '{"a')), calling(more(0, '": "so'))]
+    assert deltas(cut) == (named if part else [{}])
+    assert chunks(cut)[-1]["choices"][0]["finish_reason"] == "length"
+    choice = whole(cut, forced_tool=True)["choices"][0]
+    assert CUT[part].part is not None and choice["message"]["content"] == CUT[part].part.raw
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "length"
+
+
+THINKING: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT), tokens(["Yes", "."], None, STOP)]
+
+
+def test_thoughts_come_before_the_reply_under_a_key_of_their_own_and_are_counted() -> None:
+    assert deltas(THINKING, reasons=True) == [
+        *({"reasoning": "Hm"}, {"reasoning": "."}),
+        *({"content": "Yes"}, {"content": "."}),
+    ]
+    body = whole(THINKING, reasons=True)
+    message = body["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    usage = chunks(THINKING, reasons=True, include_usage=True)[-1]["usage"]
+    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (
+        4,
+        {"reasoning_tokens": 2},
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [
+        *(({}, ""), ({"reasons": True}, None), ({"reasons": True, "forced_tool": True}, "")),
+        *(({"reasons": True, "echo": ""}, ""), ({"reasons": True, "echo": "Eh?"}, "Eh?")),
+    ],
+)
+def test_the_content_beside_nothing_but_thoughts_is_null(
+    fields: dict[str, Any], content: str | None
+) -> None:
+    events: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT, Finish("length"))]
+    assert whole(events, **fields)["choices"][0]["message"]["content"] == content
+    assert (
+        whole([tokens([""], None, STOP)], **fields)["choices"][0]["message"]["content"] == content
+    )
+
+
+def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
+    events: list[EngineOutput] = [tokens(["Hm", "", "."], THOUGHT), tokens([""], THOUGHT, STOP)]
+    assert deltas(events, reasons=True) == [{"reasoning": "Hm"}, {"reasoning": "."}, {}]
+    told = [{"reasoning": text} for text in ("Hm", "", ".", "")]
+    assert deltas(events, reasons=True, empty_thoughts=True) == told
+    assert deltas(events, reasons=True, parses=True, empty_thoughts=True, show_reasoning=False) == [
+        {}
+    ]

@@ -1,0 +1,186 @@
+"""Large answers are written in parts that say the same, with turns for others between them."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import gevent
+import pytest
+
+from app.core.api import logprobs, writer
+from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.core.api.identity import ResponseMeta
+from app.core.api.logprobs import SLICE
+from app.core.api.pipeline import AcceptedRequest, check_answer_size
+from app.core.api.writer import ResponseWriter
+from app.core.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
+from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.validation import ModelLimits, ValidatedRequest
+from app.core.server.http.errors import ApiError
+from tests.application import app_of
+from tests.core.api.segments import THOUGHT, body_of
+
+META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
+PROMPT = list(range(SLICE + 9))
+WORDS = ["Hello", " there", "", '"', "日本", "\n", " x"]
+ALTERNATIVES = 3
+
+
+class Entries(Sequence[Any]):
+    """Log probabilities of tokens, made when they are looked at; `made` counts them."""
+
+    made = 0
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Entries(self.ids[index])
+        Entries.made += ALTERNATIVES + 1
+        first = self.ids[index]
+        top = [
+            (first + k, WORDS[(first + k) % len(WORDS)], -1.0 - k) for k in range(ALTERNATIVES + 1)
+        ]
+        return TokenLogprob(first, top[0][1], -1.0, top)
+
+
+def reply(
+    choices: int,
+    tokens: int,
+    at_once: int = 7,
+    part: Part | None = None,
+    with_logprobs: bool = True,
+) -> Iterator[EngineOutput]:
+    """The outputs of replies of so many tokens, of which some come together."""
+    prompt = Entries(PROMPT) if with_logprobs else None
+    for index in range(choices):
+        yield Started(index, 0.5, 4, prompt)
+    for start in range(0, tokens, at_once):
+        ids = range(start, min(start + at_once, tokens))
+        for index in range(choices):
+            yield Tokens(
+                index,
+                [WORDS[(k + index) % len(WORDS)] for k in ids],
+                list(ids),
+                1.0,
+                Entries(ids) if with_logprobs else None,
+                Finish("length") if ids.stop == tokens else None,
+                part,
+            )
+
+
+def chat(choices: int) -> ResponseWriter:
+    options = ChatResponseOptions(
+        n=choices, prompt_ids=PROMPT, top_logprobs=-1, token_ids=True, echo="Eh?"
+    )
+    return ChatWriter(META, options)
+
+
+def completion(choices: int) -> ResponseWriter:
+    prompt = EchoedPrompt(PROMPT, "The prompt", ["p"] * len(PROMPT))
+    options = CompletionResponseOptions(
+        n=choices, prompts=[prompt], logprobs=True, echo=True, token_ids=True, token_id_names=True
+    )
+    return CompletionWriter(META, options)
+
+
+FAMILIES = [
+    pytest.param(make, choices, id=f"{make.__name__}-{choices}")
+    for make, choices in ((chat, 2), (chat, 1), (completion, 2))
+]
+
+
+@pytest.mark.parametrize(("make", "choices"), FAMILIES)
+def test_a_large_answer_is_written_in_parts_that_say_the_same(
+    make: Callable[[int], ResponseWriter], choices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_slices(make, choices, monkeypatch)
+
+
+def check_slices(
+    make: Callable[[int], ResponseWriter], choices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asserts that a large answer is the same whether it is written in slices or at once."""
+    part = THOUGHT if choices == 1 else None
+    outputs = [*reply(choices, SLICE + 5, part=part)]
+    found = body_of(make(choices), outputs)
+    for module in (logprobs, writer):
+        monkeypatch.setattr(module, "SLICE", 10**9)
+    assert found == body_of(make(choices), outputs)
+    json.loads(found)
+
+
+def test_other_requests_have_turns_while_a_large_answer_is_written() -> None:
+    check_turns(chat(2), choices=2)
+
+
+def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
+    """Asserts that another greenlet runs often while a large answer is written."""
+    made: list[int] = []
+
+    def look() -> None:
+        while not done:
+            made.append(Entries.made)
+            gevent.sleep(1e-6)
+
+    done = False
+    other = gevent.spawn(look)
+    body_of(response_writer, reply(choices, 3 * SLICE))
+    done = True
+    other.join()
+    assert max(later - before for before, later in pairwise(made)) < 4 * SLICE
+
+
+def test_what_takes_too_much_memory_is_refused() -> None:
+    limits = ModelLimits(max_model_len=1 << 30, vocab_size=4096, max_logprobs=30)
+
+    def check(n: int, tokens: int, prompt_tokens: int = 1, **fields: Any) -> None:
+        body = CompletionRequest(prompt="x", max_tokens=tokens, n=n, **fields)
+        asked: AcceptedRequest = ValidatedRequest(body, "m", limits)
+        asked.check_sampling([prompt_tokens])
+        check_answer_size(asked, prompt_tokens)
+
+    check(16384, 85)
+    check(1, 38_000, logprobs=20)
+    too_much: list[tuple[int, int, int, dict[str, Any]]] = [
+        (16384, 86, 1, {}),
+        (1, 38_000, 1, {"logprobs": 21}),
+        (1, 1, 1 << 20, {"prompt_logprobs": 0}),
+    ]
+    for n, tokens, prompt_tokens, fields in too_much:
+        with pytest.raises(ApiError, match="stream") as refused:
+            check(n, tokens, prompt_tokens, **fields)
+        assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
+
+
+def test_a_stream_repeats_only_so_much_of_its_prompts() -> None:
+    flags = ["--seed", "1", "--force-dummy-tokenizer", "--max-model-len", "4096"]
+    client = app_of(*flags).test_client()
+    for tokens, stream, status in ((3000, True, 400), (900, True, 200), (3000, False, 200)):
+        body = {
+            "prompt": [5] * tokens,
+            "max_tokens": 1,
+            "echo": True,
+            "logprobs": 20,
+            "stream": stream,
+        }
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == status
+        assert status == 200 or answer.get_json()["error"]["param"] == "echo"
+    chat = {"messages": [{"role": "user", "content": "a " * 900}], "n": 600, "max_tokens": 1}
+    for route, body, param in (
+        ("/v1/chat/completions", chat | {"return_prompt_text": True}, "messages"),
+        (
+            "/v1/completions",
+            {"prompt": [5] * 3000, "n": 400, "return_token_ids": True},
+            "return_token_ids",
+        ),
+    ):
+        answer = client.post(route, json=body | {"stream": True, "temperature": 1})
+        assert (answer.status_code, answer.get_json()["error"]["param"]) == (400, param)

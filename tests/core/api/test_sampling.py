@@ -1,0 +1,100 @@
+"""How a model that computes is told to choose:
+
+the request's fields before the model's own defaults.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+
+from app.core.api.sampling import MAX_SEARCHED_TOKENS, SamplingDefaults, ThoughtTokens, check_real
+from app.core.engine.wire import Sampling, Thoughts
+from app.core.server.http.errors import ApiError
+from tests.core.protocol.refused import completion as asked
+
+OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
+
+
+def plain_sampling(
+    defaults: SamplingDefaults,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+) -> Sampling:
+    return defaults.of_plain(
+        temperature=temperature,
+        top_p=top_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+
+
+def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
+    assert (
+        SamplingDefaults().for_request(asked()) == plain_sampling(SamplingDefaults()) == Sampling()
+    )
+    wanted = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
+    assert OWN.for_request(asked()) == plain_sampling(OWN) == wanted
+
+
+def test_what_a_request_says_goes_before_zeros_too() -> None:
+    said = {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.0, "repetition_penalty": 1.2}
+    more = {"presence_penalty": -1.0, "frequency_penalty": 0.5}
+    found = OWN.for_request(asked(**said, **more, bad_words=["x"], skip_special_tokens=False))
+    assert found == Sampling(**said, **more, bad_words=("x",), skip_special_tokens=False)  # type: ignore[arg-type]
+    assert plain_sampling(OWN, 0.0, 0.5, -1.0, 0.5) == Sampling(
+        temperature=0.0, top_p=0.5, top_k=20, min_p=0.1, repetition_penalty=1.05, **more
+    )
+
+
+def test_what_the_engine_cannot_do_is_refused_by_name() -> None:
+    detection = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2}
+    for field, value in (
+        ("use_beam_search", True),
+        ("kv_transfer_params", {"do_remote_prefill": True}),
+        ("kv_transfer_params", {"do_remote_decode": True}),
+        ("cache_hit_threshold", 0.5),
+        ("repetition_detection", detection),
+        ("thinking_token_budget", 5),
+        ("logprob_token_ids", [1]),
+    ):
+        with pytest.raises(ApiError) as caught:
+            check_real(asked(**{field: value}), has_media=False)
+        assert (caught.value.status, caught.value.param) == (400, field)
+    with pytest.raises(ApiError, match="not a multimodal model"):
+        check_real(asked(), has_media=True)
+    for fine in (
+        {},
+        {"use_beam_search": False},
+        {"kv_transfer_params": {"do_remote_prefill": False}},
+    ):
+        check_real(asked(**fine), has_media=False)
+
+
+BEGIN, END, BLANK, WORD = 1, 2, 3, 4
+TEXTS = {BEGIN: "<think>", END: "</think>", BLANK: "\n\n", WORD: "word"}
+BEGUN, POSSIBLE = Thoughts(end_id=END), Thoughts(end_id=END, begin_id=BEGIN)
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return "".join(TEXTS[it] for it in ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([WORD, BEGIN], BEGUN),
+        ([WORD, BEGIN, BLANK], BEGUN),
+        ([WORD, BEGIN, WORD, WORD], BEGUN),
+        ([BEGIN, WORD, END, WORD, BEGIN], BEGUN),
+        ([WORD, BEGIN, BLANK, END, BLANK], None),
+        ([WORD, BEGIN, END], None),
+        ([BEGIN, WORD, END, WORD, BLANK], POSSIBLE),
+        ([WORD], POSSIBLE),
+        ([], POSSIBLE),
+        ([BEGIN] + [WORD] * MAX_SEARCHED_TOKENS, POSSIBLE),
+    ],
+)
+def test_a_prompt_says_whether_thoughts_come(prompt: list[int], expected: Thoughts | None) -> None:
+    assert ThoughtTokens(BEGIN, END, text_of).after(prompt) == expected

@@ -1,0 +1,50 @@
+"""Whether a model thinks, by its reasoning parser and what the request says of it."""
+
+from typing import Any
+
+import pytest
+
+from app.core.api.chat.parts import thinking
+from app.core.protocol.chat import ChatCompletionRequest
+
+OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
+THINKING_OFF = {"thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("parser", "kwargs", "effort", "expected"),
+    [
+        ("", {}, None, "no"),
+        ("qwen3", {}, None, "first"),
+        ("qwen3", OFF, None, "no"),
+        ("qwen3", {}, "none", "no"),
+        ("qwen3", {}, "low", "first"),
+        ("qwen3", ON, "none", "first"),
+        ("deepseek_r1", {}, None, "first"),
+        ("deepseek_r1", OFF, None, "all"),
+        ("deepseek_v3", {}, None, "no"),
+        ("deepseek_v3", {"thinking": True}, None, "first"),
+        ("gemma4", ON, None, "first"),
+        ("kimi_k2", THINKING_OFF, None, "no"),
+        ("deepseek_v4", ON, "none", "no"),
+        ("kimi_k3", {"thinking": False, "enable_thinking": True}, None, "no"),
+        ("hy_v3", OFF, "high", "first"),
+        ("hy_v4", {"reasoning_effort": "no_think"}, None, "no"),
+    ],
+)
+def test_how_a_model_thinks(
+    parser: str, kwargs: dict[str, Any], effort: Any, expected: str
+) -> None:
+    asked = ChatCompletionRequest(
+        messages=[], chat_template_kwargs=kwargs or None, reasoning_effort=effort
+    )
+    assert thinking(asked, parser) == expected
+
+
+def test_what_a_request_says_wins_over_the_server_s_arguments_of_the_template() -> None:
+    asked = ChatCompletionRequest(messages=[])
+    assert thinking(asked, "qwen3", OFF) == "no"
+    asked.reasoning_effort = "low"
+    assert thinking(asked, "qwen3", OFF) == "first"
+    asked.chat_template_kwargs = OFF
+    assert thinking(asked, "qwen3", ON) == "no"

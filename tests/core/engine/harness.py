@@ -1,0 +1,205 @@
+"""An engine with a simulated model on a virtual clock, and everything that comes out of it written
+down.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from random import Random
+from typing import Any
+
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.clock.random_streams import Streams
+from app.core.base.clock.timer_wheel import SLOTS_PER_S
+from app.core.base.metrics.recorder import Recorder, RecorderOptions
+from app.core.engine.batch import LoRASlots
+from app.core.engine.constraints import Constraints, NoConstraints
+from app.core.engine.engine import Engine, EngineParts
+from app.core.engine.kvcache.cache import KVCacheManager
+from app.core.engine.kvcache.events import KVEvent
+from app.core.engine.kvcache.hashing import Adapter, BlockHasher
+from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.core.engine.request import EngineRequest, Observer
+from app.core.engine.sequence import Handle
+from app.core.engine.simulated.corpus import Corpus, sample_sentences
+from app.core.engine.simulated.model import RandomStreams, SimulatedModel
+from app.core.text.base import Tokenizer
+from app.core.text.huggingface import default_tokenizer
+from config.profile import Profile, read_profile
+from config.settings import (
+    LatencySettings,
+    ReplySettings,
+    SchedulingSettings,
+    Settings,
+    StepSettings,
+)
+
+BLOCK_TOKENS = 8
+SLOT_S = 1 / SLOTS_PER_S
+START_S = 1000.0
+
+
+@cache
+def embedded_tokenizer() -> Tokenizer:
+    return default_tokenizer()
+
+
+@cache
+def embedded_corpus() -> Corpus:
+    return Corpus(embedded_tokenizer(), sample_sentences())
+
+
+def engine_request(**fields: Any) -> EngineRequest:
+    """A generation of exactly five tokens, unless `fields` say otherwise."""
+    given = {
+        "request_id": "cmpl-1",
+        "index": 0,
+        "model": "test",
+        "prompt_ids": [5, 6, 7],
+        "echo_text": "What goes in comes out.",
+        "max_tokens": 5,
+        "limited": True,
+        "arrival_s": START_S,
+        "ignore_eos": True,
+        **fields,
+    }
+    return EngineRequest(**given)  # type: ignore[arg-type]
+
+
+class Harness:
+    """`sections` are sections of Settings, `latency` fields of LatencySettings."""
+
+    def __init__(
+        self,
+        slots: int = 2,
+        max_waiting: int = 100,
+        max_unfinished: int | None = None,
+        mode: str = "random",
+        seed: int = 1,
+        adapters: Sequence[str] = (),
+        max_loras: int = 1,
+        by_priority: bool = False,
+        sections: Mapping[str, Any] | None = None,
+        blocks: int | None = None,
+        clock: Any = None,
+        profile: Profile | None = None,
+        schemas: Constraints | None = None,
+        **latency: Any,
+    ) -> None:
+        self.adapters = set(adapters)
+        self.clock = clock or VirtualClock(START_S)
+        self.recorder = Recorder(
+            "test",
+            4096,
+            {},
+            options=RecorderOptions(max_loras=max_loras, steps=profile is not None),
+        )
+        self.settings = settings = Settings(
+            reply=ReplySettings(mode=mode),  # type: ignore[arg-type]
+            latency=LatencySettings(**latency),
+            scheduling=SchedulingSettings(
+                max_num_seqs=slots,
+                max_waiting_queue_length=max_waiting,
+                max_num_queued_reqs=max_unfinished,
+                scheduling_policy="priority" if by_priority else "fcfs",
+            ),
+            **(sections or {}),
+        )
+        model = SimulatedModel(
+            settings,
+            embedded_tokenizer(),
+            embedded_corpus(),
+            recorded=None,
+            schemas=schemas or NoConstraints(),
+            streams=RandomStreams(text=Random(seed), calls=Random(seed)),
+        )
+        self.kv_events: list[KVEvent] = []
+        self.cache = None
+        if blocks is not None:
+            hasher = BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(seed))
+            self.cache = KVCacheManager(
+                blocks,
+                hasher,
+                self.recorder,
+                adapter_of=lambda name: Adapter(name, "/" + name),
+                publish=self.kv_events.extend,
+            )
+        self.lora = LoRASlots(max_loras, lambda adapter: adapter in self.adapters)
+        parts = EngineParts(
+            model=model,
+            recorder=self.recorder,
+            clock=self.clock,
+            streams=Streams(seed, 0),
+            lora=self.lora,
+            cache=self.cache,
+        )
+        self.engine = Engine(settings, parts, profile)
+        self.wheel = self.engine.wheel
+        self.observers: list[Observer] = []
+        """Asked about every sequence."""
+        self.events: list[tuple[str, EngineOutput]] = []
+        """(request id, event) as they came."""
+
+    def ask(self, request_id: str = "a", choices: int = 1, **fields: Any) -> Handle:
+        """A request of `choices` choices that arrives now."""
+        given = {
+            "request_id": request_id,
+            "arrival_s": self.clock.now(),
+            "n": choices,
+            "observers": self.observers,
+            **fields,
+        }
+        asked = [engine_request(**given, index=index) for index in range(choices)]
+        return self.engine.submit(asked, lambda event: self.events.append((request_id, event)))
+
+    def of(self, request_id: str = "a", index: int = 0) -> list[EngineOutput]:
+        return [event for name, event in self.events if name == request_id and event.index == index]
+
+    def tokens(self, request_id: str = "a", index: int = 0) -> list[Tokens]:
+        return [event for event in self.of(request_id, index) if isinstance(event, Tokens)]
+
+    def said(self, request_id: str = "a", index: int = 0) -> str:
+        return "".join(text for event in self.tokens(request_id, index) for text in event.texts)
+
+    def finish(self, request_id: str = "a", index: int = 0) -> str | None:
+        """The finish reason, `error`, or None when it is not over."""
+        last = self.of(request_id, index)[-1]
+        if isinstance(last, Started):
+            return None
+        if isinstance(last, Failed):
+            return "error"
+        return last.finish and last.finish.reason
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of `vllm:name` with `labels`."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [
+            line
+            for line in self.recorder.render().splitlines()
+            if line.startswith(f"vllm:{name}{{")
+        ]
+        assert lines, name
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if all(label in line for label in wanted)
+        )
+
+    def gauges(self) -> tuple[float, float]:
+        """(running, waiting) as the metrics tell."""
+        return self.metric("num_requests_running"), self.metric("num_requests_waiting")
+
+    def is_idle(self) -> bool:
+        executor = self.engine.executor
+        return self.gauges() == (0, 0) and (executor.running, executor.waiting) == (0, 0)
+
+
+PROFILE = read_profile("qwen3-14b-h100")
+
+
+def stepped(**fields: Any) -> Harness:
+    fields = {"slots": 3, "profile": PROFILE, **fields}
+    return Harness(sections={"steps": StepSettings(timing="steps")}, **fields)
+
+
+def moments(harness: Harness, request_id: str) -> list[float]:
+    return [event.at_s - START_S for event in harness.tokens(request_id) for _ in event.ids]

@@ -1,0 +1,104 @@
+"""Who runs when adapters are few: the orders of simulator.md section 20, on a virtual clock."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.core.engine.outputs import Tokens
+from config.profile import read_profile
+from config.settings import StepSettings
+from tests.core.engine.harness import Harness
+
+ALL = [f"l{number}" for number in range(1, 6)]
+NOTHING_YET = 0.0
+
+
+def harness(slots: int, max_loras: int, ttft: float = 0.5) -> Harness:
+    return Harness(
+        slots=slots, max_waiting=2000, adapters=ALL, max_loras=max_loras, time_to_first_token=ttft
+    )
+
+
+def finished(served: Harness) -> list[str]:
+    return [
+        name
+        for name, event in served.events
+        if isinstance(event, Tokens) and event.finish is not None
+    ]
+
+
+def play(served: Harness, arrivals: Sequence[tuple[float, str | None]]) -> list[str]:
+    """Requests `0`, `1` ... at moments in seconds, each with its adapter; how they end."""
+    now = NOTHING_YET
+    for number, (at, adapter) in enumerate(arrivals):
+        served.clock.advance(at - now)
+        now = at
+        served.ask(str(number), max_tokens=1, adapter=adapter)
+    served.clock.advance(1000)
+    assert served.is_idle()
+    return finished(served)
+
+
+def every(step: float, adapters: Sequence[str | None]) -> list[tuple[float, str | None]]:
+    return [(number * step, adapter) for number, adapter in enumerate(adapters)]
+
+
+def test_requests_for_the_resident_adapter_go_first() -> None:
+    adapters = ["l1", "l1", "l2", "l3", "l4", "l1", "l2", "l3", "l4"]
+    assert play(harness(1, 1), every(0, adapters)) == list("015263748")
+
+
+@pytest.mark.parametrize(
+    ("slots", "max_loras", "order"),
+    [
+        (5, 1, ["0", "1", "2", "7", "3", "4", "5", "6"]),
+        (1, 5, ["0", "1", "2", "7", "3", "4", "5", "6"]),
+        (2, 1, ["0", "1", "2", "7", "3", "4", "5", "6"]),
+        (5, 5, ["0", "1", "2", "3", "4", "5", "6", "7"]),
+    ],
+)
+def test_a_late_request_for_a_resident_adapter_goes_before_a_waiting_load(
+    slots: int, max_loras: int, order: list[str]
+) -> None:
+    arrivals: list[tuple[float, str | None]] = [(0, "l1")] * 3 + [(0.1, "l2")] * 4 + [(0.5, "l1")]
+    assert play(harness(slots, max_loras, ttft=1.0), arrivals) == order
+
+
+def test_the_base_model_overtakes_requests_that_wait_for_an_adapter() -> None:
+    served = harness(2, 1)
+    assert play(served, [(0, "l1"), (0, "l2"), (0.1, None)]) == ["0", "2", "1"]
+
+
+def test_an_adapter_that_is_unloaded_while_requests_wait_counts_as_the_base_model() -> None:
+    served = harness(2, 1)
+    served.ask("0", max_tokens=1, adapter="l1")
+    served.ask("1", max_tokens=1, adapter="l2")
+    served.adapters.discard("l2")
+    served.ask("2", max_tokens=1)
+    assert served.gauges() == (2, 1), "the one that waited took the place"
+    served.clock.advance(10)
+    assert sorted(finished(served)) == ["0", "1", "2"]
+    assert list(served.lora) == ["l1"]
+
+
+@pytest.mark.parametrize("timing", ["requests", "steps"])
+def test_free_counts_slots_for_adapters_in_memory_or_with_room(timing: Any) -> None:
+    served = Harness(
+        slots=3,
+        max_waiting=0,
+        adapters=ALL,
+        max_loras=1,
+        profile=read_profile("qwen3-14b-h100") if timing == "steps" else None,
+        sections={"steps": StepSettings(timing=timing)},
+        inter_token_latency=1.0,
+    )
+    rooms = [served.engine.room(adapter) for adapter in (None, "l1", "l2")]
+    assert rooms == [3, 3, 3]
+    served.ask("a", adapter="l1", max_tokens=5)
+    served.clock.advance(0.02)
+    assert served.gauges() == (1, 0)
+    rooms = [served.engine.room(adapter) for adapter in (None, "l1", "l2")]
+    assert rooms == [2, 2, 0]
+    served.clock.advance(10)
+    assert [served.engine.room(adapter) for adapter in (None, "l1", "l2")] == [3, 3, 3]

@@ -1,0 +1,82 @@
+"""What breaks ends alone: no place is lost, and nobody behind is stopped."""
+
+import pytest
+
+from app.core.engine.outputs import EngineOutput, Failed
+from app.core.engine.request import EngineRequest, Reply, SequenceOutcome
+from tests.core.engine.harness import Harness, engine_request, stepped
+
+SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
+
+
+def finished(harness: Harness, reason: str) -> float:
+    return harness.metric("request_success_total", finished_reason=reason)
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2, 5, None])
+def test_a_listener_that_fails_loses_no_slot(fails_at: int | None) -> None:
+    """Event number `fails_at` cannot be told, or none at all; 5 is the last token."""
+    harness = Harness(slots=1, **SLOW)
+    heard: list[EngineOutput] = []
+
+    def emit(event: EngineOutput) -> None:
+        heard.append(event)
+        if fails_at is None or len(heard) == fails_at + 1:
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "a text that cannot be sent")
+
+    harness.engine.submit([engine_request()], emit)
+    harness.ask("behind")
+    harness.clock.advance(10)
+    assert harness.finish("behind") == "length"
+    assert harness.is_idle()
+    assert isinstance(heard[-1], Failed) and finished(harness, "error") == 1
+
+
+def test_a_request_whose_preparation_fails_takes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    model = harness.engine._model
+    original = model.reply
+
+    def reply(request: EngineRequest) -> Reply:
+        if request.index == 2:
+            raise ZeroDivisionError
+        return original(request)
+
+    monkeypatch.setattr(model, "reply", reply)
+    with pytest.raises(ZeroDivisionError):
+        harness.ask(choices=3)
+    assert harness.is_idle() and harness.events == []
+
+
+def test_a_sequence_that_ends_at_once_may_abort_others_or_fail() -> None:
+    harness = stepped()
+    doomed = harness.ask("doomed", max_tokens=20)
+
+    def ends_the_other(event: object) -> None:
+        doomed.abort()
+
+    def breaks(event: object) -> None:
+        raise RuntimeError("nobody takes it")
+
+    for name, emit in (("ends", ends_the_other), ("breaks", breaks)):
+        harness.engine.submit([engine_request(request_id=name, cache_hit_threshold=0.5)], emit)
+    harness.ask("good", max_tokens=6)
+    harness.clock.advance(2)
+    assert harness.finish("good") == "length" and not harness.of("doomed")
+    assert harness.metric("request_success_total", finished_reason="error") == 1
+    assert harness.is_idle()
+
+
+def test_a_failing_observer_does_not_affect_others() -> None:
+    harness = Harness(slots=1, **SLOW)
+
+    def failing(outcome: SequenceOutcome) -> None:
+        raise RuntimeError("broken")
+
+    told: list[EngineOutput | SequenceOutcome] = []
+    asked = engine_request(observers=[lambda request: failing, lambda request: told.append])
+    harness.engine.submit([asked], told.append)
+    harness.ask("behind")
+    harness.clock.advance(30)
+    assert [isinstance(it, SequenceOutcome) for it in told].index(True) == len(told) - 1
+    assert harness.finish("behind") == "length" and harness.is_idle()

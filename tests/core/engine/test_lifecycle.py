@@ -1,0 +1,83 @@
+"""What an operator does to an engine, and what its metrics say; by HTTP:
+
+surface/wire/test_lifecycle.py.
+"""
+
+import pytest
+from gevent.event import Event
+
+from app.core.engine.lifecycle import Lifecycle
+from tests.core.engine.harness import Harness
+from tests.core.kvcache.caches import Replying
+
+STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+class Operated(Harness):
+    """An engine that runs one request for a second, and who operates it."""
+
+    def __init__(self, blocks: int | None = None) -> None:
+        super().__init__(slots=1, blocks=blocks, inter_token_latency=0.25)
+        self.life = Lifecycle(self.engine, self.recorder, self.cache)
+        self.left = Event()
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        return tuple(self.metric("engine_sleep_state", sleep_state=state) for state in STATES)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_sleep_levels_are_reported_until_wake_up(level: int) -> None:
+    harness = Operated(blocks=40)
+    assert harness.cache is not None
+    harness.life.sleep(level, "abort", harness.left)
+    assert harness.life.is_sleeping is (level > 0) and harness.life.paused
+    assert harness.cache.caching is (level == 0)
+    assert harness.state == tuple(float(it == level) for it in range(3))
+    harness.life.wake_up(None)
+    assert (harness.life.is_sleeping, harness.life.paused, harness.state) == (
+        False,
+        False,
+        (1, 0, 0),
+    )
+    assert harness.cache.caching
+    for operation in ("sleep", "wake"):
+        duration = "sleep_mode_operation_duration_seconds"
+        assert harness.metric(f"{duration}_count", operation=operation) == 1
+        assert harness.metric(f"{duration}_sum", operation=operation) == 0
+
+
+@pytest.mark.parametrize("tags", [None, ["scheduling"], ["weights"], ["everything"]])
+def test_any_wake_up_ends_a_sleep_at_level_0(tags: list[str] | None) -> None:
+    harness = Operated()
+    harness.life.sleep(0, "abort", harness.left)
+    assert harness.life.wake_up(tags) and not harness.life.paused
+
+
+def test_resume_during_sleep_restores_no_memory() -> None:
+    harness = Operated()
+    harness.life.sleep(1, "abort", harness.left)
+    harness.life.resume()
+    assert (harness.life.paused, harness.life.is_sleeping) == (False, True)
+
+
+def test_the_prefix_cache_is_not_reset_while_requests_run() -> None:
+    harness = Operated(blocks=40)
+    assert Operated().life.reset_prefix_cache()
+    harness.ask("a")
+    assert not harness.life.reset_prefix_cache()
+    assert harness.life.reset_prefix_cache(under_requests=True)
+    harness.clock.advance(5)
+    assert harness.life.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_pause_empties_the_cache_unless_told_otherwise(clears: bool) -> None:
+    harness = Operated(blocks=40)
+    assert harness.cache is not None
+    ids = list(range(40))
+    harness.ask("a", prompt_ids=ids)
+    harness.clock.advance(5)
+    harness.life.pause("keep", harness.left, clears)
+    found = harness.cache.find(Replying(harness.cache, ids), len(ids))
+    assert (not found) is clears

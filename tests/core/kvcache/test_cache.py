@@ -1,0 +1,112 @@
+"""What a sequence finds in the cache, takes of it and leaves in it."""
+
+from random import Random
+
+import gevent
+
+from app.core.base.clock.clock import VirtualClock
+from app.core.engine.kvcache.events import BlockStored
+from app.core.engine.kvcache.residency import Residency
+from tests.core.kvcache.caches import (
+    ALICE,
+    Replying,
+    admit,
+    begin,
+    check,
+    serve,
+    small_cache,
+    summary,
+    tokens,
+)
+
+
+def test_events_carry_salt_adapter_and_hashes() -> None:
+    cache = small_cache()
+    serve(cache, [1, 2], reply=[3, 4, 5], salt="s")  # a prompt of less than a block
+    serve(cache, tokens(0, 4), adapter=ALICE)
+    salted, adapted = cache.take_events()
+    assert isinstance(salted, BlockStored) and isinstance(adapted, BlockStored)
+    assert (salted.parent_block_hash, salted.extra_keys) == (None, [["s"]])
+    assert (adapted.lora_id, adapted.lora_name, adapted.extra_keys) == (7, "Alice", [["Alice"]])
+    assert serve(cache, tokens(1, 5), salt="s") == 4
+    whole = small_cache(event_hashes="bytes")
+    serve(whole, tokens(0, 8))
+    [event] = whole.take_events()
+    assert isinstance(event, BlockStored)
+    assert [len(hash_) for hash_ in event.block_hashes if isinstance(hash_, bytes)] == [32, 32]
+    unwanted = small_cache(2, event_hashes=None)
+    assert [
+        serve(unwanted, tokens(0, 8)),
+        serve(unwanted, tokens(0, 8)),
+        serve(unwanted, tokens(50, 8)),
+    ]
+    assert unwanted.reset() and unwanted.take_events() == []
+
+
+def test_a_long_prompt_is_hashed_with_pauses() -> None:
+    cache, turns = small_cache(1000), []
+    other = gevent.spawn(turns.append, 1)
+    prompt = gevent.spawn(lambda: (cache.make_prompt(tokens(0, 1000)), bool(turns))).get()
+    other.join()
+    assert prompt[1] and len(prompt[0].hashes or ()) == 250
+
+
+def test_a_chunked_prompt_caches_only_full_blocks() -> None:
+    cache = small_cache()
+    sequence = Replying(cache, tokens(0, 14))
+    assert admit(cache, sequence, blocks=2) == 0
+    assert (cache.free, cache.take_events()) == (6, [])
+    sequence.computed = 7
+    cache.filled(sequence)
+    assert summary(cache.take_events()) == [0]
+    cache.grow(sequence, 2)
+    sequence.computed = 14
+    cache.filled(sequence)
+    assert (cache.free, summary(cache.take_events())) == (4, [4, 8])
+    sequence.reply += [14, 15, 16]
+    cache.append(sequence, 2)
+    assert cache.take_events() == []
+    cache.append(sequence, 1)
+    assert summary(cache.take_events()) == [12]
+    check(cache)
+    cache.release(sequence)
+    assert serve(cache, tokens(0, 17)) == 16
+
+
+def test_a_chunked_prompt_starts_after_its_cached_blocks() -> None:
+    cache = small_cache()
+    serve(cache, tokens(0, 9))
+    sequence = Replying(cache, tokens(0, 20))
+    assert admit(cache, sequence, blocks=3) == 8
+    assert (len(sequence.block_numbers()), cache.free) == (3, 5)
+    assert sequence.block_numbers(2) == sequence.block_numbers()[2:]
+    cache.discard()
+    cache.take_events()
+    sequence.computed = 12
+    cache.filled(sequence)
+    assert cache.take_events() == []
+    cache.release(sequence)
+    assert serve(cache, tokens(0, 20)) == 0
+
+
+class Observed:
+    """Keeps what it is told: lifetimes, idle times, gaps."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, float, list[float]]] = []
+
+    def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: list[float]) -> None:
+        self.told.append((lifetime_s, idle_s, gaps_s))
+
+
+def test_residency_records_the_gaps_between_the_last_four_uses() -> None:
+    clock, observed = VirtualClock(100.0), Observed()
+    cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), clock.now))
+    serve(cache, tokens(0, 4))
+    for pause in (1, 2, 3, 4, 5):
+        clock.advance(pause)
+        serve(cache, tokens(0, 5))
+    clock.advance(6)
+    observed.told.clear()
+    begin(cache, tokens(50, 8))
+    assert sorted(observed.told) == [(6, 6, []), (21, 6, [3, 4, 5])]

@@ -1,0 +1,86 @@
+"""Batches on real sockets, to subscribers that are there, late, slow or gone."""
+
+import logging
+
+import gevent
+import pytest
+import zmq
+
+from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from tests.core.kvcache.sockets import Peers, meet, received, removed, until
+
+
+def many(count: int) -> list[KVEvent]:
+    return [BlockRemoved([number]) for number in range(count)]
+
+
+def test_a_failing_listener_does_not_affect_publishing(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = peers.publisher(None)
+    heard, failed = list[int](), list[int]()
+
+    def fail(topic: str, sequence: int, batch: EventBatch) -> None:
+        failed.append(sequence)
+        raise LookupError("broken index")
+
+    publisher.listen(fail)
+    publisher.listen(lambda topic, sequence, batch: heard.append(sequence))
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            publisher.put(removed(number))
+            until(lambda number=number: len(heard) == number + 1)
+    assert failed == heard == [0, 1, 2]
+    assert len(caplog.records) == 1 and "broken index" in caplog.text
+
+
+def test_events_after_close_are_dropped_and_counted(peers: Peers) -> None:
+    publisher = peers.publisher("tcp://127.0.0.1:9")
+    publisher.put(removed(1))
+    publisher.close()
+    publisher.close()
+    publisher.put(many(2))
+    assert publisher.next_sequence == 1
+    assert publisher.dropped_events == 2
+
+
+def test_a_late_subscriber_receives_events(peers: Peers) -> None:
+    first, port = peers.listening()
+    first.close()
+    publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
+    publisher.put(removed(1))
+    until(lambda: publisher.next_sequence == 1)
+    assert meet(publisher, peers.listening_at(port)) >= 1
+
+
+def test_a_slow_subscriber_does_not_block_others(peers: Peers) -> None:
+    publisher = peers.publisher("tcp://*:0", hwm=5, batch_events=1)
+    publisher.start()
+    stopped = peers.subscriber()
+    stopped.rcvhwm = 5
+    stopped.connect(publisher.addresses["events"].replace("0.0.0.0", "127.0.0.1"))
+    meet(publisher, stopped)
+    large: list[KVEvent] = [BlockStored([1], None, [100_000] * 10_000, 10_000, None)]
+    for _ in range(600):
+        publisher.put(large)
+        while len(publisher.queue):
+            gevent.sleep(0.0001)
+    sequences = []
+    while stopped.poll(200):
+        sequences.append(received(stopped)[1])
+    assert len(sequences) < 600
+
+
+def test_an_occupied_endpoint_is_opened_once_it_is_free(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    occupant = peers.socket(zmq.PULL)
+    port = occupant.bind_to_random_port("tcp://*")
+    publisher = peers.publisher(f"tcp://*:{port}")
+    with caplog.at_level(logging.WARNING):
+        publisher.put(removed(1))
+        until(lambda: publisher.next_sequence == 1)
+    assert f"tcp://*:{port}" in caplog.text
+    occupant.close()
+    until(lambda: publisher.addresses)
+    meet(publisher, peers.connected_to(publisher.addresses["events"]))

@@ -1,0 +1,113 @@
+"""Batches once more, for those who ask on a real socket, rightly or wrongly."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from app.core.engine.kvcache.publisher import Publisher
+from app.core.engine.kvcache.replay import BATCH_BYTES, ReplayBuffer
+from app.core.engine.kvcache.sockets import open_socket
+from tests.core.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
+
+
+def published(peers: Peers, count: int, **settings: Any) -> Publisher:
+    publisher = peers.publisher("tcp://*:0", replay_endpoint="tcp://*:0", **settings)
+    publisher.start()
+    for number in range(count):
+        publisher.put(removed(number))
+        until(lambda number=number: publisher.next_sequence == number + 1)
+    return publisher
+
+
+def ask(client: Any, start: int) -> None:
+    client.send_multipart([b"", start.to_bytes(8, "big")])
+
+
+def answer(client: Any) -> list[list[bytes]]:
+    """The messages up to the marker, without the empty frame that a DEALER sees."""
+    messages = []
+    with patience():
+        while END not in (message := client.recv_multipart()[1:]):
+            messages.append(message)
+    return [*messages, message]
+
+
+def sequences(messages: list[list[bytes]], frame: int = 1) -> list[int]:
+    return [int.from_bytes(message[frame], "big") for message in messages[:-1]]
+
+
+def test_a_late_subscriber_asks_for_what_it_missed(peers: Peers) -> None:
+    publisher = published(peers, 3)
+    met = meet(publisher, peers.connected_to(publisher.addresses["events"]))
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    ask(client, 0)
+    messages = answer(client)
+    assert sequences(messages) == list(range(met + 1))
+    assert {message[0] for message in messages[:-1]} == {TOPIC.encode()}
+    assert messages[-1] == [b"", END, b""]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [(0, [2, 3, 4]), (3, [3, 4]), (5, []), (2**64 - 2, [])]
+)
+def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list[int]) -> None:
+    publisher = published(peers, 5, replay_batches=3)
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    ask(client, start)
+    assert sequences(answer(client)) == expected
+
+
+def test_the_replay_buffer_is_bounded_in_bytes() -> None:
+    replay = ReplayBuffer(b"kv@", 100, limit_bytes=100 + 3 * BATCH_BYTES)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        server, address = open_socket(context, zmq.ROUTER, "inproc://replay", bind=True, hwm=0)
+        client.connect(address)
+        for sequence, size in enumerate((30, 30, 60, 10, 30)):
+            replay.record(sequence, bytes(size))
+        ask(client, 0)
+        replay.serve(server)
+        assert sequences(answer(client)) == [2, 3, 4]
+        replay.record(5, bytes(101 + 2 * BATCH_BYTES))
+        ask(client, 0)
+        replay.serve(server)
+        assert sequences(answer(client)) == []
+        server.close()
+
+
+def test_malformed_replay_requests_are_ignored(peers: Peers) -> None:
+    publisher = published(peers, 1)
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    garbage = [
+        [b""], [b"", b""], [b"", b"short"], [b"not empty", bytes(8)], [bytes(8)], [b"", bytes(8), b"more"],
+        [b"x" * 100_000] * 5,
+    ]  # fmt: skip
+    for frames in garbage:
+        client.send_multipart(frames)
+    client.send_multipart([b"", bytes(8) + b"ignored"])
+    assert sequences(answer(client)) == [0]
+
+
+def test_clients_that_do_not_read_share_what_they_were_sent() -> None:
+    """Each had a copy of its own: a few of them could fill the memory of a server."""
+    replay = ReplayBuffer(b"kv@", 1000)
+    for sequence in range(200):
+        replay.record(sequence, bytes(50_000))
+    with zmq.Context() as context, ExitStack() as clients:
+        server, address = open_socket(context, zmq.ROUTER, "tcp://127.0.0.1:*", bind=True, hwm=0)
+        before = resident_bytes()
+        for _ in range(20):
+            client = clients.enter_context(context.socket(zmq.DEALER))
+            client.rcvhwm, client.rcvbuf, client.linger = 1, 4096, 0
+            client.connect(address)
+            ask(client, 0)
+        until(lambda: replay.serve(server) or replay.answered == 20)
+        assert resident_bytes() - before < 100 << 20, "of 200 MB"
+        server.close(linger=0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,296 @@
+"""A server with a cache, asked over HTTP, and a subscriber that reads what it publishes."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from queue import SimpleQueue
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+import requests
+import zmq
+
+from tests.client import MODEL, Client, served
+from tests.core.kvcache.test_recording import BLOCK_SIZE, RECORDING
+from tests.running_server import free_port, running_gunicorn
+
+PATIENCE_S = 20.0
+FLUSH_S = 0.05
+CACHE = ("--enable-kvcache", "--block-size", "32", "--kv-cache-size", "66")
+PROMPT: list[int] = RECORDING[0]["prompt"]
+
+
+class Subscriber:
+    """Binds a port as an index does, and reads what publishers that connect to it say.
+
+    A thread reads all the time: ZMQ tells a new publisher what is wanted only while somebody reads.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._socket = context.socket(zmq.SUB)
+        self._socket.linger = 0
+        self._socket.subscribe("")
+        self._joined = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.topics: set[str] = set()
+        self.sequences: list[int] = []
+        self._events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def wait_for_publisher(self) -> None:
+        """What a publisher says before it knows of us is lost."""
+        assert self._joined.poll(int(PATIENCE_S * 1000)), "no publisher came"
+
+    def events(self, count: int) -> list[dict[str, Any]]:
+        return [self._events.get(timeout=PATIENCE_S) for _ in range(count)]
+
+    def has_more(self) -> bool:
+        """Whether events come within three flush intervals."""
+        time.sleep(3 * FLUSH_S)
+        return not self._events.empty()
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self._socket.disable_monitor()
+        self._joined.close()
+        self._socket.close()
+
+    def _read(self) -> None:
+        while not self._end.is_set():
+            if self._socket.poll(20):
+                topic, sequence, payload = self._socket.recv_multipart()
+                self.topics.add(topic.decode())
+                self.sequences.append(int.from_bytes(sequence, "big"))
+                for event in msgspec.msgpack.decode(payload)[1]:
+                    self._events.put(event)
+
+
+@contextmanager
+def subscribed() -> Iterator[Subscriber]:
+    with zmq.Context() as context:
+        subscriber = Subscriber(context)
+        try:
+            yield subscriber
+        finally:
+            subscriber.close()
+
+
+@contextmanager
+def published(*flags: str, **env: str) -> Iterator[tuple[Client, Subscriber]]:
+    with subscribed() as subscriber:
+        endpoint = f"tcp://127.0.0.1:{subscriber.port}"
+        flush = ("--event-flush-interval", f"{FLUSH_S}s", "--zmq-endpoint", endpoint)
+        with served(*CACHE, *flush, "--enable-prompt-tokens-details", *flags, **env) as client:
+            subscriber.wait_for_publisher()
+            yield client, subscriber
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Client, Subscriber]]:
+    adapters = ("--lora-modules", "first=/adapters/first", "second=/adapters/second")
+    with published("--server-dev-mode", "--kv-cache-metrics", *adapters) as both:
+        yield both
+
+
+@pytest.fixture
+def empty(shared: tuple[Client, Subscriber]) -> tuple[Client, Subscriber]:
+    """That server with an empty cache, and its subscriber, who has read all events so far."""
+    client, subscriber = shared
+    assert client.post("/reset_prefix_cache").status_code == 200
+    client.complete(prompt=[1])
+    while subscriber.events(1)[0]["type"] != "AllBlocksCleared":
+        pass
+    return shared
+
+
+Both = tuple[Client, Subscriber]
+
+
+def cached(answer: Any) -> int:
+    tokens: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return tokens
+
+
+def test_what_a_real_vllm_was_asked_is_answered_alike() -> None:
+    """Blocks of the reply differ: another model wrote it."""
+    with published("--use-vllm-map-event-format", PYTHONHASHSEED="0") as (client, subscriber):
+        for request in RECORDING:
+            wanted = [event for batch in request["batches"] for event in batch]
+            answer = client.complete(
+                prompt=request["prompt"],
+                max_tokens=len(request["reply"]),
+                **({"cache_salt": request["salt"]} if request["salt"] else {}),
+            )
+            assert cached(answer) == request["cached_tokens"], request["name"]
+            for event, fact in zip(subscriber.events(len(wanted)), wanted, strict=True):
+                of_prompt(request["prompt"], event, fact)
+        assert not subscriber.has_more()
+        assert subscriber.sequences == sorted(set(subscriber.sequences))
+        assert subscriber.topics == {f"kv@127.0.0.1:{client.server.port}@{MODEL}"}
+
+
+def of_prompt(prompt: list[int], event: dict[str, Any], fact: dict[str, Any]) -> None:
+    """Compare an event as far as it is about the prompt."""
+    start = fact["first_block"] * BLOCK_SIZE
+    end = start + BLOCK_SIZE * len(event["block_hashes"])
+    written_by_us = end > len(prompt)
+    of_reply = (
+        {"block_hashes", "token_ids", "first_block"}
+        if written_by_us
+        else {"token_ids", "first_block"}
+    )
+    assert {k: v for k, v in event.items() if k not in of_reply} == {
+        k: v for k, v in fact.items() if k not in of_reply
+    }
+    known = min(end, len(prompt)) - start
+    assert event["token_ids"][:known] == prompt[start : start + known]
+
+
+def test_the_cache_shows_in_metrics_and_answers(empty: Both) -> None:
+    client, subscriber = empty
+    names = ("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_cached_total")
+    before = [client.metric(f"vllm:{name}") for name in names]
+    assert cached(client.complete(prompt=PROMPT)) == 0
+    assert cached(client.complete(prompt=PROMPT)) == 96
+    counted = [
+        client.metric(f"vllm:{name}") - so_far for name, so_far in zip(names, before, strict=True)
+    ]
+    assert counted == [200, 96, 96] and client.metric("vllm:kv_cache_usage_perc") == 0
+    assert [event["type"] for event in subscriber.events(1)] == ["BlockStored"]
+    assert client.post("/reset_prefix_cache").status_code == 200
+    assert not subscriber.has_more(), "the next step tells it"
+    assert cached(client.complete(prompt=PROMPT)) == 0
+    assert [event["type"] for event in subscriber.events(2)] == ["AllBlocksCleared", "BlockStored"]
+
+
+USAGE: dict[str, Any] = {
+    "/v1/chat/completions": lambda usage: (
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
+        usage["prompt_tokens_details"]["created_cache_tokens"],
+    ),
+    "/v1/messages": lambda usage: (
+        usage["input_tokens"]
+        + usage["cache_read_input_tokens"]
+        + usage["cache_creation_input_tokens"],
+        usage["cache_read_input_tokens"],
+        usage["cache_creation_input_tokens"],
+    ),
+    "/v1/responses": lambda usage: (
+        usage["input_tokens"],
+        usage["input_tokens_details"]["cached_tokens"],
+        usage["input_tokens_details"]["cache_write_tokens"],
+    ),
+}
+"""All tokens of a prompt, those that were cached, and those that are from now on."""
+
+
+def told_usage(text: str) -> Any:
+    """The last `usage` of an answer, whole or a stream."""
+    lines = [
+        line.removeprefix("data: ")
+        for line in text.splitlines()
+        if line.startswith(("data: {", "{"))
+    ]
+    said = [it.get("usage") or it.get("response", {}).get("usage") for it in map(json.loads, lines)]
+    return [usage for usage in said if usage][-1]
+
+
+def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
+    client, _ = empty
+    for number, (path, stream) in enumerate(
+        (it, stream) for it in USAGE for stream in (False, True)
+    ):
+        text = f"{number} " + "one two three four five six seven " * 30
+        body: dict[str, Any] = {"model": MODEL, "stream": stream}
+        if path == "/v1/responses":
+            body |= {"input": text, "max_output_tokens": 2}
+        else:
+            body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+        if path == "/v1/chat/completions" and stream:
+            body["stream_options"] = {"include_usage": True}
+        new, again = (USAGE[path](told_usage(client.post(path, body).text)) for _ in range(2))
+        tokens, whole = new[0], new[0] // 32 * 32
+        assert new == (tokens, 0, whole) and tokens > 64, (path, stream)
+        found = (tokens - 1) // 32 * 32
+        assert again == (tokens, found, whole - found), (path, stream)
+
+
+def test_every_rank_publishes_at_a_port_of_its_own() -> None:
+    first = free_port(2)
+    env = {
+        "SIM_FORCE_DUMMY_TOKENIZER": "1",
+        "SIM_ENABLE_KVCACHE": "1",
+        "SIM_ZMQ_ENDPOINT": f"tcp://*:{first}",
+        "SIM_EVENT_FLUSH_INTERVAL": f"{FLUSH_S}s",
+        "SIM_DATA_PARALLEL_SIZE": "2",
+    }
+    with running_gunicorn(env=env, ports=2) as server:
+        sources = requests.get(f"{server.url}/kv_event_sources", timeout=20).json()
+        assert [source["endpoint"] for source in sources.values()] == [
+            f"tcp://*:{first + rank}" for rank in range(2)
+        ]
+        for rank in range(2):
+            assert rank_of_an_event(first + rank, f"http://127.0.0.1:{server.port + rank}") == rank
+        urls = [f"http://127.0.0.1:{server.port + rank}/query" for rank in (0, 1, 0)]
+        told = [requests.get(url, timeout=20).json() for url in urls]
+    assert told[0] == told[1] == told[2], (
+        "every rank tells all engine ids, and goes on telling them"
+    )
+    assert (
+        list(told[0]) == ["0", "1"] and len({UUID(it["engine_id"]) for it in told[0].values()}) == 2
+    )
+
+
+def rank_of_an_event(port: int, url: str) -> int:
+    """The rank that an event from `port` tells when the server at `url` is asked."""
+    end = time.monotonic() + PATIENCE_S
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.subscribe("kv@")
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        for asked in count(1):
+            body = {"prompt": [asked] * 64, "max_tokens": 1}
+            requests.post(f"{url}/v1/completions", json=body, timeout=20).raise_for_status()
+            if socket.poll(200):
+                break
+            assert time.monotonic() < end
+        *_, payload = socket.recv_multipart()
+    rank: int = msgspec.msgpack.decode(payload)[2]
+    return rank
+
+
+def test_a_rank_that_is_played_alone_tells_of_itself_and_names_the_engines_of_all() -> None:
+    alone = ("--data-parallel-size", "4", "--data-parallel-rank", "2")
+    with served(*alone, "--enable-kvcache", "--zmq-endpoint", "tcp://127.0.0.1:5600") as client:
+        sources = client.get("/kv_event_sources").json()
+        assert {rank: source["endpoint"] for rank, source in sources.items()} == {
+            "2": "tcp://127.0.0.1:5602"
+        }
+        assert list(client.get("/query").json()) == ["0", "1", "2", "3"]
+
+
+def test_a_miss_can_be_had_on_demand() -> None:
+    """With simulator.md's header, also where no cache is played."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "Hello"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    }
+    with served() as client:
+        for path, body in bodies.items():
+            for told, reason in (("true", "cache_threshold"), ("F", "length")):
+                headers = {"X-Cache-Threshold-Finish-Reason": told}
+                answer = client.post(
+                    path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers
+                )
+                assert answer.json()["choices"][0]["finish_reason"] == reason
+            wrong = client.post(path, body, headers={"X-Cache-Threshold-Finish-Reason": "maybe"})
+            assert wrong.status_code == 400

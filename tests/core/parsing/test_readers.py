@@ -1,0 +1,198 @@
+"""A model's text is told by its parts, the same however it was cut into tokens."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.engine.outputs import Part, Piece
+from app.core.engine.parsing import Read, TextReader, hermes, listed, named, readers, thoughts
+from app.core.engine.request import ToolCalls, ToolFunction
+from app.core.engine.wire import TextForm, Thoughts
+from tests.core.engine.harness import engine_request
+
+READERS: dict[str, Read] = {
+    "hermes": hermes,
+    "llama3": listed,
+    "forced": partial(listed, forced=True),
+    "named": named("f"),
+    "thoughts": thoughts,
+    "thoughts and calls": partial(thoughts, read_text=hermes),
+    "thoughts that may come": partial(thoughts, read_text=hermes, begun=False),
+}
+WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"}}'
+
+
+def read(reader: TextReader, tokens: Sequence[str]) -> list[Piece]:
+    """The pieces, joined where they are of one part."""
+    told: list[Piece] = []
+    for part, text in [
+        *(piece for token in tokens for piece in reader.feed(token)),
+        *reader.finish(),
+    ]:
+        if told and told[-1][0] == part:
+            told[-1] = part, told[-1][1] + text
+        else:
+            told.append((part, text))
+    return [(part, text) for part, text in told if text or part is not None]
+
+
+def call(number: int, name: str, arguments: str) -> Piece:
+    return Part("call", number, name), arguments
+
+
+ARGUMENTS = '{"city": "Rome", "note": "a } \\" {"}'
+
+
+THOUGHT = Part("reasoning")
+CUT_OFF = '<tool_call>{"name": "f", "arguments": {"a'
+CALLED, AGAIN = (call(number, "weather", ARGUMENTS) for number in (0, 1))
+TWO = [call(0, "f", '{"a": [1]}'), call(1, "g", "{}")]
+CASES: list[tuple[str, str, list[Piece]]] = [
+    ("hermes", f"So:\n<tool_call>\n{WEATHER}\n</tool_call>", [(None, "So:\n"), CALLED]),
+    # Calls are numbered, and what stands between and behind them is not told.
+    (
+        "hermes",
+        f"<tool_call>{WEATHER}</tool_call>\nand\n<tool_call>{WEATHER}</tool_call> done",
+        [CALLED, AGAIN],
+    ),
+    *(
+        ("hermes", text := f"<tool_call>{inner}</tool_call> and so on", [(None, text)])
+        for inner in ("no JSON", '{"arguments": {}}', '{"name": 3, "arguments": {}}', "[]", "")
+    ),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
+        [call(0, "f", '{"a": 1}')],
+    ),
+    ("hermes", f"<tool_call>{WEATHER}", [CALLED]),
+    ("hermes", CUT_OFF, [call(0, "f", '{"a'), (Part("call", 0, raw=CUT_OFF), "")]),
+    *(
+        (
+            "llama3",
+            f'{before}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}',
+            TWO,
+        )
+        for before in ("", "\n ", "<|python_tag|>")
+        for key in ("arguments", "parameters")
+    ),
+    *(
+        ("llama3", text, [(None, text)])
+        for text in ("Hello {there}", '{"a": 1}', '{"a": 1} {"name": "f"}', "<|pyth", "{", " \n")
+    ),
+    ("forced", '[{"name": "f", "parameters": {"a": [1]}}, {"name": "g", "parameters": {}}]', TWO),
+    ("forced", '[{"na', [(Part("call", 0, raw='[{"na'), "")]),  # nothing that a stream is told
+    ("named", '{"a": 1}', [call(0, "f", '{"a": 1}')]),
+    *(
+        ("thoughts", f"{begin}Hm <b>.</think>\n\nYes", [(THOUGHT, "Hm <b>."), (None, "\n\nYes")])
+        for begin in ("", "<think>", "\n<think>")
+    ),
+    ("thoughts and calls", "<think>Hm </thi", [(THOUGHT, "Hm </thi")]),
+    *(
+        (
+            "thoughts that may come",
+            f"{blank}<think>Hm</think>\n{{}}",
+            [(THOUGHT, "Hm"), (None, "\n{}")],
+        )
+        for blank in ("", " ")
+    ),
+    *(
+        ("thoughts that may come", text, [(None, text)] if text else [])
+        for text in ("{}", "<thi", "", "\n", "<b>")
+    ),
+    (
+        "thoughts and calls",
+        f"Hm</think><tool_call>{WEATHER}</tool_call>",
+        [(THOUGHT, "Hm"), CALLED],
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "told"), CASES)
+def test_a_text_is_split_into_parts(kind: str, text: str, told: list[Piece]) -> None:
+    assert read(TextReader(READERS[kind]), [text]) == told
+
+
+def test_the_name_of_a_call_is_emitted_before_its_arguments_end() -> None:
+    told = TextReader(hermes).feed('<tool_call>{"name": "weather", "arguments": {"ci')
+    assert told == [call(0, "weather", ""), call(0, "weather", '{"ci')]
+
+
+NAMED = ToolCalls(tools=(ToolFunction("f"),), min_calls=1, named=True)
+BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "text", "told"),
+    [
+        (BEGUN, "Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
+        (POSSIBLE, "<think>Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
+        (POSSIBLE, "{}", [call(0, "f", "{}")]),
+        (None, "{}", [call(0, "f", "{}")]),
+    ],
+)
+def test_a_required_call_may_follow_thoughts(
+    thoughts: Thoughts | None, text: str, told: list[Piece]
+) -> None:
+    form = TextForm(json_schema="{}", thoughts=thoughts)
+    reader = readers("hermes")(engine_request(tool_calls=NAMED, form=form, reasoning=True))
+    assert reader is not None and read(reader, [text]) == told
+
+
+SCRAPS = st.sampled_from(
+    [
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "<think>",
+            "</think>",
+            "<|python_tag|>",
+            "<tool",
+            "</",
+            "<",
+        ),
+        *("{", "}", "[", "]", '"', "\\", ",", ";", ":", " ", "\n", "text", "3.5", "null"),
+        *(
+            WEATHER,
+            '{"name": "f", "parameters": ',
+            '{"a": [1, "]"]}',
+            '"name"',
+            '"arguments"',
+            "{}",
+            '""',
+        ),
+    ]
+)
+TEXTS = st.lists(SCRAPS, max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("kind", READERS)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_parts_do_not_depend_on_how_the_text_is_cut(kind: str, data: st.DataObject) -> None:
+    text = data.draw(TEXTS)
+    places = sorted(data.draw(st.sets(st.integers(0, len(text)))))
+    tokens = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+    cuts = (tokens, [text], list(text))
+    cut, whole, single = (read(TextReader(READERS[kind]), some) for some in cuts)
+    assert cut == whole == single
+
+
+TOLD = st.text().filter(
+    lambda text: "</tool_call>" not in text
+)  # which ends the call, wherever it stands
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.integers() | TOLD | st.none(), max_size=4),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_arguments_are_emitted_verbatim(arguments: dict[str, object], tight: bool) -> None:
+    separators = (",", ":") if tight else (", ", ": ")
+    written = json.dumps({"name": "f", "arguments": arguments}, separators=separators)
+    [(part, told)] = read(TextReader(hermes), list(f"<tool_call>{written}</tool_call>"))
+    assert (part, json.loads(told)) == (Part("call", 0, "f"), arguments)

@@ -1,0 +1,157 @@
+"""From bytes to a request, and every way in which bytes are no request."""
+
+import json
+import math
+
+import pytest
+
+from app.core.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.core.protocol.coercion import ConversionError, convert_value
+from app.core.protocol.decoding import UnparsableBodyError, decode
+from app.core.server.http.errors import ApiError, bad_request
+from tests.core.protocol.refused import chat
+
+JSON = "application/json"
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def refusal(body: bytes, content_type: str | None = JSON) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        decode(body, content_type, ChatCompletionRequest)
+    return caught.value
+
+
+def answer(error: ApiError) -> tuple[int, str, str | None]:
+    return error.status, error.type, error.param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", "body"),
+        (b"[]", "body"),
+        (b"{", "body.1"),
+        (b'{"a":1,}', "body.7"),
+        (b'{"a":1, }', "body.8"),
+        (b"{'a':1}", "body.1"),
+        (b'{"a":1} x', "body.8"),
+        (b"{}", "body.messages"),
+    ],
+)
+def test_what_is_no_json_object_is_a_bad_request_at_its_place(body: bytes, param: str) -> None:
+    assert answer(refusal(body)) == (400, "Bad Request", param)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a":"\xff"}', b"[" * 100_000, b'{"a":' * 100_000, b'{"a":' + b"1" * 5000 + b"}"]
+)
+def test_what_cannot_even_be_tried_has_the_frameworks_own_body(body: bytes) -> None:
+    error = refusal(body)
+    assert isinstance(error, UnparsableBodyError)
+    assert list(json.loads(error.body())) == ["detail"]
+
+
+@pytest.mark.parametrize(
+    "content_type", [None, "", "text/plain", "application/jsonx", "application/json ;a"]
+)
+def test_another_content_type_is_refused_without_a_param(content_type: str | None) -> None:
+    assert answer(refusal(b'{"messages":[]}', content_type)) == (400, "Bad Request", None)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_every_unicode_encoding_is_understood(encoding: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "é"}]}, ensure_ascii=False).encode(
+        encoding
+    )
+    assert decode(body, JSON, ChatCompletionRequest).messages[0]["content"] == "é"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "read"),
+    [
+        ("n", "5", 5),
+        ("n", "1_0", 10),
+        ("n", True, 1),
+        ("temperature", 1, 1.0),
+        ("length_penalty", -(10**400), -math.inf),
+        ("stream", "yes", True),
+        ("stream", 0, False),
+        ("logit_bias", {"5": "2"}, {"5": 2.0}),
+        ("stop_token_ids", ["5"], [5]),
+        ("top_logprobs", None, 0),
+    ],
+)
+def test_near_misses_are_converted(field: str, value: object, read: object) -> None:
+    got = getattr(chat(**{field: value}), field)
+    assert got == read and type(got) is type(read)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("n", "x", "body.n"),
+        ("n", float("nan"), "body.n"),
+        ("stream", " true", "body.stream"),
+        ("stop", ["a"] * 5, "body.stop"),
+        ("stop_token_ids", [1, "a"], "body.stop_token_ids.1"),
+        ("logit_bias", {"1": "a"}, "body.logit_bias.1"),
+        ("documents", [{"a": 1}], "body.documents.0.a"),
+        ("tools", [{"function": {}}], "body.tools.0.function.name"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": 5}},
+            "body.response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_by_its_path(
+    field: str, value: object, param: str
+) -> None:
+    assert answer(refusal(json.dumps({"messages": HELLO, field: value}).encode())) == (
+        400,
+        "Bad Request",
+        param,
+    )
+
+
+def test_half_a_surrogate_pair_is_not_accepted_as_text() -> None:
+    error = refusal(b'{"messages":[{"role":"user","content":"\\ud800"}]}')
+    assert answer(error) == (400, "BadRequestError", None)
+    whole = b'{"messages":[{"role":"user","content":"\\ud83d\\ude00"}]}'
+    assert decode(whole, JSON, ChatCompletionRequest).messages[0]["content"] == "\U0001f600"
+
+
+def test_half_a_surrogate_pair_is_no_number() -> None:
+    with pytest.raises(ConversionError):
+        convert_value(list[int], [1, "\ud800"])
+
+
+def test_a_message_that_quotes_half_a_surrogate_pair_can_still_be_sent() -> None:
+    assert json.loads(bad_request("\ud800", "a\ud800").body())["error"]["message"] == "?"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        *(
+            ({"messages": messages}, "Bad Request", "body.messages")
+            for messages in ([], {}, "hi", 5, None)
+        ),
+        *(({"messages": [HELLO, one]}, "Bad Request", "body.messages.1") for one in ([], HELLO[0])),
+        ({"tool_choice": "auto"}, "Bad Request", "body.tool_choice"),
+        ({"use_beam_search": True}, "BadRequestError", "use_beam_search"),
+        ({"n": 2}, "BadRequestError", "n"),
+        ({"stream_options": {"include_usage": True}}, "BadRequestError", "stream_options"),
+        (
+            {"kv_transfer_params": {"prompt_token_ids": [1]}},
+            "BadRequestError",
+            "kv_transfer_params.prompt_token_ids",
+        ),
+    ],
+)
+def test_a_batch_is_a_list_of_conversations_with_one_answer_each(
+    fields: dict[str, object], kind: str, param: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(json.dumps({"messages": [HELLO], **fields}).encode(), JSON, BatchChatRequest)
+    assert answer(caught.value) == (400, kind, param)

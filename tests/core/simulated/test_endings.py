@@ -1,0 +1,134 @@
+"""Stops, against a naive walk over the tokens; biases and lists of tokens, which decide a reply's
+tokens.
+"""
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.engine.outputs import Finish
+from app.core.engine.request import Reply
+from app.core.engine.simulated.endings import stopped
+from app.core.engine.simulated.token_chooser import TokenChooser
+from app.core.engine.wire import Sampling
+from tests.core.engine.harness import Harness, embedded_tokenizer, engine_request
+
+
+def script(*texts: str) -> Reply:
+    return Reply(list(texts), list(range(len(texts))), Finish("length"))
+
+
+def naive(
+    texts: list[str], stops: list[str], min_tokens: int, include: bool
+) -> tuple[str, int, str | None]:
+    """Text, token count and matched stop, found one token at a time as vLLM's detokenizer does."""
+    text = ""
+    for count, piece in enumerate(texts, 1):
+        boundary = len("".join(texts[:min_tokens]))
+        text += piece
+        if count <= min_tokens:
+            continue
+        ends = []
+        for order, stop in enumerate(stops):
+            start = text.find(stop)
+            while start >= 0 and start + len(stop) <= boundary:
+                start = text.find(stop, start + 1)
+            if start >= 0:
+                ends.append((start + len(stop), order, start, stop))
+        if ends:
+            end, _, start, stop = min(ends)
+            return text[: end if include else start], count, stop
+    return text, len(texts), None
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    texts=st.lists(st.text("abc", max_size=3), min_size=1, max_size=12),
+    stops=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=4),
+    min_tokens=st.integers(0, 5),
+    include=st.booleans(),
+)
+def test_stops_end_a_reply_as_a_token_by_token_search_would(
+    texts: list[str], stops: list[str], min_tokens: int, include: bool
+) -> None:
+    got = stopped(
+        script(*texts),
+        engine_request(stop=tuple(stops), min_tokens=min_tokens, include_stop=include),
+    )
+    text, count, stop = naive(texts, stops, min_tokens, include)
+    assert ("".join(got.texts), len(got.ids)) == (text, count)
+    assert got.finish == (Finish("stop", stop) if stop else Finish("length"))
+    assert len(got.texts) == len(got.ids)
+
+
+def test_a_possible_beginning_of_a_stop_is_held_back() -> None:
+    got = stopped(script("Hello", " wor", "ld", " END", "!"), engine_request(stop=("END",)))
+    assert (got.texts, got.finish) == (["Hel", "lo w", "or", "ld "], Finish("stop", "END"))
+
+
+def test_a_stop_token_is_counted_but_not_shown_and_not_before_min_tokens() -> None:
+    got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({1})))
+    assert (got.texts, got.ids, got.finish) == (["a", ""], [0, 1], Finish("stop", 1))
+    got = stopped(
+        script("a", "b", "c"), engine_request(stop_token_ids=frozenset({0, 2}), min_tokens=1)
+    )
+    assert got.finish == Finish("stop", 2)
+
+
+END = embedded_tokenizer().eos_token_id or 0
+ONE, TWO = embedded_tokenizer().encode("a")[0], embedded_tokenizer().encode("b")[0]
+VOCABULARY = 1000
+
+
+def played(sampling: dict[str, Any], **fields: Any) -> tuple[list[int], str | None]:
+    harness = Harness(mode="random")
+    asked = {"limited": True, "max_tokens": 12, "ignore_eos": False, **fields}
+    harness.ask(sampling=Sampling(**sampling), **asked)
+    harness.clock.advance(5)
+    return [token for event in harness.tokens() for token in event.ids], harness.finish()
+
+
+@pytest.mark.parametrize("how", [{}, {"greedy": True}, {"logprobs": 2}])
+@pytest.mark.parametrize(
+    ("sampling", "ids", "finish"),
+    [
+        ({"logit_bias": {ONE: 1e9, TWO: 50}}, [ONE] * 12, "length"),
+        ({"allowed_token_ids": (TWO,)}, [TWO] * 12, "length"),
+        ({"allowed_token_ids": (ONE, TWO), "logit_bias": {ONE: -100}}, [TWO] * 12, "length"),
+        ({"logit_bias": {END: 100}}, [END], "stop"),
+    ],
+)
+def test_a_bias_of_100_and_allowed_tokens_decide(
+    sampling: dict[str, Any], ids: list[int], finish: str, how: dict[str, Any]
+) -> None:
+    assert played(sampling, **how) == (ids, finish)
+
+
+def test_a_forbidden_or_ignored_end_of_text_does_not_end_the_reply() -> None:
+    assert played({"logit_bias": {END: -100}})[1] == "length"
+    assert played({"logit_bias": {END: 100}}, ignore_eos=True) == ([END] * 12, "length")
+    ids, finish = played({"logit_bias": {END: 100}}, min_tokens=4)
+    assert (len(ids), ids[-1], finish) == (5, END, "stop")
+
+
+def test_a_bias_of_minus_a_hundred_forbids() -> None:
+    own = played({"logit_bias": {VOCABULARY: -1}}, seed=5)[0]
+    forbidden = dict.fromkeys(own[:-1], -100.0)
+    for how in ({"seed": 5}, {"greedy": True}, {}):
+        assert not set(played({"logit_bias": forbidden}, **how)[0]) & set(forbidden)
+
+
+def test_a_bias_between_shifts_the_odds_and_a_greedy_choice_is_the_likeliest_token() -> None:
+    for bias, share in ((-100, 0), (0, 0), (6, 0.2), (7, 0.41), (100, 1)):
+        rng, tokens = Random(1), TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, False)
+        chosen = Counter(tokens.choose(3, rng) for _ in range(5000))
+        assert chosen[7] / 5000 == pytest.approx(share, abs=0.02) and set(chosen) <= {3, 7}
+    for bias, token in ((5.0, 3), (9.0, 7)):
+        assert (
+            TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, True).choose(3, Random(1))
+            == token
+        )

@@ -1,0 +1,107 @@
+"""What is said, and each token at its moment."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.engine.outputs import Finish
+from tests.core.engine.harness import Harness, embedded_tokenizer
+
+SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
+
+
+def said(harness: Harness, **fields: Any) -> str:
+    name = str(len(harness.events))
+    harness.ask(name, **{"max_tokens": 40, **fields})
+    harness.clock.advance(1000)
+    assert harness.finish(name) is not None
+    return harness.said(name)
+
+
+@given(
+    ttft=st.floats(0, 2), itl=st.floats(0, 0.5), tokens=st.integers(1, 60), start=st.floats(0, 1e6)
+)
+@settings(max_examples=25, deadline=None)
+def test_token_k_is_due_k_gaps_after_the_first_and_comes_less_than_two_slots_late(
+    ttft: float, itl: float, tokens: int, start: float
+) -> None:
+    harness = Harness(time_to_first_token=ttft, inter_token_latency=itl)
+    harness.clock.advance(start)
+    start_s = harness.clock.now()
+    harness.ask(max_tokens=tokens)
+    harness.clock.advance(tokens * itl + ttft + 1)
+    count = 0
+    for event in harness.tokens():
+        count += len(event.ids)
+        assert event.at_s == pytest.approx(start_s + ttft + (count - 1) * itl, abs=1e-6)
+    assert count == tokens
+
+
+def test_a_delayed_stream_returns_to_its_schedule() -> None:
+    harness = Harness(**SLOW)
+    harness.ask(max_tokens=30)
+    harness.clock.advance(0.55)
+    ring = harness.wheel.ring
+    harness.clock.ring_at(1e9, lambda: None)  # the alarm is lost for a while
+    harness.clock.advance(1.0)
+    ring()
+    late = harness.tokens()[1]
+    assert len(late.ids) == 10
+    assert late.at_s == pytest.approx(1000.5 + 10 * 0.1, abs=1e-9)
+    harness.clock.advance(10)
+    assert harness.tokens()[-1].at_s == pytest.approx(1000.5 + 29 * 0.1, abs=1e-9)
+
+
+def test_a_seed_decides_a_reply_on_any_server_and_nothing_else_does() -> None:
+    one, other = Harness(seed=1), Harness(seed=2)
+    for seed in (0, 1, -5, 2**62):
+        assert said(one, seed=seed) == said(one, seed=seed) == said(other, seed=seed)
+    assert said(one, greedy=True) == said(one, greedy=True) == said(other, greedy=True)
+    replies = {said(one, seed=seed) for seed in range(50)} | {said(one) for _ in range(20)}
+    replies |= {said(one, seed=7, prompt_ids=[5, 6, last]) for last in range(8, 58)}
+    assert len(replies) > 115
+
+
+def test_seeded_requests_do_not_change_a_seeded_servers_replies() -> None:
+    one, other = Harness(seed=3), Harness(seed=3)
+    assert [said(one) for _ in range(10)] == [said(other) for _ in range(10)]
+    said(other, seed=5)
+    said(other, greedy=True)
+    assert said(one) == said(other)
+    assert said(Harness(seed=4)) != said(Harness(seed=3))
+
+
+@given(
+    most=st.integers(1, 300),
+    least=st.integers(0, 300),
+    seed=st.integers(0, 99),
+    limited=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_lengths_stay_within_the_limits_and_set_the_finish_reason(
+    most: int, least: int, seed: int, limited: bool
+) -> None:
+    least = min(least, most)
+    harness = Harness(seed=seed)
+    harness.ask(max_tokens=most, min_tokens=least, ignore_eos=False, limited=limited)
+    count = sum(len(event.ids) for event in harness.tokens())
+    assert max(1, least) <= count <= most
+    assert harness.finish() == ("length" if count == most else "stop")
+
+
+def test_echo_returns_the_text_and_reports_a_reached_limit() -> None:
+    harness = Harness(mode="echo")
+    for text in ("What goes in comes out.", "日本語 🙂\n\n  x", "a" * 1000):
+        assert said(harness, echo_text=text, limited=False) == text
+        count = len(embedded_tokenizer().encode(text))
+        for limit, reason in ((2, "length"), (count, "length"), (count + 1, "stop")):
+            name = f"{limit} {text}"
+            harness.ask(name, echo_text=text, max_tokens=limit)
+            assert harness.said(name) == text and harness.finish(name) == reason
+    harness.ask("nothing", echo_text="")
+    [event] = harness.tokens("nothing")
+    end = [embedded_tokenizer().eos_token_id]
+    assert (event.texts, event.ids, event.finish) == ([""], end, Finish("stop"))
+    assert harness.is_idle()

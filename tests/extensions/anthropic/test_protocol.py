@@ -1,0 +1,207 @@
+"""A request of the Anthropic family: what it may be, and the chat that it means."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.core.protocol.chat import ChatCompletionRequest, Message
+from app.core.protocol.decoding import decode
+from app.extensions.anthropic.protocol import BILLING_HEADER, AnthropicRequest, MessagesRequest
+from app.extensions.anthropic.protocol import chat_request as to_chat
+from tests.core.protocol.refused import refused
+
+HELLO = {"role": "user", "content": "hi"}
+WEATHER = {
+    "name": "weather",
+    "description": "How it is",
+    "input_schema": {"properties": {"city": {}}},
+}
+
+
+def decoded(**fields: Any) -> MessagesRequest:
+    body = {"model": "m", "max_tokens": 9, "messages": [HELLO], **fields}
+    return decode(json.dumps(body).encode(), "application/json", MessagesRequest)
+
+
+def chat_request(asked: AnthropicRequest, merges: bool = False) -> ChatCompletionRequest:
+    return to_chat(asked, lambda: merges, lambda: "none")
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return chat_request(decoded(**fields))
+
+
+def messages(*turns: dict[str, Any], **fields: Any) -> list[Message]:
+    return chat(messages=list(turns), **fields).messages
+
+
+def user(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def refusal(**fields: Any) -> tuple[int, str, str | None]:
+    return refused(lambda: chat(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "robot", "content": "hi"}]}, "body.messages.0.role"),
+        ({"messages": [user({"type": "tool_addition"})]}, "body.messages.0.content"),
+        ({"max_tokens": 0}, "body.max_tokens"),
+        ({"tool_choice": {"type": "tool"}}, "body.tool_choice"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 4096},
+            "body.thinking.enabled.budget_tokens",
+        ),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "body"),
+    ],
+)
+def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
+    fields: dict[str, Any], param: str
+) -> None:
+    assert refusal(**fields) == (400, "Bad Request", param)
+
+
+def test_sampling_limits_and_forms_keep_their_values() -> None:
+    same = {
+        **{
+            "max_tokens": 7,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 3,
+            "stream": True,
+            "priority": -2,
+        },
+        **{
+            "cache_salt": "salt",
+            "kv_transfer_params": {"do_remote_decode": True},
+            "vllm_xargs": {"a": 1},
+        },
+    }
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    asked = chat(**same, stop_sequences=["END"], output_config={"format": form})
+    assert {name: getattr(asked, name) for name in same} == same
+    assert (asked.stop, asked.max_completion_tokens) == (["END"], 7)
+    assert asked.response_format is not None and asked.response_format.json_schema is not None
+    assert asked.response_format.json_schema.json_schema == form["schema"]
+
+
+def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None:
+    note, blocks = (
+        {"role": "system", "content": "Now be long."},
+        [text(f"{BILLING_HEADER}: cc=1"), text("!")],
+    )
+    asked = decoded(
+        messages=[note, HELLO, {"role": "system", "content": blocks}], system="Be brief. "
+    )
+    first = {"role": "system", "content": "Be brief. "}
+    assert chat_request(asked).messages == [first, note, HELLO, {"role": "system", "content": "!"}]
+    assert chat_request(asked, merges=True).messages == [
+        {"role": "system", "content": "Be brief. Now be long.!"},
+        HELLO,
+    ]
+
+
+def test_a_round_of_tools_becomes_calls_and_their_results() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}
+    thought = {"type": "thinking", "thinking": "Look outside.", "signature": "s"}
+    assert messages(
+        HELLO, assistant(thought, text("Let me see."), call), user(text("And?"), result)
+    ) == [
+        HELLO,
+        {
+            "role": "assistant",
+            "reasoning": "Look outside.",
+            "tool_calls": [
+                {
+                    "id": "t1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+                }
+            ],
+            "content": "Let me see.",
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+def test_a_result_of_several_items_is_one_text_then_images_then_references() -> None:
+    items = [
+        text("one"),
+        {"type": "image", "source": {"type": "url", "url": "http://a"}},
+        text("two"),
+        {"type": "tool_reference", "tool_name": "weather"},
+        {"type": "tool_reference", "tool_name": {"not": "a name"}},
+        {"type": "unknown"},
+        {"type": "image"},
+        {"type": "document", "source": {"type": "url", "url": "http://b"}},
+    ]
+    assert messages(user({"type": "tool_result", "tool_use_id": "t1", "content": items})) == [
+        {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]},
+        {
+            "role": "tool",
+            "tool_call_id": "t1",
+            "content": [{"type": "tool_reference", "name": "weather"}],
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        (None, "auto"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+    ],
+)
+def test_a_choice_among_tools_keeps_its_meaning(choice: dict[str, Any] | None, wanted: str) -> None:
+    assert chat(tools=[WEATHER], tool_choice=choice).tool_choice == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort", "budget"),
+    [
+        ({}, None, None),
+        ({"output_config": {"effort": "max"}}, "max", None),
+        ({"thinking": {"type": "disabled"}}, "none", None),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low", None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}, None, 1024),
+    ],
+)
+def test_thinking_is_bounded_by_a_budget_and_switched_off_by_effort_none(
+    fields: dict[str, Any], effort: str | None, budget: int | None
+) -> None:
+    asked = chat(**fields)
+    assert (asked.reasoning_effort, asked.thinking_token_budget) == (effort, budget)
+
+
+ASKED = text("What is it?")
+
+
+@pytest.mark.parametrize(
+    ("block", "url"),
+    [
+        ({"source": {"type": "url", "url": "http://a/b.png"}}, "http://a/b.png"),
+        (
+            {"source": {"type": "base64", "media_type": "image/png", "data": "QQ=="}},
+            "data:image/png;base64,QQ==",
+        ),
+    ],
+)
+def test_an_image_becomes_a_url(block: dict[str, Any], url: str) -> None:
+    (message,) = messages(user({"type": "image", **block}, ASKED))
+    assert message["content"] == [{"type": "image_url", "image_url": {"url": url}}, ASKED]

@@ -1,0 +1,290 @@
+"""One time axis, why a request was late, and what is at hand: the page in a real Chromium."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from app.extensions.console.page import report_of
+from tests.extensions.console.conftest import until
+from tests.extensions.console.watched import Watched
+from tests.extensions.console.wire.test_browser import KEY, Seen, complete, load, settings
+from tests.extensions.console.wire.test_figures import SERVER
+from tests.running_server import RunningServer, running_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+FLAGS = ("--console", "--admin-key=secret", "--max-num-seqs=1", "--time-to-first-token=400ms")
+UNDER_WAY = "[...model.bars.values()].filter(bar => bar.arrival <= AT && (bar.end === null || bar.end >= AT))"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(*FLAGS, "--inter-token-latency=20ms", "--seed=7") as running:
+        yield running
+
+
+@pytest.fixture
+def seen(browser: Browser, server: RunningServer) -> Iterator[Seen]:
+    it = Seen(browser.new_context(viewport={"width": 1280, "height": 900}).new_page(), server)
+    it.open()
+    yield it
+    it.is_over()
+
+
+def change(server: RunningServer, **values: Any) -> None:
+    body = {name.replace("_", "-"): value for name, value in values.items()}
+    answer = requests.post(f"{server.url}/admin/config", json=body, headers=KEY, timeout=20)
+    assert answer.status_code == 200, answer.text
+
+
+def number(text: str) -> float:
+    """Milliseconds of a figure of the page."""
+    value, unit = text.split()
+    return float(value) * (1000 if unit == "s" else 1)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three hundred requests in twenty seconds, four at a time, as a page of its own."""
+    it, rng = (
+        Watched(slots=4, max_waiting=1000, time_to_first_token=0.1, inter_token_latency=0.02),
+        Random(3),
+    )
+    it.observer.mark("setting", "time-to-first-token: 100ms")
+    picture, frames = it.observer.picture(SERVER), []
+    for turn in range(80):
+        if turn == 40:
+            it.observer.mark("pause", "pause <b>")
+        for each in range(rng.randrange(3, 5) if turn < 80 else 0):
+            it.ask(f"r{turn}-{each}", max_tokens=rng.randrange(2, 20))
+        it.harness.clock.advance(0.25)
+        frames.append(it.observer.frame())
+    path = tmp_path_factory.mktemp("recording") / "run.html"
+    path.write_text(report_of(picture, frames))
+    return path
+
+
+@pytest.fixture
+def report(browser: Browser, recording: Path) -> Iterator[Page]:
+    page, complaints = browser.new_page(viewport={"width": 1280, "height": 1600}), list[str]()
+    page.on("console", lambda it: complaints.append(it.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(recording.as_uri())
+    until(lambda: page.inner_text("#state") == "a report", "it shows nothing")
+    yield page
+    page.close()
+    assert complaints == []
+
+
+def test_the_panel_says_why_a_request_was_late_while_it_waits_and_after(
+    seen: Seen, server: RunningServer
+) -> None:
+    ids = list[str]()
+    ahead = threading.Thread(target=lambda: complete(server, max_tokens=80))
+    late = threading.Thread(target=lambda: ids.append(complete(server, max_tokens=5)["id"]))
+    ahead.start()
+    until(lambda: seen.model("model.figures.running === 1"), "nothing runs")
+    late.start()
+    waiting = "[...model.bars.values()].find(bar => bar.phase === QUEUED && bar.end === null)"
+    until(lambda: seen.model(f"{waiting} !== undefined"), "nothing waits")
+    seen.page.evaluate(f"views.detail.show({waiting}.number, model)")
+    seen.shows("for a place: 1 of 1 taken", "#detail .sentence")
+    assert "(so far)." in seen.page.inner_text("#detail .sentence")
+    ahead.join()
+    late.join()
+    until(lambda: "(so far)" not in seen.page.inner_text("#detail .sentence"), "it is not over")
+    answer = requests.get(f"{server.url}/admin/requests/{ids[0]}", headers=KEY, timeout=20).json()
+    assert seen.page.inner_text("#detail .sentence") == answer["sentence"]
+    (choice,) = answer["choices"]
+    names = seen.page.locator("#detail .phases > span").all_inner_texts()
+    told = [number(it) for it in seen.page.locator("#detail .phases .number").all_inner_texts()]
+    took = [phase["to_ms"] - phase["from_ms"] for phase in choice["phases"]]
+    assert names[0] == choice["phases"][0]["phase"]
+    assert told == [pytest.approx(it, rel=0.01, abs=0.5) for it in took]
+    width = (
+        "(it => it.getBoundingClientRect().width / it.parentElement.getBoundingClientRect().width)"
+    )
+    shares = seen.page.evaluate(f"[...document.querySelectorAll('#detail .track i')].map({width})")
+    assert shares == [pytest.approx(it / choice["total_ms"], abs=0.01) for it in took]
+
+
+def test_a_recording_tells_phases_and_that_it_knows_no_causes(report: Page) -> None:
+    late = "[...model.bars.values()].reduce((a, b) => (b.first - b.arrival > a.first - a.arrival ? b : a))"
+    report.evaluate(f"views.detail.show({late}.number, model)")
+    sentence = report.inner_text("#detail .sentence")
+    assert "in queue" in sentence and "A recording holds no causes." in sentence
+    waited = report.evaluate(f"(bar => bar.parts[1][1] - bar.arrival)({late})")
+    assert number(report.inner_text("#detail .phases .number >> nth=0")) == pytest.approx(
+        waited, rel=0.01
+    )
+
+
+def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
+    box = report.locator("#steps-time").bounding_box()
+    assert box is not None
+    left, right = report.evaluate("[axis.left, RIGHT]")
+    first, last = report.evaluate("[axis.range.from, axis.range.to]")
+    assert last - first == pytest.approx(20_000, abs=1)
+
+    def x(at_ms: float) -> float:
+        assert box is not None
+        return float(
+            box["x"] + left + (box["width"] - left - right) * (at_ms - first) / (last - first)
+        )
+
+    report.mouse.move(x(4000), box["y"] + 30)
+    report.mouse.down()
+    report.mouse.move(x(6000), box["y"] + 30, steps=4)
+    report.mouse.up()
+    until(lambda: report.evaluate("axis.zoomed"), "it is not zoomed")
+    shown = report.evaluate("[axis.range.from, axis.range.to]")
+    assert shown == [pytest.approx(4000, abs=40), pytest.approx(6000, abs=40)]
+    inside = (
+        "[...model.bars.values()].filter(bar => bar.arrival "
+        "<= axis.range.to && bar.end >= axis.range.from)"
+    )
+    assert report.evaluate(f"views.bars.rows.length === {inside}.length")
+    points = report.evaluate("views.curves.map(it => it.points.length)")
+    assert points == [points[0]] * 4 and 8 <= points[0] <= 11, (
+        "four frames a second, and one at each side"
+    )
+    report.mouse.move((x(first) + x(last)) / 2, box["y"] + 30)
+    lines = report.evaluate(
+        "axis.parts.filter(it => it.place.id !== 'overview').map(it => it.line.hidden ? null :"
+        " it.line.getBoundingClientRect().x)"
+    )
+    assert len(lines) == 6 and max(lines) - min(lines) < 1, "one cursor through all parts"
+    moment = "recorder.points.filter(p => p.at <= axis.cursor).pop().figures.running"
+    assert report.inner_text("#charts b >> nth=0") == str(report.evaluate(moment))
+    report.keyboard.press("+")
+    assert report.evaluate("axis.length") == pytest.approx((shown[1] - shown[0]) / 2, rel=0.01)
+    report.keyboard.press("Escape")
+    assert report.evaluate("[axis.range.from, axis.range.to]") == [first, last]
+
+
+def test_hundreds_of_requests_are_a_density_with_the_rows_of_a_moment(report: Page) -> None:
+    assert report.evaluate("model.bars.size") >= 240
+    assert report.evaluate("views.bars.dense")
+    at_ms = 12_120.0
+    count = report.evaluate(UNDER_WAY.replace("AT", str(at_ms)) + ".length")
+    density = report.evaluate(
+        "(({counts, failed}) => counts.reduce((sum, row) => sum + row[Math.floor("
+        f"({at_ms} - axis.range.from) / axis.length * (failed.length - 2))], 0))(views.bars.density.counted)"
+    )
+    assert density == pytest.approx(count, abs=3) and count > 10
+    box = report.locator("#requests").bounding_box()
+    assert box is not None
+    x = report.evaluate(f"axis.x({at_ms}, views.bars.canvas.clientWidth)")
+    report.mouse.move(box["x"] + x, box["y"] + 100)
+    assert "queued" in report.inner_text("#tip")
+    report.mouse.click(box["x"] + x, box["y"] + 100)
+    assert not report.evaluate("views.bars.dense")
+    assert report.evaluate("views.bars.rows.length") == pytest.approx(count, abs=3)
+    assert "show all" in report.inner_text("#all-rows")
+    report.keyboard.press("Escape")
+    assert report.evaluate("views.bars.dense")
+    report.select_option("#as", "rows")
+    assert not report.evaluate("views.bars.dense")
+
+
+def test_marks_are_in_a_recording_and_their_words_are_text(report: Page) -> None:
+    assert report.evaluate("model.marks.map(([, kind, text]) => [kind, text])") == [
+        ["setting", "time-to-first-token: 100ms"],
+        ["pause", "pause <b>"],
+    ]
+    assert report.locator("#requests-time .mark-pause").inner_text() == "pause <b>"
+    assert report.locator("#overview .marks i").count() == 2
+
+
+def test_what_began_is_marked_also_for_pages_that_are_opened_later_and_saved(
+    seen: Seen, server: RunningServer, tmp_path: Path
+) -> None:
+    load(server, rate=5, seconds=1, prompt_tokens=20, output_tokens=2)
+    change(server, fault_rules=[{"action": "error", "status": 503, "every": 10}])
+    change(server, fault_rules=None, inter_token_latency="25ms")
+    for action in ("pause?mode=keep", "resume"):
+        requests.post(f"{server.url}/admin/console/{action}", headers=KEY, timeout=20)
+    marks = "model.marks.slice(-6).map(([, kind, text]) => `${kind} ${text}`)"
+    wanted = [
+        "load load of 5 requests/s for 1 s",
+        'fault fault-rules: [{"action":"error","status":503,"every":10}]',
+        "setting inter-token-latency: 25ms",
+        "fault fault-rules: null",
+        "pause pause",
+        "pause resume",
+    ]
+    until(lambda: sorted(seen.model(marks)) == sorted(wanted), f"marks are {seen.model(marks)}")
+    seen.page.reload()
+    seen.is_now("serving")
+    assert sorted(seen.model(marks)) == sorted(wanted)
+    text = seen.model("recorder.text()")
+    seen.page.evaluate("openReport(recorder.text())")
+    seen.is_now("a report")
+    assert sorted(seen.model(marks)) == sorted(wanted) and "load of 5" in text
+    change(server, inter_token_latency="20ms")
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_what_one_does_most_is_above_the_fold_and_acts(
+    browser: Browser, server: RunningServer, width: int
+) -> None:
+    it = Seen(browser.new_page(viewport={"width": width, "height": 900}), server)
+    it.open()
+    fold = it.model("document.querySelector('#bottom').getBoundingClientRect().top")
+    for name in ("Send load", "Pause"):
+        box = it.page.locator("#strip").get_by_role("button", name=name).bounding_box()
+        assert box is not None and box["y"] + box["height"] < fold
+    for name in ("Fault", "Scheduling policy"):
+        box = it.page.locator("#strip").get_by_label(name, exact=True).bounding_box()
+        assert box is not None and box["y"] + box["height"] < fold
+    strip = it.page.locator("#strip")
+    strip.get_by_label("Scheduling policy").select_option("priority")
+    until(lambda: settings(server)["scheduling-policy"] == "priority", "the policy is not set")
+    it.shows("scheduling-policy priority", "#strip .chips")
+    strip.get_by_label("Scheduling policy").select_option("fcfs")
+    strip.get_by_label("Fault", exact=True).select_option("503 for every tenth request")
+    until(lambda: settings(server)["fault-rules"], "no fault is set")
+    strip.get_by_label("Fault", exact=True).select_option("no fault")
+    until(lambda: not settings(server)["fault-rules"], "the fault stays")
+    strip.get_by_role("button", name="Pause").click()
+    it.is_now("paused")
+    strip.get_by_role("button", name="Resume").click()
+    it.is_now("serving")
+    strip.get_by_label("Seconds").fill("1")
+    strip.get_by_role("button", name="Send load").click()
+    until(lambda: it.model("model.load && model.load.sent > 0"), "nothing is sent")
+    requests.delete(f"{server.url}/admin/console/load", headers=KEY, timeout=20)
+    it.is_over()
+
+
+def test_settings_that_differ_are_at_a_glance_also_when_another_console_turns_them(
+    seen: Seen, server: RunningServer
+) -> None:
+    def chips() -> list[str]:
+        return [
+            it.split(" ")[0] for it in seen.page.locator("#strip .chips button").all_inner_texts()
+        ]
+
+    knobs = requests.get(f"{server.url}/admin/console/knobs", headers=KEY, timeout=20).json()
+    differ = {knob["name"] for knob in knobs if knob["value"] != knob["default"]}
+    assert {"max-num-seqs", "time-to-first-token", "seed"} <= differ
+    until(lambda: set(chips()) == differ, "not those that differ are shown")
+    seen.page.locator("#strip .chips button", has_text="time-to-first-token").click()
+    until(
+        lambda: seen.page.locator("#knob-time-to-first-token").is_visible(),
+        "the setting is not shown",
+    )
+    change(server, time_to_first_token="350ms", prefill_overhead="1ms")
+    until(lambda: "prefill-overhead" in chips(), "another console's change is not seen")
+    assert seen.page.input_value("#knob-time-to-first-token") == "350ms"
+    change(server, time_to_first_token="400ms", prefill_overhead="0s")
+    until(lambda: "prefill-overhead" not in chips(), "it still differs")

@@ -1,0 +1,328 @@
+"""Two runs beside each other in Chromium, and recordings as pages that open anywhere, with notes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from app.extensions.lab.fidelity.simulate import run
+from tests.extensions.console.conftest import until
+from tests.running_server import ROOT, RunningServer, running_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+LOAD = [
+    "--rate",
+    "20",
+    "--seconds",
+    "10",
+    "--pods",
+    "4",
+    "--input-tokens",
+    "200",
+    "--output-tokens",
+    "32",
+]
+SHARED = [*LOAD, "--prefix-groups", "24", "--prefix-tokens", "3000"]
+HOSTILE = (
+    "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'> \u202e note"
+)
+COUNTS = "bars: model.bars.size, over: model.over.length, steps: model.steps.length"
+FIGURES = f"({{...model.figures, {COUNTS}, marks: model.marks}})"
+LOSE_FRAMES = "window.taken = take; take = () => {}"
+RECONNECT = """async () => {
+    const reader = (await fetch("admin/console/stream")).body.getReader();
+    take = (kind, text) => { if (kind === "picture") { take = taken; taken(kind, text); reader.cancel(); } };
+    await read(reader);
+}"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("--console", "--profile=qwen3-14b-h100", "--max-model-len=2048") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The page of random against prefix-aware routing, and the sentence that the command prints."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("random", "prefix-aware"):
+        (folder / f"{name}.yaml").write_text(f"policy: {name}")
+    page, told = folder / "both.html", folder / "both.json"
+    files = [str(folder / f"{name}.yaml") for name in ("random", "prefix-aware")]
+    assert run([*SHARED, "--compare", *files, "--html", str(page), "--json", str(told)]) == 0
+    return page, json.loads(told.read_text())["sentence"]
+
+
+@pytest.fixture
+def complaints() -> Iterator[list[str]]:
+    """What the browser's console says, which must be nothing."""
+    said = list[str]()
+    yield said
+    assert said == []
+
+
+def opened(browser: Browser, url: str, complaints: list[str], state: str, **window: Any) -> Page:
+    page = browser.new_page(**window)
+    page.on("console", lambda it: complaints.append(it.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(url)
+    until(lambda: page.inner_text("#state") == state, f"it is not {state}")
+    return page
+
+
+def saved(page: Page, file: Path) -> Path:
+    with page.expect_download() as download:
+        page.click("#save")
+    download.value.save_as(file)
+    return file
+
+
+def drag(page: Page, begin: float, end: float) -> None:
+    """Drags on the first chart, from one share of its time to another."""
+    box = page.locator("#comparison canvas").first.bounding_box()
+    assert box is not None
+    left, y = box["x"] + 46, box["y"] + box["height"] / 2
+    page.mouse.move(left + begin * (box["width"] - 46), y)
+    page.mouse.down()
+    page.mouse.move(left + end * (box["width"] - 46), y, steps=4)
+    page.mouse.up()
+
+
+def load(server: RunningServer) -> None:
+    plan = {"rate": 20, "seconds": 2, "output_tokens": 20, "groups": 2, "shared": 64}
+    assert (
+        requests.post(f"{server.url}/admin/console/load", json=plan, timeout=20).status_code == 200
+    )
+
+
+def live(browser: Browser, server: RunningServer, complaints: list[str]) -> Page:
+    """The console of a server that has just had a small load."""
+    page = opened(browser, f"{server.url}/console", complaints, "serving")
+    before = page.evaluate("model.over.length")
+    load(server)
+    until(
+        lambda: page.evaluate(
+            f"model.load && !model.load.active && model.over.length > {before} + 20"
+        ),
+        "no load",
+    )
+    until(lambda: page.evaluate("model.figures.running === 0"), "it never ends")
+    return page
+
+
+def test_the_page_says_in_one_sentence_which_router_is_better(
+    browser: Browser, simulated: tuple[Path, str], complaints: list[str]
+) -> None:
+    file, sentence = simulated
+    page = opened(browser, file.as_uri(), complaints, "a comparison")
+    assert page.inner_text(".sentence") == sentence
+    assert (
+        sentence.startswith("prefix-aware is better: ")
+        and "found in a cache instead of" in sentence
+    )
+    assert page.inner_text(".verdict .line").startswith("They part after 0.")
+    rows = [row.split("\t") for row in page.inner_text("#comparison .table").splitlines()]
+    assert rows[0] == ["figure", "random", "prefix-aware", "difference"]
+    # The recordings in the page have the figures that the command has calculated.
+    for run_number, column in ((0, 1), (1, 2)):
+        own = page.evaluate(f"compared.runs[{run_number}].figures().figures")
+        for name in (
+            "TTFT p50",
+            "TTFT p99",
+            "ITL p99",
+            "E2E p90",
+            "mean wait in the queue",
+            "mean prefill",
+        ):
+            shown = float(
+                next(row[column] for row in rows if row[0] == name).split()[0].replace(",", "")
+            )
+            assert own[name] == pytest.approx(shown, rel=0.01, abs=0.5), name
+    assert page.evaluate("compared.charts.length") == 7
+    for number, requests_of_run in ((0, 200), (1, 200)):
+        rows_of = f"compared.charts[{number}].series.map(row => row.values)"
+        queued, prefill, decode = page.evaluate(rows_of)
+        assert 0 < max(queued) < requests_of_run and len(queued) == 300
+        assert all(a >= b >= c for a, b, c in zip(queued, prefill, decode, strict=True))
+    drag(page, 0.25, 0.5)
+    shown = page.evaluate(
+        "[compared.range.from / compared.length, compared.range.to / compared.length]"
+    )
+    assert shown == pytest.approx([0.25, 0.5], abs=0.02)
+    page.locator("#comparison canvas").first.dblclick()
+    assert page.evaluate("compared.range.to === compared.length")
+    page.get_by_role("button", name="Show alone").last.click()
+    until(lambda: page.inner_text("#state") == "a report", "the run is not shown alone")
+    assert "prefix-aware" in page.inner_text("#model") and page.inner_text("#steps-title") == "Pods"
+    page.get_by_role("button", name="Both runs").click()
+    assert page.inner_text(".sentence") == sentence
+    page.close()
+
+
+def test_a_comparison_is_saved_with_notes_and_opens_again(
+    browser: Browser, simulated: tuple[Path, str], tmp_path: Path, complaints: list[str]
+) -> None:
+    page = opened(browser, simulated[0].as_uri(), complaints, "a comparison")
+    page.click("#notes-button")
+    page.fill("#notes", HOSTILE)
+    copy = saved(page, tmp_path / "copy.html")
+    page.goto(copy.as_uri())
+    until(lambda: page.inner_text("#state") == "a comparison", "the copy does not open")
+    assert page.inner_text(".sentence") == simulated[1] and page.input_value("#notes") == HOSTILE
+    assert page.evaluate("window.hacked") is None
+    page.close()
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["all frames", "some frames are lost"])
+def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
+    browser: Browser, server: RunningServer, tmp_path: Path, is_lost: bool, complaints: list[str]
+) -> None:
+    """The page that is saved needs no server, and saves itself again."""
+    page = live(browser, server, complaints)
+    if is_lost:
+        page.evaluate(LOSE_FRAMES)
+        load(server)
+        time.sleep(4)
+        page.evaluate(RECONNECT)
+        assert page.evaluate("model.marks.length") >= 2
+    page.click("#notes-button")
+    page.fill("#notes", HOSTILE)
+    page.evaluate(
+        "report = 'now'; render()"
+    )  # no frame comes between the file and what it is held against
+    then, lines = page.evaluate(FIGURES), page.locator("#ttft-line, #itl-line").all_inner_texts()
+    first = saved(page, tmp_path / "first.html")
+    page.close()
+    for place in ("first", "second"):
+        page = opened(browser, (tmp_path / f"{place}.html").as_uri(), complaints, "a report")
+        page.select_option("#window", "60")
+        assert page.evaluate(FIGURES) == then
+        until(
+            lambda page=page: page.locator("#ttft-line, #itl-line").all_inner_texts() == lines,  # type: ignore[misc]
+            "other latencies",
+        )
+        assert page.input_value("#notes") == HOSTILE and page.is_visible("#notes")
+        assert page.evaluate("window.hacked") is None and page.is_hidden("#compare")
+        saved(page, tmp_path / "second.html")
+        page.close()
+    assert "script-src 'sha256-" in first.read_text("utf-8")
+
+
+def test_a_recorded_run_is_compared_with_a_simulated_one_and_with_the_live_one(
+    browser: Browser, server: RunningServer, tmp_path: Path, complaints: list[str]
+) -> None:
+    page = live(browser, server, complaints)
+    recorded, run_html = saved(page, tmp_path / "recorded.html"), tmp_path / "simulated.html"
+    assert run(["--rate", "20", "--seconds", "5", "--html", str(run_html)]) == 0
+    page.set_input_files("#compare-files", [str(recorded), str(run_html)])
+    until(lambda: page.inner_text("#state") == "a comparison", "nothing is compared")
+    assert "the loads differ in requests" in page.inner_text(".sentence")
+    assert "request 1 has " in page.inner_text(".verdict .line")
+    copy = saved(page, tmp_path / "copy.html")
+    page.set_input_files("#compare-files", str(recorded))
+    until(lambda: "live" in page.inner_text(".verdict"), "the live run is not compared")
+    assert page.inner_text(".sentence").startswith("Neither is better: ")
+    assert page.inner_text(".verdict .line").startswith("They do not part: ")
+    shorter = "parting(compared.runs[0], {...compared.runs[1], rows: compared.runs[1].rows.slice(0, 9)}).text"
+    assert page.evaluate(shorter) == "only recorded has request 10"
+    page.get_by_role("button", name="Back to live").click()
+    until(lambda: page.inner_text("#state") == "serving", "it is not live")
+    load(server)
+    until(lambda: page.evaluate("model.figures.running > 0"), "it stands still")
+    page.set_input_files("#file", str(copy))
+    until(lambda: page.inner_text("#state") == "a comparison", "the copy does not open")
+    page.close()
+
+
+def test_files_that_cannot_be_compared_are_told_in_one_line(
+    browser: Browser,
+    server: RunningServer,
+    simulated: tuple[Path, str],
+    tmp_path: Path,
+    complaints: list[str],
+) -> None:
+    page = live(browser, server, complaints)
+    good, wrong = saved(page, tmp_path / "good.html"), tmp_path / "wrong.jsonl"
+    picture = json.loads(page.evaluate("recorder.text().split('\\n')[0]"))
+    empty = {
+        **picture,
+        "frame": {**picture["frame"], "new": [], "ended": [], "phases": [], "tokens": []},
+    }
+    for text, told in (
+        (
+            '{"version": 99}',
+            "wrong: This file is of another version of the console (99; this page reads 2).",
+        ),
+        ("no JSON", "wrong: This file is no recording of one run of the console."),
+        (simulated[0].read_text("utf-8"), "wrong: This file is "),
+        (json.dumps(empty), "wrong has no request that ended: there is nothing to compare"),
+    ):
+        wrong.write_text(text)
+        page.evaluate("say('')")
+        page.set_input_files("#compare-files", [str(good), str(wrong)])
+        until(lambda told=told: told in page.inner_text("#state"), f"{told!r} is not told")  # type: ignore[misc]
+    complaints[:] = [line for line in complaints if "400" not in line]
+    page.set_input_files("#compare-files", [str(good)] * 3)
+    until(lambda: "takes two recordings" in page.inner_text("#state"), "three are taken")
+    for text in (
+        '{"version": 2, "comparison": {}}',
+        '{"version": 2, "comparison": {"rows": 5}, "runs": [[1, 2]]}',
+    ):
+        wrong.write_text(text)
+        page.evaluate("say('')")
+        page.set_input_files("#file", str(wrong))
+        until(lambda: "no recording of the console" in page.inner_text("#state"), "it is taken")
+    assert page.evaluate("model.over.length") > 20 and page.is_visible("#tiles"), (
+        "the run is shown on"
+    )
+    row = [HOSTILE] * 5
+    head = {
+        "comparison": {"sentence": HOSTILE, "rows": [row]},
+        "runs": [[HOSTILE, 1], [HOSTILE, 1]],
+    }
+    wrong.write_text("\n".join(map(json.dumps, ({"version": 2, **head, "notes": 5}, empty, empty))))
+    page.set_input_files("#file", str(wrong))
+    until(lambda: page.inner_text("#state") == "a comparison", "text of others is no text")
+    assert page.inner_text(".sentence") == HOSTILE.replace("\u202e", "\ufffd")
+    assert page.evaluate("window.hacked") is None and page.locator("#comparison img").count() == 0
+    page.keyboard.press("Escape")
+    until(lambda: page.inner_text("#state") == "serving", "the run of before is not shown again")
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "state"), [("console-example", "a report"), ("compare-routing", "a comparison")]
+)
+def test_the_pages_of_the_documents_open(
+    browser: Browser, name: str, state: str, complaints: list[str]
+) -> None:
+    file = ROOT / "docs" / f"{name}.html"
+    assert file.stat().st_size < 400_000
+    page = opened(browser, file.as_uri(), complaints, state)
+    assert page.is_visible("#notes") and page.input_value("#notes")
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_axe_finds_nothing_in_a_comparison(
+    browser: Browser, simulated: tuple[Path, str], theme: Any, width: int, complaints: list[str]
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    window: dict[str, Any] = {"viewport": {"width": width, "height": 800}, "color_scheme": theme}
+    page = opened(browser, simulated[0].as_uri(), complaints, "a comparison", **window)
+    page.click("#notes-button")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = axe.run(page).response["violations"]
+    assert not found, [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
+    page.close()

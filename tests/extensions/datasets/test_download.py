@@ -1,0 +1,176 @@
+"""Downloads from a real HTTP server: whole, broken off, resumed, and of the wrong thing."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from app.extensions.datasets import download as downloads
+from app.extensions.datasets.download import download
+from app.extensions.datasets.library import DatasetError, prepare
+from config.settings import DatasetSettings
+from tests.extensions.datasets.file_server import Shop, open_shop
+from tests.running_server import free_port
+
+CONTENT = bytes(range(256)) * 2000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    with open_shop(CONTENT) as shop:
+        yield shop
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "for it" / "replies.sqlite3"
+
+
+def files(path: Path) -> list[str]:
+    """What is in the folder, but for the lock."""
+    return sorted(each.name for each in path.parent.iterdir() if not each.name.endswith(".lock"))
+
+
+def trouble(shop: Shop, path: Path, sha256: str | None = None) -> str:
+    with pytest.raises(DatasetError) as caught:
+        download(shop.url, path, sha256)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_download_creates_folders_and_leaves_only_the_file(shop: Shop, path: Path) -> None:
+    download(shop.url, path, SHA256.upper())
+    assert path.read_bytes() == CONTENT
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert len(shop.asked) == 1
+
+
+def test_existing_file_is_not_downloaded(shop: Shop, path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"mine")
+    settings = DatasetSettings(
+        dataset_path=(str(path),), dataset_url=shop.url, dataset_sha256=SHA256
+    )
+    prepare(settings)
+    assert (path.read_bytes(), shop.asked) == (b"mine", [])
+
+
+def test_broken_connection_is_resumed(shop: Shop, path: Path) -> None:
+    shop.cuts = [100_000, 50_000]
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert [asked.get("range") for asked in shop.asked] == [None, "bytes=100000-", "bytes=150000-"]
+    assert [asked.get("if-range") for asked in shop.asked] == [None, '"first"', '"first"']
+
+
+def test_later_start_resumes_failed_download(shop: Shop, path: Path) -> None:
+    shop.cuts = [100_000, 0]
+    assert "resumes after 100000 bytes" in trouble(shop, path)
+    assert files(path) == ["replies.sqlite3.part", "replies.sqlite3.part.etag"]
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert shop.asked[-1]["range"] == "bytes=100000-"
+    assert files(path) == ["replies.sqlite3"]
+    path.rename(path.with_name("replies.sqlite3.part"))
+    download(shop.url, path, SHA256)  # a complete part is only checked
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("etag", "content"),
+    [('"second"', CONTENT[::-1]), (None, CONTENT[:5000])],
+    ids=["changed", "shorter"],
+)
+def test_changed_file_is_downloaded_from_start(
+    shop: Shop, path: Path, etag: str | None, content: bytes
+) -> None:
+    shop.cuts, shop.etag = [100_000, 0], etag and '"first"'
+    trouble(shop, path)
+    shop.content, shop.etag = content, etag
+    download(shop.url, path)
+    assert path.read_bytes() == content
+
+
+def test_server_without_ranges_is_retried_until_no_progress(shop: Shop, path: Path) -> None:
+    shop.ranges, shop.cuts = False, [1000] * 50
+    assert "IncompleteRead" in trouble(shop, path)
+    assert len(shop.asked) == 2
+    shop.cuts = [100_000]
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_part_with_wrong_offset_is_rejected(shop: Shop, path: Path) -> None:
+    shop.cuts, shop.wrong_start = [1000, 10_000, 10_000, 10_000], 7
+    with pytest.raises(DatasetError):
+        download(shop.url, path)
+    shop.wrong_start, shop.cuts = 0, []
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_wrong_checksum_or_empty_file_is_an_error_and_discarded(shop: Shop, path: Path) -> None:
+    shop.statuses = [302, 302]  # are followed
+    assert trouble(shop, path, "0" * 64).endswith(f"its SHA-256 is {SHA256}, not {'0' * 64}")
+    assert files(path) == []
+    shop.content = b""
+    assert trouble(shop, path).endswith("the file there is empty")
+    assert files(path) == []
+
+
+@pytest.mark.parametrize(("status", "kept"), [(404, False), (503, True), (429, True)])
+def test_partial_file_survives_transient_errors(
+    shop: Shop, path: Path, status: int, kept: bool
+) -> None:
+    shop.cuts = [1000, 0]
+    trouble(shop, path)
+    shop.statuses = [status]
+    trouble(shop, path)
+    assert bool(files(path)) is kept
+
+
+def test_unreachable_server_error_hides_secrets_of_url(path: Path) -> None:
+    port = free_port()
+    with pytest.raises(DatasetError, match=rf"from http://127.0.0.1:{port}/x: .*refused") as caught:
+        download(f"http://me:secret@127.0.0.1:{port}/x?signature=secret", path)
+    assert "secret" not in str(caught.value)
+
+
+def test_invalid_url_or_folder_is_an_error(shop: Shop, path: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="cannot be downloaded"):
+        download("http://[bad", path)
+    (tmp_path / "taken").write_text("a file")
+    assert "cannot be written to" in trouble(shop, tmp_path / "taken" / "replies.sqlite3")
+
+
+def test_concurrent_processes_download_once(shop: Shop, path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def start() -> None:
+        together.wait()
+        download(shop.url, path, SHA256)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() == CONTENT
+    assert len(shop.asked) == 1
+
+
+def test_interrupt_keeps_partial_file(
+    shop: Shop, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(DatasetError, match="interrupted"):
+        patch.setattr(downloads.tqdm, "update", interrupted)
+        download(shop.url, path, SHA256)
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT

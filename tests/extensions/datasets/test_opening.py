@@ -1,0 +1,185 @@
+"""Files that can be used, files that cannot, which answers for which model, and what the settings
+may say.
+"""
+
+import gc
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from app.core.text.huggingface import LocalTokenizer
+from app.extensions.datasets.dataset import Dataset
+from app.extensions.datasets.library import DatasetError, dataset_of, open_datasets, prepare
+from config import ConfigError
+from config.loader import load
+from config.settings import DatasetSettings
+from tests.extensions.datasets.files import PROMPT, TABLE, make_file, row
+
+ROWS = [row(PROMPT, [1, 2])]
+MISDECLARED = "of table llmd is declared as"
+kinds = pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "replies.sqlite3"
+
+
+def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
+    with pytest.raises(DatasetError) as caught:
+        Dataset(path, "llmd", in_memory, tokenizer)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("prompt_hash BLOB", "prompt_hash TEXT", f"prompt_hash {MISDECLARED} TEXT, not BLOB"),
+        ("gen_tokens JSON", "gen_tokens BLOB", f"gen_tokens {MISDECLARED} BLOB, not JSON"),
+        (
+            "n_gen_tokens INTEGER",
+            "n_gen_tokens",
+            f"n_gen_tokens {MISDECLARED} nothing, not INTEGER",
+        ),
+        ("id INTEGER PRIMARY KEY", "id INT", f"id {MISDECLARED} INT, not INTEGER"),
+    ],
+)
+def test_column_of_wrong_type_is_an_error(
+    path: Path, right: str, wrong: str, told: str, in_memory: bool, tokenizer: LocalTokenizer
+) -> None:
+    make_file(path, ROWS, TABLE.replace(right, wrong))
+    assert told in trouble(path, in_memory, tokenizer)
+
+
+@kinds
+def test_invalid_dataset_is_an_error(
+    path: Path, in_memory: bool, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert trouble(path.parent, in_memory, tokenizer)
+    assert "unable to open" in trouble(path, in_memory, tokenizer)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE llmd (id INTEGER PRIMARY KEY, prompt_hash BLOB)")
+    assert trouble(path, in_memory, tokenizer) == "table llmd has no column gen_tokens"
+    path.write_bytes(b"This is not a database. " * 500)
+    assert "not a database" in trouble(path, in_memory, tokenizer)
+    path.write_bytes(b"")
+    assert "no table" in trouble(path, in_memory, tokenizer)
+    make_file(path, [])
+    assert "empty" in trouble(path, in_memory, tokenizer)
+    path.unlink()
+    whole = make_file(path, [row([number], [number] * 50) for number in range(300)]).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert trouble(path, in_memory, tokenizer)
+    gc.collect()
+    assert caplog.messages == [], "all are closed"
+
+
+@pytest.fixture
+def locked(path: Path) -> Iterator[Path]:
+    make_file(path, ROWS)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield path
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("a b?c#d%20e.sqlite3", TABLE),
+        ("-Grüße &=", TABLE),
+        ("x", TABLE.replace(" PRIMARY KEY", "").lower()),
+        ("x", TABLE.replace("id INTEGER PRIMARY KEY", "id INTEGER NOT NULL PRIMARY KEY")),
+    ],
+)
+def test_any_file_name_and_table_without_primary_key_work(
+    tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
+) -> None:
+    path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
+    assert trouble(path, in_memory, tokenizer) == "it has no table llmd"
+    with closing(Dataset(path, "talks", in_memory, tokenizer)) as dataset:
+        found = dataset.reply(PROMPT, (), 1, 5, Random(1))
+    assert found is not None and found.ids == [1, 2]
+
+
+def test_unusable_file_logs_one_warning(
+    locked: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    datasets = open_datasets(DatasetSettings(dataset_path=(str(locked),)), tokenizer)
+    assert not datasets and dataset_of(datasets, "any") is None
+    assert caplog.messages == [f"dataset {locked} is not used: database is locked"]
+
+
+def test_missing_file_other_than_first_stops_start(
+    path: Path,
+) -> None:
+    with pytest.raises(DatasetError, match=f"setting dataset-path: there is no file {path}"):
+        prepare(DatasetSettings(dataset_path=(str(path),)))
+    make_file(path, ROWS)
+    missing = f"tiny={path}.other"
+    with pytest.raises(DatasetError, match="there is no file"):
+        prepare(
+            DatasetSettings(dataset_path=(str(path), missing), dataset_url="http://127.0.0.1:1/x")
+        )
+
+
+def said(datasets: Mapping[str, Dataset], model: str) -> list[str] | None:
+    dataset = dataset_of(datasets, model)
+    found = None if dataset is None else dataset.reply(PROMPT, (), 1, 5, Random(1))
+    return None if found is None else list(found.texts)
+
+
+def test_model_uses_its_file_and_others_the_default(
+    tmp_path: Path, tokenizer: LocalTokenizer
+) -> None:
+    general, own = (
+        make_file(tmp_path / name, [row(PROMPT, [1], [name])]) for name in ("general", "own")
+    )
+    for paths, replies in (
+        ((f"org/tiny={own}", str(general)), (["own"], ["general"])),
+        ((f"org/tiny={own}",), (["own"], None)),
+    ):
+        datasets = open_datasets(DatasetSettings(dataset_path=paths), tokenizer)
+        assert datasets and (said(datasets, "org/tiny"), said(datasets, "other")) == replies
+        for dataset in datasets.values():
+            dataset.close()
+    own.write_bytes(b"broken" * 1000)
+    settings = DatasetSettings(dataset_path=(f"org/tiny={own}", str(general)))
+    datasets = open_datasets(settings, tokenizer)
+    assert said(datasets, "org/tiny") == ["general"]
+    for dataset in datasets.values():
+        dataset.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        (["--dataset-path", "tiny="], "must name a file in every item"),
+        (["--dataset-path", "a", "=b"], "must not name two files for the same model"),
+        (["--dataset-path", "tiny=a", "tiny=b"], "must not name two files for the same model"),
+        (
+            ["--dataset-path", "a", "--dataset-url", "ftp://b"],
+            "must begin with http:// or https://",
+        ),
+        (["--dataset-path", "a", "--dataset-sha256", "abc"], "must be 64 hexadecimal digits"),
+        (["--dataset-url", "http://b"], "must be given together with dataset-path"),
+        (["--dataset-path", "a", "--mode", "echo"], "must be empty in mode echo"),
+        (["--dataset-path", "a", "--dataset-table-name", "a b"], "letters, digits and underscores"),
+    ],
+)
+def test_invalid_settings_stop_start(flags: list[str], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        load(flags, {})
+
+
+def test_first_equals_sign_separates_model_from_path() -> None:
+    assert DatasetSettings(dataset_path=("a", "tiny = b=c")).files == {"": "a", "tiny": "b=c"}
+    assert DatasetSettings(dataset_path=("=a=b",)).files == {"": "a=b"}
+    flags = ["--dataset-path", "a", "--dataset-url", "HTTPS://b/c", "--dataset-sha256", "aB" * 32]
+    assert load(flags, {}).dataset.dataset_url == "HTTPS://b/c"

@@ -1,0 +1,56 @@
+"""Requests that consist of tokens."""
+
+import json
+from typing import Any
+
+from app.core.protocol.decoding import decode
+from app.extensions.disaggregation.protocol import GenerateRequest
+
+
+def test_what_is_asked_for_by_tokens_is_a_completion_of_the_same() -> None:
+    sampling = {
+        **{
+            "n": 2,
+            "temperature": 0.25,
+            "top_p": 0.75,
+            "top_k": 7,
+            "seed": 3,
+            "stop": ["a"],
+            "max_tokens": 5,
+        },
+        **{
+            "stop_token_ids": [9],
+            "min_tokens": 2,
+            "logprobs": 4,
+            "prompt_logprobs": 6,
+            "bad_words": ["b"],
+        },
+    }
+    fields = {
+        **{
+            "model": "m",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": "s",
+        },
+        **{"priority": 8, "request_id": "r", "return_token_ids": True},
+    }
+    extra = {"extra_args": {"kv_transfer_params": {"a": 1}}}
+
+    def completion(sampling: dict[str, Any], **fields: Any) -> Any:
+        body = {"token_ids": [1, 2], "sampling_params": sampling, **fields}
+        request = decode(json.dumps(body).encode(), "application/json", GenerateRequest)
+        return request.as_completion(64)
+
+    told = completion({**sampling, **extra}, **fields)
+    assert {name: getattr(told, name) for name in sampling} == sampling
+    assert told.stream_options.include_usage
+    plain = {name: value for name, value in fields.items() if name != "stream_options"}
+    assert {name: getattr(told, name) for name in plain} == plain
+    assert (told.prompt, told.kv_transfer_params, told.ignore_eos) == ([1, 2], {"a": 1}, False)
+    assert completion(extra, kv_transfer_params={"b": 2}).kv_transfer_params == {"b": 2}
+    assert (
+        completion({}, ignore_eos=True).ignore_eos and completion({"ignore_eos": True}).ignore_eos
+    )
+    assert completion({}).bad_words == [] and completion({}).max_tokens == 62
+    assert completion({"max_tokens": 9999}).max_tokens == 62

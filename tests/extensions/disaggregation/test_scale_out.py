@@ -1,0 +1,302 @@
+"""Token in, token out: render, generate, and prefill apart from decode."""
+
+from typing import Any
+
+import pytest
+
+from tests.client import MODEL, Client, events, in_process
+
+MESSAGES = [{"role": "user", "content": "Hello there"}]
+GENERATE = "/inference/v1/generate"
+
+
+def generate(client: Client, **fields: Any) -> Any:
+    body = {
+        "token_ids": [5, 6, 7],
+        "sampling_params": {"max_tokens": 4, "ignore_eos": True},
+        **fields,
+    }
+    answer = client.post(GENERATE, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_tokens_come_for_tokens_and_their_text_on_request(client: Client) -> None:
+    told = generate(client, request_id="mine", output_mode="text")
+    assert told["request_id"] == "generate-tokens-mine"
+    (choice,) = told["choices"]
+    assert (len(choice["token_ids"]), choice["finish_reason"]) == (4, "length")
+    assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == (3, 4)
+    assert (
+        choice["text"]
+        == client.post("/detokenize", {"tokens": choice["token_ids"]}).json()["prompt"]
+    )
+
+
+def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client) -> None:
+    params = {"max_tokens": 3, "ignore_eos": True}
+    for options in (None, {"include_usage": True}):
+        body = {
+            "token_ids": [5],
+            "sampling_params": params,
+            "stream": True,
+            "stream_options": options,
+        }
+        found = events(client.post(GENERATE, body))
+        assert [len(event["choices"][0]["token_ids"]) for event in found[:3]] == [1, 1, 1]
+        reasons = [event["choices"][0]["finish_reason"] for event in found[:3]]
+        assert reasons == [None, None, "length"]
+        assert [event["usage"]["completion_tokens"] for event in found[3:]] == (
+            [3] if options else []
+        )
+
+
+TWO = {"token_ids": [1, 2], "sampling_params": {}}
+
+
+def test_tokens_only_refuses_what_needs_a_tokenizer() -> None:
+    with in_process("--tokens-only") as client:
+        body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}}
+        for fields, phrase in (
+            ({"sampling_params": {"max_tokens": 5, "stop": ["never"]}}, "stop strings"),
+            (
+                {"sampling_params": {"max_tokens": 5, "stop": "never"}, "stream": True},
+                "stop strings",
+            ),
+            ({"output_mode": "text"}, "requires a tokenizer"),
+        ):
+            answer = client.post(GENERATE, {**body, **fields})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["param"]) == (
+                400,
+                "BadRequestError",
+                None,
+            )
+            assert phrase in error["message"]
+        for params in (
+            {"stop": None},
+            {"stop": []},
+            {"detokenize": False},
+            {"stop_token_ids": [9]},
+        ):
+            answer = client.post(GENERATE, {**body, "sampling_params": {"max_tokens": 5, **params}})
+            assert answer.status_code == 200, answer.text
+            assert "text" not in answer.json()["choices"][0]
+        assert client.post("/v1/completions/render", {"prompt": "hi"}).status_code == 200
+    with in_process("--enable-scale-out") as client:
+        stopped = {
+            **body,
+            "sampling_params": {"max_tokens": 5, "stop": ["never"]},
+            "output_mode": "text",
+        }
+        assert client.post(GENERATE, stopped).status_code == 200
+
+
+NO_MEDIA: dict[str, Any] = {"mm_hashes": {}, "mm_placeholders": {}}
+
+
+def media(*spans: tuple[int, int]) -> dict[str, Any]:
+    placeholders = [{"offset": offset, "length": length} for offset, length in spans]
+    return {"mm_hashes": {"image": ["a"] * len(spans)}, "mm_placeholders": {"image": placeholders}}
+
+
+def test_what_is_no_generate_request(client: Client) -> None:
+    one = {"token_ids": [1], "sampling_params": {}}
+    for body, param in (
+        ({"sampling_params": {}}, "body.token_ids"),
+        ({"token_ids": [1]}, "body.sampling_params"),
+        *(({**one, "token_ids": ids}, "body.token_ids") for ids in ([], [-1], "x")),
+        ({**one, "sampling_params": {"max_tokens": "x"}}, "body.sampling_params"),
+        ({**one, "sampling_params": {"temperature": 3}}, "temperature"),
+        ({**one, "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
+        ({**TWO, "features": {"mm_hashes": {}}}, "body.features.mm_placeholders"),
+        ({**TWO, "features": media((0, 2), (1, 1))}, "body.features"),
+        ({**TWO, "features": media((1, 2))}, "body"),
+        ({**TWO, "features": NO_MEDIA, "content_parts": [{}]}, "body"),
+        ({**one, "reasoning_parser_kwargs": {"x": 1}}, "body.reasoning_parser_kwargs.x"),
+        ({"token_ids": [1] * 40_000, "sampling_params": {"max_tokens": 5}}, None),
+    ):
+        answer = client.post(GENERATE, body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
+
+
+def test_what_is_rendered_generates_what_the_chat_would(client: Client) -> None:
+    rendered = client.post(
+        "/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": 7, "temperature": 0}
+    ).json()
+    count = client.post("/tokenize", {"messages": MESSAGES}).json()
+    assert rendered["token_ids"] == count["tokens"]
+    assert rendered["sampling_params"]["max_tokens"] == 7
+    sent = {key: rendered[key] for key in ("token_ids", "sampling_params", "model")}
+    for model, status in (("first", 200), ("nobody's", 404)):
+        answer = client.post("/v1/chat/completions/render", {"model": model, "messages": MESSAGES})
+        assert (answer.status_code, answer.json().get("model", model)) == (status, model)
+    text = generate(client, **sent, output_mode="text")["choices"][0]["text"]
+    assert text == client.chat(max_tokens=7, temperature=0)["choices"][0]["message"]["content"]
+
+
+def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
+    content = [
+        {"type": "text", "text": "Look at these, please, and tell me what you see"},
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/b.png"}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    ]
+    body = {"messages": [{"role": "user", "content": content}]}
+    rendered = client.post("/v1/chat/completions/render", body).json()
+    told = rendered["features"]
+    assert {kind: len(names) for kind, names in told["mm_hashes"].items()} == {
+        "image": 2,
+        "audio": 1,
+    }
+    assert (
+        client.post("/v1/chat/completions/render", {"messages": MESSAGES}).json()["features"]
+        is None
+    )
+    chat = client.post("/v1/chat/completions", {**body, "max_tokens": 1}).json()
+    told = chat["usage"]["prompt_tokens_details"]["multimodal_tokens"]
+    assert set(told) == {"image", "audio"}
+    alone = {"messages": [{"role": "user", "content": content[:1]}], "max_tokens": 1}
+    texts = client.post("/v1/chat/completions", alone)
+    assert (
+        sum(told.values())
+        == chat["usage"]["prompt_tokens"] - texts.json()["usage"]["prompt_tokens"]
+        > 0
+    )
+
+
+def test_a_model_of_text_takes_no_media_by_any_route() -> None:
+    address = "https://example.com/a.png"
+    block = {"type": "image", "source": {"type": "url", "url": address}}
+    said = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}]
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": address}]}
+    with in_process("--multimodal", "false", "--enable-scale-out") as client:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": said}),
+            ("/v1/chat/completions/batch", {"messages": [said]}),
+            ("/v1/chat/completions/render", {"messages": said}),
+            ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [block]}]}),
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [block]}]}),
+            ("/v1/responses", {"input": [item]}),
+            ("/tokenize", {"messages": said}),
+        ):
+            answer = client.post(path, {"model": MODEL, **body})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error.get("param")) == (
+                400,
+                "BadRequestError",
+                None,
+            )
+            assert "is not a multimodal model" in error["message"]
+
+
+def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(client: Client) -> None:
+    asked = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
+    for prefilled in (
+        client.chat(max_tokens=1, kv_transfer_params=asked),
+        client.complete(kv_transfer_params=asked),
+        generate(client, kv_transfer_params=asked),
+        generate(
+            client, sampling_params={"max_tokens": 1, "extra_args": {"kv_transfer_params": asked}}
+        ),
+    ):
+        params = prefilled["kv_transfer_params"]
+        assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
+        assert params["remote_engine_id"] and params["remote_block_ids"] and params["remote_host"]
+        assert client.complete(kv_transfer_params=params)["kv_transfer_params"] is None
+    assert client.complete()["kv_transfer_params"] is None
+
+
+@pytest.mark.parametrize("ids", [[5, 6, 7], [], [-1], [True]])
+def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: Any) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 1, "kv_transfer_params": {"prompt_token_ids": ids}}
+    answer = client.post("/v1/chat/completions", body)
+    if ids == [5, 6, 7]:
+        assert answer.json()["usage"]["prompt_tokens"] == 3
+        echoed = client.post("/v1/chat/completions", body | {"echo": True}).json()
+        assert echoed["usage"]["prompt_tokens"] > 3
+    else:
+        param = "kv_transfer_params.prompt_token_ids"
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    batch = client.post("/v1/chat/completions/batch", body | {"messages": [MESSAGES]})
+    assert batch.status_code == 400
+
+
+def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -> None:
+    with in_process("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
+        client.complete(kv_transfer_params={"do_remote_prefill": True})
+        assert client.metric("vllm:time_to_first_token_seconds_bucket", le="2.5") == 1
+    flags = (
+        "--time-to-first-token",
+        "1ms",
+        "--kv-cache-transfer-latency",
+        "1ms",
+        "--enable-kvcache",
+    )
+    with in_process(*flags, "--block-size", "4", "--kv-cache-size", "1000") as client:
+        prompt = list(range(100, 140))
+        client.complete(prompt=prompt[:20])
+        client.complete(prompt=prompt, kv_transfer_params={"do_remote_prefill": True})
+        for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
+            assert client.metric("vllm:prompt_tokens_by_source_total", source=source) == 20
+        for tier, tokens in (("device", 20), ("p2p", 20), ("host", 0)):
+            assert client.metric("vllm:prompt_tokens_cached_by_source_total", source=tier) == tokens
+        for name, count in (
+            *(
+                ("external_prefix_cache_hits_total", 20),
+                ("external_prefix_cache_queries_total", 20),
+            ),
+            *(("prefix_cache_hits_total", 20), ("request_prefill_kv_computed_tokens_sum", 20)),
+            *(("nixl_xfer_time_seconds_count", 1), ("num_requests_running", 0)),
+        ):
+            assert client.metric(f"vllm:{name}") == count, name
+
+
+def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    with in_process("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:
+        body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 3}
+        told = client.post("/v1/chat/completions", body).json()
+        assert told["choices"][0]["message"]["content"] == "!!!"
+        assert told["choices"][0]["finish_reason"] == "length"
+        (name,) = told["ec_transfer_params"]
+        assert name.startswith("sim_img_0_")
+        spans = [{"offset": 0, "length": 1}, {"offset": 1, "length": 2}]
+        features = {"mm_hashes": {"image": ["h1", "h2"]}, "mm_placeholders": {"image": spans}}
+        assert set(generate(client, features=features)["ec_transfer_params"]) == {"h1", "h2"}
+        assert client.complete(max_tokens=2)["choices"][0]["text"] == "!!"
+
+
+def test_an_omni_model_draws_when_it_is_told_to() -> None:
+    with in_process("--omni", "--model", MODEL) as client:
+        asked = {"messages": MESSAGES, "max_tokens": 2}
+        plain = client.post("/v1/chat/completions", asked).json()
+        assert isinstance(plain["choices"][0]["message"]["content"], str)
+        drawn = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "true"}).json()
+        kinds = [block["type"] for block in drawn["choices"][0]["message"]["content"]]
+        assert kinds == ["text", "image_url"]
+        wrong = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "perhaps"})
+        assert wrong.status_code == 400
+        assert client.post("/admin/config", {"image-emission-rate": 101}).status_code == 400
+        client.post("/admin/config", {"image-emission-rate": 100})
+        always = client.post("/v1/chat/completions", asked).json()["choices"][0]["message"][
+            "content"
+        ]
+        assert always[-1]["image_url"]["url"].startswith("data:image/png;base64,")
+        none = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "false"}).json()
+        assert isinstance(none["choices"][0]["message"]["content"], str)
+
+
+def test_a_request_may_be_pinned_to_the_rank_that_it_reaches(client: Client) -> None:
+    def pinned(rank: str, **fields: Any) -> Any:
+        body = {"prompt": "Hello", "max_tokens": 1, **fields}
+        return client.post("/v1/completions", body, headers={"X-data-parallel-rank": rank})
+
+    assert pinned("0").status_code == 200
+    assert pinned("x").status_code == 200
+    assert (pinned("3").status_code, pinned("3").json()["error"]["type"]) == (
+        400,
+        "BadRequestError",
+    )
+    streamed = pinned("3", stream=True)
+    assert streamed.status_code == 200 and '"code":400' in streamed.text

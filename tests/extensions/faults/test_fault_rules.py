@@ -1,0 +1,227 @@
+"""Fault rules as they are written, which requests they strike, and what they then decide."""
+
+import json
+import re
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.api.fault import RequestFacts
+from app.extensions.faults.fault import PATHS, FaultScript
+from config import ConfigError
+from config.fault_rules import (
+    ACTIONS,
+    DisconnectRule,
+    ErrorRule,
+    FaultRule,
+    StallRule,
+    parse_fault,
+    parse_fault_rules,
+)
+from config.loader import load
+from config.sections.api import FAILURE_TYPES
+from tests.extensions.faults.client import CHAT, TEXT, asking
+
+
+@pytest.mark.parametrize(
+    ("rule", "flaw"),
+    [
+        ({"action": "disconect"}, "did you mean disconnect?"),
+        ({}, "there are error, rate-limit"),
+        ("error", "a rule is an object"),
+        ({"action": "error", "stauts": 500}, "unknown field `stauts`"),
+        ({"action": "error", "status": 200}, "`int` >= 400 - at `$.status`"),
+        ({"action": "stall", "seconds": float("nan")}, "at `$.seconds`"),
+        ({"action": "rate-limit", "rate": 1e-300}, "at `$.rate`"),
+        ({"action": "empty", "api": "chats"}, "at `$.api`"),
+        ({"action": "empty", "name": "\ud800"}, "half a character"),
+    ],
+)
+def test_a_wrong_rule_stops_the_start_with_its_number_and_flaw(rule: object, flaw: str) -> None:
+    text = json.dumps([{"action": "empty"}, rule])
+    with pytest.raises(ConfigError) as refused:
+        load(["--fault-rules", text], {})
+    line = str(refused.value)
+    assert (
+        line.startswith("setting fault-rules: ")
+        and "(flag --fault-rules) is wrong: rule 2: " in line
+    )
+    assert flaw in line
+
+
+def test_in_a_yaml_file_rules_are_written_as_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "faults.yaml"
+    path.write_text(
+        "fault-rules:\n- action: disconnect\n  after: 3\n  every: 2\n- {action: error, status: 503}\n"
+    )
+    loaded = load(["--config", str(path)], {})
+    assert parse_fault_rules(loaded.failures.fault_rules) == (
+        DisconnectRule(after=3, every=2),
+        ErrorRule(status=503),
+    )
+    assert loaded.dump()["fault-rules"][0] == {"action": "disconnect", "after": 3, "every": 2}
+
+
+def test_a_header_may_be_short_or_json() -> None:
+    assert parse_fault("disconnect; after=3") == DisconnectRule(after=3)
+    assert parse_fault(' {"action": "disconnect", "after": 3}') == DisconnectRule(after=3)
+    assert parse_fault("error;status=429;retry_after=2;times=1;message=a = b;") == ErrorRule(
+        status=429, retry_after=2, times=1, message="a = b"
+    )
+    assert parse_fault("stall; seconds=0.5") == StallRule(seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "flaw"),
+    [
+        ("after=3", "no action 'after=3'"),
+        ("disconnect; after", "is not a field and its value"),
+        ("disconnect; after=1; after=2", "each once"),
+        ("x" * 8000, "no action 'xxx"),
+        ("{", "not JSON"),
+        ('{"a":' * 9000, "not JSON"),
+    ],
+)
+def test_a_wrong_header_says_what_is_wrong(text: str, flaw: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        parse_fault(text)
+    assert flaw in str(refused.value) and len(str(refused.value)) < 300
+
+
+@settings(max_examples=25)
+@given(
+    st.text(max_size=60)
+    | st.sampled_from(list(ACTIONS)).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
+)
+def test_whatever_a_header_says_it_is_a_rule_or_a_value_error(text: str) -> None:
+    try:
+        assert parse_fault(text).action in ACTIONS
+    except ValueError as error:
+        assert str(error)
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "faults.md").read_text("utf-8")
+
+
+def test_the_yaml_file_of_the_page_is_a_settings_file(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+    path = tmp_path / "faults.yaml"
+    path.write_text(example)
+    rules = parse_fault_rules(load(["--config", str(path)], {}).failures.fault_rules)
+    assert [rule.action for rule in rules] == ["disconnect", "error", "stall", "rate-limit"]
+
+
+def test_every_header_of_the_page_is_a_rule() -> None:
+    headers = re.findall(r"-H 'X-Fault: (.+)'", PAGE)
+    assert len(headers) >= 5 and all(parse_fault(header).action in ACTIONS for header in headers)
+
+
+def test_every_action_matcher_type_and_family_is_described() -> None:
+    fields = {name for kind in (*ACTIONS.values(), FaultRule) for name in kind.__struct_fields__}
+    for word in (*ACTIONS, *FAILURE_TYPES, *PATHS, *fields):
+        assert f"`{word}`" in PAGE, word
+
+
+RNG = Random(7)
+
+
+def script(*rules: dict[str, Any]) -> FaultScript:
+    return FaultScript(parse_fault_rules(json.dumps(rules)), 0.0)
+
+
+def struck(at: FaultScript, *requests: RequestFacts, now_s: float = 0.0) -> list[bool]:
+    return [
+        bool((fault := at.fault_for(request, RNG, now_s)) and fault.name) for request in requests
+    ]
+
+
+@pytest.mark.parametrize(
+    ("matcher", "hit", "miss"),
+    [
+        ({"model": "m"}, asking(), asking(model=None)),
+        ({"api": "completions"}, asking(TEXT), asking(CHAT)),
+        ({"path": "/v1/chat/*"}, asking(CHAT), asking(TEXT)),
+        ({"headers": {"X-Team": "a", "X-B": None}}, asking(X_Team="a", X_B=""), asking(X_Team="a")),
+        ({"model": "m", "path": TEXT}, asking(TEXT), asking(CHAT)),
+    ],
+)
+def test_a_matcher_lets_others_pass(
+    matcher: dict[str, Any], hit: RequestFacts, miss: RequestFacts
+) -> None:
+    assert struck(script({"action": "empty", **matcher}), miss, hit) == [False, True]
+
+
+@pytest.mark.parametrize("pattern", ["*a", "[!", "*?"])
+def test_a_pattern_made_to_be_slow_is_not(pattern: str) -> None:
+    slow = script({"action": "empty", "path": (pattern * 256)[:256]})
+    begun_s = time.process_time()
+    struck(slow, asking("/v1/chat/completions" * 2))
+    assert time.process_time() - begun_s < 0.02
+
+
+def test_nth_and_every_count_the_requests_that_fit() -> None:
+    fits, other = asking(), asking(model="other")
+    nth = script({"action": "empty", "model": "m", "nth": 2})
+    assert struck(nth, fits, other, other, fits, fits) == [False, False, False, True, False]
+    every = script({"action": "empty", "model": "m", "every": 2})
+    assert struck(every, fits, other, fits, fits, fits) == [False, False, True, False, True]
+
+
+def test_times_is_how_often_a_rule_strikes() -> None:
+    assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    later = script({"action": "empty", "times": 1, "every": 2})
+    assert struck(later, *[asking()] * 4) == [False, True, False, False]
+
+
+def test_probability_is_a_share_of_the_requests() -> None:
+    hits = struck(script({"action": "empty", "probability": 0.25}), *[asking()] * 4000)
+    assert sum(hits) == pytest.approx(1000, abs=100)
+    assert not any(struck(script({"action": "empty", "probability": 0}), *[asking()] * 100))
+
+
+def test_the_first_rule_that_strikes_decides_and_all_of_them_count() -> None:
+    rules = script({"action": "empty", "nth": 1}, {"action": "error", "every": 2, "name": "second"})
+    first, second = (rules.fault_for(asking(), RNG, 0.0) for _ in range(2))
+    assert first and first.name == "empty"
+    assert second and second.name == "second" and second.error and second.error.status == 500
+
+
+def test_a_quota_is_told_while_it_lasts_and_then_says_truly_when_to_come_back() -> None:
+    rules = script({"action": "rate-limit", "rate": 30, "burst": 2})
+    headers = []
+    for _ in range(2):
+        fault = rules.fault_for(asking(), RNG, 0.0)
+        assert fault and not fault.name and fault.error is None
+        headers.append(fault.headers)
+    assert headers[0] == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "2s",
+    }
+    assert headers[1]["x-ratelimit-remaining-requests"] == "0"
+    limited = rules.fault_for(asking(), RNG, 0.5)
+    assert limited and limited.name == "rate-limit" and limited.error
+    assert (limited.error.status, limited.error.headers) == (429, {"Retry-After": "2"})
+    assert limited.headers["x-ratelimit-reset-requests"] == "3.5s"
+    assert struck(rules, asking(), now_s=1.9) == [True]
+    assert struck(rules, asking(), now_s=2.5) == [False]
+
+
+def test_a_quota_of_tokens_holds_a_big_request_back_and_takes_no_request_for_it() -> None:
+    rules = script({"action": "rate-limit", "rate": 600, "token_rate": 60, "token_burst": 100})
+    assert struck(rules, asking(tokens=80), asking(tokens=30)) == [False, True]
+    fault = rules.fault_for(asking(tokens=20), RNG, 0.0)
+    assert fault and not fault.name
+    assert fault.headers["x-ratelimit-remaining-requests"] == "598"
+    assert fault.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert fault.headers["x-ratelimit-reset-tokens"] == "1m40s"

@@ -1,0 +1,158 @@
+"""One decision per request:
+
+headers, rules, chance; and settings that change while the server runs.
+"""
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.extensions.faults.fault import failure
+from app.extensions.faults.injector import MAX_HEADER_CHARACTERS, MAX_HEADER_RULES, FaultInjector
+from config.loader import load
+from config.sections.api import FAILURE_TYPES
+from config.validation import LiveSettings
+from tests.extensions.faults.client import asking
+
+
+def planned(**values: Any) -> tuple[FaultInjector, LiveSettings]:
+    live, plan = LiveSettings(load((), {})), FaultInjector(Random(1), lambda: 1000.0)
+    live.subscribe(plan.on_settings)
+    live.change({name.replace("_", "-"): value for name, value in values.items()})
+    return plan, live
+
+
+def status(plan: FaultInjector, **headers: str) -> int | None:
+    fault = plan.fault_for(asking(**headers))
+    return fault.error.status if fault and fault.error else None
+
+
+FAILURES = {
+    "rate_limit": (429, "RateLimitError", None, ""),
+    "invalid_api_key": (401, "AuthenticationError", None, ""),
+    "context_length": (
+        400,
+        "BadRequestError",
+        "messages",
+        "This model's maximum context length is 1000 t",
+    ),
+    "server_error": (503, "InternalServerError", None, ""),
+    "invalid_request": (400, "BadRequestError", "model", ""),
+    "model_not_found": (404, "NotFoundError", "model", "There is no model 'llama-nonexistent'"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_each_type_of_failure_has_its_status_type_param_and_words(kind: str) -> None:
+    failed = failure(kind, "llama", 1000)
+    assert (failed.status, failed.type, failed.param) == FAILURES[kind][:3]
+    assert failed.message.startswith(FAILURES[kind][3]) and "{" not in failed.message
+
+
+@pytest.mark.parametrize("rate", [0, 30, 100])
+def test_so_many_percent_fail(rate: int) -> None:
+    plan, _ = planned(failure_injection_rate=rate)
+    assert plan.is_quiet is (rate == 0)
+    failed = sum(plan.fault_for(asking()) is not None for _ in range(4000))
+    assert failed / 40 == pytest.approx(rate, abs=3 if rate % 100 else 0)
+
+
+def test_a_change_of_the_rate_and_the_types_holds_from_the_next_request_on() -> None:
+    plan, live = planned(failure_injection_rate=100, failure_types=["rate_limit"])
+    assert {status(plan) for _ in range(10)} == {429}
+    live.change({"failure-types": ["server_error", "model_not_found"]})
+    assert {status(plan) for _ in range(40)} == {503, 404}
+    live.change({"failure-types": []})
+    named = Counter(fault.name for _ in range(300) if (fault := plan.fault_for(asking())))
+    assert named.keys() == set(FAILURE_TYPES)
+    live.change({"failure-injection-rate": 0})
+    assert plan.is_quiet and {status(plan) for _ in range(10)} == {None}
+
+
+def test_changed_rules_count_anew_and_others_go_on() -> None:
+    rules = [{"action": "error", "nth": 2}]
+    plan, live = planned(fault_rules=rules)
+    assert status(plan) is None
+    live.change({"failure-injection-rate": 0, "fault-rules": rules})
+    assert status(plan) == 500
+    live.change({"fault-rules": [{"action": "error", "nth": 2, "status": 502}]})
+    assert [status(plan) for _ in range(3)] == [None, 502, None]
+    plan.restart()
+    assert [status(plan) for _ in range(2)] == [None, 502]
+    live.change({"fault-rules": None})
+    assert plan.is_quiet
+
+
+def test_rules_that_stay_in_the_list_go_on_counting() -> None:
+    once = {"action": "error", "status": 502, "times": 1}
+    plan, live = planned(fault_rules=[once])
+    assert [status(plan), status(plan)] == [502, None]
+    live.change({"fault-rules": [{"action": "error", "status": 429, "times": 2}, once]})
+    assert status(plan) == 429
+    live.change({"fault-rules": [once, {"action": "error", "status": 429, "times": 2}, once]})
+    assert [status(plan) for _ in range(4)] == [429, 502, None, None]
+
+
+def test_the_strongest_source_decides() -> None:
+    rules = [{"action": "error", "status": 502}]
+    plan, live = planned(
+        fault_rules=rules, failure_injection_rate=100, failure_types=["rate_limit"]
+    )
+    assert status(plan, X_Return_Error="422", X_Fault="error;status=503") == 422
+    assert status(plan, X_Return_Error="", X_Fault="error;status=503") == 503
+    assert status(plan, X_Fault="") == 502
+    live.change({"fault-rules": None})
+    assert status(plan) == 429
+
+
+def test_a_header_that_does_not_strike_leaves_it_to_the_others() -> None:
+    plan, _ = planned(fault_rules=[{"action": "error", "status": 502}])
+    assert status(plan, X_Fault="error;status=503;nth=5") == 502
+    fault = plan.fault_for(asking(X_Fault="rate-limit"))
+    assert fault and fault.error and fault.error.status == 502
+    assert "x-ratelimit-limit-requests" in fault.headers
+
+
+STATUSES = ("oops", "399", "600", "5" * 5000, "٤٠٤")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *({"X_Return_Error": text} for text in STATUSES),
+        {"X_Fault": "explode"},
+        {"X_Fault": "error; message=" + "m" * MAX_HEADER_CHARACTERS},
+    ],
+)
+def test_a_header_that_makes_no_sense_is_a_bad_request(header: dict[str, str]) -> None:
+    fault = planned()[0].fault_for(asking(**header))
+    assert (
+        fault and fault.error and (fault.error.status, fault.error.type) == (400, "BadRequestError")
+    )
+    assert (
+        next(iter(header)).replace("_", "-") in fault.error.message
+        and len(fault.error.message) < 300
+    )
+
+
+def test_requests_of_one_client_with_the_same_header_are_counted_together() -> None:
+    plan, _ = planned()
+
+    def ask(client: str, text: str = "error;times=2") -> bool:
+        return plan.fault_for(asking(client=client, X_Fault=text)) is not None
+
+    assert [ask("a"), ask("a"), ask("a"), ask("b"), ask("a")] == [True, True, False, True, False]
+    assert ask("a", "error;times=2;name=another test")
+    plan.restart()
+    assert ask("a")
+
+
+def test_the_rules_of_the_last_headers_are_remembered() -> None:
+    plan, _ = planned()
+    for number in range(MAX_HEADER_RULES + 1):
+        plan.fault_for(asking(X_Fault=f"error;times=1;name={number}"))
+    assert plan.size_bytes == plan.limit_bytes
+    assert plan.fault_for(asking(X_Fault=f"error;times=1;name={MAX_HEADER_RULES}")) is None
+    assert plan.fault_for(asking(X_Fault="error;times=1;name=0")) is not None

@@ -1,0 +1,88 @@
+"""Lark's EBNF: what is read, what is derived, and what is refused."""
+
+import json
+import re
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.extensions.forms.grammar.lark import COMMON_TERMINALS
+from app.extensions.forms.schema import SchemaError
+from tests.extensions.forms.grammar.deriving import grammar, text, texts
+
+JSON = """
+// as Lark's tutorial has it
+?start: value
+?value: dict | list | string | SIGNED_NUMBER -> number
+      | "true" | "false" | "null"   # words
+list : "[" [value ("," value)*] "]"
+dict : "{" [pair ("," pair)*] "}"
+pair : string ":" value
+string : ESCAPED_STRING
+%import common.ESCAPED_STRING
+%import common.INT -> SIGNED_NUMBER  // a zero in front is no JSON
+%import common (WS, NUMBER)
+%ignore WS
+"""
+
+
+def test_json_grammar_derives_almost_valid_json() -> None:
+    for each in texts(grammar(JSON), seeds=60):
+        json.loads(re.sub(r"\b0+(?=\d)", "", each))
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ('start: "a" B?\nB: "b".."d"', "a[b-d]?"),
+        ('start: "Hello"i /[0-9]{2}/', r"hello\d\d"),
+        ('start: ("x" | "y")~2..3', "[xy]{2,3}"),
+        ('start: ["a"] "b"~3 -> named\n     | "c" -> other', "a?bbb|c"),
+        ("start: /A+/i", "(?i:a+)"),
+        ('start.2: _inner\n!_inner: "x"+ // more', "x+"),
+        ("start: |", ""),
+        (r'start: "\n\"\\ \u00e9"', '\n"\\\\ \u00e9'),
+        ('start:\n    "a"\n    "b"\nNAME: "c"', "ab"),
+    ],
+)
+def test_operators_have_lark_meaning(source: str, pattern: str) -> None:
+    for each in texts(grammar(source)):
+        assert re.fullmatch(pattern, each, re.DOTALL), each
+
+
+def test_common_terminals_are_supported() -> None:
+    for name in COMMON_TERMINALS:
+        read = grammar(f"start: THIS\n%import common.{name} -> THIS")
+        assert all(re.fullmatch(COMMON_TERMINALS[name], each) for each in texts(read, seeds=5))
+
+
+@pytest.mark.parametrize(
+    ("source", "flaw"),
+    [
+        ("root := nope nope", "line 1"), ("", "no rule 'start'"), ("start: foo", "no rule 'foo'"),
+        ("start: (((", "expected )"), ("start: /(/", "is invalid"), ('start: "b".."a"', "not a range"),
+        ('start: "a"~5..2', "minimum of repeats"), (r'start: "\u12"', "invalid escape"),
+        ('start: "a"\nstart: "b"', "comes a second time"), ("start: A\n%import .files.A", "can be imported"),
+        ("start: A\n%import common.NOPE -> A", "has no NOPE"), ("start: A\n%declare A", "can be imported"),
+        ("start: a{x}\na{y}: y", "an unexpected character"), ('start: A\nA: A "x"', "has no end"),
+        ("start: " + "/a/ " * 400, "too many regular expressions"),
+    ],
+)  # fmt: skip
+def test_invalid_grammar_is_rejected(source: str, flaw: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(flaw)):
+        grammar(source)
+
+
+def test_multiplying_terminals_are_cheap() -> None:
+    doubled = "\n".join(f"T{k}: T{k + 1} T{k + 1}" for k in range(400))
+    with pytest.raises(SchemaError, match="too long"):
+        grammar(f'start: T0\n{doubled}\nT400: "x"')
+
+
+@given(st.text(alphabet='abAB"[]()|*+?~:/. \\\n#%->19', max_size=40))
+@settings(max_examples=25, deadline=None)
+def test_arbitrary_text_compiles_or_is_rejected(body: str) -> None:
+    with suppress(SchemaError):
+        assert isinstance(text(grammar(f"start: {body}"), 20), str)

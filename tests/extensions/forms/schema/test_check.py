@@ -1,0 +1,153 @@
+"""What is no JSON Schema is refused, with the place that is wrong; and what vLLM refuses.
+
+Which schemas vLLM's structured outputs refuse was found with xgrammar 0.2.8 and llguidance 1.9.1.
+"""
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.extensions.forms.schema import SchemaError, Schemas
+from app.extensions.forms.schema.backends import find_unsupported_keyword
+from config.settings import ToolSettings
+from tests.extensions.forms.schema.drawing import check_schema, sample
+
+WRONG: list[tuple[Any, str]] = [
+    (5, "object"), ({"type": "strnig"}, "type"), ({"type": []}, "type"), ({"type": ["null", "null"]}, "type"),
+    ({"properties": {"city": {"type": 5}}}, r"^properties\.city\.type: "), ({"properties": []}, "properties"),
+    ({"items": {"minItems": -1}}, r"items\.minItems"), ({"minLength": 1.5}, "minLength"),
+    ({"maxItems": True}, "maxItems"), ({"minimum": "1"}, "minimum"), ({"multipleOf": 0}, "multipleOf"),
+    ({"required": "a"}, "required"), ({"required": ["a", "a"]}, "required"), ({"enum": "a"}, "enum"),
+    ({"uniqueItems": 1}, "uniqueItems"), ({"anyOf": []}, "anyOf"), ({"not": None}, "not"),
+    ({"allOf": [{}, {"type": "x"}]}, r"allOf\.1\.type"), ({"pattern": "("}, "pattern"),
+    ({"patternProperties": {"[": {}}}, "patternProperties"), ({"$id": 5}, r"\$id"),
+    ({"dependentRequired": {"a": "b"}}, "dependentRequired"), ({"$ref": "#/$defs/missing"}, r"\$ref"),
+    ({"$ref": "#/properties/a/0", "properties": {"a": {}}}, r"\$ref"), ({"$ref": "#"}, "reference"),
+    ({"allOf": [{"$ref": "#"}]}, "reference"), ({"description": 5}, "description"),
+    ({"$schema": "http://json-schema.org/draft-03/schema#"}, r"\$schema"),
+    ({"minimum": float("nan")}, "minimum"), ({"const": "\ud800"}, "JSON"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "place"), WRONG, ids=str)
+def test_invalid_schema_is_rejected_with_path(schema: Any, place: str) -> None:
+    with pytest.raises(SchemaError, match=place):
+        check_schema(schema)
+
+
+def test_unknown_keywords_and_older_spellings_are_accepted() -> None:
+    check_schema({"type": "object", "nullable": True, "x-order": 5})
+    for schema in (
+        {"items": [{"type": "null"}]},
+        {"maximum": 5, "exclusiveMaximum": True},
+        {"minLength": 2.0},
+    ):
+        check_schema(schema)
+
+
+def test_lenient_reading_skips_invalid_keywords() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "strnig", "minLength": "5"},
+            "b": "string",
+            "c": {"type": "integer"},
+        },
+        "required": ["a", "b", "c"],
+        "anyOf": [],
+        "maxProperties": "many",
+    }
+    value = sample(schema, Random(1), ToolSettings(), lenient=True)
+    assert list(value) == ["a", "b", "c"]
+    assert isinstance(value["c"], int)
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"$dynamicRef": "#n"},
+        {"$recursiveRef": "#"},
+        {"unevaluatedProperties": False},
+        {"unevaluatedItems": {}},
+    ],
+)
+def test_unsupported_keywords_are_rejected_or_skipped_when_lenient(
+    keyword: Any,
+) -> None:
+    schema = {"properties": {"a": keyword}, "$dynamicAnchor": "n"}
+    with pytest.raises(SchemaError, match=r"^properties\.a\.\S+: this keyword is not supported$"):
+        check_schema(schema)
+    sample(schema, Random(1), ToolSettings(), lenient=True)
+
+
+PLAIN = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "enum": ["x"]}},
+    "required": ["a"],
+}
+
+
+def test_cached_schema_is_compiled_once() -> None:
+    schemas = Schemas(limit_bytes=10_000)
+    first = schemas.compile(PLAIN)
+    assert schemas.compile(dict(PLAIN)) is first
+    schemas.compile({"enum": ["x" * 500]})
+    assert schemas.compile(PLAIN) is not first
+    schemas = Schemas(limit_bytes=4_000)
+    schemas.compile({"const": "x" * 4_000})
+    assert schemas.size_bytes == 0, "larger than the limit"
+
+
+SHAPES: dict[str, Callable[[int], Any]] = {
+    "tool": lambda n: {
+        "properties": {f"p{n}": {"format": "date"}, "b": {"enum": ["x", n]}},
+        "required": ["b"],
+    },
+    "objects": lambda n: {"enum": [{"a": n, "b": [k]} for k in range(50)]},
+    "pattern": lambda n: {"type": "string", "pattern": f"^[a-z]{{0,{n}}}-(red|green)+$"},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_schema_cache_stays_within_memory_limit(shape: Callable[[int], Any]) -> None:
+    schemas = Schemas(limit_bytes=100_000)
+    for n in range(50):  # fills the interpreter's own lists of free objects
+        Schemas().compile(shape(n))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for n in range(120):
+            schemas.compile(shape(n))
+        gc.collect()
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.8 * schemas.limit_bytes < schemas.size_bytes <= schemas.limit_bytes
+    assert 0.9 * held_bytes < schemas.size_bytes
+
+
+FALLS_BACK = {"type": "integer", "multipleOf": 2}
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "array", "uniqueItems": False}, "uniqueItems"),
+        ({"type": ["array", "null"], "contains": {}}, "contains"),
+        ({"properties": {"a": {"type": "array", "maxContains": 1}}}, "maxContains"),
+        ({"type": "object", "propertyNames": {}, "properties": {}}, "propertyNames"),
+        ({"anyOf": [FALLS_BACK, {"not": {}}]}, "not"), ({"allOf": [{"type": "string"}, {"if": {}}]}, "if"),
+        ({"properties": {"a": FALLS_BACK, "b": {"format": "uri-template"}}}, "format"),
+        # What the first backend takes as it is, or the second or third one can do.
+        ({"uniqueItems": True}, None), ({"not": {}}, None), (FALLS_BACK, None), (True, None),
+        ({"type": "string", "format": "uri-template"}, None), ({"type": "object", "propertyNames": {}}, None),
+        ({"type": "object", "properties": {"not": FALLS_BACK}, "patternProperties": {"a": {}}}, None),
+        ({"properties": {"not": FALLS_BACK, "uniqueItems": {"type": "array"}}}, None),
+    ],
+)  # fmt: skip
+def test_keyword_without_backend_is_reported(schema: object, keyword: str | None) -> None:
+    assert find_unsupported_keyword(schema) == keyword

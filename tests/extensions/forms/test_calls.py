@@ -1,0 +1,198 @@
+"""Tool calls, structured replies and thoughts, as they are played."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.engine.errors import SchemaUnsatisfiable
+from app.core.engine.outputs import Finish, Tokens
+from app.core.engine.request import Constraint, ToolCalls, ToolFunction
+from app.core.engine.simulated.calls import CLOSING, OPENING
+from app.extensions.forms.constraints import FormConstraints
+from config.settings import ToolSettings
+from tests.core.engine.harness import Harness, embedded_tokenizer
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 5},
+    },
+    "required": ["city"],
+}
+TOOLS = (
+    ToolFunction("get_weather", WEATHER),
+    ToolFunction('naïve "name"', {"type": "object", "properties": {}}),
+)
+
+EXTRA_CALL = "tool_call_extra_call_probability"
+
+
+def played(
+    calls: ToolCalls | None = None, tools: dict[str, Any] | None = None, **fields: Any
+) -> list[Tokens]:
+    harness = Harness(
+        schemas=FormConstraints(),
+        sections={"tools": ToolSettings(**(tools or {}))},
+        seed=fields.pop("server_seed", 1),
+    )
+    harness.ask(
+        **{"tool_calls": calls, "limited": False, "max_tokens": 4000, "ignore_eos": False, **fields}
+    )
+    harness.clock.advance(1000)
+    return harness.tokens()
+
+
+def called(events: list[Tokens]) -> list[tuple[str, Any]]:
+    calls: dict[int, tuple[str, str]] = {}
+    for event in events:
+        assert event.part is not None and event.part.kind == "call" and not event.part.raw
+        _, so_far = calls.get(event.part.number, ("", ""))
+        calls[event.part.number] = (event.part.name, so_far + "".join(event.texts))
+    assert list(calls) == list(range(len(calls)))
+    return [(name, json.loads(arguments)) for name, arguments in calls.values()]
+
+
+def raw(events: list[Tokens]) -> str:
+    return embedded_tokenizer().decode([token for event in events for token in event.ids])
+
+
+def test_required_calls_have_valid_arguments_and_markup() -> None:
+    for seed in range(10):
+        events = played(ToolCalls(tools=TOOLS, min_calls=2, max_calls=2), server_seed=seed)
+        for name, arguments in (calls := called(events)):
+            jsonschema.validate(arguments, WEATHER if name == "get_weather" else {})
+        texts = [
+            f'{OPENING}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+            f"{json.dumps(arguments, ensure_ascii=False)}}}{CLOSING}"
+            for name, arguments in calls
+        ]
+        assert raw(events) == "\n".join(texts)
+        assert events[-1].finish is not None and events[-1].finish.reason == "stop"
+
+
+def test_the_number_of_calls_follows_the_probability_of_an_extra_call() -> None:
+    for least, chance, counts in ((0, 0, {0}), (1, 0, {1}), (0, 100, {3}), (1, 45, {1, 2, 3})):
+        calls, chances = (
+            ToolCalls(tools=TOOLS[:1] * 3, min_calls=least, max_calls=3),
+            {EXTRA_CALL: chance},
+        )
+        replies = [played(calls, chances, server_seed=seed) for seed in range(25)]
+        assert {len(called(events)) if events[0].part else 0 for events in replies} == counts
+
+
+def test_a_small_limit_cuts_off_a_call_with_unbounded_text() -> None:
+    for most in range(1, 96, 7):
+        events = played(ToolCalls(tools=TOOLS[:1], min_calls=1), limited=True, max_tokens=most)
+        assert sum(len(event.ids) for event in events) == most
+        assert events[-1].finish is not None and events[-1].finish.reason == "length"
+        assert {event.part and event.part.raw for event in events} == {raw(events)}
+        begun = OPENING + '{"name": "get_weather", "arguments": {"city": "'
+        assert begun.startswith(raw(events)[: len(begun)])
+        for event in events:
+            assert event.part is not None and event.part.name in ("", "get_weather")
+            assert event.part.name or not any(event.texts)
+        shown = "".join(text for event in events for text in event.texts)
+        assert shown == raw(events)[len(begun) - len('{"city": "') :]
+    assert called(played(ToolCalls(tools=TOOLS[:1], min_calls=1), limited=True, max_tokens=96))
+
+
+PAY = {
+    "amount": {"type": "number"},
+    "currency": {"enum": ["Papua New Guinean kina", "EUR", "Swiss franc"]},
+    "notes": {"type": "array", "items": {"type": "string"}},
+}
+CLOSED: dict[str, dict[str, Any]] = {
+    "get_weather": WEATHER | {"additionalProperties": False},
+    "pay": {"properties": PAY, "required": ["amount", "currency"], "additionalProperties": False},
+    "ping": {"type": "object", "properties": {}},
+}
+"""Tools whose arguments can be as short as a client's limit asks for."""
+
+
+@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("named", [False, True])
+def test_arguments_fit_the_limit_of_the_client(name: str, named: bool) -> None:
+    calls = ToolCalls(tools=(ToolFunction(name, CLOSED[name]),), min_calls=1, named=named)
+    for seed in range(5):
+        events = played(calls, limited=True, max_tokens=41, server_seed=seed)
+        ((called_name, arguments),) = called(events)
+        assert called_name == name
+        jsonschema.validate(arguments, CLOSED[name])
+        assert sum(len(event.ids) for event in events) <= 41  # one of them ends the text
+        assert events[-1].finish is not None and events[-1].finish.reason == "stop"
+    schema = {"properties": {"a": {"type": "string", "minLength": 400}}, "required": ["a"]}
+    calls = ToolCalls(tools=(ToolFunction("write", schema),), min_calls=1, named=named)
+    events = played(calls, limited=True, max_tokens=99)
+    assert sum(len(event.ids) for event in events) == 99, (
+        "a call that fits no limit is cut off there"
+    )
+    assert events[-1].part is not None and events[-1].part.raw == raw(events)
+    assert events[-1].finish is not None and events[-1].finish.reason == "length"
+    assert called(played(calls))
+
+
+def test_the_same_seed_makes_the_same_call() -> None:
+    calls = ToolCalls(tools=TOOLS, min_calls=1, max_calls=2)
+    assert raw(played(calls, seed=7)) == raw(played(calls, seed=7, server_seed=9))
+    assert len({raw(played(calls, server_seed=seed)) for seed in range(8)}) > 1
+
+
+@given(most=st.integers(1, 60), seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_a_structured_reply_is_valid_or_ends_with_length(most: int, seed: int) -> None:
+    events = played(constraint=Constraint(schema=WEATHER), limited=True, max_tokens=most, seed=seed)
+    finish = events[-1].finish
+    assert finish is not None
+    count = sum(len(event.ids) for event in events)
+    if finish.reason == "stop":
+        jsonschema.validate(json.loads(raw(events)), WEATHER)
+    else:
+        assert (finish.reason, count) == ("length", most)
+    assert count <= most
+
+
+def test_an_unsatisfiable_schema_is_rejected() -> None:
+    for schema in (False, {"type": "integer", "minimum": 5, "maximum": 3}):
+        with pytest.raises(SchemaUnsatisfiable):
+            played(constraint=Constraint(schema=schema))
+
+
+def thinking(**fields: Any) -> list[Tokens]:
+    harness = Harness(sections={}, seed=2, schemas=FormConstraints())
+    harness.ask(**{"reasoning": True, "limited": True, "max_tokens": 200, **fields})
+    harness.clock.advance(1000)
+    return harness.tokens()
+
+
+def test_thoughts_respect_their_budget_and_may_use_up_the_limit() -> None:
+    events = thinking(max_tokens=3)
+    assert {event.part and event.part.kind for event in events} == {"reasoning"}
+    assert events[-1].finish is not None and events[-1].finish.reason == "length"
+    for budget in (0, 1, 5):
+        events = thinking(thinking_budget=budget)
+        assert sum(len(event.ids) for event in events if event.part) == budget
+        assert sum(len(event.ids) for event in events) > budget
+
+
+def test_a_stop_ends_thoughts_and_the_reply_with_them() -> None:
+    whole = "".join(text for event in thinking() if event.part for text in event.texts)
+    stop = whole[8:10]
+    events = thinking(stop=(stop,))
+    assert {event.part and event.part.kind for event in events} == {"reasoning"}
+    assert "".join(text for event in events for text in event.texts) == whole[: whole.index(stop)]
+    assert events[-1].finish == Finish("stop", stop)
+    token = events[0].ids[0]
+    (first,) = thinking(stop_token_ids=frozenset((token,)))
+    assert (first.ids, first.finish) == ([token], Finish("stop", token))
+
+
+def test_only_thoughts_makes_the_whole_reply_reasoning() -> None:
+    calls = ToolCalls(tools=TOOLS, min_calls=1)
+    events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
+    assert {event.part and event.part.kind for event in events} == {"reasoning"}
+    assert sum(len(event.ids) for event in events) == 200

@@ -1,0 +1,148 @@
+"""Which tool calls a chat allows, and which form its reply must have."""
+
+from typing import Any
+
+import pytest
+
+from app.core.api.chat.parts import check_tool_choice, constraint_of, tool_calls_of
+from app.core.engine.request import ToolCalls
+from app.core.protocol.options import StructuredOutputs
+from app.core.server.http.errors import ApiError
+from app.core.text.huggingface import LocalTokenizer
+from app.extensions.forms.constraints import FormConstraints
+from config.settings import ToolSettings
+from tests.application import app_of
+from tests.core.protocol.refused import chat
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look", "go")]
+CHOOSING = ToolSettings(enable_auto_tool_choice=True)
+
+
+LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+def calls(settings: ToolSettings = CHOOSING, **fields: Any) -> ToolCalls | None:
+    return tool_calls_of(chat(**fields), settings, FormConstraints())
+
+
+def told(found: ToolCalls | None) -> tuple[list[str], int, int, bool] | None:
+    return found and (
+        [tool.name for tool in found.tools],
+        found.min_calls,
+        found.max_calls,
+        found.named,
+    )
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [tool for tool in TOOLS if tool["function"]["name"] in names]  # type: ignore[index]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (["look", "go"], 0, 2, False)),
+        ({"tool_choice": "auto"}, (["look", "go"], 0, 2, False)),
+        ({"tool_choice": "required"}, (["look", "go"], 1, 2, False)),
+        ({"tool_choice": "none"}, None),
+        ({"parallel_tool_calls": False}, (["look", "go"], 0, 1, False)),
+        ({"parallel_tool_calls": True}, (["look", "go"], 0, 2, False)),
+        ({"tool_choice": {"type": "function", "function": {"name": "go"}}}, (["go"], 1, 1, True)),
+        ({"tool_choice": allowed("auto", "go")}, (["go"], 0, 1, False)),
+        ({"tool_choice": allowed("auto", "look", "go")}, (["look", "go"], 0, 2, False)),
+        ({"tool_choice": allowed("required", "look", "go")}, (["look", "go"], 1, 2, False)),
+    ],
+)
+def test_a_choice_says_which_tools_are_called_and_how_often(
+    fields: dict[str, Any], expected: tuple[list[str], int, int, bool] | None
+) -> None:
+    assert told(calls(tools=TOOLS, **fields)) == expected
+
+
+def test_without_tools_there_is_no_call_and_a_named_one_must_be_one() -> None:
+    assert calls() is None and calls(tools=None) is None
+    with pytest.raises(ApiError, match="exactly one tool"):
+        calls(tools=[TOOLS[0], TOOLS[0]], tool_choice=LOOK)
+    assert told(calls(tools=[TOOLS[0], TOOLS[0]], tool_choice="required")) == (
+        ["look", "look"],
+        1,
+        2,
+        False,
+    )
+    assert calls(CLOSED, tools=TOOLS, tool_choice=None) is None, (
+        "a server without a parser finds none"
+    )
+    assert calls(CLOSED, tools=TOOLS, tool_choice="required") is None, "of the Responses family"
+
+
+NAMED = {"type": "function", "function": {"name": "go"}}
+CLOSED, PARSED = (
+    ToolSettings(enable_auto_tool_choice=False),
+    ToolSettings(tool_call_parser="hermes"),
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "choice", "refused"),
+    [
+        (
+            CLOSED,
+            "auto",
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser',
+        ),
+        (CLOSED, "required", 'tool_choice="required" requires --tool-call-parser to be set'),
+        (CLOSED, NAMED, "requires --tool-call-parser to be set"),
+        (CLOSED, allowed("auto", "go"), "function"),
+        (PARSED, allowed("auto", "go"), "function"),
+        (CHOOSING, allowed("auto", "go"), None),
+        (CLOSED, None, None),
+        (CLOSED, "none", None),
+        (PARSED, "required", None),
+        (PARSED, NAMED, None),
+    ],
+)
+def test_a_server_may_leave_no_choice(
+    settings: ToolSettings, choice: object, refused: str | None
+) -> None:
+    asked = chat(tools=TOOLS, tool_choice=choice)
+    if refused is None:
+        check_tool_choice(asked, settings)
+        return
+    with pytest.raises(ApiError) as caught:
+        check_tool_choice(asked, settings)
+    assert caught.value.status == 400 and refused in caught.value.message
+    assert caught.value.param == ("tool_choice.function" if refused == "function" else None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "word"),
+    [
+        (StructuredOutputs(json="{"), "no JSON"),
+        (StructuredOutputs(json="[" * 100_000), "no JSON"),
+        (StructuredOutputs(json='{"items": ' * 65 + "{}" + "}" * 65), "nests at most 64"),
+        (StructuredOutputs(json={"type": "thing"}), "schema of the reply"),
+        (StructuredOutputs(grammar="root ::= ("), "Invalid grammar specification"),
+        (StructuredOutputs(json={"type": "array", "uniqueItems": True}), "uniqueItems"),
+    ],
+)
+def test_what_is_no_form_is_refused(wanted: StructuredOutputs, word: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        constraint_of(wanted, FormConstraints())
+    assert (
+        caught.value.status == 400 and word in caught.value.message and caught.value.param is None
+    )
+
+
+def test_tools_that_cannot_fit_are_refused_before_the_chat_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tool = {"type": "function", "function": {"name": "look", "description": "a" * 100_000}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "max_tokens": 1}
+    client, path = app_of("--max-model-len", "64").test_client(), "/v1/chat/completions"
+    whole = {**body, "tool_choice": "none"}
+    kept = client.post(path, json={**whole, "truncate_prompt_tokens": 8}).get_json()
+    assert kept["usage"]["prompt_tokens"] == 8
+    monkeypatch.delattr(LocalTokenizer, "encode")
+    answer = client.post(path, json=whole)
+    assert answer.status_code == 400 and answer.get_json()["error"]["param"] == "input_text"

@@ -1,0 +1,430 @@
+"""What a gateway asks beside tokens, and what goes wrong, on purpose or not:
+
+each place is freed.
+"""
+
+import hashlib
+import io
+import os
+import signal
+import threading
+import zipfile
+from collections.abc import Iterator
+
+import grpc
+import psutil
+import pytest
+import requests
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from smg_grpc_proto import vllm_engine_pb2 as messages
+from smg_grpc_proto.generated import common_pb2
+
+from app.core.text.huggingface import EMBEDDED
+from tests.extensions.grpc.client import (
+    LIMIT_S,
+    Engine,
+    connected,
+    ends_of,
+    failure,
+    generate,
+    tokens_of,
+)
+from tests.hostile.raw_client import metric, wait_until
+from tests.running_server import RunningServer, free_port, running_server
+
+pytestmark = pytest.mark.grpc
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def cached() -> Iterator[tuple[RunningServer, Engine]]:
+    """A server with a KV cache and a tokenizer of its own, whose tokens take time."""
+    flags = [
+        "--kv-cache-size",
+        "64",
+        "--block-size",
+        "16",
+        "--enable-kvcache",
+        "true",
+        "--profiling",
+        "true",
+    ]
+    flags += [
+        "--inter-token-latency",
+        "20ms",
+        "--tokenizer",
+        str(EMBEDDED),
+        "--served-model-name",
+        "alias",
+    ]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        yield server, engine
+
+
+def test_a_gateway_learns_which_model_there_is(cached: tuple[RunningServer, Engine]) -> None:
+    info = cached[1].stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=LIMIT_S)
+    assert (info.is_generation, info.max_context_length, info.max_req_input_len) == (
+        True,
+        32_768,
+        32_768,
+    )
+    assert (info.served_model_name, info.tokenizer_path) == ("alias", str(EMBEDDED))
+    assert (info.vocab_size, list(info.eos_token_ids)) == (6144, [0])
+
+
+def test_a_gateway_learns_what_runs(cached: tuple[RunningServer, Engine]) -> None:
+    _, engine = cached
+    call = engine.stub.Generate(
+        generate(range(1, 65), max_tokens=500, ignore_eos=True), timeout=LIMIT_S
+    )
+    next(call)
+    info = engine.stub.GetServerInfo(messages.GetServerInfoRequest(), timeout=LIMIT_S)
+    assert (info.active_requests, info.server_type, info.block_size) == (1, "vllm-grpc", 16)
+    assert (info.data_parallel_size, info.max_num_seqs, info.is_paused) == (1, 256, False)
+    loads = engine.stub.GetLoads(
+        messages.GetLoadsRequest(dp_rank=0, include=["core"]), timeout=LIMIT_S
+    )
+    [load] = loads.loads
+    assert (load.num_running_reqs, load.num_total_reqs, load.max_total_num_tokens) == (1, 1, 1024)
+    assert 64 <= load.num_used_tokens <= 1024
+    assert load.token_usage > 0
+    call.cancel()
+    engine.wait_for(0)
+    assert (
+        failure(engine.stub.GetLoads, messages.GetLoadsRequest(dp_rank=1)) == Code.INVALID_ARGUMENT
+    )
+
+
+def test_an_abort_ends_a_stream_with_its_reason(cached: tuple[RunningServer, Engine]) -> None:
+    _, engine = cached
+    request = generate(max_tokens=500, ignore_eos=True)
+    request.request_id = "long"
+    call = engine.stub.Generate(request, timeout=LIMIT_S)
+    next(call)
+    engine.stub.Abort(messages.AbortRequest(request_ids=["nobody"]), timeout=LIMIT_S)
+    assert engine.running() == 1
+    engine.stub.Abort(messages.AbortRequest(request_ids=["nobody", "long"]), timeout=LIMIT_S)
+    [end] = ends_of(list(call))
+    assert (end.finish_reason, engine.running()) == ("abort", 0)
+
+
+def test_a_subscriber_hears_what_the_cache_stores_and_forgets(
+    cached: tuple[RunningServer, Engine],
+) -> None:
+    _, engine = cached
+    engine.stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=LIMIT_S)
+    batches = engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=LIMIT_S)
+    heard: list[common_pb2.KvCacheEvent] = []
+    reader = threading.Thread(target=lambda: _hear(batches, heard))
+    reader.start()
+    batches.initial_metadata()  # which come when somebody listens
+    engine.said(generate(range(100, 133), max_tokens=2))
+    wait_until(lambda: any(event.HasField("stored") for event in heard))
+    [stored] = [event.stored for event in heard if event.HasField("stored")]
+    assert [list(block.token_ids) for block in stored.blocks] == [
+        list(range(100, 116)),
+        list(range(116, 132)),
+    ]
+    assert [block.block_size for block in stored.blocks] == [16, 16]
+    assert not stored.HasField("parent_block_hash")
+    assert (stored.medium, stored.tier) == ("GPU", common_pb2.KV_CACHE_TIER_DEVICE)
+    assert engine.stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=LIMIT_S).success
+    wait_until(lambda: any(event.HasField("cleared") for event in heard))
+    batches.cancel()
+    reader.join()
+    late = common_pb2.SubscribeKvEventsRequest(start_sequence_number=10**6)
+    assert failure(engine.stub.SubscribeKvEvents, late) == Code.FAILED_PRECONDITION
+
+
+def _hear(batches: Iterator[common_pb2.KvEventBatch], heard: list[common_pb2.KvCacheEvent]) -> None:
+    try:
+        for batch in batches:
+            heard += batch.events
+    except grpc.RpcError as error:
+        assert error.code() == Code.CANCELLED
+
+
+def test_a_gateway_gets_the_tokenizers_files(
+    cached: tuple[RunningServer, Engine], engine: Engine
+) -> None:
+    chunks = list(cached[1].stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=LIMIT_S))
+    data = b"".join(chunk.data for chunk in chunks)
+    assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [
+        hashlib.sha256(data).hexdigest()
+    ]
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.read("tokenizer.json") == (EMBEDDED / "tokenizer.json").read_bytes()
+    assert (
+        failure(engine.stub.GetTokenizer, common_pb2.GetTokenizerRequest())
+        == Code.FAILED_PRECONDITION
+    )
+
+
+def test_health_is_told_in_both_ways(engine: Engine) -> None:
+    assert engine.stub.HealthCheck(messages.HealthCheckRequest(), timeout=LIMIT_S).healthy
+    health = health_pb2_grpc.HealthStub(engine.channel)
+    for service in ("", "vllm.grpc.engine.VllmEngine"):
+        asked = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(asked, timeout=LIMIT_S).status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(asked, timeout=LIMIT_S)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+    assert failure(health.Check, health_pb2.HealthCheckRequest(service="other")) == Code.NOT_FOUND
+    unknown = next(health.Watch(health_pb2.HealthCheckRequest(service="other"), timeout=LIMIT_S))
+    assert unknown.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def test_a_watch_sees_a_server_become_ready() -> None:
+    with (
+        running_server("--grpc", "--startup-duration", "2s") as server,
+        connected(server.port) as engine,
+    ):
+        watch = health_pb2_grpc.HealthStub(engine.channel).Watch(
+            health_pb2.HealthCheckRequest(), timeout=LIMIT_S
+        )
+        seen = [next(watch).status, next(watch).status]
+        watch.cancel()
+    response = health_pb2.HealthCheckResponse
+    assert seen == [response.NOT_SERVING, response.SERVING]
+
+
+def test_reflection_tells_of_the_service(engine: Engine) -> None:
+    found = ProtoReflectionDescriptorDatabase(engine.channel)
+    assert "vllm.grpc.engine.VllmEngine" in found.get_services()
+    file = found.FindFileContainingSymbol("vllm.grpc.engine.VllmEngine.Generate")
+    [service] = file.service
+    assert "SubscribeKvEvents" in {method.name for method in service.method}
+    assert found.FindFileByName("common.proto").package == "smg.grpc.common"
+    with pytest.raises(KeyError):
+        found.FindFileContainingSymbol("nobody.knows.This")
+
+
+def test_a_pooling_model_embeds_as_over_http() -> None:
+    with running_server("--grpc", "--task", "embed") as server, connected(server.port) as engine:
+        request = messages.EmbedRequest(request_id="a", tokenized={"input_ids": [4, 5, 6]})
+        told = engine.stub.Embed(request, timeout=LIMIT_S)
+        body = {"model": "understudy-tiny", "input": [4, 5, 6]}
+        answer = requests.post(f"{server.url}/v1/embeddings", json=body, timeout=LIMIT_S).json()
+        assert list(told.embedding) == pytest.approx(answer["data"][0]["embedding"], rel=1e-5)
+        assert (told.prompt_tokens, told.embedding_dim) == (3, len(told.embedding))
+        assert engine.refusal(generate())[0] == Code.UNIMPLEMENTED
+        assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.INVALID_ARGUMENT
+
+
+def test_what_is_not_there_is_unimplemented(engine: Engine) -> None:
+    calls = {"/vllm.grpc.engine.VllmEngine/Nothing": b"", "/a.B/C": b"x" * 100_000}
+    for path, message in calls.items():
+        assert failure(engine.channel.unary_unary(path), message) == Code.UNIMPLEMENTED
+    assert (
+        failure(engine.stub.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest())
+        == Code.UNIMPLEMENTED
+    )
+    assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.UNIMPLEMENTED
+
+
+def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engine: Engine) -> None:
+    def counted() -> list[float]:
+        calls = metric(
+            served.port, "http_requests_total", handler="/vllm.grpc.engine.VllmEngine/Generate"
+        )
+        ways = metric(served.port, "understudy_requests_total", way="grpc")
+        return [ways, metric(served.port, "vllm:generation_tokens_total"), calls]
+
+    engine.said(generate(max_tokens=3, ignore_eos=True))
+    before = counted()
+    engine.said(generate(max_tokens=3, ignore_eos=True))
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 3, 1]
+
+
+def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
+    port = free_port(2)
+    flags = ["--grpc-port", str(port), "--data-parallel-size", "2"]
+    with running_server(*flags) as server:
+        for rank, at in ((0, port), (1, port + 1), (0, server.port), (1, server.port + 1)):
+            with connected(at) as engine:
+                request = generate()
+                request.data_parallel_rank = rank
+                assert ends_of(engine.said(request))
+                assert (
+                    requests.get(f"http://127.0.0.1:{at}/health", timeout=LIMIT_S).status_code
+                    == 200
+                )
+                request.data_parallel_rank = 1 - rank
+                assert engine.refusal(request)[0] == Code.INVALID_ARGUMENT
+
+
+CODES = {
+    400: Code.INVALID_ARGUMENT,
+    401: Code.UNAUTHENTICATED,
+    409: Code.ABORTED,
+    418: Code.UNKNOWN,
+}
+CODES |= {429: Code.RESOURCE_EXHAUSTED, 500: Code.INTERNAL, 503: Code.UNAVAILABLE}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[tuple[RunningServer, Engine]]:
+    """A server of two places, with room for one that waits; tokens come every 50 ms."""
+    flags = [
+        "--max-num-seqs",
+        "2",
+        "--max-waiting-queue-length",
+        "1",
+        "--inter-token-latency",
+        "50ms",
+    ]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        yield server, engine
+
+
+def long() -> messages.GenerateRequest:
+    """A request for a minute's tokens."""
+    return generate(max_tokens=1200, ignore_eos=True)
+
+
+def test_every_status_has_its_code(engine: Engine) -> None:
+    for status, expected in CODES.items():
+        code, text = engine.refusal(generate(), metadata=[("x-return-error", str(status))])
+        assert code == expected and str(status) in text
+
+
+def test_a_stream_can_end_too_early(engine: Engine) -> None:
+    for rule, kinds in (
+        ("truncate; after=2", ["chunk"] * 2),
+        ("empty", []),
+        ("missing-done", ["chunk"] * 5),
+    ):
+        said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
+        assert [message.WhichOneof("response") for message in said] == kinds
+
+
+def bytes_said(
+    engine: Engine, request: messages.GenerateRequest, *metadata: tuple[str, str]
+) -> Iterator[bytes]:
+    call = engine.channel.unary_stream(
+        "/vllm.grpc.engine.VllmEngine/Generate",
+        request_serializer=lambda message: message.SerializeToString(),
+    )
+    answers: Iterator[bytes] = call(request, timeout=LIMIT_S, metadata=metadata)
+    return answers
+
+
+@pytest.mark.parametrize("rule", ["malformed-chunk; chunk=2", "truncated-json; chunk=2"])
+def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
+    said = list(bytes_said(engine, generate(ignore_eos=True), ("x-fault", rule)))
+    assert messages.GenerateResponse.FromString(said[0]).HasField("chunk")
+    with pytest.raises(Exception, match="parsing"):
+        messages.GenerateResponse.FromString(said[1])
+    assert len(said) == (6 if rule.startswith("malformed") else 2)
+
+
+def test_a_connection_can_break(served: RunningServer) -> None:
+    with connected(served.port) as engine:
+        call = engine.stub.Generate(
+            generate(ignore_eos=True),
+            timeout=LIMIT_S,
+            metadata=[("x-fault", "disconnect; after=2")],
+        )
+        with pytest.raises(grpc.RpcError) as broken:
+            list(call)
+        assert broken.value.code() == Code.UNAVAILABLE
+        assert ends_of(engine.said(generate()))  # over another connection
+
+
+def test_clients_that_leave_free_their_places(slow: tuple[RunningServer, Engine]) -> None:
+    """They cancel at any stage, run out of time, or disappear with their connection."""
+    server, engine = slow
+    for tokens in (0, 1, 5) * 5:
+        call = engine.stub.Generate(long(), timeout=LIMIT_S)
+        for _ in range(tokens):
+            next(call)
+        call.cancel()
+    engine.wait_for(0)
+    with pytest.raises(grpc.RpcError) as late:
+        list(engine.stub.Generate(long(), timeout=0.3))
+    assert late.value.code() == Code.DEADLINE_EXCEEDED
+    engine.wait_for(0)
+    with connected(server.port) as other:
+        calls = [other.stub.Generate(long(), timeout=LIMIT_S) for _ in range(2)]
+        for call in calls:
+            next(call)
+        waiting = other.stub.Generate(long(), timeout=LIMIT_S)
+        engine.wait_for(3)
+        waiting.cancel()
+        engine.wait_for(2)
+    engine.wait_for(0)
+
+
+def test_keys_quotas_and_failures_by_chance_hold() -> None:
+    flags = ["--api-key", "secret", "--requests-per-minute", "2"]
+    flags += ["--failure-injection-rate", "100", "--failure-types", "model_not_found"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        assert engine.refusal(generate()) == (Code.UNAUTHENTICATED, "Unauthorized")
+        other = [("authorization", "Bearer other")]
+        assert engine.refusal(generate(), metadata=other)[0] == Code.UNAUTHENTICATED
+        key = [("authorization", "Bearer secret")]
+        code, text = engine.refusal(generate(), metadata=key)
+        url, headers = f"{server.url}/v1/completions", {"Authorization": "Bearer secret"}
+        answer = requests.post(url, json={"prompt": "a"}, headers=headers, timeout=LIMIT_S)
+        assert (code, text) == (Code.NOT_FOUND, answer.json()["error"]["message"])
+        assert engine.refusal(generate(), metadata=key)[0] == Code.RESOURCE_EXHAUSTED
+
+
+def test_a_server_that_ends_lets_streams_end_but_endless_ones_and_takes_no_more() -> None:
+    flags = ["--inter-token-latency", "50ms", "--enable-kvcache", "true"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        watch = health_pb2_grpc.HealthStub(engine.channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        events = engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
+        events.initial_metadata()
+        call = engine.stub.Generate(generate(max_tokens=40, ignore_eos=True), timeout=LIMIT_S)
+        said = [next(call)]
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: refused_by(server.port) == Code.UNAVAILABLE)
+        said += call
+        assert len(tokens_of(said)) == 40
+        assert server.process.wait(LIMIT_S) == 0
+        for endless in (watch, events):
+            with pytest.raises(grpc.RpcError) as ended:
+                list(endless)
+            assert ended.value.code() == Code.UNAVAILABLE
+
+
+def refused_by(port: int) -> grpc.StatusCode | None:
+    with connected(port) as engine:
+        try:
+            engine.said(generate())
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return None
+
+
+def test_a_worker_that_is_killed_comes_back() -> None:
+    with running_server("--grpc", "--inter-token-latency", "50ms") as server:
+        with connected(server.port) as engine:
+            call = engine.stub.Generate(long(), timeout=LIMIT_S)
+            next(call)
+            [worker] = psutil.Process(server.process.pid).children()
+            os.kill(worker.pid, signal.SIGKILL)
+            with pytest.raises(grpc.RpcError) as broken:
+                list(call)
+            assert broken.value.code() == Code.UNAVAILABLE
+        with connected(server.port) as engine:
+            assert ends_of(engine.said(generate(), wait_for_ready=True))
+            assert engine.running() == 0
+
+
+def test_a_client_may_leave_a_damaged_stream(served: RunningServer, engine: Engine) -> None:
+    before = len(served.log())
+    for _ in range(3):
+        rule = ("x-fault", "truncate; after=900")
+        call = engine.stub.Generate(long(), timeout=LIMIT_S, metadata=[rule])
+        next(call)
+        call.cancel()
+    engine.wait_for(0)
+    assert "Traceback" not in served.log()[before:]

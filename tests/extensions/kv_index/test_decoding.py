@@ -1,0 +1,245 @@
+"""Batches off the wire: every layout there was, and everything that is none."""
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from app.core.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
+from app.extensions.kv_index.decoding import (
+    MAX_EVENTS,
+    BatchTooLargeError,
+    PodBatch,
+    UnreadableBatchError,
+    decode,
+    field_losses,
+)
+from app.extensions.kv_index.ingest import engine_keys
+from tests.core.kvcache.test_wire import MAP, ONE_BLOCK
+
+pack = msgspec.msgpack.encode
+
+REAL = {**dict(ONE_BLOCK), "map": MAP}
+"""Bytes of real versions of vLLM (kv-cache specification, 2.4), by the name of their layout."""
+
+
+@pytest.mark.parametrize("layout", REAL)
+def test_recorded_bytes_of_every_vllm_version_are_read(layout: LayoutName) -> None:
+    batch = decode(bytes.fromhex(REAL[layout]))
+    stored = batch.events[0]
+    assert isinstance(stored, BlockStored)
+    assert (batch.ts, batch.rank, list(batch.losses)) == (1.5, 0, [])
+    assert (stored.block_hashes, stored.parent_block_hash) == ([0xE235FCC84BC5706D], None)
+    assert (stored.token_ids, stored.block_size) == ([1, 2, 3, 4], 4)
+    assert len(batch.events) == (3 if layout == "map" else 1)
+
+
+def test_sglang_may_omit_trailing_fields() -> None:
+    events = [["BlockStored", [-1], None, [1, 2], 2], ["BlockRemoved", [-1]], ["AllBlocksCleared"]]
+    batch = decode(pack([1.0, events, None]))
+    stored = batch.events[0]
+    assert isinstance(stored, BlockStored) and len(batch.events) == 3
+    assert engine_keys(stored.block_hashes, "block_hashes") == [(1 << 64) - 1]
+
+
+def test_arrays_maps_and_packed_events_may_be_mixed() -> None:
+    removed = ["BlockRemoved", [1]]
+    mapped = {"block_hashes": [2], "type": "BlockRemoved", "later": "field"}
+    batch = decode(pack([1, [removed, mapped, pack(removed), pack(mapped)]]))
+    assert [event.block_hashes for event in batch.events] == [[1], [2], [1], [2]]  # type: ignore[union-attr]
+    assert not batch.losses
+
+
+def test_events_of_the_first_simulator_without_tokens_are_read() -> None:
+    batch = decode(pack([1.0, [["BlockStored", [5], None, None, 0, None]], 0]))
+    stored = batch.events[0]
+    assert isinstance(stored, BlockStored) and not stored.token_ids
+
+
+GOOD = ["BlockRemoved", [1]]
+
+
+def is_good(event: object) -> bool:
+    """Whether it is the event that `GOOD` stands for."""
+    return isinstance(event, BlockRemoved) and (event.block_hashes, event.medium) == ([1], None)
+
+
+STORED: dict[str, Any] = {
+    "type": "BlockStored",
+    "block_hashes": [1],
+    "parent_block_hash": None,
+    "token_ids": [1],
+    "block_size": 1,
+    "lora_id": None,
+}
+ORDER = list(STORED)[1:] + [
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+]
+WRONG: dict[str, list[Any]] = {
+    "block_hashes": ["x", 5, None, ["x"], ["e235fcc84bc5706d"], [1.5], [None], {}],
+    "parent_block_hash": ["x", "e235fcc84bc5706d", 1.5, [1], {}, True],
+    "token_ids": ["x", 5, [None], ["a"], [1.5], {"a": 1}],
+    "block_size": ["x", None, 1.5, [], True],
+    "lora_id": ["x", [], 1.5],
+    "medium": [5, [], b"GPU"],
+    "lora_name": [5, [], b"x"],
+    "extra_keys": ["x", 5, ["bare"], {}],
+    "group_idx": ["x", [], 1.5],
+    "kv_cache_spec_kind": [5, []],
+    "kv_cache_spec_sliding_window": ["x", []],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
+)
+def test_a_wrong_type_loses_only_that_event_and_names_the_field(field: str, value: Any) -> None:
+    mapped = STORED | {field: value}
+    fields = STORED | {name: None for name in ORDER[5:]} | {field: value}
+    listed = ["BlockStored", *(fields[name] for name in ORDER)]
+    batch = decode(pack([1.0, [GOOD, mapped, listed, GOOD], 0]))
+    assert len(batch.events) == 2
+    assert batch.losses == [f"bad_{field}"] * 2
+    assert f"bad_{field}" in field_losses()
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (["Unheard"], "unknown_event"),
+        ({"type": "Unheard"}, "unknown_event"),
+        ({"type": 5}, "malformed_event"),
+        ({"no": "type"}, "malformed_event"),
+        ([], "malformed_event"),
+        ([5, 6], "malformed_event"),
+        (None, "malformed_event"),
+        ("BlockRemoved", "malformed_event"),
+        (b"garbage", "malformed_event"),
+        (pack(pack(pack(GOOD))), "malformed_event"),
+        (["BlockStored", [1], None], "bad_token_ids"),
+        (["BlockRemoved"], "bad_block_hashes"),
+        ({"type": "BlockRemoved"}, "bad_block_hashes"),
+    ],
+)
+def test_a_malformed_event_loses_only_itself(event: Any, reason: str) -> None:
+    batch = decode(pack([1.0, [GOOD, event, GOOD], 0]))
+    assert (len(batch.events), batch.losses) == (2, [reason])
+
+
+@pytest.mark.parametrize("ts", ["x", None, math.nan, math.inf, [1]])
+def test_a_batch_without_a_valid_time_keeps_its_events(ts: Any) -> None:
+    batch = decode(pack([ts, [GOOD], 0]))
+    assert (batch.ts, len(batch.events), batch.losses) == (0.0, 1, ["bad_ts"])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"not msgpack at all",
+        pack(5),
+        pack({}),
+        pack([]),
+        pack([1.0]),
+        pack([1.0, 5]),
+        pack([1.0, [GOOD], "rank"]),
+        pack([1.0, [GOOD], 0])[:-3],
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93\xcb" + bytes(8) + b"\xdd\x7f\xff\xff\xff",
+        b"\x91" * 5_000,
+    ],
+)
+def test_payloads_that_are_not_batches_are_rejected(payload: bytes) -> None:
+    with pytest.raises(UnreadableBatchError):
+        decode(payload)
+
+
+def test_a_batch_above_the_limit_of_events_is_rejected() -> None:
+    assert len(decode(pack([1.0, [None] * MAX_EVENTS, 0])).losses) == MAX_EVENTS
+    with pytest.raises(BatchTooLargeError):
+        decode(pack([1.0, [None] * (MAX_EVENTS + 1), 0]))
+
+
+LOOKAHEAD = [[[2, 3]], [[2, 3], []], [2, 3], None, {"block": [2]}, "text"]
+"""Tokens behind each block as vLLM 0.33 sends them, and other shapes."""
+
+
+@pytest.mark.parametrize("lookahead", LOOKAHEAD)
+def test_lookahead_tokens_of_any_shape_keep_the_event(lookahead: Any) -> None:
+    batch = decode(pack([1.0, [STORED | {"lookahead_token_ids": lookahead}, GOOD], 0]))
+    stored = batch.events[0]
+    assert isinstance(stored, BlockStored) and is_good(batch.events[1])
+    assert (stored.block_hashes, stored.token_ids, batch.losses) == ([1], [1], [])
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_only_unreadable_batch_errors(payload: bytes) -> None:
+    with suppress(UnreadableBatchError):
+        assert isinstance(decode(payload), PodBatch)
+
+
+words = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "type", "token_ids"])
+numbers = st.integers(-(1 << 63), (1 << 64) - 1)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | st.floats() | st.binary(max_size=9) | words,
+    lambda inner: (
+        st.lists(inner, max_size=7)
+        | st.dictionaries(st.sampled_from(["type", *ORDER]), inner, max_size=7)
+    ),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(values, max_size=5))
+@example([b"\xa1\x80"])  # packed by itself, text that is none
+def test_valid_events_survive_next_to_invalid_ones(others: list[Any]) -> None:
+    events = [GOOD]
+    for other in others:
+        events += [other, GOOD]
+    batch = decode(pack([1.0, events, 0]))
+    assert sum(map(is_good, batch.events)) >= len(others) + 1
+    assert len(batch.events) + len(batch.losses) == len(events)
+
+
+UNREAD = st.sampled_from(
+    ["locality", "ownership", "session_id", "lookahead_token_ids", "later", "newest"]
+)
+"""Names of fields that the index does not read:
+
+those of vLLM 0.33, and those of versions to come.
+"""
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    fields=st.dictionaries(UNREAD, values, max_size=4),
+    items=st.lists(values, max_size=4),
+    of_batch=st.lists(values, max_size=2),
+)
+def test_unknown_fields_may_have_any_name_and_shape(
+    fields: dict[str, Any], items: list[Any], of_batch: list[Any]
+) -> None:
+    removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": None}
+    complete = [
+        "BlockStored",
+        *((STORED | dict.fromkeys(ORDER[5:]) | STORED)[name] for name in ORDER),
+    ]
+    later_items = [None] * 4 + items
+    events = [STORED | fields, removed | fields, [*complete, *later_items], GOOD]
+    batch = decode(pack([1.0, events, 0, *of_batch]))
+    assert batch.losses == [] and len(batch.events) == len(events)
+    for stored in (batch.events[0], batch.events[2]):
+        assert isinstance(stored, BlockStored)
+        assert (stored.block_hashes, stored.token_ids, stored.block_size) == ([1], [1], 1)
+    assert is_good(batch.events[1]) and is_good(batch.events[3])

@@ -1,0 +1,391 @@
+"""Events in, scores out, on every backend; longest prefixes, and events together as alone."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
+from app.core.engine.kvcache.hashing import Placeholder
+from app.extensions.kv_index.backend import Backend, Lookup
+from app.extensions.kv_index.copies import set_bits
+from app.extensions.kv_index.holders import Holders
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.ingest import Ingest
+from app.extensions.kv_index.memory import MemoryBackend
+from app.extensions.kv_index.scorer import score_prefixes
+from tests.extensions.kv_index.engines import (
+    block,
+    ingest,
+    matched,
+    offloaded,
+    removed,
+    source,
+    stored,
+)
+
+PROMPT = list(range(100, 120))
+"""Five blocks of four tokens."""
+
+
+def make_index(backend: Backend, **settings: Any) -> Index:
+    return Index(backend, **({"block_size": 4} | settings))
+
+
+@pytest.fixture
+def index(backend: Backend) -> Index:
+    return make_index(backend)
+
+
+def losses(index: Index) -> dict[str, int]:
+    return dict(index.metrics.skipped_events)
+
+
+def test_pods_are_scored_by_the_prefix_that_they_have(index: Index) -> None:
+    ingest(index, "a", stored([1, 2, 3], PROMPT[:12]))
+    ingest(index, "b", stored([1], PROMPT[:4]), stored([3], PROMPT[8:12], 2))
+    best, other = index.score("m", PROMPT)
+    assert (best.pod, best.score, best.matched, best.match_ratio) == ("a", 3.0, 3, 0.6)
+    assert best.tiers == {"gpu": 3}
+    assert (other.pod, other.matched) == ("b", 1)
+    assert losses(index) == {"unknown_parent": 1}
+
+
+def test_prompts_without_a_known_block_have_no_scores(index: Index) -> None:
+    ingest(index, "a", stored([1], PROMPT[:4]))
+    assert index.score("m", PROMPT[:3]) == [] == index.score("m", [1, 2, 3, 4, 5])
+    assert index.score("m", []) == [] == index.score("unheard", PROMPT)
+    assert index.score_keys("m", []) == []
+
+
+def test_scores_can_be_computed_from_keys_and_for_selected_pods(index: Index) -> None:
+    for pod in ("a", "b", "c"):
+        ingest(index, pod, stored([1, 2], PROMPT[:8]))
+    keys = index.block_keys("m", PROMPT)
+    assert {score.pod for score in index.score_keys("m", keys, pods=["a", "c", "x"])} == {"a", "c"}
+    assert index.score("m", PROMPT, pods=["x"]) == []
+    assert len(matched(index, PROMPT)) == 3
+
+
+def test_blocks_count_by_their_best_tier(index: Index) -> None:
+    ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16]), offloaded([1, 3, 4]), removed([3, 4]))
+    ingest(index, "a", offloaded([4], "NVMe"), removed([4], "CPU"))
+    (score,) = index.score("m", PROMPT)
+    assert score.tiers == {"gpu": 2, "cpu": 1, "nvme": 1}
+    assert score.score == pytest.approx(2 * 1.0 + 0.8 + 0.5)
+
+
+def test_weights_of_tiers_can_be_configured(backend: Backend) -> None:
+    index = make_index(backend, weights={"gpu": 0.2, "cpu": 0.9, "disk": 0.0})
+    ingest(
+        index,
+        "a",
+        stored([1, 2, 3], PROMPT[:12]),
+        offloaded([1]),
+        removed([3]),
+        offloaded([3], "disk"),
+    )
+    (score,) = index.score("m", PROMPT)
+    assert score.tiers == {"cpu": 1, "gpu": 1}
+    assert (score.score, score.matched) == (pytest.approx(1.1), 2)
+
+
+def test_models_do_not_share_blocks(index: Index) -> None:
+    ingest(index, "a", stored([1, 2], PROMPT[:8]))
+    ingest(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")
+    assert matched(index, PROMPT) == {"a": 2}
+    assert matched(index, PROMPT, model="other") == {"b": 2}
+
+
+def test_ranks_of_a_pod_are_scored_separately(index: Index) -> None:
+    ingest(index, "a", stored([1, 2], PROMPT[:8]), rank=0)
+    ingest(index, "a", stored([1], PROMPT[:4]), rank=1)
+    assert [(s.pod, s.rank, s.matched) for s in index.score("m", PROMPT)] == [
+        ("a", 0, 2),
+        ("a", 1, 1),
+    ]
+    ingest(index, "a", AllBlocksCleared(), rank=0)
+    assert [(s.rank, s.matched) for s in index.score("m", PROMPT)] == [(1, 1)]
+
+
+def test_an_adapter_has_separate_blocks(index: Index) -> None:
+    with_name = {"lora_id": 1, "lora_name": "alice", "extra_keys": [["alice"], ["alice"]]}
+    ingest(index, "a", stored([1, 2], PROMPT[:8], **with_name))
+    ingest(index, "b", stored([1, 2], PROMPT[:8]))
+    assert matched(index, PROMPT) == {"b": 2}
+    assert matched(index, PROMPT, lora="alice") == {"a": 2}
+    assert matched(index, PROMPT, model="alice") == {"a": 2}
+    assert matched(index, PROMPT, lora="bob") == {}
+    ingest(index, "c", stored([1, 2], PROMPT[:8], lora_id=7))  # an engine that tells no names
+    assert matched(index, PROMPT, lora="7") == {"c": 2}
+
+
+def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> None:
+    extra_keys = [["alice", ["img", 2], "salt"], ["alice", ["img", -2]], ["alice"]]
+    ingest(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))
+    image = [Placeholder("img", 2, 5)]
+    assert matched(index, PROMPT, lora="alice", salt="salt", media=image) == {"a": 3}
+    assert matched(index, PROMPT, lora="alice", salt="salt") == {}
+    assert matched(index, PROMPT, salt="salt", media=image) == {}
+    assert matched(index, PROMPT, lora="alice", media=image) == {}
+
+
+def test_a_long_prompt_with_a_salt_is_found_to_its_end() -> None:
+    index, most = make_index(MemoryBackend()), 1024
+    tokens, blocks = [number % 1000 for number in range(4 * (2 * most + 3))], 2 * most + 3
+    for first in range(0, blocks, 100):
+        hashes = range(first + 1, min(first + 100, blocks) + 1)
+        some = tokens[4 * first : 4 * (first + 100)]
+        extra_keys = [["salt"] if number == 1 else None for number in hashes]
+        ingest(index, "a", stored(hashes, some, first or None, extra_keys=extra_keys))
+    for asked in (most, most + 1, 2 * most, blocks):
+        assert matched(index, tokens[: 4 * asked + 3], salt="salt") == {"a": asked}
+
+
+def test_images_change_all_blocks_from_the_first_one_that_they_overlap(index: Index) -> None:
+    for pod, image in (("a", "one"), ("b", "two")):
+        extra_keys = [None, [[image, 1]], [[image, -3]], None]
+        ingest(index, pod, stored([1, 2, 3, 4], PROMPT[:16], extra_keys=extra_keys))
+    assert matched(index, PROMPT, media=[Placeholder("one", 5, 4)]) == {"a": 4, "b": 1}
+    assert matched(index, PROMPT, media=[Placeholder("two", 5, 4)]) == {"a": 1, "b": 4}
+    assert matched(index, PROMPT) == {"a": 1, "b": 1}
+
+
+def test_old_engines_publish_images_without_offsets(index: Index) -> None:
+    ingest(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
+    assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
+
+
+def test_only_groups_that_need_every_block_are_scored_for_hybrid_models(index: Index) -> None:
+    full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    window = {
+        "group_idx": 1,
+        "kv_cache_spec_kind": "sliding_window",
+        "kv_cache_spec_sliding_window": 8,
+    }
+    ingest(index, "a", stored([1, 2], PROMPT[:8], **full), stored([1, 2], PROMPT[:8], **window))
+    ingest(index, "a", removed([1], group_idx=1))
+    assert matched(index, PROMPT) == {"a": 2}
+    ingest(index, "a", removed([2], group_idx=0))
+    assert matched(index, PROMPT) == {"a": 1}
+    assert index.backend.size().copies == 2
+
+
+def test_offloaded_blocks_of_an_unknown_group_are_counted(index: Index) -> None:
+    ingest(index, "a", offloaded([1, 2], group_idx=5), removed([4], group_idx=5))
+    assert losses(index) == {"unknown_block": 3}
+
+
+@pytest.mark.parametrize(
+    ("last", "beyond", "loss"),
+    [
+        ({"group_idx": 63}, {"group_idx": 64}, "bad_group_idx"),
+        ({"medium": "t" * 64}, {"medium": "t" * 65}, "bad_medium"),
+        ({"lora_name": "n" * 512}, {"lora_name": "n" * 513}, "bad_lora_name"),
+    ],
+)
+def test_values_at_the_limit_are_accepted_and_values_above_are_rejected(
+    index: Index, last: dict[str, Any], beyond: dict[str, Any], loss: str
+) -> None:
+    ingest(index, "a", stored([1], PROMPT[:4], **last))
+    assert losses(index) == {} and index.backend.size().copies == 1
+    ingest(index, "a", stored([2], PROMPT[4:8], **beyond))
+    assert losses(index) == {loss: 1} and index.backend.size().copies == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (stored([1], PROMPT[:3]), "token_count"),
+        (stored([1], PROMPT[:4], size=0), "bad_block_size"),
+        (stored([1], [-1] * 4), "bad_token_ids"),
+        (stored([b""], PROMPT[:4]), "bad_block_hashes"),
+        (stored([1], PROMPT[:4], b"\1" * 65), "bad_parent_block_hash"),
+        (stored([1], PROMPT[:4], 99), "unknown_parent"),
+        (stored([1], PROMPT[:4], extra_keys=[None, None]), "extra_keys_count"),
+        (stored([1], PROMPT[:4], group_idx=-1), "bad_group_idx"),
+        (removed([1], group_idx=-1), "bad_group_idx"),
+        (removed([1], "x" * 100), "bad_medium"),
+        (removed([b""]), "bad_block_hashes"),
+    ],
+)
+def test_an_invalid_event_loses_only_itself_with_a_reason(event: KVEvent, reason: str) -> None:
+    index = make_index(MemoryBackend())
+    ingest(index, "a", stored([7], PROMPT[:4]), event, stored([8], PROMPT[4:8], 7))
+    assert losses(index) == {reason: 1}
+    assert matched(index, PROMPT) == {"a": 2}
+
+
+def test_events_without_blocks_have_no_effect(index: Index) -> None:
+    ingest(index, "a", stored([], []), removed([]), stored([1], PROMPT[:4], 0))
+    assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
+
+
+def test_media_above_the_limit_of_tiers_are_rejected() -> None:
+    index = make_index(MemoryBackend())
+    ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
+    assert losses(index) == {"too_many_tiers": 6}
+    assert index.backend.size().copies == 15
+
+
+def test_hashes_may_be_bytes_or_numbers(index: Index) -> None:
+    ingest(index, "a", stored([b"\5" * 24 + (9).to_bytes(8, "big")], PROMPT[:4]))
+    ingest(index, "a", stored([-1], PROMPT[4:8], 9), removed([(1 << 64) - 1]))
+    assert matched(index, PROMPT) == {"a": 1}
+
+
+def test_added_removed_and_unknown_blocks_are_counted() -> None:
+    index = make_index(MemoryBackend())
+    ingest(index, "a", block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
+    index.clear("a")
+    lines = index.metrics.render({}).splitlines()
+    for name, value in (("admissions", 3), ("evictions", 3)):
+        assert f"kvcache_index_{name}_total {value}.0" in lines
+    assert index.metrics.skipped_events == {"unknown_block": 3}
+
+
+# Few blocks, so that they come again, continue each other, and are held twice.
+blocks = st.integers(1, 6)
+hashes = st.one_of(blocks, blocks, blocks, st.sampled_from([b"", b"\x01"]))
+parents = st.one_of(st.none(), st.just(0), hashes)
+lists: st.SearchStrategy[list[BlockHash]] = st.lists(hashes, max_size=3)
+
+
+@st.composite
+def a_store(draw: st.DrawFn) -> KVEvent:
+    engine = draw(lists)
+    size = draw(st.sampled_from([2, 2, 2, 2, 1, 3, 0]))
+    count = len(engine) * size if draw(st.integers(0, 9)) else draw(st.integers(0, 5))
+    more: dict[str, Any] = {
+        "medium": draw(st.sampled_from(["GPU", "GPU", "GPU", "CPU"])),
+        "group_idx": draw(st.sampled_from([None, None, None, 1])),
+        "lora_name": draw(st.sampled_from([None, None, None, "x"])),
+        "extra_keys": draw(st.sampled_from([None, None, [None], [["salt"]]])),
+    }
+    return stored(engine, [draw(st.integers(0, 1))] * count, draw(parents), size, **more)
+
+
+events = st.one_of(
+    a_store(),
+    a_store(),
+    a_store(),
+    st.builds(removed, lists, st.sampled_from(["GPU", "CPU"])),
+    st.builds(offloaded, lists),
+    st.just(AllBlocksCleared()),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(events, max_size=8), max_size=3))
+def test_grouped_events_have_the_same_effect_as_single_events(batches: list[list[KVEvent]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        together = state(batches)
+        patch.setattr(Ingest, "_similarity", lambda self, event: id(event))
+        assert together == state(batches)
+
+
+def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
+    """Everything that an index of blocks of two tokens knows after these batches."""
+    backend = MemoryBackend()
+    index = make_index(backend, block_size=2)
+    outcomes = [ingest(index, "a", *each) for each in batches]
+    maps = {number: (map_.covered, map_.repeats) for number, map_ in backend._maps.items()}
+    held = dict(backend.table), maps, index.backend.size()
+    return outcomes, held, index.metrics.skipped_events
+
+
+TIERS = ["gpu", "cpu", "disk"]
+
+
+def holders(*pods: str) -> Holders:
+    made = Holders(100)
+    for pod in pods:
+        made.register(source(pod), 0)
+    return made
+
+
+def test_the_example_of_llm_d() -> None:
+    """Blocks 1001 to 1006: a on gpu has 1, 2, 3 (also cpu) and 6; b on cpu has 4 and 5."""
+    found = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
+    weights = {"gpu": 1.0, "cpu": 0.5}
+    lookup = Lookup(found, holders("a", "b"), TIERS[:2])
+    (score,) = score_prefixes(lookup, blocks=6, candidates=0b11, weights=weights)
+    assert (score.pod, score.score, score.tiers) == ("a", 3.0, {"gpu": 3})
+    found[2] = (0, 0b01)
+    (score,) = score_prefixes(lookup, blocks=6, candidates=0b11, weights=weights)
+    assert (score.score, score.tiers, score.match_ratio) == (2.5, {"gpu": 2, "cpu": 1}, 0.5)
+
+
+masks = st.integers(0, (1 << 12) - 1)
+found_blocks = st.lists(st.lists(masks, min_size=1, max_size=3).map(tuple), max_size=20)
+
+
+EXACT = {"gpu": 1.0, "cpu": 0.75, "disk": 0.5}
+grouped = st.lists(st.booleans(), min_size=12, max_size=12)
+
+
+@given(found_blocks, grouped, masks, st.integers(1, 3), st.integers(1, 4))
+def test_the_group_with_the_shortest_prefix_counts_for_an_engine(
+    found: list[tuple[int, ...]], scored: list[bool], left: int, groups: int, repeat: int
+) -> None:
+    """Twelve holders in groups of engines; some give no points, some are gone."""
+    found = [copies for copies in found for _ in range(repeat)]
+    everybody = Holders(12)
+    for number, is_scored in enumerate(scored):
+        everybody.register(source(f"pod{number // groups}"), number % groups, is_scored)
+    candidates = everybody.candidates("m")
+    for number in set_bits(left):
+        everybody.release(number)
+    scores = score_prefixes(
+        Lookup(found, everybody, TIERS),
+        blocks=max(1, len(found)),
+        candidates=candidates,
+        weights=EXACT,
+    )
+    expected: dict[str, set[tuple[int, float]]] = {}
+    for number, is_scored in enumerate(scored):
+        if is_scored and not left >> number & 1:
+            has = alone(found, number)
+            shares = expected.setdefault(f"pod{number // groups}", {has})
+            least = min(shares | {has})[0]
+            expected[f"pod{number // groups}"] = {
+                share for share in shares | {has} if share[0] == least
+            }
+    assert {score.pod for score in scores} == {
+        pod for pod, shares in expected.items() if min(shares)[0]
+    }
+    assert all((score.matched, score.score) in expected[score.pod] for score in scores)
+
+
+def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
+    """How many blocks a holder has from the first one on, and what they are worth."""
+    weights = [EXACT[tier] for tier in TIERS]
+    matched, worth = 0, 0.0
+    for copies in found:
+        here = [weight for weight, mask in zip(weights, copies, strict=False) if mask >> number & 1]
+        if not here:
+            break
+        matched, worth = matched + 1, worth + max(here)
+    return matched, worth
+
+
+def test_candidates_of_an_adapter_are_the_holders_of_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.extensions.kv_index.holders.MAX_ADAPTERS", 3)
+    holders = Holders(3)
+    for each in map(source, "ab"):
+        holders.register(each, 0)
+    for name, number in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 1), ("d", 1)):
+        holders.add_adapter(name, number)
+    assert [holders.candidates(name) for name in "abcd"] == [
+        0b11,
+        0,
+        0b10,
+        0b10,
+    ]  # b was used longest ago
+    for number, left in ((1, [0b01, 0, 0, 0]), (0, [0] * 4)):
+        holders.release(number)
+        assert [holders.candidates(name) for name in "abcd"] == left
+    assert len(holders._adapters) == 0

@@ -1,0 +1,59 @@
+"""Prompts as token ids, in time or refused; tokenizers loaded once, and never waited for without
+end.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.extensions.kv_index.test_tokenizers import PATIENCE_S
+from tests.running_server import ROOT
+
+HANGING = """
+import sys
+from pathlib import Path
+from gevent import monkey
+if sys.argv[1] == "patched":
+    monkey.patch_all()
+import gevent
+from app.core.base.clock.pause import share_loop
+from app.core.text.base import TokenizerError
+from app.core.text.huggingface import default_tokenizer
+from app.extensions.kv_index.tokenizers import TokenizerLibrary, TokenizerSources
+
+share_loop()
+
+hang = monkey.get_original("threading", "Lock")()
+hang.acquire()
+def load(source):
+    if source == "hangs":
+        hang.acquire()  # a library that blocks its native thread, event loop or not
+    return default_tokenizer()
+
+by_model = {"hangs": "hangs", "good": "good"}
+sources = TokenizerSources(by_model=by_model, folder=Path("nowhere"))
+library = TokenizerLibrary(load, sources, timeout_s=0.3)
+def ask(model):
+    try:
+        return library.get(model).name
+    except TokenizerError as error:
+        return str(error)
+
+asked = [gevent.spawn(ask, name) for name in ("hangs", "hangs", "nobody", "good")]
+gevent.joinall(asked)
+for each in asked:
+    print(each.value)
+"""
+
+
+@pytest.mark.parametrize("how", ["patched", "plain"])
+def test_a_hanging_load_blocks_neither_requests_nor_the_event_loop_nor_the_exit(
+    how: str,
+) -> None:
+    command = [sys.executable, "-c", HANGING, how]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    late = "The tokenizer of the model `hangs` was not loaded within 0.3 s."
+    lost = "There is no tokenizer for the model `nobody`."
+    assert done.stdout.splitlines() == [late, late, lost, "embedded"], done.stderr
+    assert (done.returncode, done.stderr) == (0, "")

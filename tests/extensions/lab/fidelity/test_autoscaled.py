@@ -1,0 +1,163 @@
+"""`python -m app simulate --autoscale`:
+
+its figures, the constant fleet beside it, and bad input.
+"""
+
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.core.cli import main
+from app.extensions.lab.load.autoscale_flags import read_cold_start
+from tests.extensions.lab.fidelity.test_command import figures, refusal
+from tests.running_server import ROOT
+
+HPA = "hpa:metric=running,target=20,min=1,max=4,window-down=5s"
+LOAD = ["--rate", "25", "--arrivals", "ramp", "--seconds", "60", "--output-tokens", "64"]
+SCALED = [
+    *LOAD,
+    "--autoscale",
+    HPA,
+    "--cold-start",
+    "5s",
+    "--autoscale-every",
+    "2s",
+    "--scrape-interval",
+    "1s",
+]
+POLICY = ["--policy", "least-requests"]
+
+
+def test_gpu_hours_include_loading_and_draining_pods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "run.svg"
+    found = figures(
+        capsys,
+        *SCALED,
+        *POLICY,
+        "--goodput",
+        "ttft:300",
+        "--gpu-hour-price",
+        "2",
+        "--plot",
+        str(picture),
+    )
+    fleet, goodput = found["fleet"], found["goodput"]
+    parts = fleet["intervals"]
+    assert sum(it["gpu_hours"] for it in parts) == pytest.approx(found["gpu_hours"])
+    assert found["gpu_hours"] == pytest.approx(fleet["mean_pods"] * found["duration_s"] / 3600)
+    assert found["price"]["total"] == pytest.approx(2 * found["gpu_hours"])
+    assert sum(it["missed"] for it in parts) == goodput["requests"] - goodput["good"]
+    assert 1 < fleet["mean_pods"] < fleet["most_pods"] <= len(found["requests_per_pod"])
+    assert sum(found["requests_per_pod"]) == found["requests"]
+    assert max(it["loading"] for it in parts) > 0
+    assert fleet["constant"]["goodput"]["good"] >= goodput["good"]
+    assert "best constant fleet" in picture.read_text()
+
+
+def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    objectives = ["--slo", "ttft_p99=400ms"]
+    pods = len(
+        figures(capsys, *SCALED, *POLICY, *objectives)["fleet"]["constant"]["requests_per_pod"]
+    )
+    swept = figures(
+        capsys, *LOAD, *POLICY, *objectives, "--sweep", "pods=1:4:1", "--processes", "1"
+    )
+    assert pods == swept["fewest"]
+    assert figures(capsys, *SCALED, "--slo", "ttft_p99=1ms")["fleet"]["constant"] is None
+    assert main(["simulate", *SCALED, *POLICY, *objectives]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"; pods by {HPA}, least-requests") and lines[-1].startswith(
+        "ttft_p99 <= 400 ms: "
+    )
+    assert [
+        line for line in lines if line.startswith(("| autoscaled ", "| best constant "))
+    ] == lines[-3:-1]
+
+
+def test_a_plugin_can_supply_the_autoscaling_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = ROOT / "examples" / "plugins" / "look_ahead.py"
+    flags = ["simulate", *SCALED, *POLICY, "--json", "-", "--plugin"]
+    starts = []
+    for policy in (HPA, "look-ahead:min=1,max=4"):
+        own = ["--look-ahead-target", "20", "--look-ahead-ahead", "30s", "--autoscale", policy]
+        assert main([*flags, str(example), *own]) == 0
+        parts = msgspec.json.decode(capsys.readouterr().out)["fleet"]["intervals"]
+        starts.append(next(it["begin_s"] for it in parts if it["loading"]))
+    assert starts[1] < starts[0]
+    (bad := tmp_path / "bad.py").write_text(
+        "from app.plugins import Plugin\nAPI = 2\nclass Bad(Plugin):\n    name = 'bad'\n"
+        "    def autoscalers(self):\n        return {'bad': lambda pods: len}\nEXTENSION = Bad\n"
+    )
+    assert main([*flags, str(bad), "--autoscale", "bad:min=1,max=3"]) == 1
+    assert "hook autoscalers of a plugin failed" in capsys.readouterr().err
+
+
+def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
+    assert read_cold_start("1m30s", 0.0) == 90
+    assert read_cold_start("40s+2GB/s", 30e9) == 55
+    assert read_cold_start("30GB@500MB/s", 1.0) == 60
+    for text, rule in (
+        ("2GB/s", "needs the size"),
+        ("soon", "must be a duration"),
+        ("-1s", "negative"),
+    ):
+        with pytest.raises((ValueError, ArgumentTypeError), match=rule):
+            read_cold_start(text, 0.0)
+
+
+def test_an_autoscaled_load_has_a_maximum_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = [
+        "--num-requests",
+        "200",
+        "--in-flight",
+        "16",
+        "--output-tokens",
+        "64",
+        *SCALED[len(LOAD) :],
+    ]
+    assert sum(figures(capsys, *closed)["requests_per_pod"]) == 200
+    trace = tmp_path / "trace.csv"
+    sessions = "arrival_s,input_tokens,output_tokens,session,think_s\n0,10,10,a,\n,20,10,a,1e9\n"
+    for text in ("arrival_s,input_tokens,output_tokens\n0,10,10\n1e300,10,10\n", sessions):
+        trace.write_text(text)
+        told = refusal(capsys, "--trace", str(trace), *SCALED[len(LOAD) :])
+        assert told == f"{trace}, row 3: with --autoscale it must not come after 10,000,000 s"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start go together"),
+        ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start go together"),
+        ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 57."),
+        ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
+        (
+            [*SCALED, "--autoscale", HPA.replace("max=4", "max=0")],
+            "--autoscale hpa: max: '0' must be a",
+        ),
+        (
+            [*SCALED, "--autoscale", HPA.replace("running", "cpu")],
+            "--autoscale hpa: metric: invalid",
+        ),
+        (
+            [*SCALED, "--autoscale-every", "0"],
+            "argument --autoscale-every: '0' must be a duration from 100ms",
+        ),
+        ([*LOAD, "--scrape-interval", "1s"], "--autoscale and --cold-start go together; "),
+        ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither a sweep of pods nor"),
+    ],
+)
+def test_wrong_flags_are_rejected_in_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, *argv, status=2 if told.startswith("argument") else 1).startswith(told)

@@ -1,0 +1,196 @@
+"""Prefill and decode on pods of their own:
+
+what a request passes through, and what the pods hold.
+"""
+
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.extensions.lab.fidelity.disaggregation import Disaggregation
+from app.extensions.lab.fidelity.simulate import run
+from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
+from app.extensions.lab.load.policies import POLICIES
+from config.datasheet import datasheet_profile
+from config.profile import read_profile
+from tests.extensions.lab.fidelity.test_command import SHAPE, figures, refusal
+from tests.extensions.lab.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_of
+
+
+def simulated(
+    load: Any,
+    prefill: int = 1,
+    decode: int = 1,
+    bandwidth: float = inf,
+    watch: Any = None,
+    **more: Any,
+) -> Any:
+    """A simulation that has run; a block has 4 bytes, a transfer takes 50 ms besides."""
+    split = Disaggregation(
+        prefill_pods=prefill,
+        decode_pods=decode,
+        bytes_per_token=1,
+        bandwidth=bandwidth,
+        latency_s=0.05,
+    )
+    plan = SimulationPlan(disaggregation=split, pods=prefill + decode, **{"profile": PLAIN, **more})
+    (its := Simulation(load, plan, lambda done: None, watch)).run()
+    return its
+
+
+def test_a_prompt_is_computed_then_sent_then_continued() -> None:
+    # Both prompts are one step, and share the link: 3 blocks take 0.12 s each.
+    out = simulated(load_of([(1.0, 10, 3), (0.0, 9, 1)]), bandwidth=100.0).outcome
+    its = out.transfers
+    assert list(its.prefilled_s) == list(its.begin_s) == pytest.approx([1.01, 1.01])
+    assert list(its.end_s) == pytest.approx([1.18, 1.30])
+    # The last token of a prompt is computed again, which gives the first token of the answer.
+    assert [*out.first_s, *out.last_s] == pytest.approx([1.19, 1.31, 1.21, 1.31])
+    prefill, decode = its.pools
+    assert sum(prefill.blocks) == pytest.approx(6 * 0.01 + 3 * 0.17 + 3 * 0.29)
+    assert (prefill.max_blocks, decode.max_blocks, prefill.max_sequences, its.bytes) == (
+        6,
+        6,
+        2,
+        24,
+    )
+
+
+def test_a_transfer_waits_for_blocks_and_prefill_for_the_transfer() -> None:
+    # A pool of 39 blocks has room for one prompt of 20 blocks, which three steps compute.
+    out = simulated(load_of([(0.0, 80, 10)] * 2), bandwidth=40.0).outcome
+    its = out.transfers
+    assert its.end_s[0] - its.begin_s[0] == pytest.approx(2.05)
+    assert its.prefilled_s[1] == its.seen_s[1] == pytest.approx(its.end_s[0] + 3 * 0.01)
+    assert its.seen_s[1] < its.begin_s[1] == pytest.approx(out.last_s[0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    REQUESTS,
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), min_size=25, max_size=25)
+    | st.just([]),
+    st.sampled_from(POLICIES),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.sampled_from([inf, 2000.0, 100.0]),
+    st.none() | st.integers(1, 6),
+)
+def test_no_request_or_block_is_lost(
+    requests: list[tuple[float, int, int]],
+    groups: Any,
+    policy: str,
+    pods: Any,
+    rate: float,
+    places: Any,
+) -> None:
+    load = load_of(requests, groups[: len(requests)])
+    simulation = simulated(load, *pods, rate, profile=REAL, policy=policy, in_flight=places)
+    out, its = simulation.outcome, simulation.outcome.transfers
+    for row in zip(
+        out.send_s, its.prefilled_s, its.seen_s, its.begin_s, its.end_s, out.first_s, strict=True
+    ):
+        assert list(row) == sorted(row)
+        assert row[-1] - row[0] > (row[1] - row[0]) + (row[4] - row[3])  # prefill and transfer
+    assert all(first_s <= last_s for first_s, last_s in zip(out.first_s, out.last_s, strict=True))
+    assert all(
+        prefill < pods[0] <= pod for prefill, pod in zip(its.prefill_pod, out.pod, strict=True)
+    )
+    capacity = ENGINE.num_gpu_blocks - 1
+    assert max(pool.max_blocks for pool in its.pools) <= capacity
+    assert [pod.blocks.free for pod in simulation.pods] == [capacity] * sum(pods)
+    assert its.bytes <= 4 * sum(-(-tokens // 4) for tokens in load.input_tokens)
+
+
+@settings(max_examples=25, deadline=None)
+@given(REQUESTS)
+def test_steps_of_decode_pods_have_no_prefill(requests: list[tuple[float, int, int]]) -> None:
+    prefills = [0, 0]
+
+    def watch(pod: Any, batch: Any, start_s: float, end_s: float) -> None:
+        prefills[pod.number] += batch.prefills
+
+    roomy = msgspec.structs.replace(
+        REAL, engine=msgspec.structs.replace(ENGINE, num_gpu_blocks=4000)
+    )
+    simulated(load_of(requests), watch=watch, profile=roomy)
+    assert prefills[0] >= len(requests) and prefills[1] == 0
+
+
+Capture = pytest.CaptureFixture[str]
+LOAD = ["--rate", "20", "--seconds", "5", "--input-tokens", "2000", "--output-tokens", "30"]
+SPLIT = [*LOAD, "--prefill-pods", "2", "--decode-pods", "1"]
+
+
+def test_the_table_has_a_line_for_each_pool(capsys: Capture) -> None:
+    summary = figures(capsys, *SPLIT, "--transfer-latency", "20ms")
+    its, requests = summary["disaggregation"], summary["requests"]
+    assert [sum(its[name]["requests_per_pod"]) for name in ("prefill", "decode")] == [
+        requests,
+        requests,
+    ]
+    assert its["transferred_bytes"] == requests * 2000 * 163840
+    assert its["transfer_s"]["p50"] >= 0.02 + 2000 * 163840 / 50e9
+    assert summary["gpu_hours"] == pytest.approx(3 * summary["duration_s"] / 3600)
+    assert run(SPLIT) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("; 3 pods, random, 2 of them prefill, 163.84 kB a token at 50 GB/s")
+    assert [line.split("|")[1].strip() for line in lines[6:9]] == ["prefill", "waiting", "transfer"]
+    assert [line.partition(":")[0] for line in lines[-3:]] == [
+        "prefill pods",
+        "decode pods",
+        "transfers",
+    ]
+    assert datasheet_profile(SHAPE, "h100").kv_bytes_per_token == 2 * 2 * 8 * 128 * 36
+
+
+def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
+    argv = [*LOAD, "--pods", "4", "--sweep", "prefill-pods=1:3:1", "--processes", "1", "--slo"]
+    found = figures(capsys, *argv, "itl_p99=14ms", "--goodput", "ttft:400", "tpot:14")
+    good = [it["summary"]["goodput"]["good"] for it in found["points"]]
+    assert good.index(max(good)) == found["best"] == 3
+    assert ["disaggregation" in it["summary"] for it in found["points"]] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert run([*argv, "ttft_p50=1ms"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in table[3:]] == ["4 ordinary", "1:3", "2:2", "3:1"]
+    assert last.startswith("best P:D: none meets ttft_p50 <= 1 ms; nearest is 3:1, ttft_p50 at ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([*LOAD, "--prefill-pods", "2"], "--prefill-pods and --decode-pods go together"),
+        (
+            [*SPLIT, "--pods", "3"],
+            "--prefill-pods and --decode-pods count all pods: --pods and --sweep of",
+        ),
+        (
+            [*LOAD, "--sweep", "prefill-pods=1:2:1", "--pods", "2"],
+            "--sweep prefill-pods needs more --pods",
+        ),
+        (
+            [*LOAD, "--transfer-bandwidth", "5GB"],
+            "--transfer-bandwidth only with --prefill-pods and",
+        ),
+        (
+            [*SPLIT, "--profile", "./old.yaml"],
+            "profile ./old.yaml does not have the bytes of a token's keys and values",
+        ),
+    ],
+)
+def test_conflicting_flags_are_rejected(
+    argv: list[str], told: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old = {**msgspec.to_builtins(read_profile("qwen3-14b-h100")), "kv-bytes-per-token": None}
+    Path("old.yaml").write_bytes(msgspec.json.encode(old))
+    assert refusal(capsys, *argv).startswith(told)

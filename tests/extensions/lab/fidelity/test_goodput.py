@@ -1,0 +1,137 @@
+"""Goodput and money: requests that meet all their limits, and what the accelerators cost."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.extensions.lab.fidelity.goodput import METRICS, goodput, read_limits
+from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
+from app.extensions.lab.load.loads import LoadTrace
+from config.profile import DEFAULT_PROFILE, read_profile
+from tests.extensions.lab.fidelity.test_command import HEADER, figures, refusal
+
+WITH_CLASSES = "arrival_s,class,input_tokens,output_tokens\n"
+
+
+def trace_of(path: Path, classes: bool = True) -> str:
+    """Sixty requests of two classes, the second with long prompts."""
+    rows = []
+    for number in range(60):
+        kind = ("chat", "code")[number % 2]
+        row = [
+            f"{number / 5}",
+            *([kind] if classes else []),
+            str(3000 if kind == "code" else 100),
+            "20",
+        ]
+        rows.append(",".join(row))
+    path.write_text((WITH_CLASSES if classes else HEADER) + "\n".join(rows) + "\n")
+    return str(path)
+
+
+def test_goodput_matches_the_written_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, requests = trace_of(tmp_path / "trace.csv"), tmp_path / "requests.csv"
+    limits = ["ttft:150", "code=e2el:371", "chat=tpot:15"]
+    summary = figures(capsys, "--trace", trace, "--requests", str(requests), "--goodput", *limits)
+    with requests.open() as file:
+        rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    good = [0, 0]
+    for number, it in enumerate(rows):
+        ttft, e2e = it["first_s"] - it["send_s"], it["last_s"] - it["send_s"]
+        tpot = (it["last_s"] - it["first_s"]) / 19
+        good[number % 2] += ttft <= 0.15 and (e2e <= 0.371 if number % 2 else tpot <= 0.015)
+    found = summary["goodput"]
+    assert [found["by_class"][name]["good"] for name in ("chat", "code")] == good
+    assert found["good"] == sum(good) and 0 < sum(good) < found["requests"] == 60
+    assert found["good_per_s"] == pytest.approx(sum(good) / summary["duration_s"])
+
+
+def test_the_price_is_proportional_to_the_gpu_hours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = trace_of(tmp_path / "trace.csv", classes=False)
+    summary = figures(capsys, "--trace", trace, "--pods", "3", "--gpu-hour-price", "2.5")
+    hours, price = 3 * summary["duration_s"] / 3600, summary["price"]
+    assert summary["gpu_hours"] == pytest.approx(hours)
+    assert price["total"] == pytest.approx(2.5 * hours)
+    assert price["per_million_output_tokens"] == pytest.approx(2.5 * hours / 1200 * 1e6)
+    assert figures(capsys, "--trace", trace)["price"] is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "rule"),
+    [
+        (["tft:100"], "must be [CLASS=]ttft|tpot|e2el:MILLISECONDS above 0, not 'tft:100'"),
+        (["ttft:0"], "above 0, not 'ttft:0'"),
+        (["ttft:nan"], "above 0, not 'ttft:nan'"),
+        (["ttft"], "above 0, not 'ttft'"),
+        (["=ttft:5"], "above 0, not '=ttft:5'"),
+        (["ttft:1", "ttft:2"], "has ttft twice"),
+        (["a=ttft:1", "a=ttft:2"], "has ttft twice for a"),
+    ],
+)
+def test_a_wrong_limit_is_rejected_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: list[str], rule: str
+) -> None:
+    trace = trace_of(tmp_path / "trace.csv")
+    assert rule in refusal(capsys, "--trace", trace, "--goodput", *limits, status=2)
+
+
+def test_limits_of_one_class_count_its_misses_per_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [
+        "--trace",
+        trace_of(tmp_path / "trace.csv"),
+        "--autoscale",
+        "schedule:0s=1,6s=2",
+        "--cold-start",
+        "1s",
+    ]
+    found = figures(capsys, *argv, "--goodput", "code=ttft:1")
+    missed = [it["missed"] for it in found["fleet"]["intervals"]]
+    assert sum(missed) == 30 == found["requests"] - found["goodput"]["good"] and max(missed) < 10
+    assert found["goodput"]["by_class"]["chat"]["good"] == 30
+
+
+def test_a_class_without_requests_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, plain = trace_of(tmp_path / "trace.csv"), trace_of(tmp_path / "plain.csv", classes=False)
+    told = refusal(capsys, "--trace", trace, "--goodput", "hat=ttft:1")
+    assert told.endswith("has no requests of class hat; known are chat, code")
+    assert refusal(capsys, "--trace", plain, "--goodput", "hat=ttft:1").endswith(
+        "class hat, and no column class"
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 10), st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30
+    ),
+    st.dictionaries(st.sampled_from(METRICS), st.floats(1, 20_000), min_size=1),
+)
+def test_a_looser_limit_is_met_by_at_least_as_many_requests(
+    moments: list[tuple[float, float, int]], limits: dict[str, float]
+) -> None:
+    load = LoadTrace("drawn")
+    for number, (_, _, output) in enumerate(moments):
+        load.arrival_s.append(float(number))
+        load.input_tokens.append(1)
+        load.output_tokens.append(output)
+    outcome = SimulationOutcome(load, SimulationPlan(profile=read_profile(DEFAULT_PROFILE)))
+    for number, (first, rest, _) in enumerate(moments):
+        outcome.send_s[number] = number
+        outcome.first_s[number] = number + first
+        outcome.last_s[number] = number + first + rest
+    strict = read_limits([f"{name}:{limit}" for name, limit in limits.items()])
+    loose = read_limits([f"{name}:{2 * limit}" for name, limit in limits.items()])
+    some, more = (goodput(outcome, its, 1.0) for its in (strict, loose))
+    assert 0 <= some.good <= more.good <= more.requests == len(moments)
+    outcome.first_s[0] = float("nan")  # never got a token
+    assert goodput(outcome, loose, 1.0).good <= len(moments) - 1

@@ -1,0 +1,236 @@
+"""Simulated engines and fleets: the moments of requests, whichever way they are calculated."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.scheduler import Scheduler
+from app.extensions.lab.fidelity.pod import OfflineRequest, scheduler_limits
+from app.extensions.lab.fidelity.simulation import (
+    Simulation,
+    SimulationOutcome,
+    SimulationPlan,
+    simulate,
+)
+from app.extensions.lab.load.autoscale_flags import read_policy
+from app.extensions.lab.load.autoscaler import Autoscaling
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.policies import POLICIES
+from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
+from tests.core.kvcache.caches import check_pool
+from tests.extensions.lab.fidelity.loops import ClientLoop
+
+ENGINE = EngineLimits(
+    num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100
+)
+PLAIN = Profile(source="-", model="-", device="-", engine=ENGINE, cost=CostConstants(base=0.01))
+REAL = msgspec.structs.replace(read_profile("qwen3-14b-h100"), engine=ENGINE)
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.001, 0.02, 0.3]), st.integers(1, 70), st.integers(1, 30)),
+    min_size=1,
+    max_size=25,
+)
+"""Gap, input and output tokens of each."""
+
+
+def load_of(
+    requests: Sequence[tuple[float, int, int]], groups: Sequence[tuple[int, int]] = ()
+) -> LoadTrace:
+    """Each of `groups` is a group and how many tokens it shares."""
+    load, at_s = LoadTrace("test"), 0.0
+    for gap_s, tokens_in, tokens_out in requests:
+        at_s += gap_s
+        load.arrival_s.append(at_s)
+        load.input_tokens.append(tokens_in)
+        load.output_tokens.append(tokens_out)
+    for number, (group, tokens) in enumerate(groups):
+        load.group.append(group)
+        load.prefix_tokens.append(min(tokens, load.input_tokens[number]))
+    return load
+
+
+def simulated(load: LoadTrace, plan: SimulationPlan) -> SimulationOutcome:
+    return simulate(load, plan)
+
+
+def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
+    return list(zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True))
+
+
+def test_times_of_requests_with_fixed_step_and_front_costs() -> None:
+    def seen(
+        *requests: tuple[float, int, int], profile: Profile = PLAIN
+    ) -> list[tuple[float, float, float]]:
+        return moments(simulated(load_of(requests), SimulationPlan(profile=profile)))
+
+    assert seen((1.0, 10, 3)) == [pytest.approx((1.0, 1.01, 1.03))]
+    # It comes in the second step, when the third is already fixed, and runs in the fourth.
+    assert seen((0.0, 4, 9), (0.011, 4, 1))[1][1] == pytest.approx(0.04)
+    alone = msgspec.structs.replace(
+        PLAIN, engine=msgspec.structs.replace(ENGINE, async_scheduling=False)
+    )
+    assert seen((0.0, 4, 9), (0.011, 4, 1), profile=alone)[1][1] == pytest.approx(0.03)
+    front = FrontCosts(front=0.5, front_per_token=0.01, out_per_stream=0.001)
+    fronted = msgspec.structs.replace(PLAIN, front=front)
+    assert seen((0.0, 10, 2), profile=fronted) == [pytest.approx((0.0, 0.611, 0.621))]
+
+
+# Without a front a request could be sent and seen in the very moment in which a step ends.
+FRONTED = msgspec.structs.replace(PLAIN, front=FrontCosts(front=0.001))
+
+
+@settings(max_examples=25, deadline=None)
+@given(REQUESTS, st.integers(1, 8), st.sampled_from([0.0, 0.005]), st.sampled_from([FRONTED, REAL]))
+def test_a_single_pod_equals_one_engine(
+    requests: list[tuple[float, int, int]], places: int, turnaround_s: float, profile: Profile
+) -> None:
+    load = load_of(requests)
+    plan = SimulationPlan(profile=profile, in_flight=places, turnaround_s=turnaround_s)
+    outcome = simulated(load, plan)
+
+    rows = zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
+    those = [OfflineRequest(*row) for row in rows]
+    blocks = CountedBlocks(ENGINE.num_gpu_blocks, ENGINE.block_size)
+    scheduler: Scheduler[OfflineRequest] = Scheduler(scheduler_limits(ENGINE), blocks)
+    loop = ClientLoop(those, scheduler, profile, places, turnaround_s)
+    loop.advance(float("inf"))
+    assert moments(outcome) == [(it.send_s, it.first_s, it.last_s) for it in those]
+    assert (outcome.steps, outcome.preemptions) == (loop.steps, scheduler.preemptions)
+
+
+@settings(max_examples=25, deadline=None)
+@given(REQUESTS, st.sampled_from(["random", "round-robin"]), st.integers(2, 4))
+def test_independent_pods_equal_pods_on_one_timeline(
+    requests: list[tuple[float, int, int]], policy: str, pods: int
+) -> None:
+    load, plan = load_of(requests), SimulationPlan(profile=REAL, pods=pods, policy=policy)
+    apart, together = simulated(load, plan), simulate(load, plan, watch=lambda *step: None)
+    assert (moments(apart), apart.pod, apart.steps) == (
+        moments(together),
+        together.pod,
+        together.steps,
+    )
+    assert apart.timeline.blocks == pytest.approx(together.timeline.blocks)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    REQUESTS,
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), min_size=25, max_size=25),
+    st.sampled_from(POLICIES),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 6),
+)
+def test_every_request_completes_with_shared_prefixes(
+    requests: list[tuple[float, int, int]],
+    groups: list[tuple[int, int]],
+    policy: str,
+    pods: int,
+    places: int | None,
+) -> None:
+    load = load_of(requests, groups[: len(requests)])
+    plan = SimulationPlan(profile=REAL, pods=pods, policy=policy, in_flight=places)
+    simulation = Simulation(load, plan, lambda done: None)
+    outcome = simulation.run()
+    for number, (send_s, first_s, last_s) in enumerate(moments(outcome)):
+        assert load.arrival_s[number] <= send_s < first_s <= last_s
+    if places is not None:
+        for send_s in outcome.send_s:
+            spans = zip(outcome.send_s, outcome.last_s, strict=True)
+            assert sum(begin_s <= send_s < end_s for begin_s, end_s in spans) <= places
+    for pod in simulation.pods:
+        assert pod.blocks.free == pod.blocks.capacity
+        check_pool(pod.blocks.pool, [])
+    assert outcome.cached_tokens < sum(load.input_tokens)
+
+
+def test_cached_prefixes_are_not_computed_again() -> None:
+    profile = msgspec.structs.replace(PLAIN, cost=CostConstants(per_token=0.001, p=1))
+    # Of 22 shared tokens 5 whole blocks are found; of a prompt of 20 never the block of the last
+    # token.
+    load = load_of(
+        [(0.0, 30, 1), (1.0, 30, 1), (1.0, 30, 1), (1.0, 20, 1), (0.0, 20, 1), (0.0, 22, 1)],
+        [(0, 22), (0, 22), (1, 22), (0, 20), (2, 20), (2, 20)],
+    )
+    outcome = simulated(load, SimulationPlan(profile=profile))
+    taken = [first - send for send, first, _ in moments(outcome)]
+    # The last three are one step, which computes 4, 20 and 2 tokens.
+    assert taken == pytest.approx([0.03, 0.01, 0.03, 0.026, 0.026, 0.026])
+    assert outcome.cached_tokens == 20 + 16 + 20
+    off = msgspec.structs.replace(ENGINE, enable_prefix_caching=False)
+    outcome = simulated(load, SimulationPlan(profile=msgspec.structs.replace(profile, engine=off)))
+    assert outcome.cached_tokens == 0
+
+
+def test_policies_choose_the_expected_pods() -> None:
+    requests = [(0.0, 8, 20)] * 4 + [(0.0, 8, 2)] * 4
+    load = load_of(requests, [(number % 2, 8) for number in range(8)])
+    plan = SimulationPlan(profile=PLAIN, pods=4, policy="round-robin")
+    assert list(simulated(load, plan).pod) == [0, 1, 2, 3] * 2
+    fewest = simulated(load, replace(plan, policy="least-requests")).pod
+    assert sorted(fewest[:4]) == sorted(fewest[4:]) == [0, 1, 2, 3]
+    later = load_of([(1.0, 80, 1)] * 6, [(number % 2, 80) for number in range(6)])
+    aware = simulated(later, replace(plan, policy="prefix-aware")).pod
+    assert len(set(aware[::2])) == len(set(aware[1::2])) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    REQUESTS,
+    st.sampled_from(["waiting,target=1", "running,target=2", "ttft_p90,target=0.05"]),
+    st.sampled_from(POLICIES),
+    st.sampled_from([0.0, 0.05, 0.4]),
+    st.none() | st.integers(1, 6),
+)
+def test_no_request_is_lost_when_pods_join_and_leave(
+    requests: list[tuple[float, int, int]],
+    metric: str,
+    policy: str,
+    cold_s: float,
+    places: int | None,
+) -> None:
+    hpa = read_policy(f"hpa:metric={metric},min=1,max=4,window-down=0s,up=2/1s", {})
+    scaling = Autoscaling(policy=hpa, cold_start_s=cold_s, every_s=0.06, scrape_s=0.04)
+    plan = SimulationPlan(
+        profile=REAL, pods=2, policy=policy, in_flight=places, autoscaling=scaling
+    )
+    load = load_of(requests, [(number % 2, 16) for number in range(len(requests))])
+    simulation = Simulation(load, plan, lambda done: None)
+    outcome = simulation.run()
+    lives = outcome.lives
+    for number, (send_s, first_s, last_s) in enumerate(moments(outcome)):
+        life = lives[outcome.pod[number]]
+        assert load.arrival_s[number] <= send_s < first_s <= last_s
+        assert life.ready_s <= send_s <= life.drain_s and last_s <= life.gone_s
+    for at_s in [load.arrival_s[0], *(life.begun_s for life in lives), *outcome.last_s]:
+        assert (
+            1 <= sum(life.begun_s <= at_s < max(life.drain_s, life.begun_s) for life in lives) <= 4
+        )
+    for pod in simulation.pods:
+        assert pod.blocks.free == pod.blocks.capacity
+
+
+def test_engine_step_time_cuts_prompts_like_the_real_engine() -> None:
+    """Steps with a part of a prompt take 0.2 s, or 1.25 times what their decodes take, and use that
+    up.
+    """
+    profile = read_profile("smollm2-135m-cpu")
+    steps: list[tuple[int, int, float]] = []
+    plan = SimulationPlan(profile=profile)
+    load = load_of([(0.0, 40, 200)] * 6 + [(1.0, 3000, 3)])
+    simulate(
+        load, plan, watch=lambda pod, step, start_s, end_s: steps.append(
+            (step.prefills, len(step.decodes), end_s - start_s))
+    )  # fmt: skip
+    mixed = [took_s for prefills, decodes, took_s in steps if prefills and decodes == 6]
+    assert len(mixed) > 20 and max(mixed) <= 0.2001
+    assert min(mixed[:-1]) > 0.19
+    cut = simulated(load, plan)
+    whole = msgspec.structs.replace(profile.engine, engine_step_time=None)
+    uncut = simulated(load, SimulationPlan(profile=msgspec.structs.replace(profile, engine=whole)))
+    assert cut.first_s[6] > uncut.first_s[6]

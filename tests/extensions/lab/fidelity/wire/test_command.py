@@ -1,0 +1,38 @@
+"""Simulations and fits in several processes."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.extensions.lab.fidelity.test_command import figures
+from tests.running_server import ROOT
+
+
+def test_the_number_of_processes_does_not_change_results(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["--seconds", "5", "--sweep", "rate=2:4:2", "--processes"]
+    assert figures(capsys, *argv, "2") == figures(capsys, *argv, "1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
+    load = ["--seconds", "10", "--sweep", "rate=1:1000:1", "--processes", "2"]
+    command = [sys.executable, "-m", "app", "simulate", *load, f"--json={tmp_path / 'x.json'}"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "swept" not in said:
+            said += process.stderr.read(1)
+        process.send_signal(number)
+        rest = process.stderr.read()  # ends when no process of it has the pipe any more
+    if number == signal.SIGINT:
+        assert rest.endswith("error: interrupted; nothing was written\n")
+        assert "Traceback" not in rest
+    assert process.returncode == (1 if number == signal.SIGINT else -number)
+    assert list(tmp_path.iterdir()) == []

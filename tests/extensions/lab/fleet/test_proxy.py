@@ -1,0 +1,131 @@
+"""Requests pass the proxy unchanged, to the pod that the policy chooses, for as long as somebody
+listens.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from random import Random
+
+import gevent
+import pytest
+
+from app.core.policies import Incoming
+from app.core.server.http.client import JSON, HttpConnection, exchange
+from app.extensions.lab.fleet.indexer import Indexer
+from app.extensions.lab.fleet.proxy import Proxy
+from app.extensions.lab.load.policies import PrefixAware, RoundRobin
+from tests.extensions.lab.fleet import stubs
+
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+class Always:
+    """Chooses the first pod that it is offered, and remembers what it was offered."""
+
+    fallbacks = 0
+
+    def __init__(self) -> None:
+        self.offered: list[list[str]] = []
+
+    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        self.offered.append(list(pods))
+        return pods[0]
+
+
+@contextmanager
+def behind(pod: stubs.Talker) -> Iterator[tuple[str, str, Proxy]]:
+    """The addresses of a pod and of a proxy in front of it, and the proxy."""
+    with stubs.talking(pod) as address, stubs.proxying([address], RoundRobin()) as (url, proxy):
+        yield address, url, proxy
+
+
+@contextmanager
+def two_pods() -> Iterator[tuple[str, str]]:
+    with stubs.serving(stubs.Pod("one")) as one, stubs.serving(stubs.Pod("two")) as two:
+        yield one, two
+
+
+def test_headers_and_status_are_forwarded() -> None:
+    pod = stubs.Pod("one")
+    headers = {"Authorization": "Bearer k", "X-Request-Id": "7"}
+    with (
+        stubs.serving(pod) as address,
+        stubs.proxying([address], RoundRobin()) as (proxy, _),
+        stubs.posted(proxy, {"prompt": "ü"}, "/v1/chat/completions?beta=1", **headers) as response,
+    ):
+        assert (response.status, response.read()) == (201, b"one")
+        assert response.getheader("x-pod") == "one"
+        assert response.getheader("x-routed-to") == address
+    assert pod.asked == [("POST", "/v1/chat/completions", json.dumps({"prompt": "ü"}).encode())]
+    assert pod.headers[0]["HTTP_AUTHORIZATION"] == "Bearer k"
+    assert pod.headers[0]["HTTP_X_REQUEST_ID"] == "7"
+    assert pod.headers[0]["HTTP_HOST"] == address
+
+
+@pytest.mark.parametrize("head", [b"", CHUNKED + b"5\r\nhello\r\n"])
+def test_a_client_disconnect_ends_the_request_at_the_pod(head: bytes) -> None:
+    talker = stubs.Talker(head)
+    with behind(talker) as (address, proxy, told):
+        connection = HttpConnection(proxy, stubs.PATIENCE_S)
+        connection.request("POST", "/v1/completions", b"{}", JSON)
+        stubs.eventually(lambda: told.routed[address] == 1)
+        gevent.sleep(0.01)
+        connection.close()
+        assert talker.client_left.wait(stubs.PATIENCE_S)
+        stubs.eventually(lambda: told.in_flight[address] == 0)
+
+
+def test_an_unreachable_pod_is_skipped() -> None:
+    dead, policy = stubs.unused_address(), Always()
+    with (
+        stubs.serving(stubs.Pod("alive")) as alive,
+        stubs.proxying([dead, alive], policy) as (proxy, told),
+        stubs.posted(proxy, {}) as response,
+    ):
+        assert response.read() == b"alive"
+        assert response.getheader("x-routed-to") == alive
+    assert policy.offered == [[dead, alive], [alive]]
+    assert told.unreachable == {dead: 1} and told.routed == {dead: 0, alive: 1}
+    assert told.in_flight == {dead: 0, alive: 0}
+
+
+def test_no_reachable_pod_gives_status_502() -> None:
+    expected = {
+        "message": "no pod can be reached",
+        "type": "Bad Gateway",
+        "param": None,
+        "code": 502,
+    }
+    with (
+        stubs.proxying([stubs.unused_address()], RoundRobin()) as (proxy, _),
+        stubs.posted(proxy, {}) as response,
+    ):
+        assert (response.status, json.load(response)) == (502, {"error": expected})
+    with (
+        behind(stubs.Talker(b"", hang_up=True)) as (address, proxy, told),
+        stubs.posted(proxy, {}) as response,
+    ):
+        assert response.status == 502 and address in json.load(response)["error"]["message"]
+        assert told.in_flight[address] == 0
+
+
+def test_an_unreachable_indexer_falls_back_to_load() -> None:
+    policy = PrefixAware(Indexer(stubs.unused_address()).scores, Random(1))
+    with two_pods() as (one, two), stubs.proxying([one, two], policy) as (proxy, told):
+        told.in_flight[one] += 1
+        for number in range(3):
+            with stubs.posted(proxy, {"prompt": f"number {number}"}) as response:
+                assert response.read() == b"two"
+        assert json.loads(exchange(proxy, "GET", "/routing")[1])["fallbacks"] == 3
+
+
+def test_health_is_answered_by_the_proxy_and_models_by_the_least_loaded_pod() -> None:
+    with two_pods() as (one, two), stubs.proxying([one, two], RoundRobin()) as (proxy, told):
+        told.in_flight[one] += 1
+        assert exchange(proxy, "GET", "/v1/models") == (201, b"two")
+        assert exchange(proxy, "GET", "/health")[0] == 200
+        assert exchange(proxy, "POST", "/v1/embeddings", b"{}")[0] == 404
+        assert exchange(proxy, "GET", "/v1/completions")[0] == 404

@@ -1,0 +1,185 @@
+"""`python -m app plan`:
+
+its choice beside an exhaustive search, its reasons, its files, and bad input.
+"""
+
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.extensions.lab.fidelity import simulate
+from app.extensions.lab.plan import search
+from app.extensions.lab.plan.command import run
+from tests.extensions.lab.fidelity.test_command import SHAPE
+
+PRICES = {"h100": 2.5, "l40s": 2.0}
+SIZES, SEQUENCES, BUDGETS = (1, 2), (256, 4), (8192, 1024)
+LOAD = ["--seconds", "3", "--output-tokens", "50-150", "--input-tokens", "4000-16000"]
+GRID = ["--device", *(f"{name}={price}" for name, price in PRICES.items())] + [
+    *("--tensor-parallel-size", *map(str, SIZES), "--max-num-seqs", *map(str, SEQUENCES)),
+    *("--max-num-batched-tokens", *map(str, BUDGETS), "--processes", "1"),
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[str]:
+    path = tmp_path / "config.json"
+    path.write_bytes(msgspec.json.encode(SHAPE))
+    return ["--model-config", str(path)]
+
+
+def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run([*argv, "--json", "-"]) == 0
+    return msgspec.json.decode(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("limits", ["ttft:2000 tpot:30", "ttft:1000 tpot:20", "tpot:14"])
+def test_the_choice_is_within_5_percent_of_an_exhaustive_search(
+    model: list[str], capsys: pytest.CaptureFixture[str], limits: str
+) -> None:
+    load = [*model, *LOAD, "--rate", "8", "--goodput", *limits.split()]
+    found = figures(capsys, *load, *GRID)["loads"][0]
+    chosen = found["cheapest"]
+    for (device, price), size, seqs, budget in product(PRICES.items(), SIZES, SEQUENCES, BUDGETS):
+        for pods in count(1):
+            if price * size * pods * 1.05 >= chosen["price_per_hour"]:
+                break
+            split = range(1, pods) if (seqs, budget) == (256, 8192) else ()
+            fleets = [f"--prefill-pods {first} --decode-pods {pods - first}" for first in split]
+            engine = f"--profile auto --device {device} --tensor-parallel-size {size} --max-num-seqs {seqs}"
+            for fleet in [f"--pods {pods}", *fleets]:
+                argv = f"{engine} --max-num-batched-tokens {budget} {fleet} --json -"
+                assert simulate.run([*load, *argv.split()]) == 0
+                good = msgspec.json.decode(capsys.readouterr().out)["goodput"]
+                assert good["good"] < 0.99 * good["requests"], argv
+    assert chosen["summary"]["goodput"]["good"] >= 0.99 * chosen["summary"]["requests"]
+    assert chosen["summary"]["price"]["total"] > 0
+    front = [(its["price_per_hour"], its["slo_share"]) for its in found["front"]]
+    assert [chosen["price_per_hour"], chosen["slo_share"]] in map(list, front)
+    assert front == sorted(front) and front[::-1] == sorted(front[::-1], key=lambda point: point[1])
+
+
+def test_bounds_do_not_change_the_choice(
+    model: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without bounds the same fleet is found, by more runs."""
+    argv = [*model, *LOAD, "--rate", "3", "--goodput", "ttft:1000", "tpot:11", "e2el:3000", *GRID]
+    bounded = figures(capsys, *argv)
+    monkeypatch.setattr(search, "apply_bounds", lambda *args: None)
+    free = figures(capsys, *argv)
+    for own, other in zip(bounded["loads"], free["loads"], strict=True):
+        assert own["cheapest"] == other["cheapest"]
+        assert len(own["simulated"]) < len(other["simulated"])
+
+
+def test_fleets_of_tiny_pods_are_searched(
+    model: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ["--num-gpu-blocks-override", "700", "--max-model-len", "10000", "--input-tokens", "9000"]
+    load = [*one, "--rate", "3", "--seconds", "8", "--goodput", "ttft:3000", "--prefill-share", "0"]
+    argv = [*model, *load, "--device", "h100=2", "--tensor-parallel-size", "1", "--processes", "1"]
+    assert figures(capsys, *argv)["loads"][0]["cheapest"]["pods"] > 1
+
+
+def test_the_table_explains_each_device(
+    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = SHAPE | {"hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672}
+    Path(model[1]).write_bytes(msgspec.json.encode(shape))
+    picture = tmp_path / "plan.svg"
+    argv = [
+        *model,
+        "--device",
+        "h100=2",
+        "h200=3",
+        "b200=20",
+        "--tensor-parallel-size",
+        "1",
+        "4",
+        "64",
+    ]
+    argv += [
+        "--rate",
+        "2",
+        "4",
+        "--seconds",
+        "5",
+        "--goodput",
+        "ttft:400",
+        "tpot:22",
+        "--slo",
+        "e2e_mean=9s",
+    ]
+    assert run([*argv, "--processes", "1", "--plot", str(picture)]) == 0
+    out, err = capsys.readouterr()
+    assert picture.read_text().startswith("<?xml")
+    assert "h100: a sum over kernels" in err
+    first, second = out.split("\n\n")
+    lines = [row for row in second.splitlines() if row.startswith("| ") and " tp " in row]
+    rows = {row.split("|")[1].strip().partition(" x")[0]: row for row in lines}
+    for name, reason in {
+        "h100 tp 1": "weights of", "h100 tp 4": "cheapest", "h100 tp 64": "32 attention heads",
+        "h200 tp 1": "even on an idle pod", "h200 tp 4": "50% dearer", "b200 tp 4": "at least",
+    }.items():  # fmt: skip
+        assert reason in rows[name], rows[name]
+    assert first.startswith("2/s: ") and second.startswith("4/s: ")
+    assert "runner-up: h200 tp 4 x" in second and "--max-num-seqs 256" in second
+
+
+def test_an_unreachable_slo_reports_the_nearest_fleet(
+    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "plan.json"
+    argv = [
+        *model,
+        "--device",
+        "h100=2",
+        "--json",
+        str(target),
+        "--processes",
+        "1",
+        "--num-requests",
+        "40",
+    ]
+    for slo, told in {
+        "--goodput tpot:1": "tp 8 misses tpot by . ms|even on an idle pod",
+        "--slo ttft_p99=100ms --max-pods 2": "nearest: h100 tp 8 x 2 --max-num-seqs",
+    }.items():
+        assert run([*argv, *slo.split()]) == 1
+        out, err = capsys.readouterr()
+        err = err.rpartition("\r")[2]  # a slow machine has drawn a bar, and wiped it
+        assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+        assert not target.exists()
+        assert any(part in err for part in told.split("|")), err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--device", "h100"], "has no price: give h100=PRICE"),
+        (["--device", "h1000=2"], "did you mean h100?"),
+        (["--device", "h100=1e-9"], "must be a number above 0"),
+        (["--device", "h100=2", "h100=3"], "h100 has two prices"),
+        (["--pods", "3"], "cannot be given to plan"),
+        (["--backend", "spark=here:1"], "must be dask=HOST:PORT"),
+        (["--attainment", "1.5"], "must be a number above 0, at most 1"),
+        (["--model-config", "/nowhere.json"], "/nowhere.json: cannot be read"),
+        (
+            ["--max-num-seqs", "16384", "--max-num-batched-tokens", "8"],
+            "must not be less than max-num-seqs",
+        ),
+        (["--trace", "a.csv"], "cannot be given with --trace"),
+        (["--plot", "x.gif"], "ends with .png or .svg"),
+        (["--goodput", "ttft:x"], "--goodput must be"),
+    ],
+)
+def test_wrong_flags_are_rejected_in_one_line(
+    model: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    argv = [*model, "--device", "h100=2", "--rate", "2", "--seconds", "3", "--goodput", "ttft:500"]
+    assert run([*argv, *flags]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and told in err

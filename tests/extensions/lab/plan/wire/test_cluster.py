@@ -1,0 +1,98 @@
+"""`python -m app plan` on processes of this machine and on a Dask cluster."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.extensions.lab.plan.command import run
+from tests.extensions.lab.fidelity.test_command import SHAPE
+from tests.running_server import ROOT, free_port
+
+pytestmark = pytest.mark.timeout(
+    180
+)  # a cluster is four processes, which start slowly on a busy machine
+LOAD = ["--rate", "4", "8", "--seconds", "10", "--goodput", "ttft:300", "tpot:12"]
+
+
+@contextmanager
+def cluster() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Yields the address of a scheduler with two workers, and its process."""
+    address, quiet = (
+        f"127.0.0.1:{free_port()}",
+        {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL},
+    )
+    host, _, port = address.partition(":")
+    words = [
+        ["dask_scheduler", "--host", host, "--port", port, "--no-show"],
+        *(["dask_worker", address, "--nthreads", "1", "--no-nanny"] for _ in range(2)),
+    ]
+    with ExitStack() as stack:
+        processes = []
+        for its in words:
+            command = [
+                sys.executable,
+                "-m",
+                f"distributed.cli.{its[0]}",
+                *its[1:],
+                "--no-dashboard",
+            ]
+            process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, **quiet))
+            stack.callback(process.kill)
+            processes.append(process)
+        yield address, processes[0]
+
+
+def plan_argv(folder: Path) -> list[str]:
+    path = folder / "config.json"
+    path.write_bytes(msgspec.json.encode(SHAPE))
+    return ["--model-config", str(path), "--device", "h100=2.5", "l40s=1.1", *LOAD]
+
+
+def test_a_cluster_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv, said = plan_argv(tmp_path), []
+    with cluster() as (address, _):
+        for place in (["--processes", "1"], ["--processes", "2"], ["--backend", f"dask={address}"]):
+            assert run([*argv, *place, "--json", "-"]) == 0
+            said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2]
+
+
+def test_a_dead_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    argv = [*plan_argv(tmp_path), "--seconds", "1000", "--json", str(target)]
+    with cluster() as (address, scheduler):
+        command = [sys.executable, "-m", "app", "plan", *argv, "--backend", f"dask={address}"]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            said = ""
+            while "planned" not in said:
+                said += process.stderr.read(1)
+            scheduler.kill()
+            said += process.stderr.read()
+    assert process.returncode == 1 and not target.exists()
+    print(said)
+    assert "Traceback" not in said and said.splitlines()[-1].strip().startswith(
+        "error: --backend dask="
+    )
+
+
+def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
+    argv = [*plan_argv(tmp_path), "--seconds", "1000", "--processes", "2"]
+    command = [sys.executable, "-m", "app", "plan", *argv]
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "planned" not in said:
+            said += process.stderr.read(1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()  # ends when no process of it has the pipe any more
+    assert process.returncode == 1 and "Traceback" not in rest
+    assert rest.endswith("error: interrupted; nothing was written\n")

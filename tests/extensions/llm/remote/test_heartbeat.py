@@ -1,0 +1,41 @@
+"""The heartbeat of an engine process, and what the server makes of its silence."""
+
+from pathlib import Path
+
+from app.extensions.llm.heartbeat import Heartbeat, HeartbeatMonitor
+
+
+class Moved:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_resting_engine_is_not_silent(tmp_path: Path) -> None:
+    now = Moved()
+    heartbeat = Heartbeat(f"ipc://{tmp_path}/engine", now)
+    heartbeat.begin()
+    with heartbeat.resting():
+        now.now_s += 1000
+        heartbeat.beat()
+        assert heartbeat.last_s() is None and not heartbeat.is_silent(1.0)
+    assert heartbeat.last_s() == now.now_s
+    heartbeat.stop()
+    heartbeat.stop()
+    assert not list(tmp_path.iterdir())
+
+
+def test_silence_grows_with_every_look_until_the_next_beat() -> None:
+    silence = HeartbeatMonitor(max_step_s=2.0)
+    assert [silence.look(5.0, now_s) for now_s in (6.0, 7.0, 8.5)] == [0.0, 1.0, 2.5]
+    assert silence.look(9.0, 9.5) == 0.0
+    assert silence.look(9.0, 10.0) == 0.5
+    assert silence.look(None, 11.0) == 0.0
+    assert silence.look(None, 12.0) == 0.0
+
+
+def test_a_stopped_monitor_does_not_count_its_own_pause() -> None:
+    silence = HeartbeatMonitor(max_step_s=2.0)
+    silence.look(5.0, 5.5)
+    assert silence.look(5.0, 4000.0) == 2.0

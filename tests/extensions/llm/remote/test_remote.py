@@ -1,0 +1,385 @@
+"""A worker's door to an engine in a process of its own:
+
+what it orders, admits, counts, and survives.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gevent
+import msgspec
+import pytest
+import zmq.green as zmq
+from gevent.event import Event
+
+from app.core.base.clock.clock import VirtualClock
+from app.core.base.metrics.recorder import Recorder
+from app.core.engine import wire
+from app.core.engine.errors import CallerLeft, CommandFailed, EngineDead, QueueFull
+from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.extensions.llm.remote_engine import RemoteEngine
+from app.extensions.llm.remote_lifecycle import RemoteLifecycle
+from config.settings import SchedulingSettings, Settings
+from tests.core.engine.harness import START_S, engine_request
+from tests.core.kvcache.sockets import until
+
+DEADLINE_S = 10.0
+BOOT = "first"
+
+
+class PlayedEngine:
+    """Listens at `endpoint`.
+
+    `orders` are those that came, `messages` how many of them came together.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.orders: list[wire.Order] = []
+        self.messages: list[int] = []
+        self.endpoint = endpoint
+        self._context = zmq.Context()
+        self._worker = b""
+        self.listen()
+
+    def listen(self) -> None:
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.bind(self.endpoint)
+        self._reading = gevent.spawn(self._read)
+
+    def die(self) -> None:
+        """Be gone, as a process that is killed."""
+        self._reading.kill()
+        self._socket.close()
+
+    def close(self) -> None:
+        self.die()
+        self._context.destroy(linger=0)
+
+    def say(self, *notices: wire.Notice) -> None:
+        self.say_bytes(msgspec.msgpack.encode(notices))
+
+    def say_bytes(self, data: bytes) -> None:
+        self._socket.send_multipart([self._worker, data])
+
+    def _read(self) -> None:
+        while True:
+            self._worker, data = self._socket.recv_multipart()
+            orders = msgspec.msgpack.decode(data, type=list[wire.Order])
+            self.messages.append(len(orders))
+            self.orders += orders
+
+
+class Worker:
+    """A worker's door to an engine that is played. Its clock stands still."""
+
+    def __init__(self, folder: Path, **limits: Any) -> None:
+        self.peer = PlayedEngine(f"ipc://{folder}/engine")
+        self.recorder = Recorder("test", 4096, {})
+        settings = Settings(scheduling=SchedulingSettings(**limits))
+        self.engine = RemoteEngine(
+            settings,
+            self.peer.endpoint,
+            self.recorder,
+            VirtualClock(START_S),
+            names=lambda ids: [],
+            reader_of=lambda request: None,
+        )
+        self.outputs: list[tuple[str, EngineOutput]] = []
+        self.engine.start()
+        until(lambda: wire.Hello() in self.peer.orders)
+
+    def greet(self, boot: str = BOOT) -> None:
+        self.peer.say(
+            wire.Ready(boot=boot, pid=os.getpid(), max_model_len=4096, num_blocks=64, block_size=16)
+        )
+        until(lambda: self.engine.healthy)
+
+    def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:
+        asked = [
+            engine_request(request_id=name, index=index, n=choices, arrival_s=START_S, **fields)
+            for index in range(choices)
+        ]
+        return self.engine.submit(asked, lambda output: self.outputs.append((name, output)))
+
+    def keys(self, count: int) -> list[int]:
+        """Of the choices that were ordered, of which there are `count`."""
+        until(lambda: len(self.ordered) >= count)
+        assert len(self.ordered) == count
+        return [order.key for order in self.ordered]
+
+    @property
+    def ordered(self) -> list[wire.EngineCoreRequest]:
+        return [order for order in self.peer.orders if isinstance(order, wire.EngineCoreRequest)]
+
+    @property
+    def aborted(self) -> list[int]:
+        return [
+            key for order in self.peer.orders if isinstance(order, wire.Abort) for key in order.keys
+        ]
+
+    @property
+    def commands(self) -> list[wire.EngineCommand]:
+        """Of operators, and of `hears`."""
+        return [order for order in self.peer.orders if isinstance(order, wire.EngineCommand)]
+
+    def hears(self, *notices: wire.Notice) -> None:
+        """The engine says them, and the worker has taken them."""
+        before = len(self.commands)
+        heard = self.engine.command(wire.EngineCommand(name="stats"))
+        until(lambda: len(self.commands) > before)
+        self.peer.say(*notices, wire.CommandResult(number=self.commands[-1].number, value=True))
+        heard.get(timeout=DEADLINE_S)
+
+    def says(self, key: int, *texts: str, **fields: Any) -> None:
+        said = wire.EngineCoreOutput(
+            key=key, ids=list(range(len(texts))), texts=list(texts), at_s=START_S + 1, **fields
+        )
+        self.hears(said)
+
+    def ends(self, name: str = "a") -> list[str]:
+        """How the choices of a request ended, those that have."""
+        told = [output for whose, output in self.outputs if whose == name]
+        errors = [type(it.error).__name__ for it in told if isinstance(it, Failed)]
+        return errors + [
+            it.finish.reason for it in told if isinstance(it, Tokens) and it.finish is not None
+        ]
+
+    def metric(self, name: str, labels: str = "") -> float:
+        lines = self.recorder.render().splitlines()
+        return sum(
+            float(it.split()[-1])
+            for it in lines
+            if it.startswith(f"vllm:{name}{{") and labels in it
+        )
+
+    def loads(self, **fields: Any) -> None:
+        self.hears(wire.EngineLoad(**fields))
+
+
+@contextmanager
+def worker(folder: Path, greeted: bool = True, **limits: Any) -> Iterator[Worker]:
+    """A worker, connected; `limits` are fields of SchedulingSettings."""
+    made = Worker(folder, **limits)
+    try:
+        if greeted:
+            made.greet()
+        yield made
+    finally:
+        made.engine.close()
+        made.peer.close()
+
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Worker]:
+    with worker(tmp_path, max_num_seqs=2, max_waiting_queue_length=1) as made:
+        yield made
+
+
+def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: Worker) -> None:
+    handle = play.ask()
+    [key] = play.keys(1)
+    assert (play.engine.waiting, play.engine.running, handle.future.done()) == (1, 0, False)
+    play.says(key, "a")
+    assert (play.engine.waiting, play.engine.running) == (0, 1)
+    assert [it.key for it in play.engine.sequences()] == [key]
+    play.says(key, "b", finish="stop")
+    assert (play.engine.waiting, play.engine.running, handle.future.done()) == (0, 0, True)
+    assert play.ends() == ["stop"] and not play.aborted and not [*play.engine.sequences()]
+
+
+def test_slots_and_queue_bound_admitted_requests(play: Worker) -> None:
+    assert play.engine.room() == 3
+    play.engine.check_admission(3)
+    with pytest.raises(QueueFull, match="0 wait already"):
+        play.ask(choices=4)
+    play.ask(choices=3)
+    assert play.engine.room() == 0
+    with pytest.raises(QueueFull, match="1 wait already"):
+        play.ask("b")
+    assert len(play.keys(3)) == 3
+
+
+def test_sequences_of_other_workers_take_room_too(play: Worker) -> None:
+    play.ask()
+    play.loads(running=2, waiting=0)
+    assert play.engine.room() == 1
+    play.loads(running=2, waiting=1)
+    assert play.engine.room() == 0
+    play.loads()  # a step behind: ours is not yet known there
+    assert play.engine.room() == 2
+
+
+def test_an_abort_during_submission_sends_no_further_choices(
+    tmp_path: Path,
+) -> None:
+    with worker(tmp_path) as play:
+        asking = gevent.spawn(play.ask, choices=40)
+        gevent.sleep(0)
+        assert play.engine.interrupt(["a"]) == 41
+        asking.get(timeout=DEADLINE_S)
+        until(lambda: len(play.aborted) == 40)
+        assert play.ends() == ["abort"] * 40 and len(play.ordered) == 16
+
+
+def test_an_abort_is_sent_to_the_engine(play: Worker) -> None:
+    handle = play.ask(choices=2)
+    keys = play.keys(2)
+    assert 0 not in keys  # the number of what nobody has asked
+    handle.abort()
+    until(lambda: len(play.aborted) == 2)
+    assert sorted(play.aborted) == keys and play.engine.waiting == 0
+    play.says(keys[0], "late")
+    assert not play.outputs
+
+
+def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
+    play: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    play.ask()
+    [key] = play.keys(1)
+    play.says(key, "a")
+    play.loads(running=3, prefix_queries=64, prefix_hits=32, preemptions=2)
+    answer = play.engine.command(wire.EngineCommand(name="resume"))
+    play.peer.die()
+    until(lambda: not play.engine.healthy)
+    assert play.ends() == ["EngineDead"] and play.engine.running == 0
+    assert [it.getMessage() for it in caplog.records] == ["the engine is gone: 1 sequences fail"]
+    assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
+    assert play.metric("num_requests_running") == 0
+    with pytest.raises(EngineDead):
+        play.ask("b")
+    assert not play.aborted
+    greetings = len(play.peer.orders)
+    play.peer.listen()
+    until(lambda: len(play.peer.orders) > greetings)
+    play.greet("second")
+    assert play.engine.room() == 3
+    play.ask("c")
+    play.says(play.keys(2)[1], "c", finish="stop")
+    assert play.ends("c") == ["stop"]
+    play.loads(prefix_queries=16)
+    assert play.metric("prefix_cache_queries_total") == 64 + 16
+    assert play.metric("num_preemptions_total") == 2
+
+
+def test_a_lost_engine_rejects_requests(tmp_path: Path) -> None:
+    with worker(tmp_path, max_num_seqs=9999) as play:
+        play.peer.die()
+        for _ in range(1000):  # nobody has noticed; what is sent before the socket knows is lost
+            try:
+                play.ask()
+            except EngineDead:
+                break
+            time.sleep(0.005)
+        else:
+            pytest.fail("it is ordered from nobody")
+        lost = play.engine.waiting
+        assert play.engine.healthy, "it is not looked at meanwhile"
+        until(lambda: not play.engine.healthy)
+        assert play.ends() == ["EngineDead"] * lost and play.engine.waiting == 0
+
+
+def test_a_repeated_greeting_keeps_requests_but_a_new_engine_fails_them(play: Worker) -> None:
+    play.ask()
+    [key] = play.keys(1)
+    play.greet()
+    play.says(key, "a")
+    assert play.ends() == []
+    play.greet("second")
+    play.hears()
+    assert play.ends() == ["EngineDead"] and play.engine.healthy
+
+
+def test_a_command_has_its_own_answer(play: Worker) -> None:
+    first, second = (
+        play.engine.command(wire.EngineCommand(name="pause", mode=mode))
+        for mode in ("keep", "wait")
+    )
+    until(lambda: len(play.commands) == 2)
+    one, other = play.commands
+    assert (one.mode, other.mode) == ("keep", "wait") and one.number != other.number
+    play.hears(
+        wire.CommandResult(number=other.number, value=False),
+        wire.CommandResult(number=99_999, value=True),
+    )
+    assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
+
+
+def test_invalid_messages_do_not_affect_other_requests(
+    play: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(output: EngineOutput) -> None:
+        raise ZeroDivisionError
+
+    play.engine.submit([engine_request(request_id="bad")], breaks)
+    play.ask("good")
+    bad, good = play.keys(2)
+    play.peer.say_bytes(b"\xc1 is never msgpack")
+    play.hears(
+        wire.EngineCoreOutput(key=bad, ids=[1], texts=["a"], at_s=START_S),
+        wire.EngineLoad(),
+        wire.EngineCoreOutput(key=good, ids=[1], texts=["a"], at_s=START_S),
+    )
+    until(lambda: play.aborted == [bad])
+    assert [type(it) for _, it in play.outputs][:1] == [Started] and play.ends("good") == []
+    assert "invalid message" in caplog.text and "could not be emitted" in caplog.text
+    play.says(good, "b", finish="stop")
+    assert play.ends("good") == ["stop"]
+
+
+class Operated:
+    def __init__(self, play: Worker) -> None:
+        self.play, self.life, self.left = play, RemoteLifecycle(play.engine), Event()
+
+    def does(self, act: Callable[[], T], value: bool | None = True, error: str | None = None) -> T:
+        """What `act` gives when the engine answers so."""
+        before = len(self.play.commands)
+        acting = gevent.spawn(act)
+        until(lambda: len(self.play.commands) > before)
+        self.play.peer.say(
+            wire.CommandResult(number=self.play.commands[-1].number, value=value, error=error)
+        )
+        return acting.get(timeout=DEADLINE_S)
+
+    @property
+    def stands(self) -> tuple[bool, bool]:
+        return self.life.is_sleeping, self.life.paused
+
+
+def test_wake_up_by_tags_reports_when_all_memory_is_back(play: Worker) -> None:
+    operated = Operated(play)
+    operated.does(lambda: operated.life.sleep(1, "abort", operated.left))
+    assert not operated.does(lambda: operated.life.wake_up(["weights"]), value=False)
+    command = play.commands[-1]
+    assert (command.name, command.level, command.tags) == ("wake_up", 0, ("weights",))
+    assert (
+        operated.stands == (True, True)
+        and play.metric("engine_sleep_state", '"weights_offloaded"') == 1
+    )
+    assert operated.does(lambda: operated.life.wake_up(["kv_cache"]))
+    assert operated.stands == (False, False) and play.metric("engine_sleep_state", '"awake"') == 1
+    operated.does(lambda: operated.life.sleep(0, "keep", operated.left))
+    assert play.commands[-1].level == 0 and operated.stands == (True, True)
+    assert operated.does(lambda: operated.life.wake_up(None)) and operated.stands == (False, False)
+
+
+def test_a_rejected_command_raises_and_changes_nothing(play: Worker) -> None:
+    operated = Operated(play)
+    with pytest.raises(CommandFailed, match="Not now"):
+        operated.does(lambda: operated.life.pause("keep", operated.left), None, "Not now.")
+    with pytest.raises(CommandFailed):
+        operated.life.release_cache()
+    acting = gevent.spawn(operated.life.pause, "wait", operated.left)
+    until(lambda: len(play.commands) == 2)
+    operated.left.set()
+    with pytest.raises(CallerLeft):
+        acting.get(timeout=DEADLINE_S)
+    assert operated.stands == (False, False)

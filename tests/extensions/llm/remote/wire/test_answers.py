@@ -1,0 +1,279 @@
+"""What an engine in a process of its own says is answered as by vLLM, and what clients ask arrives
+there.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.engine.kvcache.events import BlockStored, EventBatch, encoder
+from tests.application import app_of
+from tests.extensions.llm.remote.served import SENTENCE, Peer, new_peer, served
+from tests.hostile.raw_client import Wire, get, is_error, post, wait_until
+from tests.running_server import RunningServer
+
+CHATS = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+def chat(server: RunningServer, **fields: Any) -> Any:
+    answer = post(server.port, HELLO | fields, CHATS)
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def events(server: RunningServer, **fields: Any) -> list[Any]:
+    with Wire(server.port) as wire:
+        return [*wire.post(HELLO | fields | {"stream": True}, CHATS).events()]
+
+
+def test_statistics_count_what_was_served(remote: RunningServer, peer: Peer) -> None:
+    before = get(remote.port, "/stats").json()
+    tokens = chat(remote)["usage"]["completion_tokens"]
+    after = get(remote.port, "/stats").json()
+    assert (after["queue_length"], after["active_requests"]) == (0, 0)
+    assert after["requests_served"] == before["requests_served"] + 1
+    assert after["total_tokens_generated"] == before["total_tokens_generated"] + tokens
+    assert 0 < after["average_response_time"] < 60
+    assert "/stats" in get(remote.port, "/openapi.json").json()["paths"]
+
+
+def test_rules_for_replies_are_refused_with_one_line(remote: RunningServer) -> None:
+    for path in ("/admin/script/rules", "/admin/script/rules?scope=a"):
+        refused = get(remote.port, path)
+        assert refused.status == 400
+        assert refused.json()["error"]["message"].startswith(
+            "Rules for replies need the simulated engine"
+        )
+    rule = {"rules": [{"then": {"text": "no"}}]}
+    is_error(post(remote.port, rule, "/admin/script/rules"), 400, "BadRequestError")
+
+
+def test_a_simulation_has_no_statistics_as_vllm_has_none() -> None:
+    assert app_of().test_client().get("/stats").status_code == 404
+
+
+def test_a_chat_is_what_the_engine_says(remote: RunningServer, peer: Peer) -> None:
+    told = chat(remote)
+    [choice] = told["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
+    assert told["usage"]["completion_tokens"] == -(-len(SENTENCE) // 4)
+    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+
+
+def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None:
+    sampling = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "bad_words": ["no", "never"],
+        "allowed_token_ids": [5, 6],
+        "skip_special_tokens": False,
+    }
+    asked = {"min_tokens": 2, "max_tokens": 9, "ignore_eos": True, "seed": 11, "priority": 3}
+    more = {"stop": ["x", "y"], "stop_token_ids": [4], "include_stop_str_in_output": True}
+    chat(
+        remote,
+        **sampling,
+        **asked,
+        **more,
+        logit_bias={"9": -2.5},
+        cache_salt="s",
+        prompt_logprobs=1,
+    )
+    order = peer.last
+    assert order["sampling"] == sampling | {"logit_bias": {"9": -2.5}}
+    assert {name: order[name] for name in asked} == asked
+    assert (order["stop"], order["stop_token_ids"], order["include_stop"]) == (
+        ["x", "y"],
+        [4],
+        True,
+    )
+    assert (order["cache_salt"], order["prompt_logprobs"]) == ("s", 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choices": ["a", "b"]}),
+        (
+            {"structured_outputs": {"json": {"type": "integer"}}},
+            {"json_schema": '{"type":"integer"}'},
+        ),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type": "object"}'}),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
+    ],
+)
+def test_the_form_of_a_text_arrives_as_it_was_written(
+    remote: RunningServer, peer: Peer, fields: Any, form: Any
+) -> None:
+    chat(remote, **fields)
+    assert peer.last["form"] == form
+
+
+def test_log_probabilities_are_the_engines(remote: RunningServer, peer: Peer) -> None:
+    [first, *_] = chat(remote, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.5, -1.5]
+    asked = {"prompt": "Hello there", "max_tokens": 1, "prompt_logprobs": 1}
+    told = post(remote.port, asked).json()["choices"][0]["prompt_logprobs"]
+    assert told[0] is None
+    assert sorted((entry["rank"], entry["logprob"]) for entry in told[1].values()) == [
+        (1, -0.1),
+        (7, -9.0),
+    ]
+
+
+def test_calls_of_tools_are_read_as_they_come(remote: RunningServer, peer: Peer) -> None:
+    peer.says(
+        'Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
+    message = chat(remote, tools=[WEATHER])["choices"][0]["message"]
+    assert message["content"] == "Let me see."
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"city": "Rome"}'}
+    ]
+    told = [event["choices"][0] for event in events(remote, tools=[WEATHER])]
+    calls = [
+        call["function"] for choice in told for call in choice["delta"].get("tool_calls") or ()
+    ]
+    assert calls[0] == {"name": "weather"}
+    assert "".join(call["arguments"] for call in calls[1:]) == '{"city": "Rome"}'
+    assert len(calls) > 3
+    assert told[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(
+    remote: RunningServer, peer: Peer
+) -> None:
+    peer.says('[{"name": "weather", "parameters": {"city": "Rome"}}]')
+    message = chat(remote, tools=[WEATHER], tool_choice="required")["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {
+        "name": "weather",
+        "arguments": '{"city": "Rome"}',
+    }
+    schema = json.loads(peer.last["form"]["json_schema"])
+    assert schema["items"]["anyOf"][0]["properties"]["name"]["enum"] == ["weather"]
+    peer.says('{"city": "Oslo"}')
+    named = {"type": "function", "function": {"name": "weather"}}
+    message = chat(remote, tools=[WEATHER], tool_choice=named)["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {
+        "name": "weather",
+        "arguments": '{"city": "Oslo"}',
+    }
+    assert json.loads(peer.last["form"]["json_schema"])["required"] == ["city"]
+
+
+def test_what_the_engine_refuses_is_the_clients_fault_and_what_fails_is_not(
+    remote: RunningServer, peer: Peer
+) -> None:
+    peer.fails("No such thing.")
+    is_error(post(remote.port, HELLO | {"seed": 400}, CHATS), 400, "BadRequestError")
+    is_error(post(remote.port, HELLO, CHATS), 500, "InternalServerError")
+    assert events(remote)[-1]["error"] == {
+        "message": "No such thing.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kv_transfer_params": {"do_remote_decode": True}},
+        {"cache_hit_threshold": 0.5},
+        {"use_beam_search": True, "n": 2},
+        {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
+    ],
+)
+def test_what_a_model_that_computes_cannot_do_is_refused(
+    remote: RunningServer, fields: Any
+) -> None:
+    error = post(remote.port, HELLO | fields, CHATS).json()["error"]
+    assert (error["code"], error["param"]) == (400, next(iter(fields)))
+
+
+def test_a_client_that_leaves_ends_its_request(remote: RunningServer, peer: Peer) -> None:
+    peer.says(SENTENCE * 20, pace_s=0.02)
+    with Wire(remote.port) as wire:
+        next(wire.post(HELLO | {"stream": True}, CHATS).events())
+    wait_until(lambda: peer.orders[-1] == {"type": "abort", "keys": [peer.last["key"]]})
+
+
+def test_the_metrics_are_the_engines(remote: RunningServer, peer: Peer) -> None:
+    def value(name: str) -> float:
+        text = get(remote.port, "/metrics").body.decode()
+        [told] = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", text, re.M)
+        return float(told)
+
+    before = value("generation_tokens_total"), value("time_to_first_token_seconds_count")
+    peer.says(SENTENCE, pace_s=0.4)
+    with Wire(remote.port) as wire:
+        stream = wire.post(HELLO | {"stream": True}, CHATS).events()
+        next(stream)
+        wait_until(lambda: value("num_requests_running") == 1)
+        assert value("kv_cache_usage_perc") == 0.25
+        peer.talks_at(0.0)
+        assert len([*stream]) > 5
+    wait_until(lambda: value("num_requests_running") == 0)
+    tokens = value("generation_tokens_total") - before[0]
+    assert (tokens, value("time_to_first_token_seconds_count") - before[1]) == (11, 1)
+    assert value("num_preemptions_total") == 3
+    assert value("prefix_cache_queries_total") == 2 * value("prefix_cache_hits_total") > 0
+    assert value("iteration_tokens_total_sum") == 8 * value("iteration_tokens_total_count") > 0
+    assert value("inter_token_latency_seconds_count") > 0
+
+
+def test_commands_of_operators_reach_the_engine(remote: RunningServer, peer: Peer) -> None:
+    assert post(remote.port, {}, "/pause?mode=keep").status == 200
+    assert get(remote.port, "/is_paused").json() == {"is_paused": True}
+    assert post(remote.port, {}, "/resume").status == 200
+    assert get(remote.port, "/is_paused").json() == {"is_paused": False}
+    assert post(remote.port, {}, "/sleep?level=1").status == 200
+    assert get(remote.port, "/is_sleeping").json() == {"is_sleeping": True}
+    assert post(remote.port, {}, "/wake_up").status == 200
+    assert get(remote.port, "/is_sleeping").json() == {"is_sleeping": False}
+    assert post(remote.port, {}, "/resume").status == 200
+    assert post(remote.port, {}, "/reset_prefix_cache").json() == {"success": True}
+    names = [order["name"] for order in peer.orders if order["type"] == "command"]
+    assert names == ["pause", "resume", "sleep", "wake_up", "resume", "reset_prefix_cache"]
+    assert chat(remote)["choices"][0]["message"]["content"] == SENTENCE
+
+
+TOKENS = list(range(1, 33))
+
+
+def test_the_engines_blocks_are_found(tmp_path: Path) -> None:
+    peer = new_peer(tmp_path / "model")
+    stored = BlockStored([11, 12], None, TOKENS, 16, None)
+    (peer.folder / "blocks").write_bytes(encoder("map")(EventBatch(1.0, [stored])))
+    with served(peer, kv_index="true", kv_index_block_size="16", zmq_endpoint="") as server:
+        asked = {"tokens": [*TOKENS, 99], "model": "tiny"}
+
+        def scores() -> dict[str, float]:
+            answer = post(server.port, asked, "/score_tokens")
+            assert answer.status == 200, answer.body
+            return {pod: score["matched"] for pod, score in answer.json()["scores"].items()}
+
+        assert scores() == {}
+        assert post(server.port, {"prompt": "Hello"}).status == 200
+        wait_until(lambda: scores() == {"pod": 2})

@@ -1,0 +1,105 @@
+"""Weights and configurations that cannot be used are one clear line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from app.extensions.llm.device import DeviceManager
+from app.extensions.llm.errors import ModelLoadError
+from tests.extensions.llm.tiny import edit_config, make_engine, make_model
+
+pytestmark = pytest.mark.engine
+
+WEIGHTS = "model.safetensors"
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    make_model(tmp_path)
+    return tmp_path
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        make_engine(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
+    tensors, content = load_file(broken / WEIGHTS), (broken / WEIGHTS).read_bytes()
+    for size in (0, 5, 200, len(content) - 1):
+        (broken / WEIGHTS).write_bytes(content[:size])
+        assert "cut off" in refusal(broken)
+    save_file(tensors | {UP: torch.zeros(96, 63)}, broken / WEIGHTS)
+    assert refusal(broken) == f"The tensor {UP} is [96, 63], the configuration says [96, 64]."
+    del tensors[UP]
+    save_file(tensors, broken / WEIGHTS)
+    assert refusal(broken) == f"The weights lack the tensor {UP}."
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "The architecture GPT2LMHeadModel is not supported",
+        ),
+        ({"hidden_size": "large"}, "Expected `int`, got `str` - at `$.hidden_size`"),
+        ({"num_key_value_heads": 3}, "do not share"),
+        ({"hidden_act": "gelu"}, "The activation gelu"),
+        ({"use_sliding_window": True}, "Sliding window"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "Rope of type yarn"),
+    ],
+    ids=str,
+)
+def test_configuration(broken: Path, changes: dict[str, object], said: str) -> None:
+    edit_config(broken, **changes)
+    assert said in refusal(broken)
+
+
+def test_files_that_are_missing_or_no_json(broken: Path) -> None:
+    (broken / WEIGHTS).rename(broken / "weights")
+    assert "holds no .safetensors file" in refusal(broken)
+    (broken / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "b.safetensors"}})
+    )
+    assert "is missing" in refusal(broken)
+    (broken / "config.json").write_text("{")
+    assert "not readable JSON" in refusal(broken)
+    (broken / "config.json").unlink()
+    assert "holds no config.json" in refusal(broken)
+
+
+def test_a_model_that_is_larger_than_the_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for free_bytes, said in (
+        (80 << 20, r"8 MiB.* 80 MiB are free: num_blocks=\d+ fits"),
+        (100 << 10, "The weights take 0 MiB in float32, 0 MiB are free"),
+    ):
+        monkeypatch.setattr(
+            DeviceManager, "free_bytes", lambda self, free_bytes=free_bytes: free_bytes
+        )
+        with pytest.raises(ModelLoadError, match=said):
+            make_engine(folder, num_blocks=10_000)
+
+
+def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("cuda:7", "cuda:x", "cpu:1", "tpu", "mps"):
+        assert DeviceManager(name).device.type == "cpu"
+        assert name in caplog.text
+    with pytest.raises(ModelLoadError, match="float16 is not supported on a CPU"):
+        DeviceManager("cpu", "float16")
+    with pytest.raises(ModelLoadError, match="dtype int3"):
+        DeviceManager("cpu", "int3")
+    manager = DeviceManager("cpu", "bfloat16")
+    assert manager.info()["dtype"] == "bfloat16" and manager.detect_device() in (
+        "cpu",
+        "cuda",
+        "mps",
+    )

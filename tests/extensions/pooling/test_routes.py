@@ -1,0 +1,520 @@
+"""Which routes a task has, what they take, how vLLM 0.32 refuses the rest, and what they answer."""
+
+import json
+import math
+import struct
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.application import create_app
+from app.core.protocol.decoding import Request, decode
+from app.core.server.http.errors import ApiError
+from app.extensions.pooling.paths import TASK_PATHS, served_paths
+from app.extensions.pooling.protocol import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from app.extensions.pooling.routes import task_instructions
+from config.settings import ModelSettings, Settings
+from tests.conformance.calls import CHAT, TEXT, USAGE_KEYS
+from tests.extensions.pooling.calls import (
+    BASE,
+    CLASSIFY,
+    COHERE,
+    DIMENSIONS,
+    EMBED,
+    MESSAGES,
+    POOL,
+    RERANK,
+    SCORE,
+    client_of,
+    refused,
+    scores,
+    token_ids,
+    told,
+    vectors,
+)
+
+TEXT_KINDS = (EmbeddingRequest, PoolingRequest, ClassificationRequest)
+
+
+def decoded(kind: type[Request], **body: Any) -> Any:
+    return decode(json.dumps(body).encode(), "application/json", kind)
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+@pytest.mark.parametrize(
+    ("given", "texts", "id_lists"),
+    [
+        ("a", ["a"], []),
+        (["a", "b"], ["a", "b"], []),
+        ([1, 2], [], [[1, 2]]),
+        ([[1], [2, 3]], [], [[1], [2, 3]]),
+        ([1.0, "2", True], [], [[1, 2, 1]]),
+    ],
+)
+def test_input_comes_in_four_forms(
+    kind: type[Request], given: Any, texts: list[str], id_lists: list[list[int]]
+) -> None:
+    for more in ({}, {"priority": "1"}):  # the second is decoded the lax way
+        asked = decoded(kind, input=given, **more)
+        assert (asked.texts, asked.id_lists, asked.conversations) == (texts, id_lists, [])
+        assert asked.add_special_tokens is True
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+def test_messages_are_one_conversation_and_win_over_input(kind: type[Request]) -> None:
+    for more in ({}, {"input": "a"}, {"input": 5}, {"input": MESSAGES, "priority": "1"}):
+        asked = decoded(kind, messages=MESSAGES, **more)
+        assert (asked.conversations, asked.texts) == ([MESSAGES], [])
+        assert (asked.add_special_tokens, asked.add_generation_prompt) == (False, False)
+
+
+SEVERAL: list[dict[str, Any]] = [
+    {"messages": [MESSAGES, MESSAGES]},
+    {"input": [MESSAGES, MESSAGES]},
+    {"input": [MESSAGES, MESSAGES], "messages": None},
+]
+
+
+def test_embeddings_alone_take_several_conversations() -> None:
+    for body in SEVERAL:
+        assert decoded(EmbeddingRequest, **body).conversations == [MESSAGES, MESSAGES]
+        with pytest.raises(ApiError) as caught:
+            decoded(PoolingRequest, **body)
+        assert (caught.value.status, caught.value.type) == (400, "Bad Request")
+
+
+def test_the_sides_of_a_score_have_four_pairs_of_names() -> None:
+    for names in (
+        ("queries", "documents"),
+        ("queries", "items"),
+        ("data_1", "data_2"),
+        ("text_1", "text_2"),
+    ):
+        for more in ({}, {"priority": "1"}):
+            asked = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **more)
+            assert (asked.queries, asked.documents) == ("a", ["b", "c"])
+
+
+REFUSED: list[tuple[type[Request], dict[str, Any], str]] = [
+    *(
+        case
+        for kind in TEXT_KINDS
+        for case in (
+            (kind, {}, "body.input"),
+            (kind, {"input": 5}, "body.input"),
+            (kind, {"input": ["a", 1]}, "body.input.0"),
+            (kind, {"messages": [{"role": "user", "content": 5}]}, "body.input"),
+            (kind, {"input": "a", "truncate_prompt_tokens": -2}, "body.truncate_prompt_tokens"),
+        )
+    ),
+    (ScoreRequest, {}, "body.queries"),
+    (ScoreRequest, {"text_1": "a", "text_2": 5}, "body.queries"),
+    (ScoreRequest, {"queries": "a"}, "body.documents"),
+    (ScoreRequest, {"queries": "a", "documents": {"content": "x"}}, "body.documents"),
+    (
+        ScoreRequest,
+        {"queries": "a", "documents": {"content": [{"type": "text"}]}},
+        "body.documents",
+    ),
+    (RerankRequest, {}, "body.query"),
+    (RerankRequest, {"query": "a", "documents": 5}, "body.documents"),
+    (RerankRequest, {"query": {"content": "no list"}, "documents": ["a"]}, "body.query"),
+    (
+        RerankRequest,
+        {"query": {"content": [{"type": "smell", "smell": "x"}]}, "documents": []},
+        "body.query",
+    ),
+    *(
+        (RerankRequest, {"query": "a", "documents": documents}, "body.documents")
+        for documents in ({}, ["b", None], [{"content": [{"type": "text", "text": 5}]}])
+    ),
+    (RerankRequest, {"query": "a", "documents": ["b"], "top_n": -1}, "body.top_n"),
+]
+
+
+def test_a_wrong_type_is_a_bad_request_with_its_path() -> None:
+    for kind, body, param in REFUSED:
+        with pytest.raises(ApiError) as caught:
+            decoded(kind, **body)
+        error = caught.value
+        assert (error.status, error.type, error.param) == (400, "Bad Request", param), (kind, body)
+
+
+PATHS = TASK_PATHS["pooling"]
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "expected"),
+    [
+        ("pooling", {}, set(TASK_PATHS["pooling"])),
+        ("score", {}, set(TASK_PATHS["score"])),
+        ("classify", {}, {POOL, CLASSIFY}),
+        ("generate", {}, {CHAT, TEXT}),
+        ("embed", {"mm_encoder_only": True}, set(TASK_PATHS["embed"]) - {EMBED, COHERE}),
+    ],
+)
+def test_a_task_has_the_routes_that_vllm_gives_it(
+    task: str, more: dict[str, bool], expected: set[str]
+) -> None:
+    client = create_app(Settings(model=ModelSettings(task=task, **more))).test_client()
+    told = {path: client.post(path, json={}) for path in (*PATHS, CHAT, TEXT)}
+    assert {path for path, answer in told.items() if answer.status_code != 404} == expected
+    assert all(told[path].json == {"detail": "Not Found"} for path in told.keys() - expected)
+
+
+def test_embeddings_may_stand_beside_chat_and_completions() -> None:
+    """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
+    model = ModelSettings(embeddings_with_chat=True)
+    assert served_paths(model) == (EMBED,)
+    client = create_app(Settings(model=model)).test_client()
+    answer = client.post(EMBED, json=BASE[EMBED])
+    assert answer.status_code == 200 and answer.json["usage"]["completion_tokens"] == 0
+    chat = client.post(
+        CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    )
+    assert chat.json["usage"]["completion_tokens"] == 3
+    assert client.post(POOL, json=BASE[POOL]).status_code == 404
+
+
+LONG = "a " * 65
+
+RULES: list[tuple[str, dict[str, Any], str | None]] = [
+    (EMBED, {"input": ""}, None),
+    (EMBED, {"input": [-1]}, None),
+    (EMBED, {"input": ["a", LONG]}, "input_tokens"),
+    (EMBED, {"input": "a" * 100_000}, "input_text"),
+    (EMBED, {"dimensions": 0}, None),
+    (EMBED, {"input": ["a"] * 65, "dimensions": 65_536}, None),
+    (EMBED, {"input": ["a"] * 65_537}, "input"),
+    (EMBED, {"messages": MESSAGES, "chat_template": "x"}, None),
+    (EMBED, {"media_io_kwargs": {"image": {}}}, "media_io_kwargs"),
+    (POOL, {"dimensions": 5}, "dimensions"),
+    (POOL, {"input": None, "data": {"image": 1}}, "task"),
+    (CLASSIFY, {"input": LONG}, "input_tokens"),
+    (SCORE, {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, None),
+    (SCORE, {"text_2": {"content": [{"type": "text", "text": "a"}]}}, None),
+    (SCORE, {"text_2": LONG}, "input_tokens"),
+    (SCORE, {"max_tokens_per_query": 64}, None),
+    (RERANK, {"documents": []}, None),
+    (RERANK, {"documents": ["a"] * 65_537}, "documents"),
+    (RERANK, {"query": LONG}, "input_tokens"),
+    *((path, {"truncate_prompt_tokens": count}, None) for path in BASE for count in (0, 65)),
+    *((path, {"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs") for path in BASE),
+    *((path, {"cache_salt": "a@b"}, "cache_salt") for path in BASE),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "param"), RULES)
+def test_a_broken_rule_is_a_bad_request_error(
+    path: str, asked: dict[str, Any], param: str | None
+) -> None:
+    told = refused(path, {**BASE[path], **asked}, "--task=pooling")
+    assert told == (400, "BadRequestError", param)
+
+
+def test_a_cross_encoder_needs_room_for_both_texts() -> None:
+    asked = {"text_1": "a " * 40, "text_2": "a " * 40}
+    assert client_of("--task=pooling").post(SCORE, json=asked).status_code == 200
+    assert refused(SCORE, asked, "--task=score") == (400, "BadRequestError", "input_tokens")
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_an_unknown_model_is_not_found(path: str) -> None:
+    asked = {**BASE[path], "model": "nope"}
+    assert refused(path, asked, "--task=pooling") == (404, "NotFoundError", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "status"),
+    [
+        ("{}", 200),
+        ('{"hidden_size": 8}', 400),
+        ('{"is_matryoshka": true}', 200),
+        ('{"matryoshka_dimensions": [4]}', 200),
+    ],
+)
+def test_a_plain_model_has_vectors_of_one_length(tmp_path: Path, config: str, status: int) -> None:
+    (tmp_path / "config.json").write_text(config)
+    client = client_of("--task=embed", f"--model={tmp_path}", "--force-dummy-tokenizer")
+    assert client.post(EMBED, json={**BASE[EMBED], "dimensions": 4}).status_code == status
+    assert client.post(EMBED, json=BASE[EMBED]).status_code == 200
+
+
+def test_every_form_of_input_gives_the_same_vectors_in_order() -> None:
+    texts = ["hello", "Zwölf Boxkämpfer 🥊", "世界", "hello"]
+    ids = [token_ids(text) for text in texts]
+    wanted = vectors(texts)
+    assert wanted == vectors(ids)
+    assert wanted == [vectors(text)[0] for text in texts] == [vectors(each)[0] for each in ids]
+    assert wanted[0] == wanted[3] != wanted[1]
+    assert {len(vector) for vector in wanted} == {DIMENSIONS}
+
+
+def test_a_conversation_is_embedded_as_its_prompt() -> None:
+    prompt = told("/tokenize", messages=MESSAGES, add_generation_prompt=False)["tokens"]
+    answer = told(EMBED, messages=MESSAGES)
+    assert [item["embedding"] for item in answer["data"]] == vectors(prompt)
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+    several = told(EMBED, messages=[MESSAGES, MESSAGES])["data"]
+    assert [item["embedding"] for item in several] == vectors([prompt, prompt])
+
+
+def test_an_input_of_the_whole_context_is_taken_and_a_longer_one_truncated() -> None:
+    assert told(EMBED, input=[1] * 64)["usage"]["prompt_tokens"] == 64
+    for keep, used in ((-1, 64), (5, 5), (64, 64)):
+        asked = {"input": [list(range(100)), [7]], "truncate_prompt_tokens": keep}
+        assert told(EMBED, **asked)["usage"]["prompt_tokens"] == used + 1
+    (begin,) = vectors(list(range(100)), truncate_prompt_tokens=3)
+    (end,) = vectors(list(range(100)), truncate_prompt_tokens=3, truncation_side="left")
+    assert [begin, end] == vectors([[0, 1, 2], [97, 98, 99]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float32", 4), ("float16", 2), ("bfloat16", 2), ("fp8_e4m3", 1), ("fp8_e5m2", 1)],
+)
+def test_bytes_come_with_their_description_or_alone(dtype: str, size: int) -> None:
+    asked = {"input": ["hello", "world"], "embed_dtype": dtype, "endianness": "big"}
+    client = client_of("--task=pooling")
+    got, alone = (
+        client.post(EMBED, json={**asked, "encoding_format": f"bytes{end}"})
+        for end in ("", "_only")
+    )
+    assert (
+        got.headers["Content-Type"] == alone.headers["Content-Type"] == "application/octet-stream"
+    )
+    assert got.data == alone.data and "metadata" not in alone.headers
+    meta = json.loads(got.headers["metadata"])
+    tokens = sum(len(token_ids(text)) for text in ("hello", "world"))
+    assert list(meta) == ["id", "created", "model", "data", "usage"]
+    assert meta["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    width, same = (
+        DIMENSIONS * size,
+        {"embed_dtype": dtype, "endianness": "big", "shape": [DIMENSIONS]},
+    )
+    places = [{"index": at, "start": at * width, "end": (at + 1) * width, **same} for at in (0, 1)]
+    assert meta["data"] == places
+    in_json = told(EMBED, **asked, encoding_format="base64")["data"]
+    assert got.data == b"".join(b64decode(item["embedding"]) for item in in_json)
+
+
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [
+        (None, (16,)),
+        ("embed", (16,)),
+        ("classify", (2,)),
+        ("token_embed", (3, 16)),
+        ("token_classify", (3, 2)),
+    ],
+)
+def test_pooling_gives_what_its_task_says(task: str | None, shape: tuple[int, ...]) -> None:
+    asked, client = {"input": [1, 2, 3], "task": task}, client_of("--task=pooling")
+    (item,) = client.post(POOL, json=asked).get_json()["data"]
+    rows = item["data"] if len(shape) > 1 else [item["data"]]
+    assert (len(rows), {len(row) for row in rows}) == (
+        shape[0] if len(shape) > 1 else 1,
+        {shape[-1]},
+    )
+    got = client.post(POOL, json={**asked, "encoding_format": "bytes"})
+    assert tuple(json.loads(got.headers["metadata"])["data"][0]["shape"]) == shape
+    numbers = struct.unpack(f"<{math.prod(shape)}f", got.data)
+    assert list(numbers) == [number for row in rows for number in row]
+
+
+def test_a_model_pools_for_its_own_task_only() -> None:
+    assert len(told(POOL, "score", **BASE[POOL])["data"][0]["data"]) == 1
+    answer = client_of("--task=classify").post(POOL, json={**BASE[POOL], "task": "classify"})
+    assert len(answer.get_json()["data"][0]["data"]) == 2
+    for task in ("embed", "token_classify", "plugin"):
+        assert refused(POOL, {**BASE[POOL], "task": task}, "--task=classify")[::2] == (400, "task")
+
+
+def test_probabilities_of_classes_add_up_to_one() -> None:
+    items = told(CLASSIFY, input=["hello", "world", "hello"])["data"]
+    assert [item["index"] for item in items] == [0, 1, 2]
+    for item in items:
+        assert (len(item["probs"]), item["num_classes"]) == (2, 2)
+        assert sum(item["probs"]) == pytest.approx(1)
+        assert item["label"] == f"LABEL_{item['probs'].index(max(item['probs']))}"
+    assert items[0]["probs"] == items[2]["probs"] != items[1]["probs"]
+    (logits,) = told(CLASSIFY, input="hello", use_activation=False)["data"]
+    assert logits["label"] == items[0]["label"] and sum(logits["probs"]) != pytest.approx(1)
+    (single,) = told(CLASSIFY, "score", input="hello")["data"]
+    assert (single["label"], single["num_classes"]) == ("LABEL_0", 1)
+
+
+@pytest.mark.parametrize("path", [SCORE, "/v1/score"])
+def test_common_tokens_raise_the_score(path: str) -> None:
+    documents = ["red fox jumps", "red fox sleeps", "red cats sleep", "blue whales sing"]
+    values = [
+        item["score"] for item in told(path, queries="red fox jumps", documents=documents)["data"]
+    ]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) == 4 and all(0 < value < 1 for value in values)
+
+
+def test_texts_are_compared_one_with_many_or_each_with_its_own() -> None:
+    one, other = scores(text_1="a b", text_2=["a b", "c d"])
+    assert scores(text_1=["a b", "a b"], text_2=["a b", "c d"]) == [one, other]
+    assert scores(text_1="a b", text_2="c d") == scores(data_1="c d", data_2="a b") == [other]
+    (logit,) = scores(queries="a b", items="c d", use_activation=False)
+    assert 1 / (1 + math.exp(-logit)) == pytest.approx(other)
+
+
+def test_a_cross_encoder_reads_the_query_with_every_document() -> None:
+    asked = {"query": "hello", "documents": ["world", "hello world"]}
+    query, *documents = (len(token_ids(text)) for text in ("hello", "world", "hello world"))
+    assert told(RERANK, **asked)["usage"]["prompt_tokens"] == query + sum(documents)
+    assert told(RERANK, "score", **asked)["usage"]["prompt_tokens"] == 2 * query + sum(documents)
+
+
+def test_a_cross_encoder_takes_a_place_for_each_pair() -> None:
+    def counted() -> float:
+        lines = client_of("--task=score").get("/metrics").text.splitlines()
+        return sum(
+            float(it.split()[-1])
+            for it in lines
+            if it.startswith("vllm:request_prompt_tokens_count")
+        )
+
+    before = counted()
+    told(RERANK, "score", query="a", documents=["b", "c", "d"])
+    assert counted() == before + 3
+
+
+@pytest.mark.parametrize("path", [RERANK, "/v1/rerank", "/v2/rerank"])
+def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(path: str) -> None:
+    documents = ["blue whales", "red fox", "red cats", "blue whales"]
+    results = told(path, query="red fox", documents=documents)["results"]
+    assert [result["index"] for result in results] == [1, 2, 0, 3]
+    assert [result["document"]["text"] for result in results] == [
+        documents[i] for i in (1, 2, 0, 3)
+    ]
+    values = [result["relevance_score"] for result in results]
+    assert values == scores(text_1="red fox", text_2=[documents[i] for i in (1, 2, 0, 3)])
+    for top_n, count in ((0, 4), (2, 2), (99, 4)):
+        assert (
+            told(path, query="red fox", documents=documents, top_n=top_n)["results"]
+            == results[:count]
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "keys"),
+    [
+        (EMBED, "embd", ["index", "object", "embedding"]),
+        (POOL, "pooling", ["index", "object", "data"]),
+        (CLASSIFY, "classify", ["index", "label", "probs", "num_classes"]),
+        (SCORE, "score", ["index", "object", "score"]),
+    ],
+)
+def test_a_list_has_vllms_keys_and_nulls_in_vllms_order(
+    path: str, prefix: str, keys: list[str]
+) -> None:
+    answer = json.loads(client_of("--task=pooling").post(path, json=BASE[path]).data)
+    assert list(answer) == ["id", "object", "created", "model", "data", "usage"]
+    assert (answer["object"], answer["model"]) == ("list", "tiny")
+    assert answer["id"].startswith(prefix + "-")
+    assert [list(item) for item in answer["data"]] == [keys]
+    assert list(answer["usage"]) == USAGE_KEYS
+    tokens = answer["usage"]["prompt_tokens"]
+    assert list(answer["usage"].values()) == [tokens, tokens, 0, None, None]
+
+
+def test_a_rerank_has_vllms_keys_and_nulls_in_vllms_order() -> None:
+    answer = told(RERANK, **BASE[RERANK])
+    assert list(answer) == ["id", "model", "usage", "results"]
+    assert list(answer["usage"]) == ["prompt_tokens", "total_tokens"]
+    (result,) = answer["results"]
+    assert list(result) == ["index", "document", "relevance_score"]
+    assert result["document"] == {"text": "world", "multi_modal": None}
+    assert answer["id"].startswith("score-")
+
+
+BAD, RULE = "Bad Request", "BadRequestError"
+COHERE_FLAGS = ("--task=embed", "--force-dummy-tokenizer")
+
+
+def embedded(*flags: str, **asked: object) -> Any:
+    told = client_of(*COHERE_FLAGS, *flags).post(COHERE, json=asked)
+    assert told.status_code == 200, told.text
+    return told.get_json()
+
+
+def test_every_form_of_cohere_is_of_the_same_vector() -> None:
+    kinds = ["float", "base64", "binary", "ubinary"]
+    told = embedded(texts=["hello", "world"], embedding_types=kinds)
+    assert list(told) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert told["texts"] == ["hello", "world"] and told["response_type"] == "embeddings_by_type"
+    usual = (
+        client_of(*COHERE_FLAGS)
+        .post("/v1/embeddings", json={"input": ["hello", "world"]})
+        .get_json()
+    )
+    for index, item in enumerate(usual["data"]):
+        vector = item["embedding"]
+        assert told["embeddings"]["float"][index] == vector
+        assert list(struct.unpack("<16f", b64decode(told["embeddings"]["base64"][index]))) == vector
+        signs = "".join("1" if number >= 0 else "0" for number in vector)
+        packed = [int(signs[:8], 2), int(signs[8:], 2)]
+        assert told["embeddings"]["ubinary"][index] == packed
+        assert told["embeddings"]["binary"][index] == [byte - 128 for byte in packed]
+    units = {"input_tokens": usual["usage"]["prompt_tokens"], "image_tokens": 0}
+    assert told["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
+
+
+def test_mixed_inputs_are_conversations() -> None:
+    mixed = {"content": [{"type": "text", "text": "hello"}]}
+    told = embedded(inputs=[mixed], output_dimension=8)
+    assert "texts" not in told and list(told["embeddings"]) == ["float"]
+    assert len(told["embeddings"]["float"][0]) == 8
+
+
+@pytest.mark.parametrize(("truncate", "same"), [("END", "a b"), ("START", "c d")])
+def test_a_long_text_is_cut(truncate: str, same: str) -> None:
+    most = embedded(texts=[same])["meta"]["billed_units"]["input_tokens"]
+    told = embedded(texts=["a b c d"], truncate=truncate, max_tokens=most)
+    assert told["meta"]["billed_units"]["input_tokens"] == most
+    assert embedded(texts=["word " * 100])["meta"]["billed_units"]["input_tokens"] == 64
+
+
+def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
+    prompts = {"prompts": {"search_query": "Find: ", "none": ""}}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    assert task_instructions(tmp_path) == prompts["prompts"]
+    assert task_instructions(tmp_path / "missing") is None
+    own = f"--model={tmp_path}"
+    plain = embedded(own, texts=["cat"])["meta"]["billed_units"]["input_tokens"]
+    assert (
+        embedded(own, texts=["cat"], input_type="none")["meta"]["billed_units"]["input_tokens"]
+        == plain
+    )
+    longer = embedded(own, texts=["cat"], input_type="search_query")["meta"]["billed_units"]
+    assert longer["input_tokens"] > plain
+    assert refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS, own)[0] == 400
+    assert embedded(texts=["cat"], input_type="search_document")["texts"] == ["cat"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        ({}, BAD, "body"),
+        ({"texts": ["a"], "images": ["data:"]}, BAD, "body"),
+        ({"texts": ["a"], "truncate": "MIDDLE"}, BAD, "body.truncate"),
+        ({"inputs": [{"content": [{"type": "text"}]}]}, BAD, "body.inputs.0.content.0"),
+        ({"texts": ["a b c d"], "truncate": "NONE", "max_tokens": 1}, RULE, None),
+        ({"texts": ["a"], "output_dimension": 9, "embedding_types": ["binary"]}, RULE, None),
+    ],
+)
+def test_refusals_of_cohere_s_form(body: object, kind: str, param: str | None) -> None:
+    assert refused(COHERE, body, *COHERE_FLAGS) == (400, kind, param)
+    assert refused(COHERE, {"texts": ["a"], "model": "other"}, *COHERE_FLAGS)[0] == 404

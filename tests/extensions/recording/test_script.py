@@ -1,0 +1,239 @@
+"""A recording becomes a script with a rule for each exchange."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app import create_app
+from app.core.cli import main
+from app.extensions.recording.exchange import Exchange
+from app.extensions.recording.to_script import script_of
+from app.extensions.scripts.template import Template
+from config.loader import load
+from tests.extensions.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CALLS = [
+    {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "{{Köln}}"}'},
+    }
+]
+COMMAND = ("script", "from-recording")
+
+
+def stream(*events: object, gap_s: float = 0.01) -> list[tuple[float, bytes]]:
+    """The chunks of a stream, a chunk an event."""
+    data = [*map(json.dumps, events), "[DONE]"]
+    return [(number * gap_s, f"data: {text}\n\n".encode()) for number, text in enumerate(data, 1)]
+
+
+def whole(asked: object, answer: object, target: str = CHAT, **given: Any) -> Exchange:
+    body = json.dumps(answer).encode()
+    return exchange(asked, (0.5, body), target=target, headers=JSON_HEADERS, **given)
+
+
+def rules_of(*exchanges: Exchange) -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = script_of(enumerate(exchanges, 2))["rules"]
+    return rules
+
+
+def choice(**message: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+def test_tool_loop_becomes_two_rules_and_a_tool_schema() -> None:
+    first = chat("How is the weather?", tools=TOOLS)
+    second = {
+        **first,
+        "messages": [
+            *first["messages"],
+            {"role": "assistant", "tool_calls": CALLS},
+            {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        ],
+    }
+    document = script_of(
+        enumerate(
+            (whole(first, choice(tool_calls=CALLS)), whole(second, choice(content="Sun."))), 2
+        )
+    )
+    assert document == {
+        "tools": {"weather": {"type": "object"}},
+        "rules": [
+            {
+                "name": "line 2",
+                "when": {
+                    "api": "chat",
+                    "message": {"role": "user", "exact": "How is the weather?"},
+                    "tool_result": False,
+                },
+                "then": {
+                    "tool_calls": [{"name": "weather", "arguments": {"city": "{{ '{{' }}Köln}}"}}],
+                    "delays": {"first_token": "500ms"},
+                },
+            },
+            {
+                "name": "line 3",
+                "when": {
+                    "api": "chat",
+                    "message": {"role": "user", "exact": "How is the weather?"},
+                    "tool_result": {"tool": "weather", "exact": "sunny"},
+                },
+                "then": {"text": "Sun.", "delays": {"first_token": "500ms"}},
+            },
+        ],
+    }
+
+
+def delta(**given: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": given}]}
+
+
+def call(index: int, **function: str) -> dict[str, Any]:
+    return delta(tool_calls=[{"index": index, "function": function}])
+
+
+STREAMS = [
+    (
+        CHAT,
+        chat("Hi"),
+        [
+            delta(role="assistant", content=""),
+            *(delta(reasoning="Hm"), delta(reasoning="."), delta(content="A"), delta(content="B")),
+            {"choices": [{"index": 1, "delta": {"content": "other"}}]},
+            *(call(0, name="a", arguments=""), call(0, arguments='{"x":'), call(0, arguments="1}")),
+            call(1, name="b", arguments="no JSON"),
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
+            {"choices": [], "usage": {}},
+        ],
+        {
+            "reasoning": "Hm.",
+            "text": "AB",
+            "tool_calls": [{"name": "a", "arguments": {"x": 1}}, {"name": "b", "unchecked": True}],
+            "finish_reason": "length",
+        },
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "Hi"},
+        [{"choices": [{"index": 0, "text": text}]} for text in "AB"],
+        {"text": "AB"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "asked", "events", "then"), STREAMS)
+def test_stream_becomes_a_rule(
+    target: str, asked: Any, events: list[Any], then: dict[str, Any]
+) -> None:
+    [rule] = rules_of(exchange(asked, *stream(*events), target=target))
+    delays = rule["then"].pop("delays")
+    assert rule["then"] == then
+    assert rule["when"]["message"] == {"role": "user", "exact": "Hi"}
+    first = "20ms" if target == CHAT else "10ms"
+    assert delays["first_token"] == first, "the first event that says something"
+
+
+PIECES = [
+    (delta(role="assistant", content=""), delta(content="x")),
+    (delta(content=""), call(0, arguments="{}")),
+]
+
+
+@pytest.mark.parametrize(("head", "piece"), PIECES)
+def test_pauses_of_a_stream_are_preserved(head: Any, piece: Any) -> None:
+    at_s = [0.1, 0.2, 0.21, 0.22, 1.23, 1.24, 1.25, 3.25, 3.26]
+    data = [f"data: {json.dumps(event)}\n\n".encode() for event in [head, *[piece] * 8]]
+    data[3], data[4] = data[3] + data[4][:9], data[4][9:]  # a chunk need not end with an event
+    [rule] = rules_of(exchange(chat("Hi"), *zip(at_s, data, strict=True)))
+    assert rule["then"]["delays"] == {
+        "first_token": "200ms",
+        "per_token": "10.0ms",
+        "before": {4: "1000ms", 7: "1990ms"},
+    }
+
+
+def test_errors_and_broken_answers_become_faults() -> None:
+    error = {"error": {"message": "Slow down", "type": "RateLimitError", "code": 429}}
+    rules = rules_of(
+        whole(chat("a"), error, status=429),
+        whole(chat("b"), "?", status=500),
+        exchange(chat("c"), *stream(delta(content="A"))[:1], is_broken=True),
+    )
+    assert [rule["then"]["fault"] for rule in rules] == [
+        {"action": "error", "status": 429, "type": "RateLimitError", "message": "Slow down"},
+        {"action": "error", "status": 500},
+        {"action": "disconnect", "after": 1},
+    ]
+
+
+def test_rules_of_equal_requests_answer_in_recorded_order() -> None:
+    rules = rules_of(*(whole(chat("Hi"), choice(content=text)) for text in "abc"))
+    assert [rule["when"].get("nth") for rule in rules] == [1, 1, None]
+
+
+def test_rules_match_the_model_only_if_models_differ() -> None:
+    asked = [chat("Hi"), {**chat("Hi"), "model": "other"}]
+    rules = rules_of(*(whole(each, choice(content="A")) for each in asked))
+    assert [rule["when"]["model"] for rule in rules] == ["m", "other"]
+    assert ["nth" in rule["when"] for rule in rules] == [False, False]
+
+
+def test_unsupported_exchanges_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    others = ("/v1/embeddings", "/v1/responses", "/v1/messages")
+    assert (
+        rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices"))
+        == []
+    )
+    told = [
+        f"line {number}: left out: POST {path}" for number, path in enumerate((*others, CHAT), 2)
+    ]
+    assert capsys.readouterr().err.splitlines() == told
+
+
+def test_text_full_of_template_syntax_stays_within_template_limits() -> None:
+    text = "{{ 'a\\b\n\r\t' }}{% raw %}ü漢" * 200
+    [rule] = rules_of(whole(chat("Hi"), choice(content=text)))
+    assert Template(rule["then"]["text"]).text({}) == text
+
+
+def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path / "r", [whole(chat("Hi\nthere: [ü]"), choice(content="{% A"))])
+    out = ["--out", str(tmp_path / "s.yaml")]
+    assert main([*COMMAND, file, *out]) == 0
+    text = (tmp_path / "s.yaml").read_text()
+    assert yaml.safe_load(text)["rules"][0]["then"]["text"] == "{{ '{%' }} A"
+    assert main([*COMMAND, file]) == main(["script", "check", out[1]]) == 0
+    assert capsys.readouterr().out.startswith(text)
+    assert main([*COMMAND, file, *out]) == 1
+    assert (
+        capsys.readouterr().err == f"error: {tmp_path / 's.yaml'}: cannot be written: File exists\n"
+    )
+    assert main([*COMMAND, written(tmp_path / "e", [])]) == 1
+    assert (
+        capsys.readouterr().err
+        == "error: the recording has no exchange that a script could answer\n"
+    )
+
+
+def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
+    asked = chat("How is the weather?", tools=TOOLS)
+    recorded = [
+        exchange(asked, *stream(delta(content="Let me "), delta(content="{% look."), gap_s=0.001)),
+        whole(
+            chat("Hi"), {"error": {"message": "Slow down", "type": "RateLimitError"}}, status=429
+        ),
+    ]
+    path = tmp_path / "s.yaml"
+    assert main([*COMMAND, written(tmp_path / "r", recorded), "--out", str(path)]) == 0
+    server = create_app(
+        load(["--force-dummy-tokenizer", "--model=m", "--script", str(path)], {})
+    ).test_client()
+    answer = server.post(CHAT, json=asked).get_json()
+    assert answer["choices"][0]["message"]["content"] == "Let me {% look."
+    refused = server.post(CHAT, json=chat("Hi"))
+    assert (refused.status_code, refused.get_json()["error"]["message"]) == (429, "Slow down")

@@ -1,0 +1,257 @@
+"""Exchanges are appended as whole lines, even if the file is replaced, cut or locked."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from app.extensions.recording import writer
+from app.extensions.recording.exchange import Exchange, RecordingError, line_of
+from app.extensions.recording.writer import RecordingFile
+from tests.extensions.lab.fleet.stubs import eventually
+from tests.extensions.recording.recordings import HEADER, chat, exchange, exchanges_of, written
+
+
+class Ended:
+    """An exchange that is over; its answer is `text`."""
+
+    method, target = "POST", "/v1/chat/completions"
+
+    def __init__(self, text: str) -> None:
+        self.excuse = ""
+        self.settled = Event()
+        self.is_released = False
+        self.recorded: Exchange = exchange(chat(text), (0, text.encode()))
+
+    def line(self, began_s: float) -> bytes:
+        return line_of(self.recorded)
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+class Recorder:
+    """A file that is recorded to, and what the recorder said."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.warnings: list[str] = []
+        self.file = RecordingFile(path, "http://target", warn=self.warnings.append, adds=True)
+
+    def record(self, *texts: str) -> None:
+        for text in texts:
+            self.file.put(Ended(text))
+        self.file.wait()
+
+
+@pytest.fixture(autouse=True)
+def shared_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The loop of the test is like that of a server, whose greenlets run while others wait."""
+    hub = gevent.get_hub()
+    hub.is_shared = "without_a_loop" not in request.node.name
+    yield
+    hub.is_shared = False
+
+
+@contextmanager
+def recorder(path: Path) -> Iterator[Recorder]:
+    made = Recorder(path)
+    try:
+        yield made
+    finally:
+        made.file.close()
+
+
+@contextmanager
+def locked_by_another(path: Path) -> Iterator[None]:
+    """Holds the lock as another process does: through a file of its own."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def texts_of(path: Path) -> list[str]:
+    return [str(each.answer.chunks[0].data) for each in exchanges_of(path)]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_line_without_newline_is_terminated_before_appending(tmp_path: Path, whole: bool) -> None:
+    path = tmp_path / "r"
+    last = line_of(exchange(chat("last"), (0, b"last")))[: -1 if whole else -50]
+    before = Path(written(path, [], last)).read_bytes()
+    with recorder(path) as recording:
+        recording.record("new")
+    new = line_of(Ended("new").recorded)
+    assert path.read_bytes() == before + b"\n" + new
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, len(HEADER) - 2])
+def test_cut_header_is_rewritten(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "r"
+    path.write_bytes(HEADER[:cut])
+    with recorder(path) as recording:
+        recording.record("new")
+    assert texts_of(path) == ["new"]
+    assert b'"target":"http://target"' in path.read_bytes().splitlines()[0]
+
+
+def test_moved_file_gets_a_successor(tmp_path: Path) -> None:
+    path, rotated = tmp_path / "r", tmp_path / "r.1"
+    with recorder(path) as recording:
+        recording.record("one")
+        path.rename(rotated)
+        recording.record("two")
+        path.write_bytes(b"")  # as copytruncate does
+        recording.record("three")
+        path.unlink()
+        recording.record("four", "five")
+    assert texts_of(rotated) == ["one"]
+    assert texts_of(path) == ["four", "five"]
+    assert (recording.file.written, recording.warnings) == (5, [])
+
+
+def test_replacing_recording_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    with recorder(path) as recording:
+        recording.record("one")
+        Path(written(tmp_path / "other", [exchange(chat("old"), (0, b"old"))])).rename(path)
+        recording.record("two")
+    assert texts_of(path) == ["old", "two"]
+
+
+def test_file_that_is_not_a_recording_is_not_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    with recorder(path) as recording:
+        path.unlink()
+        path.write_text("mine\n")
+        recording.record("one")
+        path.unlink()
+        recording.record("two")
+    assert recording.warnings == [
+        f"not kept: POST /v1/chat/completions: {path}: is not a recording of python -m app record --proxy"
+    ]
+    assert (recording.file.written, recording.file.dropped) == (1, 1)
+    assert texts_of(path) == ["two"]
+
+
+def test_missing_folder_loses_only_its_exchanges(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "r"
+    with recorder(path) as recording:
+        path.unlink()
+        folder.rmdir()
+        recording.record("one")
+        folder.mkdir()
+        recording.record("two")
+    assert recording.warnings == ["not kept: POST /v1/chat/completions: No such file or directory"]
+    assert texts_of(path) == ["two"]
+
+
+def test_exchanges_are_written_once_the_lock_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
+    path = tmp_path / "r"
+    with recorder(path) as recording:
+        with locked_by_another(path):
+            recording.record("one", "two", "three")
+            recording.record("four")
+            assert (recording.file.waiting, recording.file.written) == (4, 0)
+            [warning] = recording.warnings
+            assert warning.startswith(f"{path}: another process has locked the file")
+        eventually(lambda: recording.file.written == 4)
+        recording.record("five")
+    assert texts_of(path) == ["one", "two", "three", "four", "five"]
+    assert recording.warnings[1:] == [f"{path}: the lock is free again; writing 4 exchanges"]
+
+
+def test_closing_drops_and_counts_exchanges_behind_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
+    path = tmp_path / "r"
+    with recorder(path) as recording, locked_by_another(path):
+        recording.record("one", "two")
+        recording.file.close()
+        assert (recording.file.waiting, recording.file.written, recording.file.dropped) == (0, 0, 2)
+    why = "not kept: POST /v1/chat/completions: another process has locked the file"
+    assert recording.warnings[1:] == [why] * 2
+    assert texts_of(path) == []
+
+
+def test_without_a_loop_waiting_exchanges_are_written_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
+    path = tmp_path / "r"
+    with recorder(path) as recording:
+        recording.file.put(Ended("one"))
+        assert texts_of(path) == ["one"]
+        with locked_by_another(path):
+            recording.file.put(Ended("two"))
+            recording.file.put(Ended("three"))
+            assert (recording.file.waiting, recording.file.written) == (2, 1)
+        recording.file.put(Ended("four"))
+        assert texts_of(path) == ["one", "two", "three", "four"]
+        with locked_by_another(path):
+            recording.file.put(Ended("five"))
+    assert texts_of(path) == ["one", "two", "three", "four", "five"], "the last at the end"
+
+
+def test_number_of_waiting_exchanges_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(writer, "MAX_WAITING", 2)
+    path = tmp_path / "r"
+    surplus = Ended("surplus")
+    with recorder(path) as recording:
+        with locked_by_another(path):
+            recording.record("one", "two")
+            recording.file.put(surplus)
+            assert recording.file.dropped == 1
+        eventually(lambda: recording.file.written == 2)
+    assert surplus.is_released and surplus.settled.is_set()
+    assert texts_of(path) == ["one", "two"]
+
+
+def test_recorder_starts_while_another_process_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.extensions.recording.shared_file.LOCK_TIMEOUT_S", 0.05)
+    path = Path(written(tmp_path / "r", [exchange(chat("old"), (0, b"old"))]))
+    with locked_by_another(path):
+        recording = Recorder(path)
+    recording.record("new")
+    recording.file.close()
+    assert texts_of(path) == ["old", "new"]
+
+
+def test_two_recorders_share_a_file_and_its_successors(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    with recorder(path) as first, recorder(path) as second:
+        for number in range(20):
+            if number == 10:
+                path.rename(tmp_path / "r.1")
+            first.record(f"first {number}")
+            second.record(f"second {number}")
+            gevent.sleep(0)
+    numbers = [(tmp_path / "r.1", range(10)), (path, range(10, 20))]
+    for file, expected in numbers:
+        assert texts_of(file) == [
+            f"{name} {number}" for number in expected for name in ("first", "second")
+        ]
+    assert first.warnings == second.warnings == []
+
+
+def test_recorder_rejects_other_files_without_changing_them(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_text("mine")
+    with pytest.raises(RecordingError, match="is not a recording"):
+        Recorder(path)
+    assert path.read_text() == "mine"

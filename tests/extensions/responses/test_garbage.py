@@ -1,0 +1,7 @@
+"""Requests leave no cyclic garbage behind."""
+
+from tests.core.engine.test_garbage import check_garbage
+
+
+def test_a_stream_leaves_nothing_behind() -> None:
+    check_garbage("/v1/responses", {"input": "hi", "stream": True}, "200")

@@ -1,0 +1,342 @@
+"""A request of the Responses family: what it may be, its tools, and the chat that it means."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses.response import ToolChoice
+from openai.types.responses.tool import Tool
+from pydantic import TypeAdapter
+
+from app.core.api.chat.parts import tool_calls_of
+from app.core.protocol.chat import Message
+from app.core.protocol.coercion import ConversionError
+from app.core.protocol.decoding import decode
+from app.core.protocol.options import NamedToolChoice
+from app.extensions.forms.schema import Schemas
+from app.extensions.responses.chat import ResponsesChat, chat_request, echo_text
+from app.extensions.responses.protocol import ResponsesRequest
+from app.extensions.responses.tools import (
+    CUSTOM_PARAMETERS,
+    CalledTool,
+    called_tools,
+    convert_tool_choice,
+    convert_tools,
+)
+from config.loader import load
+from tests.core.protocol.refused import refused
+
+WEATHER = {"type": "function", "name": "weather", "description": "How it is", "parameters": {}}
+CUSTOM = {"type": "custom", "name": "shell"}
+SPACE = {"type": "namespace", "name": "home", "description": "d", "tools": [WEATHER, CUSTOM]}
+NAMED = {"type": "function", "name": "weather"}
+CALL = {
+    "type": "function_call",
+    "call_id": "c1",
+    "name": "weather",
+    "arguments": '{"city": "Oslo"}',
+}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+ALLOWED = {"type": "allowed_tools", "mode": "auto"}
+JSON = {"type": "json_object"}
+HELLO = {"role": "user", "content": "hi"}
+TOOL_CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+}
+
+
+def decoded(**fields: Any) -> ResponsesRequest:
+    body = json.dumps({"model": "m", "input": "hi", **fields})
+    return decode(body.encode(), "application/json", ResponsesRequest)
+
+
+def chat(**fields: Any) -> ResponsesChat:
+    return chat_request(decoded(**fields))
+
+
+def messages(*items: dict[str, Any], **fields: Any) -> list[Message]:
+    return chat(input=list(items), **fields).messages
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": list(parts)}
+
+
+def refusal(**fields: Any) -> tuple[int, str, str | None]:
+    return refused(lambda: chat(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "body.input"),
+        ({"input": [{"type": "reasoning", "id": "r"}]}, "body.input"),
+        ({"input": [user({"type": "output_text", "text": "a"})]}, "body.input"),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}]},
+            "body.input",
+        ),
+        ({"metadata": {"a": 1}}, "body.metadata.a"),
+        ({"text": {"format": {"type": "xml"}}}, "body.text.format.ResponseFormatText.type"),
+        ({"tools": [WEATHER, {"type": "oven"}]}, "body.tools.1.FunctionTool.name"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}},
+            "body.tool_choice",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
+    fields: dict[str, Any], param: str
+) -> None:
+    assert refusal(**fields) == (400, "Bad Request", param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": True, "store": False}, "background"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {**ALLOWED, "tools": [{"name": "time"}]}},
+            "tool_choice",
+        ),
+        ({"text": {"format": JSON}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
+        ({"tools": [{**CUSTOM, "format": {"type": "grammar"}}]}, "tools"),
+        ({"tools": [SPACE, {**SPACE, "name": "town"}], "tool_choice": NAMED}, "tool_choice"),
+    ],
+)
+def test_what_breaks_a_rule_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields) == (400, "BadRequestError", param)
+
+
+SAME = {
+    **{
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 5,
+        "stop": ["E"],
+        "stream": True,
+    },
+    **{
+        "stop_token_ids": [7],
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.5,
+    },
+    **{
+        "logit_bias": {"5": 1},
+        "ignore_eos": True,
+        "user": "me",
+        "cache_salt": "salt",
+        "priority": -2,
+    },
+    **{
+        "vllm_xargs": {"a": 1},
+        "kv_transfer_params": {"do_remote_decode": True},
+        "include_reasoning": False,
+    },
+}
+
+
+def test_sampling_and_limits_keep_their_values() -> None:
+    asked = chat(**SAME, max_output_tokens=7, reasoning={"effort": "low"}, instructions="Be brief.")
+    assert {name: getattr(asked, name) for name in SAME} == SAME
+    assert (asked.max_completion_tokens, asked.max_tokens, asked.reasoning_effort) == (
+        7,
+        None,
+        "low",
+    )
+    assert asked.messages == [{"role": "system", "content": "Be brief."}, HELLO]
+
+
+def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
+    thought = {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "Hm"}],
+    }
+    said = {"role": "assistant", "content": "I look."}
+    assert messages(HELLO, thought, said, CALL, {**CALL, "call_id": "c2"}, RESULT) == [
+        HELLO,
+        {
+            "role": "assistant",
+            "reasoning": "Hm",
+            "content": "I look.",
+            "tool_calls": [TOOL_CALL, {**TOOL_CALL, "id": "c2"}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "continued"),
+    [
+        ({"role": "assistant", "content": "And", "status": "in_progress"}, True),
+        ({"role": "assistant", "content": "And", "status": "incomplete"}, True),
+        ({"role": "assistant", "content": "And", "status": "completed"}, False),
+        ({"type": "reasoning", "summary": [], "status": "incomplete"}, True),
+        (HELLO, False),
+    ],
+)
+def test_an_unfinished_message_or_thought_is_continued(
+    last: dict[str, Any], continued: bool
+) -> None:
+    asked = chat(input=[HELLO, last])
+    assert (asked.continue_final_message, asked.add_generation_prompt) == (continued, not continued)
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ("hi", "hi"),
+        ([HELLO, CALL], 'weather({"city": "Oslo"})'),
+        ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}], "Hm"),
+        (
+            [
+                user(
+                    {"type": "input_text", "text": "Look"},
+                    {"type": "input_image", "image_url": "http://a/b.png"},
+                )
+            ],
+            "Look\nimage: http://a/b.png",
+        ),
+    ],
+)
+def test_echo_says_the_last_item(items: Any, said: str) -> None:
+    assert echo_text(decoded(input=items).input) == said
+
+
+def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() -> None:
+    search = {"type": "web_search", "search_context_size": "low"}
+    assert decoded(tools=[search]).tool_choice == "auto"
+    assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
+    asked = chat(tools=[search, WEATHER, CUSTOM, SPACE])
+    assert asked.tool_choice == "required"
+    assert [tool.function.name for tool in asked.tools or ()] == [
+        "weather",
+        "shell",
+        "home__weather",
+    ]
+    assert (asked.tools or ())[1].function.parameters == CUSTOM_PARAMETERS
+    assert called_tools(decoded(tools=[WEATHER, CUSTOM, SPACE]).tools) == {
+        "weather": CalledTool("weather"),
+        "shell": CalledTool("shell", None, True),
+        "home__weather": CalledTool("weather", "home"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("tools", "name"),
+    [([SPACE], "home__weather"), ([SPACE, WEATHER], "weather"), ([WEATHER], "weather")],
+)
+def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(
+    tools: list[Any], name: str
+) -> None:
+    assert decoded(tools=tools, tool_choice=NAMED).tool_choice == {**NAMED, "name": name}
+    meant = chat(tools=tools, tool_choice=NAMED).tool_choice
+    assert isinstance(meant, NamedToolChoice)
+    assert meant.names() == [name]
+
+
+@pytest.mark.parametrize(
+    ("choice", "told", "meant"),
+    [
+        (None, "auto", "required"),
+        ("required", "required", "required"),
+        ("none", "none", "none"),
+        (
+            {"type": "mcp", "server_label": "x"},
+            {"server_label": "x", "type": "mcp", "name": None},
+            "auto",
+        ),
+    ],
+)
+def test_a_choice_is_repeated_as_it_was_asked_and_auto_means_a_call(
+    choice: Any, told: Any, meant: str
+) -> None:
+    fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}
+    asked = chat(**fields)
+    assert (decoded(**fields).tool_choice, asked.tool_choice) == (told, meant)
+    assert asked.parallel_tool_calls is False
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
+def test_after_a_result_no_call_is_forced(choice: Any) -> None:
+    later = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
+    for conversation in (later[:3], later):
+        asked = chat(tools=[WEATHER], tool_choice=choice, input=conversation)
+        assert (asked.tool_choice, asked.after_results) == ("auto", True)
+        settings, schemas = load([], {}).tools, Schemas()
+        assert tool_calls_of(asked, settings, schemas) is None, "a simulation answers with words"
+        called = tool_calls_of(asked, settings, schemas, computes=True)
+        assert called is not None and (called.min_calls, called.max_calls) == (0, 1)
+    assert chat(tools=[WEATHER], tool_choice="none", input=later).tool_choice == "none"
+
+
+TOOLS: TypeAdapter[Any] = TypeAdapter(Tool)
+CHOICES: TypeAdapter[Any] = TypeAdapter(ToolChoice)
+SECRETS = [{"domain": "d", "name": "n", "value": "v"}]
+ALLOWLIST = {"type": "allowlist", "allowed_domains": ["a"], "domain_secrets": SECRETS}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+GIVEN = [
+    FUNCTION,
+    {
+        **FUNCTION,
+        "strict": "yes",
+        "allowed_callers": ["direct"],
+        "async": True,
+        "cache_control": {"a": 1},
+    },
+    {"type": "web_search", "filters": {"allowed_domains": ["a"]}, "user_location": {"city": "a"}},
+    {"type": "web_search_2025_08_26", "search_context_size": "low"},
+    {"type": "mcp", "server_label": "l", "require_approval": {"always": {"tool_names": ["x"]}}},
+    {"type": "code_interpreter", "container": {"type": "auto", "network_policy": ALLOWLIST}},
+    {"type": "custom", "name": "c", "format": {"type": "text"}},
+    {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
+]
+CHOSEN = [
+    {"type": "function", "name": "f"},
+    {"type": "custom", "name": "f", "more": 1},
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    {"type": "mcp", "server_label": "l"},
+    {"type": "shell"},
+    {"type": "computer_use"},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=lambda given: given["type"])
+def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
+    given: dict[str, Any],
+) -> None:
+    wrong = [
+        {**given, key: value}
+        for key in given
+        for value in (None, 5, "x", [], {}, [5], {"type": "x"})
+    ]
+    for tool in (given, *wrong):
+        try:
+            expected = TOOLS.validate_python(tool).model_dump(mode="json", by_alias=True)
+        except ValueError:
+            with pytest.raises(ConversionError) as caught:
+                convert_tools([tool])
+            assert tool is not given and caught.value.path[:2] == (0, "FunctionTool")
+            continue
+        (told,) = convert_tools([tool])
+        assert tool is not given or list(told.items()) == list(expected.items())
+
+
+def test_a_tool_of_another_type_is_repeated_as_it_is_given() -> None:
+    given = [{"type": "shell", "environment": 5}, {"type": "file_search"}]
+    assert convert_tools(given) == given
+
+
+@pytest.mark.parametrize("given", CHOSEN, ids=lambda given: given["type"])
+def test_a_choice_is_repeated_with_all_its_fields(given: dict[str, Any]) -> None:
+    expected = CHOICES.validate_python(given).model_dump(mode="json", by_alias=True)
+    assert list(convert_tool_choice(given).items()) == list(expected.items())

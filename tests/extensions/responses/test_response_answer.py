@@ -1,0 +1,195 @@
+"""Streamed or whole, in small events or large ones: a response says the same, item by item."""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.api.identity import ResponseMeta
+from app.core.engine.outputs import EngineOutput, Failed, Finish, Started, Tokens
+from app.core.server.http.errors import bad_request, internal, too_many
+from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
+from app.extensions.responses.response import new_response
+from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
+from tests.conformance.calls import parsed
+from tests.core.api.segments import IMAGE, THOUGHT, Segment, segments, told, whole
+
+META = ResponseMeta("resp_1", 1_700_000_000, "a model", "fp")
+
+
+def answer(
+    ended: list[ResponseObject] | None = None, asked: Any = None, **shape: Any
+) -> ResponsesWriter:
+    ids = count(1)
+    response = new_response(ResponsesRequest(input="hi", **(asked or {})), META, 9)
+    return ResponsesWriter(
+        ResponsesOptions(**{"response": response, "prompt_ids": [5] * 16, **shape}),
+        lambda: str(next(ids)),
+        (ended if ended is not None else []).append,
+    )
+
+
+def streamed(writer: ResponsesWriter, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
+    found = parsed(b"".join(map(writer.chunk, events)) + writer.closing())
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def gathered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that a client puts together; AssertionError when one is not well formed."""
+    assert kinds(events[:2]) == ["created", "in_progress"]
+    items: list[dict[str, Any]] = []
+    open_item: dict[str, Any] | None = None
+    text = ""
+    for event in events[2:-1]:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert open_item is None
+            open_item, text = event["item"], ""
+            assert open_item.get("status", "in_progress") == "in_progress"
+        assert open_item is not None
+        assert event["output_index"] == len(items)
+        assert event.get("item_id", open_item["id"]) == open_item["id"]
+        if kind.endswith(".delta"):
+            text += event["delta"]
+        elif kind.endswith("text.done"):
+            assert event["text"] == text
+        elif kind.endswith("arguments.done"):
+            assert (event["arguments"], event["name"]) == (text, open_item["name"])
+        elif kind.endswith("part.done"):
+            assert event["part"]["text"] == text
+        elif kind == "output_item.done":
+            assert event["item"]["id"] == open_item["id"]
+            items.append(event["item"])
+            open_item = None
+    assert open_item is None
+    return items
+
+
+FINISH = st.builds(Finish, st.sampled_from(["stop", "length", "abort"]), st.none() | st.just("END"))
+
+
+@given(
+    segments=segments(),
+    finish=FINISH,
+    most=st.integers(1, 6),
+    cached=st.integers(0, 16),
+    top=st.none() | st.integers(0, 3),
+    shows=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_streamed_response_says_what_a_whole_one_says(
+    segments: list[Segment], finish: Finish, most: int, cached: int, top: int | None, shows: bool
+) -> None:
+    events = told(segments, finish, most, cached, top is not None)
+    shape = {"top_logprobs": top, "shows_reasoning": shows, "parses": True}
+    body = whole(answer(**shape), events)
+    found = streamed(answer(**shape), events)
+    assert found[-1]["type"] == "response.completed"
+    for item in body["output"]:
+        item["status"] = "completed"  # which a whole response does not tell of thoughts
+    assert found[-1]["response"] == body
+    assert gathered(found) == body["output"]
+    assert body["usage"]["output_tokens"] == sum(
+        len(e.ids) for e in events if isinstance(e, Tokens)
+    )
+
+
+@given(segments=segments(), most=st.integers(1, 6), top=st.integers(0, 3))
+@settings(max_examples=25, deadline=None)
+def test_the_log_probabilities_of_a_stream_are_those_of_its_messages(
+    segments: list[Segment], most: int, top: int
+) -> None:
+    events = told(segments, Finish("stop"), most, logprobs=True)
+    found = streamed(answer(top_logprobs=top), events)
+    in_events = [
+        entry for event in found if "delta" in event for entry in event.get("logprobs", ())
+    ]
+    in_items = [
+        entry
+        for item in found[-1]["response"]["output"]
+        if item["type"] == "message"
+        for content in item["content"]
+        for entry in content["logprobs"]
+    ]
+    texts = [
+        text
+        for event in events
+        if isinstance(event, Tokens) and event.part is None
+        for text in event.texts
+    ]
+    assert [entry["token"] for entry in in_events] == texts
+    if all(texts):
+        assert [(entry["token"], entry["logprob"]) for entry in in_items] == [
+            (t, -1.0) for t in texts
+        ]
+    assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
+
+
+def test_a_reply_that_shows_nothing_is_an_empty_message_or_none() -> None:
+    """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no
+    text.
+    """
+    nothing: list[list[Segment]] = [[], [(None, ["", ""])], [(THOUGHT, [""])]]
+    for shown in nothing:
+        events = told(shown, Finish("stop"))
+        (item,) = whole(answer(), events)["output"]
+        assert (item["type"], item["content"], item["status"]) == ("message", [], "completed")
+        assert whole(answer(parses=True), events)["output"] == []
+        found = streamed(answer(), events)
+        assert kinds(found) == ["created", "in_progress", "completed"]
+        assert found[-1]["response"]["output"] == []
+    shape = {"parses": True, "shows_reasoning": False}
+    hidden = told([(THOUGHT, ["Hm", "m"])], Finish("length"))
+    assert whole(answer(**shape), hidden)["output"] == []
+    assert kinds(streamed(answer(**shape), hidden)) == ["created", "in_progress", "completed"]
+
+
+def test_what_stands_beside_the_items() -> None:
+    events = told([(None, ["Look"]), (IMAGE, ["data:image/png;base64,AA=="])], Finish("stop"))
+    body = whole(answer(), events)
+    assert [content["text"] for content in body["output"][0]["content"]] == ["Look"], "no image"
+    assert body["usage"]["output_tokens"] == 2
+    writer, transfers = answer(), cast(Any, ({"remote_host": "a"}, {"b": 1}))
+    writer.transfer, writer.encoded_media = transfers
+    found = streamed(writer, told([(None, ["Hi"])], Finish("stop")))
+    assert found[0]["response"]["kv_transfer_params"] is None
+    assert found[-1]["response"]["kv_transfer_params"] == {"remote_host": "a"}
+    assert found[-1]["response"]["ec_transfer_params"] == {"b": 1}
+    body = whole(answer(prompt_text="say hi"), told([(None, ["Hi", "!"])], Finish("stop"), most=2))
+    assert body["input_messages"] == [
+        {"message": "say hi", "tokens": [5] * 16, "type": "raw_message_tokens"}
+    ]
+    assert body["output_messages"] == [
+        {"message": "Hi!", "tokens": [0, 1], "type": "raw_message_tokens"}
+    ]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_failure_ends_the_stream_with_a_failed_response(begun: bool) -> None:
+    for error, code in (
+        (internal("It broke."), "server_error"),
+        (too_many("Full."), "rate_limit_exceeded"),
+        (bad_request("Wrong: \ud800"), "invalid_prompt"),
+        (ValueError("a detail of ours"), "server_error"),
+    ):
+        ended: list[ResponseObject] = []
+        before = [Started(0, 0.5), Tokens(0, ["Hi"], [1], 1.0)] if begun else []
+        found = streamed(answer(ended), [*before, Failed(0, error)])
+        assert kinds(found[:2]) == ["created", "in_progress"]
+        assert kinds(found[-1:]) == ["failed"]
+        failed = found[-1]["response"]
+        assert (failed["id"], failed["status"], failed["error"]["code"]) == (
+            "resp_1",
+            "failed",
+            code,
+        )
+        assert "detail" not in failed["error"]["message"]
+        assert [response.status for response in ended] == ["failed"]

@@ -1,0 +1,221 @@
+"""The rules of several files at work: the first that fits answers, and all is counted."""
+
+import logging
+from random import Random
+
+import pytest
+
+from app.extensions.scripts.rules import RuleFailureError, ScriptError
+from tests.application import app_of
+from tests.extensions.scripts.requests import Books, request, said
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CALL = "rules: [{then: {tool_calls: [{name: get_weather, arguments: {%s}}]}}]"
+
+
+def test_the_first_rule_that_fits_answers(books: Books) -> None:
+    book = books.open(
+        "rules: [{when: {message: a}, then: {text: A}}, {when: {message: b}, then: {text: B}}]",
+        "rules: [{when: {message: b}, then: {text: late}}, {when: {message: c}, then: {text: C}}]",
+    )
+    assert [said(book, request(text)) for text in "abcd"] == ["A", "B", "C", None]
+    report = book.report()
+    assert [[rule["answered"] for rule in file["rules"]] for file in report["files"]] == [
+        [1, 1],
+        [0, 1],
+    ]
+    assert report["unanswered"] == 1
+    (line,) = book.unused()
+    assert line.endswith("1.yaml: 1 of 2 rules never answered: rule 1")
+
+
+def test_a_file_of_one_model_answers_for_that_one(books: Books) -> None:
+    book = books.open("rules: [{then: {text: of big}}]", model="big")
+    assert [said(book, request("a", model=name)) for name in ("big", "small")] == ["of big", None]
+
+
+def test_nth_counts_for_all_for_a_key_or_for_a_conversation(books: Books) -> None:
+    rule = "{when: {nth: {count: 2, per: %s}}, then: {text: '{{ count }}'}}"
+    asked = [request("x"), request("y"), request("x", key="key:2"), request("x")]
+    for scope, expected in (
+        ("server", [None, "2", None, None]),
+        ("key", [None, "2", None, None]),
+        ("conversation", [None, None, None, "2"]),
+    ):
+        book = books.open(f"rules: [{rule % scope}]")
+        assert [said(book, one) for one in asked] == expected, scope
+    book = books.open("rules: [{when: {nth: {count: {at_least: 3}}}, then: {text: '{{ count }}'}}]")
+    assert [said(book, asked[0]) for _ in range(4)] == [None, None, "3", "4"]
+
+
+def test_draws_repeat_by_the_seed_of_the_file_or_of_the_request(books: Books) -> None:
+    text = "{seed: 3, rules: [{when: {chance: 0.5}, then: {text: x}}]}"
+    first, same = (
+        [said(book, request("a")) for _ in range(200)]
+        for book in (books.open(text), books.open(text))
+    )
+    assert first == same and 60 < first.count("x") < 140
+    book = books.open("rules: [{then: {text: '{{ hex(16) }}'}}]")
+    texts = []
+    for _ in range(2):
+        decision = book.decide(request("a"), Random("own"))
+        assert decision is not None and decision.answer is not None
+        texts.append(decision.answer.reply.text)
+    assert texts[0] == texts[1] != said(book, request("a"))
+
+
+def test_a_rule_about_vectors_is_for_requests_for_vectors(books: Books) -> None:
+    book = books.open("rules: [{then: {embedding: [1, 0.5]}}, {then: {text: words}}]")
+    assert said(book, request("a")) == "words"
+    decision = book.decide(request("a", api="embeddings"))
+    assert decision is not None and decision.answer is not None
+    assert decision.answer.embedding == (1.0, 0.5)
+
+
+def test_a_fault_strikes_by_its_own_rule_and_else_others_answer(books: Books) -> None:
+    book = books.open(
+        "rules: [{then: {fault: {action: error, status: 503, times: 1}}},"
+        " {then: {text: a, fault: {action: truncate, after: 2, nth: 2}}}]"
+    )
+    first, second, third = (book.decide(request("a")) for _ in range(3))
+    assert first is not None and first.answer is None
+    assert (
+        first.fault is not None
+        and first.fault.error is not None
+        and first.fault.error.status == 503
+    )
+    assert second is not None and second.answer is not None and second.fault is None
+    assert third is not None and third.answer is not None
+    assert third.fault is not None and third.fault.name == "truncate"
+
+
+def test_calls_are_checked_against_what_the_request_offers(books: Books) -> None:
+    book = books.open(CALL % "city: '{{ message }}'")
+    decision = book.decide(request("Rome", tools={"get_weather": CITY}))
+    assert decision is not None and decision.answer is not None
+    assert decision.answer.reply.calls == (("get_weather", '{"city": "Rome"}', ""),)
+    book = books.open(CALL % "town: Rome")
+    with pytest.raises(
+        RuleFailureError, match=r"schema of the tool 'get_weather' does not allow .*town"
+    ):
+        book.decide(request("Rome", tools={"get_weather": CITY}))
+    assert book.report()["files"][0]["rules"][0]["failed"] == 1
+    book = books.open("rules: [{then: {tool_calls: [{name: any, unchecked: true}]}}]")
+    assert book.decide(request("Rome")) is not None
+
+
+def test_a_call_that_is_not_offered_is_left_to_the_next_rule_and_logged_once(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = "{when: {nth: 1}, then: {tool_calls: [{name: get_weather}], fault: {action: truncate, times: 1}}}"
+    book = books.open(
+        f"{{tools: {{get_weather: true}}, rules: [{call}, {{then: {{text: next}}}}]}}"
+    )
+    assert [said(book, request("Rome", tools=tools)) for tools in ({"a": True}, {})] == [
+        "next",
+        "next",
+    ]
+    (line,) = caplog.messages
+    assert (
+        "rule 1: skipped: the rule calls the tool 'get_weather', which the request does not offer"
+        in line
+    )
+    assert line.endswith(": a")
+    decision = book.decide(request("Rome", tools={"get_weather": True}))
+    assert decision is not None and decision.answer is not None
+    assert decision.answer.reply.calls and decision.fault is not None, (
+        "neither nth nor times was used up"
+    )
+    rules = book.report()["files"][0]["rules"]
+    assert [(rule["answered"], rule["failed"], rule["unoffered"]) for rule in rules] == [
+        (1, 0, 2),
+        (2, 0, 0),
+    ]
+
+
+def test_calls_are_checked_at_the_start_where_the_script_has_schemas(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = "tools: {get_weather: {type: object, required: [city]}}\n"
+    books.open(tools + CALL % "city: Rome")
+    assert caplog.messages == []
+    for call in (
+        "town: Rome",
+        "city: Rome}, unchecked: true}, {name: get_weather, arguments: {town: Rome",
+    ):
+        flaw = r"rule 1: then.tool_calls.\d: the schema of the tool 'get_weather' does not allow .*town"
+        with pytest.raises(ScriptError, match=flaw):
+            books.open(tools + CALL % call)
+    books.open(tools + CALL % "town: '{{ message }}'")
+    books.open(tools + "rules: [{then: {tool_calls: [{name: get_weather, unchecked: true}]}}]")
+    assert caplog.messages == []
+    books.open(tools + "rules: [{name: x, then: {tool_calls: [{name: get_money}]}}]")
+    books.open(CALL % "")
+    unknown, later = caplog.messages
+    assert "the tool calls of rule 1 (x) are checked only when requests offer the tools" in unknown
+    assert "the tool calls of rule 1 are checked only when requests offer the tools" in later
+
+
+def test_a_rule_that_cannot_answer_is_logged_once(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = books.open(
+        "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: y}}]"
+    )
+    assert [said(book, request("a" * 60 + "b")) for _ in range(3)] == ["y"] * 3
+    assert len(caplog.messages) == 1 and "takes too long; the rule is skipped" in caplog.messages[0]
+    assert book.report()["files"][0]["rules"][0]["too_slow"] == 3
+    caplog.clear()
+    book = books.open("rules: [{then: {text: '{{ 1 / turn - 1 / 0 }}'}}]")
+    for _ in range(3):
+        with pytest.raises(RuleFailureError, match="division by zero"):
+            book.decide(request("a"))
+    (line,) = caplog.messages
+    assert "rule 1: template" in line and "division by zero" in line
+
+
+def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Books) -> None:
+    book = books.open("rules: [{when: {nth: 2}, then: {text: second}}, {then: {text: old}}]")
+    assert said(book, request("a")) == "old"
+    books.write(
+        "rules: [{then: pass, when: {message: x}}, {when: {nth: 2}, then: {text: second}}]",
+        "0.yaml",
+    )
+    book.refresh()
+    assert said(book, request("a")) == "second"
+    assert [rule["rule"] for rule in book.report()["files"][0]["rules"]] == [1, 2]
+    assert said(book, request("a")) is None and book.report()["unanswered"] == 1
+    book.restart()
+    assert book.report()["unanswered"] == 0
+    assert [said(book, request("a")) for _ in range(2)] == [None, "second"]
+
+
+def test_a_broken_file_leaves_the_rules_of_before(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = books.open("rules: [{then: {text: old}}]")
+    caplog.set_level(logging.INFO)
+    books.write("rules: [{then: {txt: new}}]", "0.yaml")
+    for _ in range(3):
+        book.refresh()
+    assert said(book, request("a")) == "old"
+    (line,) = caplog.messages
+    assert "unknown key 'txt'" in line and line.endswith("keeping the old rules")
+    assert "unknown key 'txt'" in str(book.report()["files"][0]["error"])
+    (books.folder / "0.yaml").unlink()
+    book.refresh()
+    assert said(book, request("a")) == "old"
+    books.write("rules: [{then: {text: newest}}]", "0.yaml")
+    book.refresh()
+    assert said(book, request("a")) == "newest" and book.report()["files"][0]["error"] is None
+
+
+def test_conversations_go_on_with_kept_responses(books: Books) -> None:
+    path = books.write("rules: [{when: {turn: 2}, then: {text: second}}, {then: {text: first}}]")
+    flags = ["--force-dummy-tokenizer", "--script", str(path), "--enable-responses-store"]
+    client = app_of(*flags).test_client()
+    first = client.post("/v1/responses", json={"input": "go on"}).get_json()
+    asked = {"input": "go on", "previous_response_id": first["id"]}
+    second = client.post("/v1/responses", json=asked).get_json()
+    texts = [each["output"][0]["content"][0]["text"] for each in (first, second)]
+    assert texts == ["first", "second"]

@@ -1,0 +1,314 @@
+"""Limits on hostile rules:
+
+templates and regexes that are too large, and too much work for a request.
+"""
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import gevent
+import pytest
+import regex
+from flask.testing import FlaskClient
+from msgspec import convert
+
+from app.extensions.scripts import script_set, template
+from app.extensions.scripts.matched_request import BudgetSpentError, MatchBudget, SlowRegexError
+from app.extensions.scripts.matching import Conditions, Groups
+from app.extensions.scripts.regexes import MAX_REGEX_NODES, RegexCompiler, unrolled_nodes
+from app.extensions.scripts.rules import RuleFailureError, ScriptError, When
+from app.extensions.scripts.template import Template
+from app.extensions.scripts.template_environment import RandomFunctions
+from app.extensions.scripts.template_limits import (
+    BUDGET_KEY,
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_NODES,
+    Budget,
+)
+from tests.application import app_of
+from tests.extensions.scripts.requests import Books, request, said
+
+RULES = "/admin/script/rules"
+VALUES: dict[str, Any] = {
+    "match": {"items": "group"},
+    "message": "m" * 65_536,
+    "user": "u",
+    "turn": 1,
+    "header": {}.get,
+    **RandomFunctions(Random(1)).by_name(),
+}
+
+
+@pytest.fixture
+def client() -> FlaskClient:
+    return app_of("--seed", "1").test_client()
+
+
+def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
+    answer: Any = client.put(RULES, json=body)
+    return answer.status_code, answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "{{ message" + "|json" * 200 + " }}",
+            f"is nested too deeply: more than {MAX_DEPTH} levels",
+        ),
+        ("{{ 'a'" + "|json" * 90 + " }}", f"is nested too deeply: more than {MAX_DEPTH} levels"),
+        (
+            "{{ " + "[" * 60 + "]" * 60 + " }}",
+            f"is nested too deeply: more than {MAX_DEPTH} levels",
+        ),
+        (
+            "{% if turn %}" * 60 + "{% endif %}" * 60,
+            f"is nested too deeply: more than {MAX_DEPTH} levels",
+        ),
+        ("{{ turn }}" * (MAX_NODES + 1), f"has more than {MAX_NODES} nodes"),
+        ("{# #}" * 50_000, "has more than 4000 tokens"),
+        ("{{ " + "(" * 100_000, "has more than 4000 tokens"),
+        ("{{ choose(*message) }}", "arguments with * (line 1) are not possible"),
+    ],
+)
+def test_a_template_that_is_too_large_to_compile_is_rejected_with_its_place(
+    client: FlaskClient, source: str, reason: str
+) -> None:
+    body = {"rules": [{"then": "pass"}, {"name": "bomb", "then": {"text": source}}]}
+    status, message = error_of(client, body)
+    assert status == 400
+    assert message.startswith("script at run time: rule 2 (bomb): then.text: template")
+    assert reason in message
+
+
+def test_an_error_of_python_s_compiler_is_an_error_of_the_rule(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "MAX_DEPTH", 1_000)
+    status, message = error_of(
+        client, {"then": {"text": "{% if turn %}" * 110 + "{% endif %}" * 110}}
+    )
+    assert status == 400
+    assert "rule 1: then.text: template" in message
+    assert "too many levels of indentation" in message
+
+
+def test_templates_at_the_limits_compile_and_render() -> None:
+    depth = MAX_DEPTH - 3
+    assert Template("{{ user" + "|upper" * depth + " }}").value(VALUES) == "U"
+    count = MAX_NODES - 2
+    assert Template("{{ turn }}" * count).text(VALUES) == "1" * count
+
+
+def test_the_templates_of_all_added_rules_have_a_limit_together(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (template, script_set):
+        monkeypatch.setattr(module, "MAX_SCRIPT_NODES", 1_000)
+    body = {"rules": [{"then": {"text": "{{ turn }}" * 90}}] * 10}
+    assert client.post(RULES, json=body).status_code == 200
+    answer: Any = client.post(RULES, json=body)
+    assert answer.status_code == 400
+    assert "the templates have more than 1000 nodes together" in answer.json["error"]["message"]
+    assert error_of(client, {"rules": body["rules"] * 2})[0] == 400
+
+
+def test_a_rule_has_a_limit_of_templates(client: FlaskClient) -> None:
+    status, message = error_of(client, {"then": {"json": ["{{ turn }}"] * 1_001}})
+    assert status == 400
+    assert "rule 1: then.json: the rule has more than 1000 templates" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% if message|upper %}{% endif %}" * 70, "work through more than"),
+        ("{{ " + " ~ ".join(["message"] * 5) + " }}", "more than 262144 characters"),
+        ("{{ " + " + ".join(["message"] * 5) + " }}", "makes more than 262144 characters"),
+        ("{{ [message, message, message, message, message] }}", "more than 262144 characters"),
+        (
+            "{{ [message, message, message, message, message] | string }}",
+            "more than 262144 characters",
+        ),
+        ("{{ '%999999999d' is odd }}", "odd and even are for numbers"),
+        ("{{ user | trim(message) }}", "trim strips at most 100"),
+        ("{{ unix | date('%c' * 2) }}", "is for numbers"),
+        ("{{ 0 | date('" + "%c" * 101 + "') }}", "format of date has more than 200"),
+        ("{{ [user.nothing] }}", "has no attribute 'nothing'"),
+    ],
+)
+def test_work_without_bound_is_a_failure_of_the_request(source: str, reason: str) -> None:
+    with pytest.raises(RuleFailureError, match=reason.replace("(", r"\(")):
+        Template(source).value({**VALUES, "unix": 0})
+
+
+def test_the_templates_of_an_answer_share_a_budget(books: Books) -> None:
+    book = books.open(
+        "rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]"
+    )
+    assert said(book, request("x" * 1_000)) is not None
+    with pytest.raises(RuleFailureError, match="work through more than"):
+        said(book, request("x" * 65_536))
+
+
+def test_rendering_lets_other_requests_run_between_operations() -> None:
+    pauses = list[int]()
+    budget = Budget(pause=lambda: pauses.append(1))
+    Template("{{ user | upper | lower }}").text({**VALUES, BUDGET_KEY: budget})
+    assert len(pauses) == 3  # the template, and two filters
+
+
+@pytest.mark.parametrize("name", ["header", "random", "choose", "hex"])
+def test_functions_can_only_be_called(name: str) -> None:
+    with pytest.raises(ScriptError, match=rf"{name} \(line 1\) is a function: write {name}"):
+        Template("{{ NAME }}".replace("NAME", name))
+    with pytest.raises(ScriptError, match="is a function"):
+        Template("{{ choose(1, NAME) }}".replace("NAME", name))
+
+
+def test_values_have_members_but_no_methods() -> None:
+    assert Template("{{ match.items }}").value(VALUES) == "group"
+    for source in (
+        "{{ user.upper }}",
+        "{{ user['upper'] }}",
+        "{{ match.keys }}",
+        "{{ [1].append ~ '' }}",
+    ):
+        with pytest.raises(RuleFailureError, match="has no attribute"):
+            Template(source).value(VALUES)
+
+
+def test_a_negative_number_keeps_its_sign() -> None:
+    assert Template("{{ -5 }}").value(VALUES) == -5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a{65535}",
+        "(?:a{140}){140}",
+        "(?:a{1000}[)]b){1000}",
+        "(?x)(a{140}) # ]\n{140}",
+        "(a{" + "9" * 5_000,
+    ],
+)
+def test_a_regex_that_repeats_too_much_is_rejected(client: FlaskClient, source: str) -> None:
+    status, message = error_of(client, {"when": {"message": {"regex": source}}, "then": "pass"})
+    assert status == 400
+    assert "script at run time: rule 1: the regex" in message or "is too long" in message
+
+
+def test_a_count_with_a_blank_inside_is_rejected() -> None:
+    with pytest.raises(ScriptError, match="a blank or a comment inside a count"):
+        RegexCompiler().compile("(?x)(?:a){1 000}", ignore_case=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [r"\d{4}-\d{2}-\d{2}", r"(?:\d{1,3}\.){3}\d{1,3}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"],
+)
+def test_ordinary_counts_are_far_below_the_limit(source: str) -> None:
+    assert unrolled_nodes(source) < MAX_REGEX_NODES / 20
+    assert isinstance(RegexCompiler().compile(source, ignore_case=True), regex.Pattern)
+
+
+def test_regexes_of_a_script_have_a_limit_together(client: FlaskClient) -> None:
+    rule = {"when": {"message": {"regex": "a{9000}"}}, "then": "pass"}
+    assert client.post(RULES, json={"rules": [rule] * 30}).status_code == 200
+    answer: Any = client.post(RULES, json={"rules": [rule] * 30})
+    assert answer.status_code == 400
+    assert "the regexes have more than 300000 parts together" in answer.json["error"]["message"]
+
+
+def ticking() -> Callable[[], float]:
+    """Processor time that advances by a second at each look."""
+    seconds = iter(range(1_000_000))
+    return lambda: float(next(seconds))
+
+
+def test_rules_with_text_conditions_are_passed_over_when_the_time_is_used_up(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = ["{when: {message: {contains: [x, y]}}, then: {text: one}}"] * 5
+    rows += [
+        "{when: {message: {regex: a}}, then: {text: two}}",
+        "{when: {turn: 1}, then: {text: three}}",
+    ]
+    book = books.open(f"rules: [{', '.join(rows)}]")
+    asked = request("a")
+    asked.budget = MatchBudget(seconds=3, now=ticking())
+    assert said(book, asked) == "three"
+    files: Any = book.report()["files"]
+    assert [rule["too_slow"] for rule in files[0]["rules"]] == [0, 1, 1, 1, 1, 1, 0]
+    assert caplog.text.count("have used up the time of the request") == 1
+    assert said(book, request("a")) == "two"
+
+
+@pytest.mark.parametrize(
+    "when", [{"contains": "b"}, {"regex": "b"}, {"contains": "b", "ignore_case": True}]
+)
+def test_every_kind_of_search_is_charged(when: dict[str, Any]) -> None:
+    conditions = Conditions(convert({"message": when}, When))
+    asked = request("a")
+    asked.budget = MatchBudget(seconds=1, now=ticking())
+    with pytest.raises(BudgetSpentError):
+        for _ in range(2):
+            conditions.first_mismatch(asked, Groups())
+    assert issubclass(BudgetSpentError, SlowRegexError)
+
+
+def test_all_prompts_of_a_request_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = list[MatchBudget]()
+    check = MatchBudget.check
+
+    def noted(budget: MatchBudget) -> None:
+        budgets.append(budget)
+        check(budget)
+
+    monkeypatch.setattr(MatchBudget, "check", noted)
+    client = app_of().test_client()
+    client.put(RULES, json={"when": {"message": {"contains": "no"}}, "then": {"text": "x"}})
+    client.post("/v1/completions", json={"prompt": ["a", "b", "c"], "max_tokens": 1})
+    assert len(budgets) >= 3
+    assert len({id(budget) for budget in budgets}) == 1
+
+
+def test_a_text_is_folded_once_for_all_rules() -> None:
+    asked = request("ABC" * 10)
+    rules = [Conditions(convert({"message": {"contains": "x", "ignore_case": True}}, When))] * 3
+    for conditions in rules:
+        conditions.first_mismatch(asked, Groups())
+    assert asked.folded == {"ABC" * 10: "abc" * 10}
+
+
+def test_rules_compile_one_request_at_a_time_beside_the_loop(books: Books) -> None:
+    book = books.open("rules: [{then: pass}]")
+    order = list[str]()
+
+    def compile_rules(name: str) -> None:
+        order.append(f"{name} asks")
+        book.read_rules({"rules": [{"then": {"text": "{{ turn }}"}}]}, None)
+        order.append(f"{name} has rules")
+
+    book._compiling.acquire()
+    both = [gevent.spawn(compile_rules, name) for name in ("first", "second")]
+    gevent.idle()
+    assert order == ["first asks", "second asks"]
+    book._compiling.release()
+    gevent.joinall(both, raise_error=True)
+    assert sorted(order[2:]) == ["first has rules", "second has rules"]
+
+
+def test_constant_json_of_any_size_is_prepared_once(client: FlaskClient) -> None:
+    status, message = error_of(client, {"then": {"json": ["x" * 1000] * 300}})
+    assert status == 400
+    assert f"rule 1: then.json: has more than {MAX_CHARACTERS} characters" in message
+    status, message = error_of(client, {"then": {"json": ["x" * 1000] * 300 + ["{{ turn }}"]}})
+    assert status == 400
+    assert "then.json: has templates, and more than" in message
+    status, message = error_of(client, {"then": {"json": [0] * 20_000 + ["{{ turn }}"]}})
+    assert status == 400
+    assert "then.json: has templates, and more than 20000 values" in message

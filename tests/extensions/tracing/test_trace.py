@@ -1,0 +1,173 @@
+"""What the spans of a request tell, on a virtual clock."""
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from app.core.engine.delays import DelayLog
+from app.core.engine.request import EngineRequest, SequenceOutcome
+from app.extensions.tracing.traces import MAX_EXPLAINING_S, NANOSECONDS, Explainer, RequestTrace
+from tests.core.engine.harness import START_S, Harness
+
+EPOCH_NS = 1_700_000_000 * NANOSECONDS
+
+
+class Traced(Harness):
+    """One request; tokens come a second apart, the first after two."""
+
+    def __init__(self, slots: int = 2) -> None:
+        super().__init__(slots=slots, inter_token_latency=1.0, time_to_first_token=2.0)
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = provider.get_tracer("test")
+        self.delays = DelayLog().attach(self.engine)
+        self.trace = self.request()
+        self.observers.append(self.trace.watch)
+
+    def request(self) -> RequestTrace:
+        zero_ns = EPOCH_NS - int(START_S * NANOSECONDS)
+        start_ns = zero_ns + int(self.clock.now() * NANOSECONDS)
+        told = {"http.route": "/v1/completions"}
+        span = self.tracer.start_span("POST", attributes=told, start_time=start_ns)
+        return RequestTrace(self.tracer, span, zero_ns, Explainer(self.delays, self.clock.now))
+
+    def end(self) -> ReadableSpan:
+        self.trace.end(self.clock.now())
+        return self.spans()[-1]
+
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self.exporter.get_finished_spans()
+
+    def phases(self, choice: int = 0) -> dict[str, tuple[float, float]]:
+        """Begin and end of each phase, in seconds since the start."""
+        own = [span for span in self.spans() if told(span).get("understudy.choice") == choice]
+        return {span.name: (seconds(span.start_time), seconds(span.end_time)) for span in own}
+
+
+def told(span: ReadableSpan) -> dict[str, object]:
+    return dict(span.attributes or {})
+
+
+def seconds(moment_ns: int | None) -> float:
+    assert moment_ns is not None
+    return round((moment_ns - EPOCH_NS) / NANOSECONDS, 1)
+
+
+def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
+    return {
+        span.name: span.status.description
+        for span in spans
+        if span.status.status_code is StatusCode.ERROR
+    }
+
+
+def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
+    house = Traced(slots=1)
+    house.observers.clear()
+    house.ask("other", max_tokens=2)
+    house.observers.append(house.trace.watch)
+    house.ask(max_tokens=4)
+    house.clock.advance(10)
+    house.end()
+    assert house.phases() == {"queued": (0, 3), "prefill": (3, 5), "decode": (5, 8)}
+    assert failed(house.spans()) == {}
+    own = house.spans()[-1]
+    (waited,) = own.events
+    assert (waited.name, seconds(waited.timestamp)) == ("queue", 0)
+    assert waited.attributes == {
+        "understudy.choice": 0,
+        "understudy.delay.cause": "places",
+        "understudy.delay.detail": "1 of 1 taken, one by the prompt of other (3 tokens)",
+        "understudy.delay.seconds": pytest.approx(3.0, abs=0.01),
+    }
+    assert str(told(own)["understudy.delay"]).startswith("Waited 3.0 s for a place: 1 of 1 taken")
+
+
+def test_hundreds_of_explanations_at_once_end_with_their_time() -> None:
+    """Each call of this clock takes 2 ms, and so does an explanation."""
+    house, moment_s = Traced(), 0.0
+
+    def now() -> float:
+        nonlocal moment_s
+        moment_s += 0.002
+        return moment_s
+
+    explain, late = Explainer(house.delays, now), list[tuple[EngineRequest, SequenceOutcome]]()
+    house.observers.append(lambda request: lambda outcome: late.append((request, outcome)))
+    house.ask("late", max_tokens=2)
+    house.clock.advance(10)
+    for _ in range(2):
+        explained = [explain(*late[0]) is not None for _ in range(300)]
+        assert explained[0] and 0.002 * sum(explained) <= MAX_EXPLAINING_S + 0.002
+        moment_s += 100.0
+
+
+def test_the_request_tells_vllms_attributes() -> None:
+    house = Traced()
+    house.ask("cmpl-mine", choices=2, num_choices=2, max_tokens=4)
+    house.clock.advance(10)
+    own = house.end()
+    assert own.name == "llm_request"
+    assert (seconds(own.start_time), seconds(own.end_time)) == (0, 10)
+    latency = "gen_ai.latency."
+    assert {name: value for name, value in told(own).items() if not name.startswith(latency)} == {
+        "http.route": "/v1/completions",
+        "gen_ai.request.id": "cmpl-mine",
+        "gen_ai.request.model": "test",
+        "gen_ai.response.model": "test",
+        "gen_ai.request.max_tokens": 4,
+        "gen_ai.request.n": 2,
+        "gen_ai.usage.num_sequences": 2,
+        "gen_ai.usage.prompt_tokens": 3,
+        "gen_ai.usage.cached_tokens": 0,
+        "gen_ai.usage.completion_tokens": 8,
+        "gen_ai.response.finish_reasons": ("length", "length"),
+    }
+    measured = {name: value for name, value in told(own).items() if name.startswith(latency)}
+    assert measured == {
+        latency + "time_in_queue": pytest.approx(0),
+        latency + "time_to_first_token": pytest.approx(2),
+        latency + "time_in_model_prefill": pytest.approx(2),
+        latency + "time_in_model_decode": pytest.approx(3),
+        latency + "time_in_model_inference": pytest.approx(5),
+        latency + "e2e": pytest.approx(5, abs=0.01),
+    }
+
+
+@pytest.mark.parametrize(
+    ("after_s", "last"),
+    [(1.0, ("prefill", 0.0, 1.0)), (4.5, ("decode", 2.0, 4.5)), (0.0, ("prefill", 0.0, 0.0))],
+)
+def test_the_phase_in_which_a_client_leaves_is_the_last_and_fails(
+    after_s: float, last: tuple[str, float, float]
+) -> None:
+    house = Traced()
+    group = house.ask(max_tokens=50)
+    house.clock.advance(after_s)
+    group.abort()
+    own = house.end()
+    name, (begin_s, end_s) = list(house.phases().items())[-1]
+    assert (name, begin_s, end_s) == last
+    assert failed(house.spans()) == {name: "abort", "llm_request": "abort"}
+    assert told(own)["gen_ai.response.finish_reasons"] == ("abort",)
+
+
+def test_who_leaves_the_line_was_only_queued() -> None:
+    house = Traced(slots=1)
+    house.ask("other", max_tokens=50)
+    house.exporter.clear()
+    house.observers[:] = [(second := house.request()).watch]
+    waiting = house.ask("second")
+    house.clock.advance(7)
+    waiting.abort()
+    second.end(house.clock.now())
+    assert house.phases() == {"queued": (0, 7)}
+    assert failed(house.spans()) == {"queued": "abort", "llm_request": "abort"}
+    latency = told(house.spans()[-1])
+    assert (
+        latency["gen_ai.latency.time_in_queue"] == latency["gen_ai.latency.e2e"] == pytest.approx(7)
+    )
+    assert "gen_ai.latency.time_to_first_token" not in latency
