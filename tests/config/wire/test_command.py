@@ -24,8 +24,8 @@ def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize(("name", "absent"), [("generate", "torch, numpy")])
 def test_help_needs_no_library_of_its_command(name: str, absent: str) -> None:
-    line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', ')); from app.core.cli import main; "
-    code = f"{line}sys.exit(main(['{name}', '--help']))"
+    line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', '))"
+    code = f"{line}; from app.core.cli import main; sys.exit(main(['{name}', '--help']))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50
     )
