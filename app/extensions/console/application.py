@@ -192,7 +192,7 @@ class Console(Middleware):
         return json_response(report)
 
     def _knobs(self, context: RequestContext) -> Response:
-        """The settings that may change while the server runs, and those that are not default."""
+        """The settings that may change at run time, and all that differ from the default."""
         settings: list[dict[str, object]] = []
         for row in self._live.current.table.rows:
             setting = describe_setting(row, self._live)
@@ -208,7 +208,7 @@ class Console(Middleware):
         return json_response(self._generator.summary())
 
     def _compare(self, context: RequestContext) -> Response:
-        """Compares two runs by their figures, and says which run is better, and why."""
+        """Compares two runs by their figures, and returns the better run with the reason."""
         a, b = json_body(self._body.read(context), tuple[RunFigures, RunFigures])
         try:
             return json_response(compare(a, b))

@@ -73,7 +73,7 @@ UNSCALED_CONSTANTS = frozenset({"p", "tile", "slowdown", "tau"})
 
 
 class SimulatedRun(Struct):
-    """What the replay of a run shows."""
+    """Result of replaying a run."""
 
     figures: list[float]
     idle_steps: int
