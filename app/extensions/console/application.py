@@ -23,7 +23,7 @@ from app.extensions.console.details import describe_choice, describe_setting, er
 from app.extensions.console.feed import Feed
 from app.extensions.console.load import Generator, LoadPlan
 from app.extensions.console.observer import ObservedEngine, Observer
-from app.extensions.devmode.routes import routes as lifecycle_routes
+from app.extensions.devmode.lifecycle import lifecycle_routes
 from config import VLLM_VERSION
 from config.settings import Settings
 
