@@ -99,7 +99,8 @@ class Lifecycle:
         A sleep that awaits requests blocks all new ones.
 
         Raises:
-            CallerLeftError: `caller_left` was set before running requests ended; the server stays awake.
+            CallerLeftError: `caller_left` was set before running requests ended; the server
+                stays awake.
         """
         self._sleepers += 1
         self._engine.executor.pause()
@@ -192,8 +193,8 @@ class Lifecycle:
 class WeightUpdates:
     """Simulates updates of `model`'s weights on `devices`; requests continue meanwhile.
 
-    `transfers` is true if vLLM's `--weight-transfer-config` is set. A method raises CommandFailedError
-    where vLLM rejects the call.
+    `transfers` is true if vLLM's `--weight-transfer-config` is set. A method raises
+    CommandFailedError where vLLM rejects the call.
     """
 
     def __init__(self, model: str, devices: int, transfers: bool) -> None:
