@@ -23,11 +23,11 @@ from random import Random
 import gevent
 import msgspec
 
+from app.core.policies import Sample
 from app.core.server.http.client import COMPLETIONS, exchange
 from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
 from app.extensions.lab.fleet.fleet import MODULE
 from app.extensions.lab.fleet.processes import HOST, Processes, ServerProcess
-from app.core.policies import Sample
 from app.extensions.lab.load.autoscale_flags import read_policy
 from app.extensions.lab.load.autoscaler import Autoscaler, Autoscaling
 from app.extensions.lab.load.loads import LoadTrace
