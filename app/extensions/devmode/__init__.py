@@ -45,6 +45,3 @@ class DevelopmentRoutes(Extension):
 
     def _shown_settings(self) -> Mapping[str, object]:
         return self.parts.live.current.dump()
-
-
-EXTENSION = DevelopmentRoutes

@@ -21,6 +21,3 @@ class LabelReads(Extension):
         from app.extensions.label_reads.routes import routes
 
         return {"label_reads": routes(self.parts.pipeline, self.parts.settings.model)}
-
-
-EXTENSION = LabelReads

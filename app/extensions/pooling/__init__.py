@@ -22,6 +22,3 @@ class Pooling(Extension):
 
         pooling_routes = routes(self.parts.pipeline, self.parts.settings.model)
         return {"pooling": pooling_routes} if pooling_routes else {}
-
-
-EXTENSION = Pooling
