@@ -10,9 +10,7 @@ if TYPE_CHECKING:
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
-    """Builds the application for `settings`, by default for the environment's; see
-    `app.core.application`.
-    """
+    """Builds the application for `settings`, by default the settings of the environment."""
     from app.core import application
 
     return application.create_app(settings)

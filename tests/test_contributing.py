@@ -19,7 +19,7 @@ MAX_ROOT_ENTRIES = 34
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("app/extensions/devmode/routes.py", ["devmode"]),
+        ("app/extensions/devmode/lifecycle.py", ["devmode"]),
         ("tests/extensions/openapi/test_document.py", ["openapi"]),
         ("app/core/extensions.py", ["devmode", "openapi"]),
         ("config/settings.py", []),

@@ -13,30 +13,30 @@ if TYPE_CHECKING:
     from config import Settings
 
 PACKAGE = "app.extensions"
-BUILT_IN = (
-    "forms",
-    "datasets",
-    "faults",
-    "scripts",
-    "journal",
-    "tracing",
-    "recording",
-    "anthropic",
-    "responses",
-    "disaggregation",
-    "pooling",
-    "label_reads",
-    "grpc",
-    "fake_metrics",
-    "kv_index",
-    "llm",
-    "devmode",
-    "console",
-    "plugins",
-    "lab",
-    "openapi",
-)
-"""Names of the built-in extensions, in the order of their calls.
+BUILT_IN = {
+    "forms": "Forms",
+    "datasets": "Datasets",
+    "faults": "Faults",
+    "scripts": "Scripts",
+    "journal": "RequestJournal",
+    "tracing": "Tracing",
+    "recording": "Recordings",
+    "anthropic": "AnthropicMessages",
+    "responses": "Responses",
+    "disaggregation": "Disaggregation",
+    "pooling": "Pooling",
+    "label_reads": "LabelReads",
+    "grpc": "Grpc",
+    "fake_metrics": "FakeMetrics",
+    "kv_index": "KvIndexing",
+    "llm": "RealEngine",
+    "devmode": "DevelopmentRoutes",
+    "console": "ServerConsole",
+    "plugins": "Plugins",
+    "lab": "Lab",
+    "openapi": "OpenApi",
+}
+"""Packages of the built-in extensions with their classes, in the order of their calls.
 
 `openapi` is the last one: it describes the routes of all others.
 """
@@ -56,17 +56,23 @@ def present_extensions() -> list[type[Extension]]:
             continue
         requirement = _missing_requirement(name, missing)
         if requirement is None:
-            extensions[name] = import_module(f"{PACKAGE}.{name}").EXTENSION
+            extensions[name] = import_extension(name)
         else:
             missing.add(name)
             log.warning("extension %s is off: it requires %s", name, requirement)
     return list(extensions.values())
 
 
+def import_extension(name: str) -> type[Extension]:
+    """Imports the extension `name`, one of `BUILT_IN`."""
+    extension: type[Extension] = getattr(import_module(f"{PACKAGE}.{name}"), BUILT_IN[name])
+    return extension
+
+
 def _missing_requirement(name: str, missing: Collection[str]) -> str | None:
     """Returns an extension that `name` requires and that is missing; None without one."""
     try:
-        extension: type[Extension] = import_module(f"{PACKAGE}.{name}").EXTENSION
+        extension = import_extension(name)
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith(f"{PACKAGE}."):
             raise

@@ -3,7 +3,7 @@
     understudy completion bash >> ~/.bashrc         # zsh: the same, into ~/.zshrc
     understudy completion fish > ~/.config/fish/completions/understudy.fish
 
-The flags of a command are those that its help names.
+The flags of a command are read from its help.
 """
 
 import argparse

@@ -20,9 +20,7 @@ MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
 
 def words_of(argv: Sequence[str]) -> list[str] | None:
-    """Returns the arguments of `app.core.cli`; None for a program to run as it is, and without
-    arguments.
-    """
+    """Returns the arguments of `app.core.cli`; None for another program, or for no arguments."""
     words = without_empty_start(argv)
     if words[:1] == ["vllm"]:
         words = without_empty_start(words[1:]) or ["--help"]

@@ -1,10 +1,9 @@
 """The contract between the core and its extensions.
 
-An extension is a package of `app.extensions` whose `EXTENSION` is a subclass of `Extension`. The
-package imports little: it is imported by every server, to ask whether the settings enable it. What
-an enabled extension needs beyond that is imported by its methods. All hooks are called once, while
-the application is built, so no request passes through this module. `app.core.built_in` lists the
-built-in extensions.
+An extension is a package of `app.extensions` with a subclass of `Extension`, which
+`app.core.built_in` lists. The package imports little: every server imports it to ask whether the
+settings enable it. The methods of an enabled extension import everything else. All hooks are called
+once, while the application is built, so no request passes through this module.
 """
 
 from __future__ import annotations

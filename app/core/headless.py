@@ -1,6 +1,6 @@
-"""A node of vLLM that runs engines only (`serve --headless`):
+"""A node of vLLM that runs engines only (`serve --headless`).
 
-it opens no port and waits for a signal.
+The node opens no port and waits for a signal.
 """
 
 import signal

@@ -35,7 +35,7 @@ class Policy(Protocol):
         """Requests routed without scores, because the indexer failed."""
 
     def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-        """Returns one of `pods`, of which there is at least one.
+        """Returns one of `pods`, which is never empty.
 
         `in_flight` counts the current requests of every pod.
         """

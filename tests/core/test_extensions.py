@@ -2,13 +2,11 @@
 
 import ast
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from app.core.built_in import BUILT_IN, PACKAGE, enabled_extensions
-from app.core.extensions import Extension
+from app.core.built_in import BUILT_IN, PACKAGE, enabled_extensions, import_extension
 from config.loader import load
 from tests.running_server import ROOT
 
@@ -43,7 +41,7 @@ def test_the_core_imports_no_extension() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_an_extension_imports_only_the_extensions_that_it_requires(name: str) -> None:
-    extension: type[Extension] = import_module(f"{PACKAGE}.{name}").EXTENSION
+    extension = import_extension(name)
     assert extension.name == name
     imported = imported_extensions(ROOT / "app" / "extensions" / name)
     assert imported - {name} <= set(extension.requires)

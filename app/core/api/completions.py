@@ -30,7 +30,7 @@ class EchoedPrompt(Struct, frozen=True):
 
 
 class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """What an answer shows. Choice i belongs to prompt i // n."""
+    """Content of a response. Choice i belongs to prompt i // n."""
 
     prompts: Sequence[EchoedPrompt]
     echo: bool = False

@@ -6,7 +6,7 @@ from functools import partial
 
 from app.core.engine import errors as engine
 from app.core.engine.errors import EngineError
-from app.core.engine.lora import AdapterError, AdapterNotFound
+from app.core.engine.lora import AdapterError, AdapterNotFoundError
 from app.core.server.http import errors as http
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, internal
@@ -16,20 +16,20 @@ from app.core.text.base import TokenizerInputError, TokenizerServiceError
 log = logging.getLogger(__name__)
 
 API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
-    engine.Draining: http.unavailable,
-    engine.TooManyRequests: http.unavailable,
-    engine.QueueFull: http.too_many,
-    engine.PromptExceedsCache: bad_request,
-    engine.Aborted: http.unavailable,
-    engine.EngineDead: http.unavailable,
-    engine.EngineFailed: internal,
-    engine.CommandFailed: internal,
-    engine.RequestRefused: bad_request,
-    engine.SchemaUnsatisfiable: bad_request,
-    engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
-    engine.PauseNotComplete: internal,
-    engine.MemoryNotResident: internal,
-    AdapterNotFound: http.not_found,
+    engine.DrainingError: http.unavailable,
+    engine.TooManyRequestsError: http.unavailable,
+    engine.QueueFullError: http.too_many,
+    engine.PromptExceedsCacheError: bad_request,
+    engine.AbortedError: http.unavailable,
+    engine.EngineDeadError: http.unavailable,
+    engine.EngineFailedError: internal,
+    engine.CommandFailedError: internal,
+    engine.RequestRejectedError: bad_request,
+    engine.UnsatisfiableSchemaError: bad_request,
+    engine.CallerLeftError: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
+    engine.PauseNotCompleteError: internal,
+    engine.MemoryNotResidentError: internal,
+    AdapterNotFoundError: http.not_found,
     AdapterError: partial(ApiError, 400, "InvalidUserInput"),
 }
 """Converts the message of an error of each type."""
@@ -55,7 +55,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 def as_stream_error(error: Exception) -> ApiError:
     """Converts `error`, which ended a running generation, for the client."""
-    if isinstance(error, engine.EngineDead):
+    if isinstance(error, engine.EngineDeadError):
         return internal(str(error))
     if isinstance(error, ApiError | EngineError):
         return as_api_error(error)

@@ -39,7 +39,7 @@ class ResponseMeta(Struct, frozen=True):
 
 
 class ResponseOptions(Struct, frozen=True, kw_only=True):
-    """What an answer shows, for all families."""
+    """Content of a response that all families share."""
 
     n: int
     include_usage: bool = False

@@ -20,7 +20,7 @@ FAMILIES = (
     "/score",
     "/pooling",
 )
-"""Paths of the families in the order in which vLLM tries them; only served paths count."""
+"""Paths of the families, in vLLM's order of trial; only served paths count."""
 ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
 """Header that names the model instead of the body."""
 

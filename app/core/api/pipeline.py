@@ -78,7 +78,7 @@ def always_fast(settings: Settings) -> bool:
 
 
 class ChatRules(Struct, frozen=True):
-    """What requests may change about the chat template, and its default variables."""
+    """Permissions of requests to change the chat template, and its default variables."""
 
     trusts_templates: bool = False
     template_kwargs: Mapping[str, object] = {}
@@ -251,7 +251,7 @@ class RequestPipeline:
         prompts: Sequence[BuiltPrompt],
         writer: ResponseWriter,
     ) -> None:
-        """Passes what the answer says about transfers of caches and media to the writer."""
+        """Passes the response's fields about cache transfers and media to the writer."""
         transfer = request.kv_transfer_params
         features = prompts[-1].features
         if transfer:

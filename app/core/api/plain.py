@@ -120,7 +120,7 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
 
 
 class Recognised(Struct, frozen=True):
-    """A plain request, and what follows from it."""
+    """A plain request, and the values derived from it."""
 
     request: PlainChat | PlainCompletion
     prompt_key: bytes

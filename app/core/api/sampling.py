@@ -149,7 +149,7 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
 
 class RealModel(Struct, frozen=True, kw_only=True):
-    """What requests need to know about a model that computes."""
+    """Properties of a real model that the handling of requests depends on."""
 
     defaults: SamplingDefaults = SamplingDefaults()
     thoughts: ThoughtTokens | None = None

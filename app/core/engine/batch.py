@@ -32,7 +32,7 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
 
 
 class Phase(IntEnum):
-    """What a sequence is doing."""
+    """Current activity of a sequence."""
 
     QUEUED = 0
     PREFILL = 1
@@ -192,7 +192,7 @@ class Drafts:
 class LoRASlots:
     """Slots of at most `capacity` running adapters; a new one replaces the longest idle one.
 
-    `is_loaded` says whether the registry, which bounds the names, has an adapter. Any other name
+    `is_loaded` returns whether the registry, which bounds the names, has an adapter. Any other name
     runs as the base model.
     """
 

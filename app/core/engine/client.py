@@ -7,7 +7,12 @@ from collections.abc import Sequence as ListOf
 
 from app.core.base.clock.pause import Slices
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.core.engine.errors import (
+    DrainingError,
+    EngineDeadError,
+    QueueFullError,
+    TooManyRequestsError,
+)
 from app.core.engine.outputs import Emit
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import Handle, Sequence
@@ -69,31 +74,31 @@ class EngineClient:
         """Checks that the server accepts `sequences` more sequences at all.
 
         Raises:
-            Draining: The server is shutting down.
-            EngineDead: No engine can compute.
-            TooManyRequests: `max-num-queued-reqs` would be exceeded.
+            DrainingError: The server is shutting down.
+            EngineDeadError: No engine can compute.
+            TooManyRequestsError: `max-num-queued-reqs` would be exceeded.
         """
         if self.draining:
-            raise Draining
+            raise DrainingError
         if not self.healthy:
-            raise EngineDead
+            raise EngineDeadError
         limit = self._max_unfinished
         if limit is None:
             return
         unfinished = self._unfinished
         if unfinished + sequences > limit:
             self.recorder.rejected("max_num_queued_reqs")
-            raise TooManyRequests(unfinished, limit)
+            raise TooManyRequestsError(unfinished, limit)
 
     def check_admission(self, sequences: int, adapter: str | None = None) -> None:
         """Checks that slots and queue can hold `sequences` more sequences.
 
         Raises:
-            QueueFull: They cannot. Also raises the errors of `check_accepting`.
+            QueueFullError: They cannot. Also raises the errors of `check_accepting`.
         """
         self.check_accepting(sequences)
         if sequences > self._free(adapter):
-            raise QueueFull(self._queued)
+            raise QueueFullError(self._queued)
 
     def room(self, adapter: str | None = None) -> int:
         """Returns how many sequences slots and waiting queue could admit now."""
@@ -107,7 +112,7 @@ class EngineClient:
     ) -> Handle:
         """Runs all choices of a request, with pauses.
 
-        `awaited` says that the caller will wait for `Handle.future`, as a response in one piece
+        `awaited` means that the caller will wait for `Handle.future`, as a response in one piece
         does; a stream needs no future.
 
         Raises:

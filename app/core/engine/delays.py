@@ -1,4 +1,4 @@
-"""Log of what delays sequences: waits, steps, admissions, preemptions, transfers.
+"""Log of the causes of delays: waits, steps, admissions, preemptions, transfers.
 
 A `DelayLog` is attached to an engine while the console or traces are on; without one nothing is
 recorded. `explanation.py` reads the log.
@@ -28,7 +28,7 @@ Cause = Literal["", "places", "budget", "blocks", "adapter", "priority", "paused
 CauseAndDetail = tuple[Cause, str]
 
 MAX_STEPS = 20_000
-"""Maximum logged steps (about five minutes), and maximum prompts in all of them."""
+"""Maximum logged steps (about five minutes), and maximum prompts in all logged steps."""
 MAX_CHUNKS = 64
 """Maximum logged prompts of a step."""
 MAX_ENTRIES = 10_000
@@ -71,7 +71,7 @@ class Step(NamedTuple):
 class Wait(NamedTuple):
     """Cause of all waits from `at_s` until the next entry.
 
-    `adapters` are those in memory, if each of them is in use.
+    `adapters` are the loaded adapters, if all are in use.
     """
 
     at_s: float
@@ -196,7 +196,7 @@ class DelayLog:
     def _record_waits(
         self, executor: StepExecutor, tokens: int = 0, chunks: tuple[Chunk, ...] = ()
     ) -> None:
-        """Records transfers that start, and what keeps others out of a step that holds `tokens`."""
+        """Records the starts of transfers, and why a step with `tokens` admits no others."""
         scheduler = executor.scheduler
         now_s = executor.now_s
         if self._fetching or scheduler.fetching:

@@ -17,7 +17,7 @@ from app.core.base.metrics.recorder import FinishedSequence, Recorder
 from app.core.engine.batch import Blocks, LoRASlots
 from app.core.engine.beam_search import BeamSearch
 from app.core.engine.client import EngineClient
-from app.core.engine.errors import PromptExceedsCache
+from app.core.engine.errors import PromptExceedsCacheError
 from app.core.engine.executor import SequenceContext
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.outputs import Emit, Started, Tokens
@@ -218,7 +218,7 @@ class Engine(EngineClient):
         limit = cache.capacity * cache.block_size
         for request in requests:
             if len(request.prompt_ids) > limit:
-                raise PromptExceedsCache(len(request.prompt_ids), limit)
+                raise PromptExceedsCacheError(len(request.prompt_ids), limit)
         for sequence, prompt in zip(sequences, cache.prompts(requests), strict=True):
             sequence.prompt = prompt
 

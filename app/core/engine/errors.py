@@ -22,73 +22,73 @@ class EngineError(Exception):
         super().__init__(self.text.format(*values))
 
 
-class Draining(EngineError):
+class DrainingError(EngineError):
     """The server is shutting down."""
 
     text = "The server is shutting down and takes no new requests."
 
 
-class TooManyRequests(EngineError):
+class TooManyRequestsError(EngineError):
     """Running and waiting sequences would exceed `max-num-queued-reqs`."""
 
     text = "The server holds {} of at most {} requests; retry later."
 
 
-class QueueFull(EngineError):
+class QueueFullError(EngineError):
     """No slot is free, and `max-waiting-queue-length` sequences are waiting."""
 
     text = "The waiting requests queue is full: {} wait already; retry later."
 
 
-class PromptExceedsCache(EngineError):
+class PromptExceedsCacheError(EngineError):
     """The prompt has more tokens than the KV cache."""
 
     text = "The prompt of {} tokens exceeds the KV cache of {} tokens."
 
 
-class Aborted(EngineError):
+class AbortedError(EngineError):
     """An operator has ended the request, and no partial answer exists."""
 
     text = "The request was aborted by the server."
 
 
-class EngineDead(EngineError):
+class EngineDeadError(EngineError):
     """No engine can compute."""
 
     text = "The engine has stopped and is being started again; retry later."
 
 
-class CommandFailed(EngineError):
+class CommandFailedError(EngineError):
     """The engine refuses an operator's command; the message gives the reason."""
 
 
-class EngineFailed(EngineError):
+class EngineFailedError(EngineError):
     """The engine failed during a request; the message gives the reason."""
 
 
-class RequestRefused(EngineError):
+class RequestRejectedError(EngineError):
     """The engine cannot serve the request; the message gives the reason."""
 
 
-class SchemaUnsatisfiable(EngineError):
+class UnsatisfiableSchemaError(EngineError):
     """No reply can have the requested form; the argument gives the reason."""
 
     text = "No reply can have the form that is asked for: {}."
 
 
-class CallerLeft(EngineError):
+class CallerLeftError(EngineError):
     """The client of an operator's command disconnected before its end."""
 
     text = "The client left before what it had asked for was done."
 
 
-class PauseNotComplete(EngineError):
+class PauseNotCompleteError(EngineError):
     """The KV cache cannot be released while requests run."""
 
     text = "To release the KV cache requires a completed pause first."
 
 
-class MemoryNotResident(EngineError):
+class MemoryNotResidentError(EngineError):
     """The KV cache cannot be released while the server sleeps."""
 
     text = "To release the KV cache requires all memory to be resident."

@@ -1,4 +1,4 @@
-"""What runs the sequences of an engine in this process: a bounded `concurrent.futures.Executor`."""
+"""A bounded `concurrent.futures.Executor` that runs the sequences of an in-process engine."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SHOWN_SHARE = 0.1
 SLOWED_SHARE = 0.25
 """Minimum share of a phase that other prompts took, to be mentioned."""
 NEARLY_ALL = 0.95
-"""Share of a phase that is called all of it."""
+"""Share of a phase that counts as the whole phase."""
 TRANSFER = "the KV cache of its prefill on another engine"
 WAITED = {
     "": "in the queue",

@@ -10,7 +10,12 @@ from gevent.event import Event
 
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.engine import Engine
-from app.core.engine.errors import CallerLeft, CommandFailed, MemoryNotResident, PauseNotComplete
+from app.core.engine.errors import (
+    CallerLeftError,
+    CommandFailedError,
+    MemoryNotResidentError,
+    PauseNotCompleteError,
+)
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.wire import MEMORY, PauseMode, woken_by
 
@@ -38,7 +43,7 @@ class Operations(Protocol):
         """Frees the KV cache of a paused engine."""
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
-        """Restores the memory of `tags`, by default all of it; returns False if none was freed."""
+        """Restores the memory of `tags`, by default all memory; returns False if none was freed."""
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
         """Starts no more requests, and treats running ones by `mode`."""
@@ -94,7 +99,8 @@ class Lifecycle:
         A sleep that awaits requests blocks all new ones.
 
         Raises:
-            CallerLeft: `caller_left` was set before running requests ended; the server stays awake.
+            CallerLeftError: `caller_left` was set before running requests ended; the server
+                stays awake.
         """
         self._sleepers += 1
         self._engine.executor.pause()
@@ -115,13 +121,13 @@ class Lifecycle:
         """Pretends to free the KV cache's memory; `wake_up` restores it and starts requests again.
 
         Raises:
-            PauseNotComplete: The server is not paused, or requests run.
-            MemoryNotResident: The server sleeps.
+            PauseNotCompleteError: The server is not paused, or requests run.
+            MemoryNotResidentError: The server sleeps.
         """
         if not self.paused or self._engine.running:
-            raise PauseNotComplete
+            raise PauseNotCompleteError
         if self._asleep:
-            raise MemoryNotResident
+            raise MemoryNotResidentError
         self._free({"kv_cache"})
         self._recorder.sleeping(0)
         self._recorder.slept("release_kv_cache_memory", 0.0)
@@ -147,7 +153,7 @@ class Lifecycle:
         Empties the prefix cache afterwards if `clear_cache`.
 
         Raises:
-            CallerLeft: `caller_left` was set before running requests ended; the server stays
+            CallerLeftError: `caller_left` was set before running requests ended; the server stays
                 paused.
         """
         self._is_paused = True
@@ -177,7 +183,7 @@ class Lifecycle:
             self._engine.interrupt(counted=True)
         while mode == "wait" and self._is_blocked and self._engine.running:
             if caller_left.wait(POLL_S):
-                raise CallerLeft
+                raise CallerLeftError
 
     def _resume_if_unblocked(self) -> None:
         if not self._is_blocked:
@@ -187,8 +193,8 @@ class Lifecycle:
 class WeightUpdates:
     """Simulates updates of `model`'s weights on `devices`; requests continue meanwhile.
 
-    `transfers` is true if vLLM's `--weight-transfer-config` is set. A method raises CommandFailed
-    where vLLM rejects the call.
+    `transfers` is true if vLLM's `--weight-transfer-config` is set. A method raises
+    CommandFailedError where vLLM rejects the call.
     """
 
     def __init__(self, model: str, devices: int, transfers: bool) -> None:
@@ -208,29 +214,29 @@ class WeightUpdates:
     def disconnect(self) -> None:
         """Disconnects the trainer."""
         if self._updating:
-            raise CommandFailed("A trainer cannot leave during a weight update.")
+            raise CommandFailedError("A trainer cannot leave during a weight update.")
         self._connected = False
 
     def start(self) -> None:
         """Starts an update."""
         self._check_configured()
         if self._updating:
-            raise CommandFailed(
+            raise CommandFailedError(
                 "A weight update is active already: call finish_weight_update first."
             )
         self._updating = True
 
     def start_draft(self) -> None:
-        """Always raises CommandFailed: there is no draft model to update."""
+        """Always raises CommandFailedError: there is no draft model to update."""
         self._check_configured()
-        raise CommandFailed("There is no draft model whose weights could be updated.")
+        raise CommandFailedError("There is no draft model whose weights could be updated.")
 
     def update(self) -> None:
         """Replaces weights; a failing call ends the update."""
         self._check_updating("update_weights")
         if not self._connected:
             self._updating = False
-            raise CommandFailed(
+            raise CommandFailedError(
                 "Weight transfer is not initialized: call init_weight_transfer_engine first."
             )
         self._content += " updated"
@@ -262,11 +268,13 @@ class WeightUpdates:
 
     def _check_configured(self) -> None:
         if not self._transfers:
-            raise CommandFailed("Weight transfer is not configured: set weight_transfer_config.")
+            raise CommandFailedError(
+                "Weight transfer is not configured: set weight_transfer_config."
+            )
 
     def _check_updating(self, name: str) -> None:
         self._check_configured()
         if not self._updating:
-            raise CommandFailed(
+            raise CommandFailedError(
                 f"No weight update is active: start_weight_update comes before {name}."
             )

@@ -30,7 +30,7 @@ class AdapterError(Exception):
     """An adapter that cannot be loaded or unloaded; the text is one sentence for the client."""
 
 
-class AdapterNotFound(AdapterError):
+class AdapterNotFoundError(AdapterError):
     """No adapter has this name."""
 
 
@@ -97,10 +97,10 @@ class LoRARegistry:
         """Removes an adapter; its running requests continue.
 
         Raises:
-            AdapterNotFound: The name is unknown.
+            AdapterNotFoundError: The name is unknown.
         """
         if self._adapters.pop(name, None) is None:
-            raise AdapterNotFound(f"No adapter {name!r} is loaded.")
+            raise AdapterNotFoundError(f"No adapter {name!r} is loaded.")
         if self.memory is not None:
             self.memory.drop(name)
 

@@ -265,12 +265,12 @@ class Model(Protocol):
         """Returns the whole reply. Calls come in order of arrival.
 
         Raises:
-            SchemaUnsatisfiable: No reply can have the requested form.
+            UnsatisfiableSchemaError: No reply can have the requested form.
         """
 
     def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
         """Returns one reply for each of `requests`, the beams of one prompt, best first.
 
         Raises:
-            SchemaUnsatisfiable: No reply can have the requested form.
+            UnsatisfiableSchemaError: No reply can have the requested form.
         """

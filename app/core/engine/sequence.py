@@ -2,8 +2,8 @@
 
 `Sequence` is one choice, and the base class of three: `TimedSequence` (own timeline) and
 `SteppedSequence` (steps shared by sequences) emit replies decided at arrival, `RemoteSequence`
-emits the outputs of an engine in another process. `Handle` is what the caller of
-`EngineClient.submit` gets: all choices of one request.
+emits the outputs of an engine in another process. The caller of
+`EngineClient.submit` gets a `Handle`, with all choices of one request.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Sequence(SequenceState):
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
         self.created_future: Future[SequenceOutcome] | None = None
-        """What `future` has created, if it was used."""
+        """Future that `future` has created; None before its first use."""
         self.queued_s = request.arrival_s
         self.scheduled_s: float | None = None
         self._first_s: float | None = None
@@ -282,7 +282,7 @@ class Handle:
 
     @property
     def future(self) -> Future[Any]:
-        """What a request waits on: completes when every choice has ended, in any way.
+        """Future that completes when every choice has ended, in any way.
 
         The future of a single choice is the one that `SequenceExecutor.submit` returns. Several
         choices have a common future, which cannot be cancelled.

@@ -42,7 +42,7 @@ class DueTokens(Struct):
     left: int
     """Number of sequences that have not got their tokens."""
     next_s: float
-    """Due time of the first of them."""
+    """Due time of the first sequence."""
 
 
 class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):

@@ -142,7 +142,7 @@ class TimedSequence(ReplySequence):
     def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
         """Returns the end of the tokens to emit now.
 
-        Also returns the due times of the last of them, and of the token after it.
+        Also returns the due times of the last such token and of the token after it.
         """
         max_tokens = MAX_OUTPUT_TOKENS
         if self.request.logprobs is not None:

@@ -52,7 +52,7 @@ class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineProcessOptions(EngineSizes, frozen=True, kw_only=True, omit_defaults=True):
-    """Options of the engine process `python -m app.extensions.llm.service OPTIONS`, given as JSON."""
+    """Options of the engine process `python -m app.extensions.llm.service OPTIONS`, as JSON."""
 
     endpoint: str
     """ZMQ address that the engine binds: ipc://PATH."""
@@ -265,7 +265,7 @@ Notice: TypeAlias = Ready | EngineCoreOutput | EngineLoad | PublishedEvents | Co
 def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:
     """Returns the memory that `wake_up` restores.
 
-    That is all memory that `tags` name, or nothing if one of them is not asleep.
+    The result is all memory that `tags` name, or nothing if one tag is not asleep.
     """
     woken = set(asleep)
     if tags is not None:

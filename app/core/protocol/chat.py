@@ -361,7 +361,7 @@ Content = str | Raw | Sequence[ContentBlock]
 class FunctionCall(Struct):
     """Name and arguments of a called function.
 
-    `arguments` is JSON as text, of which a chunk has only a part.
+    `arguments` is JSON as text; a chunk has only a part of the text.
     """
 
     name: str | UnsetType = UNSET
@@ -416,7 +416,7 @@ class ChatCompletion(common.WholeAnswer, kw_only=True):
 
 
 class Delta(Struct):
-    """What a chunk adds to a message."""
+    """Parts of a message that a chunk adds."""
 
     role: str | UnsetType = UNSET
     content: Content | None | UnsetType = UNSET

@@ -51,7 +51,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
         super().__post_init__()
 
     def prompts(self) -> list[str] | list[TokenIds]:
-        """Returns the prompts, all of them texts or all of them token ids."""
+        """Returns the prompts: either only texts, or only lists of token ids."""
         prompt = self.prompt
         if isinstance(prompt, str) or prompt and isinstance(prompt[0], int):
             return cast("list[str] | list[TokenIds]", [prompt])

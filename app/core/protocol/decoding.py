@@ -86,7 +86,7 @@ class UnparsableBodyError(ApiError):
         super().__init__(400, "Bad Request", "There was an error parsing the body")
 
     def body(self) -> bytes:
-        """Returns the body that FastAPI sends for an error of its own."""
+        """Returns the body that FastAPI sends for an error that it raises itself."""
         return msgspec.json.encode({"detail": self.message})
 
 
@@ -214,7 +214,7 @@ def _parse_json(body: bytes) -> object:
     except json.JSONDecodeError as error:
         position = error.pos
         if error.msg.startswith("Illegal trailing comma"):
-            # Python 3.13 and later point at the comma; vLLM's Python points at what follows it.
+            # Python 3.13 and later point at the comma; vLLM's Python points at the text after it.
             position = len(error.doc) - len(error.doc[position + 1 :].lstrip(" \t\n\r"))
         raise malformed(
             f"body: not JSON at character {position}: {error.msg}", f"body.{position}"

@@ -121,7 +121,7 @@ class NamedFunction(Struct, kw_only=True):
 
 
 class AllowedTools(Struct, kw_only=True):
-    """The tools that a tool choice allows; `mode` tells whether one must be called."""
+    """The tools that a tool choice allows; `mode` decides whether one must be called."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: list[Tool] = []

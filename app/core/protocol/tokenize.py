@@ -96,4 +96,4 @@ class ScoreTokensRequest(Request, kw_only=True):
 
 
 TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
-"""The two forms of a body of ``POST /tokenize``, in the order in which they are tried."""
+"""The two forms of a body of ``POST /tokenize``, in order of trial."""

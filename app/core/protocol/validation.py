@@ -184,7 +184,7 @@ def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: i
 
 
 def truncate(token_ids: Ids, max_tokens: int | None, side: str | None, max_model_len: int) -> Ids:
-    """Returns the first `max_tokens` ids, or the last for side "left"; all of them for None.
+    """Returns the first `max_tokens` ids, or the last for side "left"; all ids for None.
 
     Raises:
         ApiError: The result is longer than the context.

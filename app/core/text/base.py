@@ -47,7 +47,7 @@ class SurrogateError(TokenizerInputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """Options of rendering a conversation; names and defaults are those of vLLM's requests."""
+    """Options of rendering a conversation, with the names and defaults of vLLM's requests."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False

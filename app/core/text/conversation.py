@@ -1,6 +1,6 @@
 """Converts the messages of a request to the conversation that a chat template expects.
 
-The rules are those of vLLM 0.32. Templates that loop over parts get lists of parts, other
+The rules match vLLM 0.32. Templates that loop over parts get lists of parts, other
 templates get one string. Arguments of tool calls become objects. Developer messages become system
 messages for templates that lack the role.
 """

@@ -40,6 +40,3 @@ class AnthropicMessages(Extension):
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the conversations that later requests may continue."""
         return {"threads": self._threads}
-
-
-EXTENSION = AnthropicMessages

@@ -360,7 +360,7 @@ def _tool_results(block: AnthropicBlock) -> Iterator[Message]:
 
 
 class ErrorDetail(Struct):
-    """What went wrong."""
+    """Type and message of an error."""
 
     type: str
     message: str

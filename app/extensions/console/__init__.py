@@ -41,6 +41,3 @@ class ServerConsole(Extension):
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the requests that the page shows."""
         return {"console requests": self._console.observer.bars}
-
-
-EXTENSION = ServerConsole

@@ -23,7 +23,7 @@ from app.extensions.console.details import describe_choice, describe_setting, er
 from app.extensions.console.feed import Feed
 from app.extensions.console.load import Generator, LoadPlan
 from app.extensions.console.observer import ObservedEngine, Observer
-from app.extensions.devmode.routes import routes as lifecycle_routes
+from app.extensions.devmode.lifecycle import lifecycle_routes
 from config import VLLM_VERSION
 from config.settings import Settings
 
@@ -192,7 +192,7 @@ class Console(Middleware):
         return json_response(report)
 
     def _knobs(self, context: RequestContext) -> Response:
-        """The settings that may change while the server runs, and those that are not default."""
+        """The settings that may change at run time, and all that differ from the default."""
         settings: list[dict[str, object]] = []
         for row in self._live.current.table.rows:
             setting = describe_setting(row, self._live)
@@ -208,7 +208,7 @@ class Console(Middleware):
         return json_response(self._generator.summary())
 
     def _compare(self, context: RequestContext) -> Response:
-        """Compares two runs by their figures, and says which run is better, and why."""
+        """Compares two runs by their figures, and returns the better run with the reason."""
         a, b = json_body(self._body.read(context), tuple[RunFigures, RunFigures])
         try:
             return json_response(compare(a, b))

@@ -45,7 +45,7 @@ MAX_MARKS = 200
 """Most marks on the time axis."""
 MAX_MARK_CHARACTERS = 128
 MAX_LATENCY_DIGITS = 4
-"""Digits to which latencies are rounded, so that there are few different values."""
+"""Significant digits of latencies. Rounding keeps the number of distinct values small."""
 
 
 class RequestReport(Struct):
@@ -63,7 +63,7 @@ def no_load() -> Mapping[str, object] | None:
 
 @dataclass(frozen=True, slots=True)
 class ObservedEngine:
-    """An engine with what tells about it; `delays` records the engine."""
+    """An engine with its sources of information; `delays` records the engine."""
 
     engine: EngineClient
     lifecycle: Operations

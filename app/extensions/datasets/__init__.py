@@ -78,6 +78,3 @@ def _run_command(argv: Sequence[str]) -> int:
     from app.extensions.datasets.command import run
 
     return run(argv, tokenizer_of)
-
-
-EXTENSION = Datasets

@@ -1,6 +1,6 @@
-"""vLLM's routes for developers and trainers:
+"""Routes of vLLM for developers and trainers.
 
-sleep, pause, caches, weights, the profiler, elastic ranks.
+The routes control sleep, pause, caches, weights, the profiler and elastic ranks.
 """
 
 from __future__ import annotations
@@ -15,30 +15,33 @@ if TYPE_CHECKING:
 
 
 class DevelopmentRoutes(Extension):
+    """Adds the routes that the settings enable."""
+
     name = "devmode"
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
-        from app.extensions.devmode import routes as development
+        """Returns the routes by the name of their group."""
+        from app.extensions.devmode.elastic import elastic_routes
+        from app.extensions.devmode.lifecycle import lifecycle_routes
+        from app.extensions.devmode.profiler import profiler_routes
+        from app.extensions.devmode.weights import weight_routes
 
         parts = self.parts
         body = parts.pipeline.body
         rank_count = parts.server.data_parallel_size
-        blueprints: dict[str, Sequence[Route]] = {}
+        routes: dict[str, Sequence[Route]] = {}
         if parts.settings.model.task == "generate":
-            blueprints["elastic"] = development.elastic_routes(body, rank_count)
+            routes["elastic"] = elastic_routes(body, rank_count)
         if parts.server.server_dev_mode:
-            blueprints["lifecycle"] = development.routes(
+            routes["lifecycle"] = lifecycle_routes(
                 parts.lifecycle,
-                sleeps=parts.settings.api.enable_sleep_mode,
+                sleep_enabled=parts.settings.api.enable_sleep_mode,
                 settings=self._shown_settings,
             )
-            blueprints["weights"] = development.weight_routes(parts.weights, body, rank_count)
+            routes["weights"] = weight_routes(parts.weights, body, rank_count)
         if parts.server.profiling:
-            blueprints["profiler"] = development.profiler(body)
-        return blueprints
+            routes["profiler"] = profiler_routes(body)
+        return routes
 
     def _shown_settings(self) -> Mapping[str, object]:
         return self.parts.live.current.dump()
-
-
-EXTENSION = DevelopmentRoutes

@@ -39,6 +39,3 @@ class Disaggregation(Extension):
             first_port=settings.server.port,
         )
         return blueprints
-
-
-EXTENSION = Disaggregation

@@ -86,7 +86,7 @@ class StreamState(Struct, kw_only=True):
     """State that a client carries from one event of a choice to the next. Fields are vLLM's.
 
     With a parser `output_token_ids` has all tokens. Without a parser it has only the last tokens,
-    and `read_offset` counts those of them whose text has been sent.
+    and `read_offset` counts the tokens whose text has been sent.
     """
 
     prev_tokens: Annotated[list[str], Meta(max_length=MAX_WINDOW_TOKENS)] = []
@@ -234,7 +234,7 @@ class StreamSwitch(Struct):
 
 
 class ChatDelta(Struct):
-    """What an event adds to a message; missing parts are null, missing calls are omitted."""
+    """Parts of a message that an event adds; missing parts are null, missing calls are omitted."""
 
     role: str | None = None
     content: str | None = None

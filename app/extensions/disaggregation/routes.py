@@ -63,7 +63,7 @@ def routes(
 
 
 class GenerateHandlers:
-    """Handlers of the routes for token ids, and of those that abort requests."""
+    """Handlers of the routes for token ids, and of the routes that abort requests."""
 
     def __init__(self, pipeline: RequestPipeline, weights: WeightUpdates) -> None:
         self._pipeline = pipeline

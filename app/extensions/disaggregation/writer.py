@@ -15,7 +15,7 @@ from app.extensions.disaggregation import protocol as wire
 
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """What an answer shows. `weights` returns the version of the loaded weights."""
+    """Content of a response. `weights` returns the version of the loaded weights."""
 
     prompt_ids: Sequence[int]
     text: bool = False

@@ -43,6 +43,3 @@ class FakeMetrics(Extension):
         from app.extensions.fake_metrics.routes import fake_metrics_routes
 
         return {"fake_metrics": fake_metrics_routes(self.parts.body, self.parts.live)}
-
-
-EXTENSION = FakeMetrics

@@ -54,6 +54,3 @@ class Faults(Extension):
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the rules of headers, and the clients of the audit."""
         return {"fault scripts": self.injector, "client audit": self._audit}
-
-
-EXTENSION = Faults

@@ -18,7 +18,7 @@ def routes(audit: FaultAudit) -> list[Route]:
     """Returns the routes that show and restart the audit."""
 
     def verdict(context: RequestContext) -> object:
-        """Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."""
+        """Verdict on the clients' behavior; `?over=true` assumes that no client will come back."""
         return audit.report(context.query().get("over", "").lower() in ("1", "true", "yes"))
 
     def restart(context: RequestContext) -> object:

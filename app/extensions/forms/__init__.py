@@ -31,6 +31,3 @@ class Forms(Extension):
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the compiled schemas."""
         return {"schemas": self._schemas}
-
-
-EXTENSION = Forms

@@ -35,6 +35,3 @@ class Grpc(Extension):
 
     def _cache_usage(self) -> float:
         return self.parts.recorder.figures().cache_usage
-
-
-EXTENSION = Grpc

@@ -43,6 +43,3 @@ class RequestJournal(Extension):
         from app.extensions.journal.routes import journal_routes
 
         return {"journal": journal_routes(self.journal, self.parts.peers)}
-
-
-EXTENSION = RequestJournal

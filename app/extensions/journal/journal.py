@@ -1,4 +1,4 @@
-"""The journal: the last requests and their replies, for tests of what a client has sent."""
+"""The journal: the last requests and their replies, for tests of clients."""
 
 import time
 from collections import deque

@@ -69,6 +69,3 @@ class KvIndexing(Extension):
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the memory of the index."""
         return self._index.caches
-
-
-EXTENSION = KvIndexing

@@ -92,7 +92,7 @@ class Pool:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of messages in queues and of those that wait for replays, in bytes."""
+        """Memory of queued messages, and of messages that wait for replays, in bytes."""
         return sum(shard.size_bytes for shard in self.shards) + self.resources.waiting_bytes
 
     @property

@@ -34,11 +34,11 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     replaces the pod with the oldest latest message. Above `max_engines`, a new engine is rejected.
     Payloads above `max_payload_bytes` are not read.
 
-    At most `max_replays` run. A replay fails after `replay_idle_s` seconds without an answer, after
-    `replay_total_s` seconds in total, and when messages that wait for it take more than
-    `max_waiting_bytes` of one engine, or `max_total_waiting_bytes` of all. No replay of the engine
-    then starts for `cool_down_s` seconds. A batch above `max_answer_bytes` ends a replay's
-    connection.
+    At most `max_replays` run. A replay fails after `replay_idle_s` seconds without an answer, and
+    after `replay_total_s` seconds in total. A replay also fails when the messages that wait for
+    replays take more than `max_waiting_bytes` for one engine, or `max_total_waiting_bytes` for all.
+    No replay of the engine then starts for `cool_down_s` seconds. A batch above `max_answer_bytes`
+    ends a replay's connection.
     """
 
     shards: int = 4

@@ -42,7 +42,7 @@ class UnknownModelError(TokenizerLoadError):
 
 
 class TokenizerSources(Struct, frozen=True, kw_only=True):
-    """Where tokenizers come from.
+    """Sources of tokenizers.
 
     `ready` has loaded tokenizers by model, `by_model` the source of further models, and `folder`
     files of others. With `hub`, all names of the form `organization/name` are loaded, too.

@@ -72,6 +72,3 @@ def _run_calibrate(argv: Sequence[str]) -> int:
     from app.extensions.lab.fidelity.calibrate import run
 
     return run(argv)
-
-
-EXTENSION = Lab

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class LabelReads(Extension):
+    """Adds the routes that read the probabilities of labels."""
+
     name = "label_reads"
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes by the name of their group."""
         from app.extensions.label_reads.routes import routes
 
         return {"label_reads": routes(self.parts.pipeline, self.parts.settings.model)}
-
-
-EXTENSION = LabelReads

@@ -97,6 +97,3 @@ def _run_generate(argv: Sequence[str]) -> int:
     from app.extensions.llm.command import run
 
     return run(argv)
-
-
-EXTENSION = RealEngine

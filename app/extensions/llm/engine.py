@@ -29,7 +29,7 @@ from app.extensions.llm.pacing import StepPacer
 from app.extensions.llm.sampler import INVALID_LOGITS, Sampled, logprobs_of, sample
 from app.extensions.llm.sampling_params import SamplingParams
 from app.extensions.llm.sampling_state import SamplingState
-from app.extensions.llm.sequence import Detokenizer, PagedBlocks, Sequence
+from app.extensions.llm.sequence import Detokenizer, PagedBlocks, QueuedRequest, Sequence
 from app.extensions.llm.speculation import PromptLookup
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class LLMEngine:
         """True when a step would compute nothing."""
         return self.halted or self.scheduler.idle
 
-    def add_request(
+    def add_request(  # noqa: PLR0913  # public interface, with vLLM's parameters
         self,
         request_id: Hashable,
         prompt: str | Listed[int],
@@ -142,18 +142,21 @@ class LLMEngine:
             max_output_tokens = min(params.max_tokens, max_output_tokens)
         # Log probabilities of a prompt need the computation of all its tokens.
         reads_cache = params.prompt_logprobs is None
+        request = QueuedRequest(
+            request_id=request_id,
+            priority=priority,
+            max_output_tokens=max_output_tokens,
+            queued_s=queued_s,
+            deadline_s=math.inf if max_wait_s is None else queued_s + max_wait_s,
+        )
         choices = []
         for index in range(params.n):
             sequence = Sequence(
-                request_id,
+                request,
                 index,
-                self.cache.make_prompt(ids, salt=cache_salt, reads=reads_cache),
-                self._sampling(ids, params, index, form),
-                priority=priority,
-                output_tokens=max_output_tokens,
+                prompt=self.cache.make_prompt(ids, salt=cache_salt, reads=reads_cache),
+                sampling=self._sampling(ids, params, index, form),
                 detokenizer=Detokenizer(self.tokenizer.backend, params) if self.tokenizer else None,
-                queued_s=queued_s,
-                deadline_s=math.inf if max_wait_s is None else queued_s + max_wait_s,
             )
             choices.append(sequence)
         self.stats.requests += 1

@@ -13,5 +13,5 @@ class RequestError(LLMError, ValueError):
     """A request is not valid, or not supported by the model."""
 
 
-class QueueFull(LLMError, RuntimeError):
+class QueueFull(LLMError, RuntimeError):  # noqa: N818  # public name of `app.llm`
     """Too many requests wait; a later attempt may succeed."""

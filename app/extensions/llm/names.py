@@ -5,8 +5,8 @@ It shares its scheduler with the simulation.
     from app.llm import LLM, SamplingParams
 
 Optional: the engine needs the extra `engine`. Other packages import only `errors` and
-`model_files`, in `app.extensions.llm.real_engine`. Each name of the table is imported at its first use,
-torch when a model is loaded.
+`model_files`, in `app.extensions.llm.real_engine`. Each name of the table is imported at its first
+use, and torch when a model is loaded.
 """
 
 from importlib import import_module

@@ -32,7 +32,8 @@ SHORT_DTYPES = {"float": "float32", "half": "float16"}
 OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
 """Values of the setting generation-config: the model's own defaults, or none."""
 NOT_STARTED = (
-    "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, which this gunicorn does not read: "
+    "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, "
+    "which this gunicorn does not read: "
     f"start it in its folder, or with {COMMAND}"
 )
 
@@ -121,10 +122,10 @@ def real_model(settings: Settings, tokenizer: Tokenizer) -> RealModel:
 
 
 def sampling_defaults(settings: Settings) -> SamplingDefaults:
-    """Returns the defaults of a generation_config.json, as vLLM: the model's, another folder's, or
-    none.
+    """Returns the defaults of the generation_config.json of the model or of another folder.
 
-    ConfigError for an unreadable file or an invalid value.
+    Raises:
+        ConfigError: The file is unreadable, or a value is invalid.
     """
     wanted, told = settings.engine.generation_config, dict[str, object]()
     if wanted != NO_DEFAULTS:

@@ -22,7 +22,7 @@ from app.core.base.clock.pause import pause_if_possible
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine import wire
 from app.core.engine.client import EngineClient
-from app.core.engine.errors import EngineDead
+from app.core.engine.errors import EngineDeadError
 from app.core.engine.outputs import Emit
 from app.core.engine.request import EngineRequest, watches_of
 from app.core.engine.sequence import Handle
@@ -173,7 +173,7 @@ class RemoteEngine(EngineClient):
         for choice in choices:
             choice.watches = watches_of(choice.request)
         if not self._send([choice.order() for choice in choices[:MAX_ORDERS]]):
-            raise EngineDead
+            raise EngineDeadError
         self._choices |= {choice.key: choice for choice in choices}
         handle.begin(choices)
         for first in range(MAX_ORDERS, len(choices), MAX_ORDERS):
@@ -189,11 +189,11 @@ class RemoteEngine(EngineClient):
         """Sends an operator's command under a new number; returns its future answer.
 
         Raises:
-            EngineDead: No engine is connected.
+            EngineDeadError: No engine is connected.
         """
         number = next(self._numbers)
         if self._ready is None or not self._send([replace(command, number=number)]):
-            raise EngineDead
+            raise EngineDeadError
         answer: AsyncResult[wire.CommandResult] = AsyncResult()
         self._answers[number] = answer
         return answer
@@ -295,10 +295,10 @@ class RemoteEngine(EngineClient):
         answers = self._answers
         self._answers = {}
         for number, answer in answers.items():
-            answer.set(wire.CommandResult(number=number, error=str(EngineDead())))
+            answer.set(wire.CommandResult(number=number, error=str(EngineDeadError())))
 
 
 def _fail(choices: ListOf[RemoteSequence]) -> None:
     for choice in choices:
         choice.is_computed = False
-        choice.fail(EngineDead())
+        choice.fail(EngineDeadError())

@@ -8,14 +8,14 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from app.core.engine import wire
-from app.core.engine.errors import CallerLeft, CommandFailed
+from app.core.engine.errors import CallerLeftError, CommandFailedError
 from app.extensions.llm.remote_engine import RemoteEngine
 
 
 class RemoteLifecycle:
     """Does what `Lifecycle` does, by messages.
 
-    Every method may raise EngineDead, or CommandFailed with the engine's message.
+    Every method may raise EngineDeadError, or CommandFailedError with the engine's message.
     """
 
     def __init__(self, engine: RemoteEngine) -> None:
@@ -40,8 +40,8 @@ class RemoteLifecycle:
         self._engine.recorder.slept("sleep", 0.0)
 
     def release_cache(self) -> None:
-        """Always raises CommandFailed: the engine frees its cache only asleep."""
-        raise CommandFailed(
+        """Always raises CommandFailedError: the engine frees its cache only asleep."""
+        raise CommandFailedError(
             "This engine frees the memory of its KV cache when it sleeps at level 1 or 2."
         )
 
@@ -78,8 +78,8 @@ class RemoteLifecycle:
         answer: AsyncResult[wire.CommandResult] = self._engine.command(command)
         gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
         if not answer.ready():
-            raise CallerLeft
+            raise CallerLeftError
         result: wire.CommandResult = answer.get()
         if result.error is not None:
-            raise CommandFailed(result.error)
+            raise CommandFailedError(result.error)
         return result

@@ -10,7 +10,7 @@ from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine import wire
 from app.core.engine.batch import Phase, SequenceStatus
-from app.core.engine.errors import EngineFailed, RequestRefused
+from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import Finish, LazySequence, Part, TokenLogprob, Tokens
 from app.core.engine.parsing import TextReader
 from app.core.engine.request import EngineRequest
@@ -24,7 +24,7 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class SequenceOwner(Protocol):
-    """What a `RemoteSequence` needs from its engine."""
+    """Part of an engine that a `RemoteSequence` calls."""
 
     clock: Clock
     recorder: Recorder
@@ -104,7 +104,9 @@ class RemoteSequence(Sequence):
             self.is_computed = False
         if output.finish == "error" or output.finish == "timeout":
             message = output.error or "The request waited too long for its turn."
-            self.fail(RequestRefused(message) if output.is_refused else EngineFailed(message))
+            self.fail(
+                RequestRejectedError(message) if output.is_refused else EngineFailedError(message)
+            )
             return
         finish = None
         if output.finish is not None:

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
@@ -15,44 +16,48 @@ from app.extensions.llm.sampling_params import SamplingParams
 from app.extensions.llm.sampling_state import SamplingState
 
 
-class Sequence(SequenceState):
-    """Choice `index` of the request `request_id`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedRequest:
+    """Facts that the choices of a request have in common, with times in seconds."""
 
-    Until `deadline_s` the sequence waits for its first step.
-    """
+    request_id: Hashable
+    priority: int
+    max_output_tokens: int
+    queued_s: float
+    deadline_s: float
+    """Latest time of the first step."""
+
+
+class Sequence(SequenceState):
+    """Choice `index` of `request`."""
 
     def __init__(
         self,
-        request_id: Hashable,
+        request: QueuedRequest,
         index: int,
         prompt: Prompt,
         sampling: SamplingState,
-        *,
-        priority: int,
-        output_tokens: int,
         detokenizer: "Detokenizer | None",
-        queued_s: float,
-        deadline_s: float,
     ) -> None:
-        super().__init__(len(prompt.token_ids), output_tokens, priority)
+        super().__init__(len(prompt.token_ids), request.max_output_tokens, request.priority)
         self.prompt = prompt
-        self.request_id = request_id
+        self.request_id = request.request_id
         self.index = index
         self.sampling = sampling
         self.params = sampling.params
         self.prompt_ids = sampling.prompt_ids
         self.output_ids = sampling.output_ids
         self.detokenizer = detokenizer
-        self.deadline_s = deadline_s
+        self.deadline_s = request.deadline_s
         self.stored = 0
         """Tokens whose keys and values are stored in the blocks."""
         self.prompt_logprobs: list[WireLogprob | None] = [None]
-        self.queued_s = queued_s
+        self.queued_s = request.queued_s
         self.scheduled_s: float | None = None
         self.ended = False
         self.drafts: list[int] = []
         """Proposed next tokens, which the next step checks as far as it has room."""
-        self.draft_limit = output_tokens
+        self.draft_limit = request.max_output_tokens
         self.lookup_ids = array("i")
         """Token ids of prompt and reply for `PromptLookup`, up to its latest draft."""
 

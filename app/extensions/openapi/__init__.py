@@ -43,6 +43,3 @@ class OpenApi(Extension):
             root_path = parts.server.root_path.rstrip("/")
             blueprints["openapi"] = document_routes(parts.routes, root_path, served_names[0])
         return blueprints
-
-
-EXTENSION = OpenApi

@@ -1,6 +1,6 @@
 """GET /openapi.json, /docs, /redoc and GET /.
 
-The document is made from the types that each route declares (`app.core.server.http.route.RouteDocs`).
+The document is made from the types that each route declares (`RouteDocs` of `route.py`).
 """
 
 import re
@@ -16,77 +16,32 @@ from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get
 from config import VERSION
 
-ANY_MEDIA = ("application/json", "text/plain", "text/html")
-
-
 Schema = dict[str, Any]
 
+ANY_MEDIA = ("application/json", "text/plain", "text/html")
 DOCUMENT = "/openapi.json"
 JSON = "application/json"
 REFERENCE = "#/components/schemas/{name}"
 HTML = "text/html; charset=utf-8"
 CDN = "https://cdn.jsdelivr.net/npm"
 PAGE = (
-    '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Understudy</title></head><body>'
-    '<a href="{document}">{document}</a>{viewer}</body></html>'
+    '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Understudy</title></head>'
+    '<body><a href="{document}">{document}</a>{viewer}</body></html>'
 )
 """Page with the viewer of vLLM's framework; without network only a link to the document."""
 VIEWERS = {
-    "/docs": f'<link rel="stylesheet" href="{CDN}/swagger-ui-dist@5/swagger-ui.css"><div id="docs"></div>'
+    "/docs": f'<link rel="stylesheet" href="{CDN}/swagger-ui-dist@5/swagger-ui.css">'
+    '<div id="docs"></div>'
     f'<script src="{CDN}/swagger-ui-dist@5/swagger-ui-bundle.js"></script>'
     '<script>SwaggerUIBundle({url: "DOCUMENT", dom_id: "#docs"})</script>',
     "/docs/oauth2-redirect": "",
     "/redoc": '<redoc spec-url="DOCUMENT"></redoc>'
     f'<script src="{CDN}/redoc@2/bundles/redoc.standalone.js"></script>',
 }
-WHERE = {"openapi": DOCUMENT, "health": "/health", "metrics": "/metrics"}
-
-
-def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, object]) -> list[Route]:
-    def root(context: RequestContext) -> Response:
-        """A description of this server, with the paths of its documents."""
-        paths = sorted({(route.path, method) for route in served() for method in route.methods})
-        routes = [f"{method} {path}" for path, method in paths if method != "HEAD"]
-        where = {name: path for name, path in WHERE.items() if f"GET {path}" in routes}
-        return json_response(
-            {"name": "understudy", "version": VERSION, **about, **where, "routes": routes}
-        )
-
-    return [get("/", root)]
-
-
-def document_routes(
-    served: Callable[[], Iterable[Route]], root_path: str, model: str
-) -> list[Route]:
-    """Returns GET /openapi.json, which describes the routes `served` at its first use, and pages
-    for it.
-    """
-    made: list[bytes] = []
-
-    def openapi(context: RequestContext) -> Response:
-        """This document."""
-        if not made:
-            # Importing and building would hold the event loop for too long.
-            made.append(call_off_hub(document, tuple(served()), root_path, model))
-        return json_response(made[0])
-
-    def page(context: RequestContext) -> Response:
-        """The document, for people to read."""
-        assert context.route is not None
-        viewer = VIEWERS[context.route.path].replace("DOCUMENT", root_path + DOCUMENT)
-        text = PAGE.format(document=root_path + DOCUMENT, viewer=viewer)
-        return Response(text.encode(), content_type=HTML)
-
-    handlers = {DOCUMENT: openapi, **dict.fromkeys(VIEWERS, page)}
-    return [
-        Route(methods=("GET", "HEAD"), path=path, handle=handle)
-        for path, handle in handlers.items()
-    ]
-
-
+LINKS = {"openapi": DOCUMENT, "health": "/health", "metrics": "/metrics"}
 ABOUT = (
-    "Plays a vLLM server: its API, its metrics and its timing, without a model. Bodies are taken as "
-    "leniently as vLLM takes them; rules that no schema can say are told by a 400."
+    "Plays a vLLM server: its API, its metrics and its timing, without a model. Bodies are "
+    "accepted as leniently as vLLM accepts them; a rule that no schema can express is a 400."
 )
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
@@ -110,6 +65,52 @@ class RoutingError(Struct):
     """The body when there is no such route, or not with this method."""
 
     detail: str
+
+
+def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, object]) -> list[Route]:
+    """Returns GET /, which lists the routes `served` and shows `about`."""
+
+    def root(context: RequestContext) -> Response:
+        """A description of this server, with the paths of its documents."""
+        paths = sorted({(route.path, method) for route in served() for method in route.methods})
+        routes = [f"{method} {path}" for path, method in paths if method != "HEAD"]
+        links = {name: path for name, path in LINKS.items() if f"GET {path}" in routes}
+        return json_response(
+            {"name": "understudy", "version": VERSION, **about, **links, "routes": routes}
+        )
+
+    return [get("/", root)]
+
+
+def document_routes(
+    served: Callable[[], Iterable[Route]], root_path: str, model: str
+) -> list[Route]:
+    """Returns GET /openapi.json and the pages that show the document.
+
+    The document describes the routes `served` at its first use.
+    """
+    json_document: bytes | None = None
+
+    def openapi(context: RequestContext) -> Response:
+        """This document."""
+        nonlocal json_document
+        if json_document is None:
+            # Importing and building would hold the event loop for too long.
+            json_document = call_off_hub(document, tuple(served()), root_path, model)
+        return json_response(json_document)
+
+    def page(context: RequestContext) -> Response:
+        """The document, for people to read."""
+        assert context.route is not None
+        viewer = VIEWERS[context.route.path].replace("DOCUMENT", root_path + DOCUMENT)
+        text = PAGE.format(document=root_path + DOCUMENT, viewer=viewer)
+        return Response(text.encode(), content_type=HTML)
+
+    handlers = {DOCUMENT: openapi, **dict.fromkeys(VIEWERS, page)}
+    return [
+        Route(methods=("GET", "HEAD"), path=path, handle=handle)
+        for path, handle in handlers.items()
+    ]
 
 
 def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
@@ -146,7 +147,7 @@ def _any_json(json_type: type) -> Schema:
 def _operation(method: str, route: Route, schema_of: Mapping[Any, Schema], model: str) -> Schema:
     docs = route.docs
     errors = [schema_of[error] for error in (Error, RoutingError, *docs.errors)]
-    failure = {"description": "Why not.", "content": {JSON: {"schema": {"anyOf": errors}}}}
+    failure = {"description": "Error.", "content": {JSON: {"schema": {"anyOf": errors}}}}
     operation: Schema = {
         "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip(
             "_"
@@ -180,7 +181,7 @@ def _success(docs: RouteDocs, schema_of: Mapping[Any, Schema]) -> Schema:
     content: Schema = {media_type: {} for media_type in media}
     if JSON in content:
         content[JSON] = {"schema": schema_of.get(docs.answer, {})}
-    success: Schema = {"description": "What was asked for."}
+    success: Schema = {"description": "Success."}
     if content:
         success["content"] = content
     return success

@@ -172,6 +172,3 @@ def _run_command(argv: Sequence[str]) -> int:
     print("List the built-in extensions of a server with these settings, and its plugins with")
     print("their hooks and settings (docs/plugins.md).")
     return 0
-
-
-EXTENSION = Plugins

@@ -62,7 +62,7 @@ class Guard(Struct):
     ) -> Callable[P, T]:
         """Returns `function` with this guard.
 
-        `otherwise` replaces a failed call. Errors in `refusals` are raised: they refuse the request.
+        `otherwise` replaces a failed call. Errors in `refusals` are raised and reject the request.
         """
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -306,7 +306,7 @@ def _fail(hook: str, *args: object) -> NoReturn:
 def plugged_costs(
     settings: Settings, profile: Profile
 ) -> tuple[str, Callable[[Profile], CostModel]] | None:
-    """Returns the name of the plugin that sets step costs, and its cost models; None without one."""
+    """Returns the name and cost models of the plugin that sets step costs; None without one."""
     named_cost = registry_of(settings).step_cost(profile, partial(_fail, "step_cost"))
     if named_cost is None:
         return None

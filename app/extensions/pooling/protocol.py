@@ -39,7 +39,7 @@ SCORE_FIELD_PAIRS = (
     ("data_1", "data_2"),
     ("text_1", "text_2"),
 )
-"""Names of the two sides of a score, in the order in which vLLM tries them."""
+"""Names of the two sides of a score, in vLLM's order of trial."""
 SCORE_INPUT_FORMS = "a text or a list of texts"
 
 TokenIds = list[int]

@@ -24,7 +24,12 @@ from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline, priority_of
 from app.core.api.writer import WholeWriter
 from app.core.base.clock.pause import Pace
-from app.core.engine.errors import Aborted, CallerLeft, QueueFull, TooManyRequests
+from app.core.engine.errors import (
+    AbortedError,
+    CallerLeftError,
+    QueueFullError,
+    TooManyRequestsError,
+)
 from app.core.engine.request import EngineRequest
 from app.core.engine.vectors import Bag, PoolingModel, logit, sigmoid
 from app.core.protocol.chat import Message
@@ -92,7 +97,7 @@ class PromptBatch:
     output_kind: str
     """Kind of output for scripts."""
     conversations: Iterable[Sequence[Message]]
-    """What scripts match, for each prompt or pair."""
+    """Messages that scripts match, for each prompt or pair."""
     prompts: Iterator[TokenIds]
     prompt_count: int
 
@@ -340,11 +345,11 @@ class PoolingRunner:
         """Sleeps until the engine has run all prompts, as many at a time as it has room for.
 
         Returns the decisions of scripts about each conversation. The request is delayed by the
-        longest delay of all answers, and by those of a fault.
+        longest delay of all answers, and by the delays of a fault.
 
         Raises:
             EngineError: without room for the first prompt.
-            CallerLeft: when the client has left.
+            CallerLeftError: when the client has left.
         """
         meta = batch.meta
         scripts = self.pipeline.scripts
@@ -406,12 +411,12 @@ class PoolingRunner:
         writer = WholeWriter(len(requests), check_not_aborted)
         try:
             body = self.pipeline.responder.collect(requests, writer, context.connection)
-        except (QueueFull, TooManyRequests):
+        except (QueueFullError, TooManyRequestsError):
             if is_first:
                 raise
             return False
         if body is None:
-            raise CallerLeft()
+            raise CallerLeftError()
         return True
 
     def _check_numbers(
@@ -437,9 +442,9 @@ class PoolingRunner:
 
 
 def check_not_aborted(prompts: Sequence[ChoiceState]) -> Struct:
-    """Raises Aborted for a prompt that an operator has ended."""
+    """Raises AbortedError for a prompt that an operator has ended."""
     if any(prompt.finish.reason == "abort" for prompt in prompts):
-        raise Aborted()
+        raise AbortedError()
     return Struct()
 
 

@@ -147,6 +147,3 @@ def _run_to_script(argv: Sequence[str]) -> int:
     from app.extensions.recording.to_script import run
 
     return run(argv[1:])
-
-
-EXTENSION = Recordings

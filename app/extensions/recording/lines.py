@@ -157,7 +157,7 @@ class LineReader:
         self._advance(len(line))
 
     def _skip_long_line(self, length: int) -> None:
-        """Skips a line of which `length` bytes are read.
+        """Skips the remainder of a line after its first `length` bytes.
 
         Raises:
             RecordingError: the line may not be skipped.

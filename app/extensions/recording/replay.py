@@ -58,9 +58,9 @@ RELAYED_PREFIXES = (
 )
 """Paths of misses that a target answers."""
 TRANSIENT_STATUSES = frozenset((401, 403, 407, 408, 425, 429))
-"""Statuses of answers that are not recorded, nor are those with status 500 and above.
+"""Statuses of answers that are not recorded, like all statuses from 500.
 
-They concern a client's key or the target's load.
+Such answers concern a client's key or the target's load.
 """
 EXCLUDED_PREFIXES = ("/admin/", "/health", "/metrics", "/ready", "/ping")
 """Paths that this server always answers itself."""
@@ -422,7 +422,7 @@ class RecordedBody(StreamingBody):
 def _replayed_headers(recorded_headers: Headers) -> dict[str, str]:
     """Returns the headers of an answer that are replayed; streams become unbuffered.
 
-    Masked headers, and those that the server sets, are left out.
+    Masked headers, and headers that the server sets, are left out.
     """
     headers: dict[str, str] = {}
     for name, value in sendable(recorded_headers):

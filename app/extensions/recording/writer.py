@@ -51,7 +51,7 @@ class RecordingFile:
     """Appends exchanges to a file; `warn` receives a line for each exchange that is dropped.
 
     The file must be new, unless the recorder `adds` to one. Processes may share it (`SharedFile`).
-    While one of them holds the lock for long, exchanges wait in memory, up to `max_held_bytes` and
+    While a process holds the lock for long, exchanges wait in memory, up to `max_held_bytes` and
     `MAX_WAITING`. `now` returns monotonic seconds.
 
     Attributes:

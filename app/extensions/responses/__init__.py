@@ -39,6 +39,3 @@ class Responses(Extension):
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the stored responses."""
         return {"responses": self._store}
-
-
-EXTENSION = Responses

@@ -126,7 +126,7 @@ class McpToolFilter(Struct):
 
 
 class McpApproval(Struct):
-    """The tools of an MCP server that always need an approval, and those that never do."""
+    """The tools of an MCP server that always need an approval, or never need one."""
 
     always: McpToolFilter | None = None
     never: McpToolFilter | None = None

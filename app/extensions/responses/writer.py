@@ -35,7 +35,7 @@ INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_
 
 
 class ResponsesOptions(Struct, frozen=True, kw_only=True):
-    """What an answer shows, as the request and the server's settings decide."""
+    """Content of a response, from the request and the settings of the server."""
 
     response: ResponseObject
     prompt_ids: Sequence[int]

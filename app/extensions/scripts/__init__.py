@@ -124,6 +124,3 @@ def _run_command(argv: Sequence[str]) -> int:
     from app.extensions.scripts.resolver import messages_of
 
     return run(argv, messages_of)
-
-
-EXTENSION = Scripts

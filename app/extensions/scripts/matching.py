@@ -195,7 +195,7 @@ class TextCondition:
         return False
 
     def _normalize(self, text: str) -> str:
-        """Returns a text of the rule in the form in which texts of requests are compared."""
+        """Returns a text of the rule, normalized like the texts of requests."""
         if not self._ignores_case:
             return text
         return text[:MAX_COMPARED_CHARACTERS].casefold()

@@ -82,7 +82,7 @@ def rule_routes(
         return siblings.answers(context, rows(added), data)
 
     def remove(context: RequestContext) -> object:
-        """Removes all rules of run time, or those with a `scope` or `id`; shows the others."""
+        """Removes the runtime rules, or only rules with a `scope` or `id`; returns the others."""
         query = decode_query(context.query(), RulesQuery)
         book = open_book()
         remaining = []

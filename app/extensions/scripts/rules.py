@@ -48,7 +48,7 @@ class RulePart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextIs(RulePart, frozen=True, kw_only=True):
-    """Conditions on a text, all of which must hold; of a list, one text must hold."""
+    """Conditions on a text; all must hold, for a list of texts on at least one text."""
 
     exact: Texts | None = None
     contains: Texts | None = None
@@ -66,7 +66,7 @@ class MessageIs(TextIs, frozen=True, kw_only=True):
 
 
 class ToolResultIs(TextIs, frozen=True, kw_only=True):
-    """Condition on the tool results at the end of the conversation; one of them must match."""
+    """Condition on the tool results at the end of the conversation; one result must match."""
 
     tool: str | None = None
     """Name of the called tool."""
@@ -91,7 +91,7 @@ class Nth(RulePart, frozen=True, kw_only=True):
 
 
 class When(RulePart, frozen=True, kw_only=True):
-    """Conditions on a request, all of which must hold."""
+    """Conditions on a request; all must hold."""
 
     model: Texts | None = None
     api: Family | Annotated[tuple[Family, ...], Meta(min_length=1)] | None = None
@@ -126,7 +126,7 @@ class RuleCall(RulePart, frozen=True, kw_only=True):
 
 
 class Delays(RulePart, frozen=True, kw_only=True):
-    """Waits that are added to those of the engine."""
+    """Delays that are added to the delays of the engine."""
 
     first_token: Duration = 0
     per_token: Duration = 0

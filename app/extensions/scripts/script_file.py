@@ -198,7 +198,7 @@ class ScriptFile(Struct, eq=False):
 
 
 def random_source(script: Script, default: Random) -> Random:
-    """Returns the source of a script's random draws: of its own seed, or the default."""
+    """Returns the source of a script's random draws: seeded by the script, or the default."""
     if script.seed is None:
         return default
     return Random(f"script {script.seed}")

@@ -137,12 +137,12 @@ class OperationLimiter(NodeTransformer):
     searches a text.
     """
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802  # Jinja's name
         """Replaces `~` by a filter."""
         self.generic_visit(node)
         return _filter(nodes.List(node.nodes, lineno=node.lineno), CONCATENATE)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802  # Jinja's name
         """Charges both sides of each comparison."""
         self.generic_visit(node)
         node.expr = _filter(node.expr, CHARGE)

@@ -48,7 +48,7 @@ MAX_HEX_DIGITS = 64
 BUDGET_KEY = "render budget"
 """Key of the `Budget` among the values; no template can spell the name."""
 Values = Mapping[str, object]
-"""What a template can name, and its `Budget`."""
+"""Variables of a template, and its `Budget`."""
 
 
 class Budget:

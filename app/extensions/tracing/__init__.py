@@ -31,6 +31,3 @@ class Tracing(Extension):
         sender, make_tracer = create_tracing(parts.settings.tracing)
         caches = {"spans": sender}
         return {Position.OUTSIDE: [Traces(make_tracer, parts.clock, parts.delays, caches=caches)]}
-
-
-EXTENSION = Tracing

@@ -91,19 +91,19 @@ def test_a_slash_too_many_is_redirected_where_there_is_something(client: FlaskCl
 
 UNAVAILABLE, BAD, INTERNAL = "Service Unavailable", "BadRequestError", "InternalServerError"
 TABLE: list[tuple[EngineError, int, str]] = [
-    (errors.Draining(), 503, UNAVAILABLE),
-    (errors.TooManyRequests(3, 4), 503, UNAVAILABLE),
-    (errors.Aborted(), 503, UNAVAILABLE),
-    (errors.QueueFull(7), 429, "RateLimitError"),
-    (errors.PromptExceedsCache(32, 24), 400, BAD),
-    (errors.SchemaUnsatisfiable("a.b: no value"), 400, BAD),
-    (errors.RequestRefused("No such form."), 400, BAD),
-    (errors.CallerLeft(), 499, "ClientClosedRequest"),
-    (errors.PauseNotComplete(), 500, INTERNAL),
-    (errors.MemoryNotResident(), 500, INTERNAL),
-    (errors.EngineDead(), 503, UNAVAILABLE),
-    (errors.EngineFailed("No numbers."), 500, INTERNAL),
-    (errors.CommandFailed("No memory."), 500, INTERNAL),
+    (errors.DrainingError(), 503, UNAVAILABLE),
+    (errors.TooManyRequestsError(3, 4), 503, UNAVAILABLE),
+    (errors.AbortedError(), 503, UNAVAILABLE),
+    (errors.QueueFullError(7), 429, "RateLimitError"),
+    (errors.PromptExceedsCacheError(32, 24), 400, BAD),
+    (errors.UnsatisfiableSchemaError("a.b: no value"), 400, BAD),
+    (errors.RequestRejectedError("No such form."), 400, BAD),
+    (errors.CallerLeftError(), 499, "ClientClosedRequest"),
+    (errors.PauseNotCompleteError(), 500, INTERNAL),
+    (errors.MemoryNotResidentError(), 500, INTERNAL),
+    (errors.EngineDeadError(), 503, UNAVAILABLE),
+    (errors.EngineFailedError("No numbers."), 500, INTERNAL),
+    (errors.CommandFailedError("No memory."), 500, INTERNAL),
 ]
 
 

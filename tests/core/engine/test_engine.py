@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.errors import EngineError, QueueFull, TooManyRequests
+from app.core.engine.errors import EngineError, QueueFullError, TooManyRequestsError
 from app.core.engine.outputs import EngineOutput, Failed, Started
 from tests.core.engine.harness import SLOT_S, START_S, Harness, engine_request
 
@@ -140,7 +140,7 @@ def test_gauges_return_to_zero_after_any_sequence_of_actions(
             try:
                 groups.append(harness.ask(str(len(groups)), choices, max_tokens=number + 1))
                 asked += choices
-            except QueueFull:
+            except QueueFullError:
                 pass
         elif what == "abort" and groups:
             groups[number % len(groups)].abort()
@@ -168,10 +168,10 @@ def refusal(harness: Harness, choices: int = 1) -> type[EngineError]:
 def test_max_num_queued_reqs_bounds_unfinished_requests_and_counts_rejections() -> None:
     harness = Harness(slots=1, max_waiting=100, max_unfinished=3, **SLOW)
     harness.ask("a", 2)
-    assert refusal(harness, 2) is TooManyRequests
+    assert refusal(harness, 2) is TooManyRequestsError
     assert harness.metric("admission_rejections_total", reason="max_num_queued_reqs") == 1
     harness.ask("b")
-    assert refusal(harness) is TooManyRequests
+    assert refusal(harness) is TooManyRequestsError
 
 
 def test_room_is_bounded_by_slots_queue_and_limit() -> None:
@@ -184,7 +184,7 @@ def test_room_is_bounded_by_slots_queue_and_limit() -> None:
                 harness.ask(f"{choices}", choices)
         rooms.append((free.engine.room(), bounded.engine.room()))
     assert rooms == [(5, 4), (4, 3), (2, 1), (1, 0)]
-    with pytest.raises(QueueFull, match="2 wait already"):
+    with pytest.raises(QueueFullError, match="2 wait already"):
         free.ask(choices=2)
-    with pytest.raises(TooManyRequests, match="4 of at most 4"):
+    with pytest.raises(TooManyRequestsError, match="4 of at most 4"):
         bounded.ask()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.core.engine.errors import PromptExceedsCache
+from app.core.engine.errors import PromptExceedsCacheError
 from app.core.engine.kvcache.events import AllBlocksCleared
 from app.core.engine.outputs import Started
 from tests.core.engine.harness import BLOCK_TOKENS, Harness
@@ -58,7 +58,9 @@ def test_a_request_that_does_not_fit_waits_and_blocks_later_ones() -> None:
 
 def test_a_prompt_larger_than_the_cache_is_rejected() -> None:
     served = harness(blocks=4)
-    with pytest.raises(PromptExceedsCache, match="32 tokens exceeds the KV cache of 24 tokens"):
+    with pytest.raises(
+        PromptExceedsCacheError, match="32 tokens exceeds the KV cache of 24 tokens"
+    ):
         served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     assert served.is_idle()
 

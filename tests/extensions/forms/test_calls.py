@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.errors import SchemaUnsatisfiable
+from app.core.engine.errors import UnsatisfiableSchemaError
 from app.core.engine.outputs import Finish, Tokens
 from app.core.engine.request import Constraint, ToolCalls, ToolFunction
 from app.core.engine.simulated.calls import CLOSING, OPENING
@@ -158,7 +158,7 @@ def test_a_structured_reply_is_valid_or_ends_with_length(most: int, seed: int) -
 
 def test_an_unsatisfiable_schema_is_rejected() -> None:
     for schema in (False, {"type": "integer", "minimum": 5, "maximum": 3}):
-        with pytest.raises(SchemaUnsatisfiable):
+        with pytest.raises(UnsatisfiableSchemaError):
             played(constraint=Constraint(schema=schema))
 
 

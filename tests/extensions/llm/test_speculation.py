@@ -21,7 +21,7 @@ from app.extensions.llm.library import make_engine as make_llm_engine
 from app.extensions.llm.llm import LLM
 from app.extensions.llm.sampling_params import SamplingParams, StructuredOutputsParams
 from app.extensions.llm.sampling_state import SamplingState
-from app.extensions.llm.sequence import Sequence
+from app.extensions.llm.sequence import QueuedRequest, Sequence
 from app.extensions.llm.speculation import PromptLookup, look_up
 from config.sections.engine import SpeculativeConfig
 from tests.core.kvcache.caches import check
@@ -83,15 +83,13 @@ def test_drafts_follow_what_is_new(
     prompt: list[int], reply: list[int], data: st.DataObject
 ) -> None:
     state = SamplingState(PLAIN, prompt, [], 0)
-    its = Prompt(prompt, (), None, False, None)  # type: ignore[arg-type]  # its blocks are not asked for
-    more = {
-        "priority": 0,
-        "output_tokens": 99,
-        "detokenizer": None,
-        "queued_s": 0.0,
-        "deadline_s": 0.0,
-    }
-    sequence, lookup, known = Sequence("one", 0, its, state, **more), PromptLookup(CONFIG), 0  # type: ignore[arg-type]
+    blockless_prompt = Prompt(prompt, (), None, False, None)  # type: ignore[arg-type]
+    request = QueuedRequest(
+        request_id="one", priority=0, max_output_tokens=99, queued_s=0.0, deadline_s=0.0
+    )
+    sequence = Sequence(request, 0, blockless_prompt, state, detokenizer=None)
+    lookup = PromptLookup(CONFIG)
+    known = 0
     while known < len(reply):
         known = data.draw(st.integers(known, len(reply)))
         sequence.output_ids[:] = reply[:known]

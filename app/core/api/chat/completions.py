@@ -31,7 +31,7 @@ PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), t
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """What an answer shows, as the request and the server's settings decide."""
+    """Content of a response, from the request and the settings of the server."""
 
     prompt_ids: Sequence[int]
     role: str = "assistant"
@@ -64,7 +64,7 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     show_reasoning: bool = True
     """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
     blocks: bool = False
-    """The content is a list of blocks, the last of which is an image."""
+    """The content is a list of blocks that ends with an image."""
     media_tokens: Mapping[str, int] | None = None
 
     @property

@@ -237,7 +237,7 @@ class Recorder:
         self._preemptions.value += sequences
 
     def looked_up(self, tokens: int, hits: int) -> None:
-        """Counts prompt tokens that were looked up in the prefix cache, and those with a hit."""
+        """Counts prompt tokens that were looked up in the prefix cache, and its hits."""
         self._queries.value += tokens
         self._hits.value += hits
 

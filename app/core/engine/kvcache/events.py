@@ -165,7 +165,7 @@ def of_rank(endpoint: str, rank: int) -> str:
     """Returns the address of a rank: port + `rank`, or `_dp<rank>` after an inproc name.
 
     Raises:
-        ValueError: The rank cannot have an address of its own.
+        ValueError: The rank cannot have a separate address.
     """
     port = port_of(endpoint)
     if port is not None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from app.core.engine.constraints import Constraints, SchemaError
-from app.core.engine.errors import SchemaUnsatisfiable
+from app.core.engine.errors import UnsatisfiableSchemaError
 from app.core.engine.outputs import LazySequence, Part, TokenLogprob
 from app.core.engine.request import (
     LENGTH,
@@ -111,7 +111,7 @@ class SimulatedModel:
     """Writes the replies of one server.
 
     `streams` are the server's random numbers. A request with a seed, or with temperature 0, gets a
-    stream of its own, so its reply repeats.
+    separate stream, so its reply repeats.
     """
 
     def __init__(
@@ -158,14 +158,14 @@ class SimulatedModel:
         """Returns the whole reply; an empty one for no tokens (embeddings).
 
         Raises:
-            SchemaUnsatisfiable: No reply can have the requested form.
+            UnsatisfiableSchemaError: No reply can have the requested form.
         """
         if not request.max_tokens:
             return Reply((), (), STOP)
         try:
             reply = self._whole(request)
         except SchemaError as error:
-            raise SchemaUnsatisfiable(error) from None
+            raise UnsatisfiableSchemaError(error) from None
         if request.logprobs is not None:  # the number counts the token itself
             entries = Entries(self._tokenizer, reply.ids, request.logprobs - 1, request.logprob_ids)
             reply.logprobs = LazySequence(entries.entry, range(len(reply.ids)))
@@ -188,7 +188,7 @@ class SimulatedModel:
         form. Their beams are separate replies.
 
         Raises:
-            SchemaUnsatisfiable: No reply can have the requested form.
+            UnsatisfiableSchemaError: No reply can have the requested form.
         """
         greedy = [replace(request, greedy=True) for request in requests]
         best = self.reply(greedy[0])

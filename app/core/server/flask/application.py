@@ -7,8 +7,8 @@ Flask, with the reasons:
 * HEAD is not added to GET: vLLM refuses HEAD (`ExactRule`);
 * rules without variable parts are looked up by path and method: 6 us instead of 63 us by Werkzeug's
   search, which also leaves eight objects of cyclic garbage after each request (`DirectAdapter`);
-* routes return `app.core.server.http.response.Response`: 6 us instead of 67 us for Werkzeug's response,
-  which is copied and completed at each call (`make_response`, `process_response`).
+* routes return `app.core.server.http.response.Response`: 6 us instead of 67 us for Werkzeug's
+  response, which is copied and completed at each call (`make_response`, `process_response`).
 
 Start with `Understudy`.
 """
@@ -147,7 +147,7 @@ class Understudy(Flask):
 
     @property
     def routes(self) -> Iterator[Route]:
-        """All routes, in the order in which they were added."""
+        """Yields all routes in the order of their registration."""
         return iter(self._routes.values())
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:

@@ -1,4 +1,6 @@
-"""`python -m app.core.server.gunicorn.healthcheck`: exit status 0 when every rank is healthy, else 1.
+"""Command that checks a server: exit status 0 when every rank is healthy, else 1.
+
+Usage: `python -m app.core.server.gunicorn.healthcheck`.
 
 Port, ranks and TLS come from the environment and the YAML file, as for a server's start. With
 `--running` (the container's health check), they come from the environment of the server that runs

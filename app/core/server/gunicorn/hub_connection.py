@@ -30,7 +30,7 @@ MAX_ANSWERS_PER_BATCH = 8
 """Most complete answers per batch: the first has then waited half a millisecond."""
 Address = tuple[str, int]
 ServeGeneral = Callable[[Any, bytes], object]
-"""Takes a `FastConnection` (`app.core.server.gunicorn.fast_connection`) and the bytes read so far."""
+"""Takes a `FastConnection` of `fast_connection.py`, and the bytes read so far."""
 Upgrade = Callable[["FastPath", gevent.socket.socket, Address, bytes], object]
 
 

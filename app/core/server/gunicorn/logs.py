@@ -31,7 +31,7 @@ logging.addLevelName(TRACE, "TRACE")
 
 
 class ServerLogger(Statsd):  # type: ignore[misc]
-    """gunicorn's logger, which logs to stdout and stderr unless gunicorn's flags say otherwise."""
+    """gunicorn's logger; logs to stdout and stderr unless gunicorn's flags name other targets."""
 
     log_settings = LogSettings()
     """The settings passed to `logger_class`."""

@@ -2,8 +2,8 @@
 
 Differences from the stock worker, with their reasons (figures in docs/benchmarks.md):
 
-* plain requests for generation are answered from the hub (`app.core.server.gunicorn.fast_connection`);
-  all others by gunicorn's parser and Flask, in a greenlet per answer;
+* plain requests for generation are answered from the hub (`fast_connection.py`), all others by
+  gunicorn's parser and Flask, in a greenlet per answer;
 * the stock worker waits for idle keep-alive connections until killed, and its exit hooks never run;
 * the stock worker serves one busy connection without end, while other connections starve;
 * the stock worker sends the head and body of an answer in two system calls;
@@ -134,7 +134,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._connections: OpenConnections = {}
 
     def init_process(self) -> None:
-        """Raises the limit on open files, and limits connections to what it allows."""
+        """Raises the limit on open files, and limits the number of connections accordingly."""
         _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
         max_connections = max_files - min(RESERVED_FILES, max_files // 2)

@@ -1,4 +1,4 @@
-"""What proxies need to pass on a request and its answer: server, headers, body and refusals."""
+"""Parts of a proxy: the target server, headers, bodies and rejections."""
 
 import errno
 import socket

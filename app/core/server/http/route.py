@@ -46,7 +46,7 @@ class RouteDocs:
     """
 
     body: tuple[Any, ...] = ()
-    """Types of the body, which has to fit at least one of them."""
+    """Types of the body; a body must match at least one type."""
     example: Mapping[str, object] = field(default_factory=dict)
     """A body that succeeds; a `model` in it stands for the served one."""
     body_is_optional: bool = False

@@ -135,7 +135,7 @@ class StreamTransport(ClientConnection):
         self.client_gone()
 
     def flush(self) -> None:
-        """Sends what is queued, and starts to lag if the socket does not take all of it."""
+        """Sends the queued data, and starts to lag if the socket does not take all data."""
         self._is_queued = False
         if self.lags or not self.is_open:
             return

@@ -15,7 +15,7 @@ from cachetools import LRUCache, cachedmethod
 from app.core.base.clock.pause import Slices, call_long, call_off_hub
 from app.extensions.forms.schema.bounds import SchemaError as SchemaError
 from app.extensions.forms.schema.bounds import Size as Size
-from app.extensions.forms.schema.bounds import Unsatisfiable as Unsatisfiable
+from app.extensions.forms.schema.bounds import UnsatisfiableError as UnsatisfiableError
 from app.extensions.forms.schema.bounds import WorkBudget
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from app.extensions.forms.schema.bounds import Unsatisfiable
+from app.extensions.forms.schema.bounds import UnsatisfiableError
 from app.extensions.forms.schema.keywords import JSON, Schema, canonical_key
 from app.extensions.forms.schema.merged_schema import MergedSchema
 from app.extensions.forms.schema.value_draw import ValueDraw
@@ -36,25 +36,25 @@ class ArrayDraw:
     def draw(self) -> list[JSON]:
         """Returns an array, shorter than intended if no further item is found.
 
-        Raises Unsatisfiable if no valid array was found.
+        Raises UnsatisfiableError if no valid array was found.
         """
         min_length = max(self._min_items, sum(self._missing))
         for index in range(self._draw_length(min_length)):
             try:
                 item = self._find_item(index)
-            except Unsatisfiable:
+            except UnsatisfiableError:
                 if index < self._min_items:
                     raise
                 break
             self._append(item)
         if any(count > 0 for count in self._missing):
-            raise Unsatisfiable("an array does not contain what it has to")
+            raise UnsatisfiableError("an array does not contain what it has to")
         return self._items
 
     def _draw_length(self, min_length: int) -> int:
         """Draws the number of items, in the usual range if the schema allows."""
         if min_length > MAX_ITEMS:
-            raise Unsatisfiable("an array would be too long")
+            raise UnsatisfiableError("an array would be too long")
         if self._draw.is_small(self._depth):
             return min_length
         usual = self._draw.usual
@@ -74,7 +74,7 @@ class ArrayDraw:
     def _find_item(self, index: int) -> JSON:
         """Returns an item that all missing ``contains`` accept, if possible, else one, else none.
 
-        Raises Unsatisfiable if no item was found.
+        Raises UnsatisfiableError if no item was found.
         """
         wanted = [
             schema["contains"]
@@ -90,9 +90,9 @@ class ArrayDraw:
         for alternative in alternatives:
             try:
                 return self._new_item(index, alternative, [])
-            except Unsatisfiable:
+            except UnsatisfiableError:
                 continue
-        raise Unsatisfiable("no item was found that satisfies the schema")
+        raise UnsatisfiableError("no item was found that satisfies the schema")
 
     def _new_item(self, index: int, wanted: list[Schema], excluded: list[Schema]) -> JSON:
         """Draws an item that all of `wanted` accept, and none of `excluded`."""
@@ -110,7 +110,7 @@ class ArrayDraw:
                 continue
             if not self._is_unique or canonical_key(item) not in self._item_keys:
                 return item
-        raise Unsatisfiable("no new item was found")
+        raise UnsatisfiableError("no new item was found")
 
     def _append(self, item: JSON) -> None:
         self._items.append(item)

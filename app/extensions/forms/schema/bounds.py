@@ -31,11 +31,11 @@ STEPS_PER_PAUSE = 400
 """Steps of work, about 4 ms, between pauses for other greenlets."""
 
 
-class Unsatisfiable(SchemaError):
+class UnsatisfiableError(SchemaError):
     """No accepted value or text was found; another draw may find one."""
 
 
-class WorkExhausted(SchemaError):
+class WorkExhaustedError(SchemaError):
     """The work budget is used up; further draws cannot help."""
 
 
@@ -49,11 +49,11 @@ class WorkBudget:
         self._pause_at = steps - STEPS_PER_PAUSE
 
     def spend(self, steps: int = 1) -> None:
-        """Subtracts `steps`. Raises WorkExhausted when none are left."""
+        """Subtracts `steps`. Raises WorkExhaustedError when none are left."""
         self.left -= steps
         if self.left < self._pause_at:
             if self.left < 0:
-                raise WorkExhausted("the schema takes too much work to satisfy")
+                raise WorkExhaustedError("the schema takes too much work to satisfy")
             self._pause_at = self.left - STEPS_PER_PAUSE
             pause_if_possible()
 

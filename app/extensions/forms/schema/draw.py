@@ -13,9 +13,9 @@ from app.extensions.forms.schema.array_draw import ArrayDraw
 from app.extensions.forms.schema.bounds import (
     SchemaError,
     Size,
-    Unsatisfiable,
+    UnsatisfiableError,
     WorkBudget,
-    WorkExhausted,
+    WorkExhaustedError,
 )
 from app.extensions.forms.schema.document import Document
 from app.extensions.forms.schema.keywords import JSON, Keywords, Number, Schema
@@ -106,19 +106,19 @@ class CompiledSchema:
                 if attempt % 2:
                     draw_size = min(size, Size.FRUGAL)
                 draw = Draw(self._document, usual, rng, budget, formats=formats, size=draw_size)
-                with suppress(Unsatisfiable):
+                with suppress(UnsatisfiableError):
                     value = draw.draw_value([self._document.root])
                     if self._is_valid(value, budget, formats=False):
                         if formats or self._is_valid(value, budget, formats=True):
                             return value
                         fallbacks.append(value)
         except RecursionError:
-            raise WorkExhausted("the schema is too deep to be satisfied") from None
-        except WorkExhausted:
+            raise WorkExhaustedError("the schema is too deep to be satisfied") from None
+        except WorkExhaustedError:
             if not fallbacks:
                 raise
         if not fallbacks:
-            raise Unsatisfiable("no value was found that satisfies the schema")
+            raise UnsatisfiableError("no value was found that satisfies the schema")
         return fallbacks[0]
 
     def accepts(self, value: JSON) -> bool:
@@ -159,12 +159,12 @@ class Draw:
 
         It is `depth` levels down, in the property `name`.
 
-        Raises Unsatisfiable if no value was found.
+        Raises UnsatisfiableError if no value was found.
         """
         self._value_count += 1
         self.budget.spend()
         if depth > MAX_DEPTH:
-            raise Unsatisfiable("a value would have no end")
+            raise UnsatisfiableError("a value would have no end")
         plain: list[Keywords] = []
         choices: list[Choice] = []
         attempts = 0
@@ -178,7 +178,7 @@ class Draw:
             kinds = self._ordered_kinds(merged, depth, prefer_suggested=attempt % 2 == 0)
             for kind in kinds:
                 # Bounds beyond the range of floats are an ArithmeticError.
-                with suppress(Unsatisfiable, ArithmeticError):
+                with suppress(UnsatisfiableError, ArithmeticError):
                     value = self._draw_kind(kind, merged, schemas, depth, name=name)
                     if not merged.is_doubtful or self.accepts(value, *schemas):
                         return value
@@ -202,7 +202,7 @@ class Draw:
         for example in merged.examples():
             if self.accepts(example, *schemas):
                 return example
-        raise Unsatisfiable("no value was found that satisfies the schema")
+        raise UnsatisfiableError("no value was found that satisfies the schema")
 
     def _follow_branches(
         self, merged: MergedSchema, choices: Sequence[Choice], depth: int
@@ -280,7 +280,7 @@ class Draw:
         for option in ordered:
             if self.accepts(option, *schemas):
                 return option
-        raise Unsatisfiable("no option of the enum satisfies the schema")
+        raise UnsatisfiableError("no option of the enum satisfies the schema")
 
     def _ordered_kinds(self, merged: MergedSchema, depth: int, prefer_suggested: bool) -> list[str]:
         """Returns the types to try, in order.

@@ -60,54 +60,55 @@ class EnumValues(list[JSON]):
         return canonical_key(value) in self._keys
 
 
-_ReservedKeywords = TypedDict(
-    "_ReservedKeywords",
-    {"$ref": str, "not": "Schema", "if": "Schema", "else": "Schema"},
+Keywords = TypedDict(
+    "Keywords",
+    {
+        "$ref": str,
+        "not": "Schema",
+        "if": "Schema",
+        "else": "Schema",
+        "type": list[str],
+        "enum": EnumValues,
+        "const": EnumValues,
+        "multipleOf": Number,
+        "minimum": Number,
+        "maximum": Number,
+        "exclusiveMinimum": Number,
+        "exclusiveMaximum": Number,
+        "minLength": Number,
+        "maxLength": Number,
+        "pattern": Pattern,
+        "format": str,
+        "items": "Schema",
+        "prefixItems": list["Schema"],
+        "contains": "Schema",
+        "minContains": Number,
+        "maxContains": Number,
+        "minItems": Number,
+        "maxItems": Number,
+        "uniqueItems": bool,
+        "properties": dict[str, "Schema"],
+        "patternProperties": dict[Pattern, "Schema"],
+        "additionalProperties": "Schema",
+        "propertyNames": "Schema",
+        "required": list[str],
+        "minProperties": Number,
+        "maxProperties": Number,
+        "dependentRequired": dict[str, list[str]],
+        "dependentSchemas": dict[str, "Schema"],
+        "allOf": list["Schema"],
+        "anyOf": list["Schema"],
+        "oneOf": list["Schema"],
+        "then": "Schema",
+        "default": JSON,
+        "examples": list[JSON],
+    },
     total=False,
 )
+"""A schema as read, in Draft 2020-12 and without annotations.
 
-
-class Keywords(_ReservedKeywords, total=False):
-    """A schema as read, in Draft 2020-12 and without annotations.
-
-    ``$ref`` is the name of a definition.
-    """
-
-    type: list[str]
-    enum: EnumValues
-    const: EnumValues
-    multipleOf: Number
-    minimum: Number
-    maximum: Number
-    exclusiveMinimum: Number
-    exclusiveMaximum: Number
-    minLength: Number
-    maxLength: Number
-    pattern: Pattern
-    format: str
-    items: Schema
-    prefixItems: list[Schema]
-    contains: Schema
-    minContains: Number
-    maxContains: Number
-    minItems: Number
-    maxItems: Number
-    uniqueItems: bool
-    properties: dict[str, Schema]
-    patternProperties: dict[Pattern, Schema]
-    additionalProperties: Schema
-    propertyNames: Schema
-    required: list[str]
-    minProperties: Number
-    maxProperties: Number
-    dependentRequired: dict[str, list[str]]
-    dependentSchemas: dict[str, Schema]
-    allOf: list[Schema]
-    anyOf: list[Schema]
-    oneOf: list[Schema]
-    then: Schema
-    default: JSON
-    examples: list[JSON]
+``$ref`` is the name of a definition.
+"""
 
 
 Schema: TypeAlias = Keywords | bool

@@ -6,7 +6,7 @@ from math import ceil, floor, inf, isfinite, lcm, nextafter
 from random import Random
 from typing import NamedTuple
 
-from app.extensions.forms.schema.bounds import Unsatisfiable
+from app.extensions.forms.schema.bounds import UnsatisfiableError
 from app.extensions.forms.schema.keywords import Number
 from app.extensions.forms.schema.merged_schema import MergedSchema
 
@@ -39,7 +39,7 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
 
     The number is `whole`, or has `DECIMALS` decimals.
 
-    Raises Unsatisfiable if no number was found.
+    Raises UnsatisfiableError if no number was found.
     """
     multiples = merged.get("multipleOf", ())
     bounds = Bounds(
@@ -47,7 +47,7 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
         min([*merged.get("maximum", ()), *merged.get("exclusiveMaximum", ())], default=None),
     )
     if bounds.low is not None and bounds.high is not None and bounds.low > bounds.high:
-        raise Unsatisfiable("the range of numbers is empty")
+        raise UnsatisfiableError("the range of numbers is empty")
     if whole and bounds == (None, None) and not multiples:
         return rng.randint(int(usual.low), int(usual.high))
     window = _window(bounds, usual)
@@ -62,7 +62,7 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
     for number in candidates:
         if merged.accepts_number(number):
             return number
-    raise Unsatisfiable("no number was found within the bounds")
+    raise UnsatisfiableError("no number was found within the bounds")
 
 
 def _fractions(window: Range, rng: Random) -> list[Number]:

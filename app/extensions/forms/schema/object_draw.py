@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 
-from app.extensions.forms.schema.bounds import Size, Unsatisfiable
+from app.extensions.forms.schema.bounds import Size, UnsatisfiableError
 from app.extensions.forms.schema.formats import WORDS
 from app.extensions.forms.schema.keywords import JSON, Schema
 from app.extensions.forms.schema.merged_schema import MergedSchema
@@ -36,12 +36,12 @@ class ObjectDraw:
         self._value: dict[str, JSON] = {}
 
     def draw(self) -> dict[str, JSON]:
-        """Returns an object. Raises Unsatisfiable if none was found."""
+        """Returns an object. Raises UnsatisfiableError if none was found."""
         merged = self._merged
         value = self._value
         min_properties = merged.minimum("minProperties")
         if min_properties > MAX_PROPERTIES:
-            raise Unsatisfiable("an object would be too large")
+            raise UnsatisfiableError("an object would be too large")
         self._add(list(chain.from_iterable(merged.get("required", ()))))
         declared = dict.fromkeys(chain.from_iterable(merged.get("properties", ())))
         optional = [name for name in declared if name not in value]
@@ -53,7 +53,7 @@ class ObjectDraw:
         if len(value) < target:
             self._add_until(target, chain(optional, self._invent_names(target)))
         if len(value) < min_properties:
-            raise Unsatisfiable("no more properties were found for an object")
+            raise UnsatisfiableError("no more properties were found for an object")
         return {name: value[name] for name in (*declared, *value) if name in value}
 
     def _add_optional(self, names: list[str]) -> None:
@@ -74,7 +74,7 @@ class ObjectDraw:
     def _add_until(self, target: int, names: Iterable[str]) -> None:
         """Adds those of `names` that can be added, until there are `target` properties."""
         for name in names:
-            with suppress(Unsatisfiable):
+            with suppress(UnsatisfiableError):
                 self._add([name])
             if len(self._value) >= target:
                 return
@@ -82,7 +82,7 @@ class ObjectDraw:
     def _add(self, names: list[str]) -> None:
         """Draws the properties `names` and the properties that these require.
 
-        Required names are appended to `names`. On Unsatisfiable the value stays unchanged.
+        Required names are appended to `names`. On UnsatisfiableError the value stays unchanged.
         """
         draw = self._draw
         added: list[str] = []
@@ -92,13 +92,13 @@ class ObjectDraw:
                     continue
                 is_full = len(self._value) >= self._max_properties
                 if is_full or not draw.accepts(name, *self._name_schemas):
-                    raise Unsatisfiable("a property cannot be added")
+                    raise UnsatisfiableError("a property cannot be added")
                 schemas = self._schemas_for(name)
                 self._value[name] = draw.draw_value(schemas, self._depth + 1, name)
                 added.append(name)
                 for required in self._merged.get("dependentRequired", ()):
                     names += required.get(name, ())
-        except Unsatisfiable:
+        except UnsatisfiableError:
             for name in added:
                 del self._value[name]
             raise
@@ -138,7 +138,7 @@ class ObjectDraw:
             alternatives.append(self._name_schemas)
         for i in range(count + EXTRA_NAMES):
             for schemas in alternatives:
-                with suppress(Unsatisfiable):
+                with suppress(UnsatisfiableError):
                     string_schemas: list[Schema] = [{"type": ["string"]}, *schemas]
                     yield str(self._draw.draw_value(string_schemas, self._depth + 1))
             if not self._name_schemas:

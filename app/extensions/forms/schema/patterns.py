@@ -8,7 +8,7 @@ from time import thread_time
 
 import regex
 
-from app.extensions.forms.schema.bounds import SchemaError, Unsatisfiable, WorkBudget
+from app.extensions.forms.schema.bounds import SchemaError, UnsatisfiableError, WorkBudget
 from app.extensions.forms.schema.pattern_dialect import translate
 from app.extensions.forms.schema.pattern_writer import (
     CLASS_TOKENS,
@@ -116,12 +116,12 @@ class Pattern(str):
 
         With `whole` the whole text matches, otherwise a part.
 
-        Raises Unsatisfiable if no text was found.
+        Raises UnsatisfiableError if no text was found.
         """
         min_width, max_width = self._tokens.getwidth()
         high = min(MAX_TEXT_LENGTH, max_length)
         low = max(min_width, min_length if whole else min(min_length, max_width))
-        error = Unsatisfiable(f"no text was found for the pattern {_shorten(self.source)}")
+        error = UnsatisfiableError(f"no text was found for the pattern {_shorten(self.source)}")
         if low > min(high, max_width):
             raise error
         for attempt in range(MAX_ATTEMPTS):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from random import Random
 
-from app.extensions.forms.schema.bounds import Unsatisfiable, WorkBudget
+from app.extensions.forms.schema.bounds import UnsatisfiableError, WorkBudget
 from app.extensions.forms.schema.formats import WORDS, format_checker, format_writers
 from app.extensions.forms.schema.merged_schema import MergedSchema
 from app.extensions.forms.schema.patterns import MAX_TEXT_LENGTH
@@ -71,16 +71,16 @@ class TextDraw:
         self._max_length = merged.maximum("maxLength", MAX_TEXT_LENGTH)
 
     def draw(self, brief: bool) -> str:
-        """Returns a text, a short one with `brief`. Raises Unsatisfiable if none was found."""
+        """Returns a text, a short one with `brief`. Raises UnsatisfiableError if none was found."""
         if brief and not self._patterns and not self._formats:
             self._max_length = min(self._max_length, max(self._min_length, MAX_BRIEF_LENGTH))
         if self._min_length > MAX_TEXT_LENGTH:
-            raise Unsatisfiable("a text would be too long")
+            raise UnsatisfiableError("a text would be too long")
         for text in self._candidates():
             self._budget.spend(1 + len(text) // CHARACTERS_PER_STEP)
             if self._accepts(text):
                 return text
-        raise Unsatisfiable("no text was found that satisfies the schema")
+        raise UnsatisfiableError("no text was found that satisfies the schema")
 
     def _accepts(self, text: str) -> bool:
         if not self._min_length <= len(text) <= self._max_length:
@@ -104,7 +104,7 @@ class TextDraw:
                         yield pattern.write(
                             self._rng, self._budget, self._min_length, self._max_length
                         )
-                    except Unsatisfiable:
+                    except UnsatisfiableError:
                         self._budget.spend()
         for example in self._merged.examples():
             if isinstance(example, str):

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
 
-from app.extensions.forms.schema.bounds import WorkBudget, WorkExhausted
+from app.extensions.forms.schema.bounds import WorkBudget, WorkExhaustedError
 from app.extensions.forms.schema.document import Document
 from app.extensions.forms.schema.keywords import JSON, EnumValues, Keywords, Schema, canonical_key
 from app.extensions.forms.schema.patterns import Pattern
@@ -55,7 +55,7 @@ def accepts(
     """Returns True for a valid `value`; `formats` makes ``format`` a rule.
 
     Raises:
-        WorkExhausted: The budget is used up, or the schema is too deep.
+        WorkExhaustedError: The budget is used up, or the schema is too deep.
     """
     token = _current.set(_Validation(document, budget, {}))
     validator = _validators().asserting if formats else _validators().annotating
@@ -64,7 +64,7 @@ def accepts(
     except ArithmeticError:  # a number too large for the division of multipleOf
         return False
     except RecursionError:
-        raise WorkExhausted("the schema is too deep to be checked") from None
+        raise WorkExhaustedError("the schema is too deep to be checked") from None
     finally:
         _current.reset(token)
 

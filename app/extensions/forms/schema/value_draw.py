@@ -17,7 +17,7 @@ class ValueDraw(Protocol):
     budget: WorkBudget
 
     def draw_value(self, schemas: Sequence[Schema], depth: int = 0, name: str = "") -> JSON:
-        """Returns a value that all of `schemas` accept. Raises Unsatisfiable if there is none."""
+        """Returns a value that all of `schemas` accept; raises UnsatisfiableError without one."""
 
     def is_small(self, depth: int, limit: Size = Size.USUAL) -> bool:
         """Returns True if values at `depth` are to be small."""

@@ -1,8 +1,13 @@
 """Reads recorded runs from the files of benchmarks, whose kind is detected by content.
 
-Supported are results of `vllm bench serve --save-result --save-detailed` (vLLM 0.15 to 0.23, also
-appended ones), guidellm's report (0.3 to 0.6), aiperf's `profile_export.jsonl` (0.8 to 0.13), and
-CSV files of `python -m app record`. Any mistake in a file is an error, in one line with file,
+Supported files:
+
+* results of `vllm bench serve --save-result --save-detailed` (vLLM 0.15 to 0.23, also appended);
+* reports of guidellm (0.3 to 0.6);
+* `profile_export.jsonl` of aiperf (0.8 to 0.13);
+* CSV files of `python -m app record`.
+
+Any mistake in a file is an error, in one line with file,
 place and rule: a fit to a part of a load would be wrong.
 """
 

@@ -56,8 +56,8 @@ PUBLIC_COLUMNS: Mapping[tuple[str, ...], Callable[[str, str], float]] = {
 }
 """Columns of time, prompt and answer tokens, and how to read a time.
 
-The first are those of Azure, whose times have seven digits and no zone (2023) or six digits and a
-zone (2024), the second those of BurstGPT.
+The first entry fits the traces of Azure, whose times have seven digits and no zone (2023) or six
+digits and a zone (2024). The second entry fits BurstGPT.
 """
 
 
@@ -65,7 +65,7 @@ class CsvRows:
     """Checks the rows of a CSV file, and appends each to a load."""
 
     def __init__(self, load: LoadTrace, names: Sequence[str]) -> None:
-        """`names` are those of the columns.
+        """`names` are the names of the columns.
 
         Raises:
             ValueError: Columns are missing, or named twice.
@@ -103,7 +103,7 @@ class CsvRows:
         self._arrival_s = 0.0
 
     def _optional(self, columns: Sequence[str], names: Sequence[str]) -> Sequence[str]:
-        """Returns `columns` if the file has at least one of them; public traces have none."""
+        """Returns `columns` if the file has at least one such column; public traces have none."""
         if self.is_public or not any(name in names for name in columns):
             return ()
         return columns

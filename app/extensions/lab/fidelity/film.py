@@ -13,7 +13,7 @@ from config import VERSION
 
 
 class Film:
-    """Records a simulation, to which `watch` is passed, and makes a page of it after the run."""
+    """Records a simulation that calls `watch`, and writes a page about the run afterwards."""
 
     def __init__(self, load: LoadTrace, plan: SimulationPlan, title: str) -> None:
         self._load = load

@@ -38,7 +38,7 @@ def describe_fit(
     """Returns the profile with texts about its fit.
 
     `unseen` are errors of runs that were not fitted; `only_constants` names the fitted constants,
-    if most of them were not fitted.
+    if most constants were not fitted.
     """
     checked = f"The {len(errors)} runs it was fitted on: {_error_summary(errors)}."
     if unseen:

@@ -27,7 +27,13 @@ MAX_START_RATIO = 1.5
 MAX_SCALINGS = 4
 ITL_MEAN = FIGURE_NAMES.index("ITL mean")
 MAX_IDLE_IN_FLIGHT = 1.0
-"""Most requests in flight, on average, at an idle server."""
+"""Maximum mean number of requests in flight at an idle server."""
+NORM_CONSTANTS = ("weights", "expert_weights", "per_token", "p", "tile", "spill")
+"""Constants that a table of `products` replaces."""
+IDLE_CONSTANTS = ("base", "front")
+"""Constants that runs of an idle server show: what host and server add to each step and request."""
+UNSCALED_CONSTANTS = frozenset({"p", "tile", "slowdown", "tau"})
+"""Constants that are not proportional to the speed of the server."""
 
 Costs = TypeVar("Costs", CostConstants, FrontCosts, EngineLimits)
 
@@ -64,16 +70,10 @@ CONSTANTS = (
     Constant("out_per_stream", 0.4, 20e-6),
     Constant("engine_step_time", 0.15, 0.0),
 )
-NORM_CONSTANTS = ("weights", "expert_weights", "per_token", "p", "tile", "spill")
-"""Constants that a table of `products` replaces."""
-IDLE_CONSTANTS = ("base", "front")
-"""Constants that runs of an idle server show: what host and server add to each step and request."""
-UNSCALED_CONSTANTS = frozenset({"p", "tile", "slowdown", "tau"})
-"""Constants that are not proportional to the speed of the server."""
 
 
 class SimulatedRun(Struct):
-    """What the replay of a run shows."""
+    """Result of replaying a run."""
 
     figures: list[float]
     idle_steps: int

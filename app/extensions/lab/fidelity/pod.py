@@ -21,7 +21,7 @@ from config.profile import EngineLimits, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodContext:
-    """What the pods of a simulation have in common."""
+    """Objects that the pods of a simulation share."""
 
     profile: Profile
     shares_prefixes: bool

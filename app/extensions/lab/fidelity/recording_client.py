@@ -94,7 +94,7 @@ class RecordedRequest(Struct):
 
 
 class StreamTimes(Struct):
-    """What a stream contains, with times in seconds."""
+    """Content of a stream, with times in seconds."""
 
     first_s: float
     last_s: float

@@ -12,7 +12,7 @@ from app.extensions.lab.load.output_files import atomic_file
 
 @contextmanager
 def write_results(options: Namespace, figures: object, text: str) -> Iterator[ExitStack]:
-    """Yields a stack for output files: all of them are written, or none.
+    """Yields a stack for output files: either all files are written, or none.
 
     Afterwards prints the text, or the figures as JSON for `--json -`.
     """

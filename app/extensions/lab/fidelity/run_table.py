@@ -156,7 +156,7 @@ def compared_figures(
 def write_requests(path: Path, outcome: SimulationOutcome) -> None:
     """Writes a CSV row for each request, in order of the load.
 
-    The columns are those of a trace, then times and pod.
+    The columns of a trace come first, then times and pod.
     """
     names = [*COLUMNS, "send_s", "first_s", "last_s", "pod"]
     if outcome.load.session:

@@ -131,7 +131,7 @@ class Simulation:
         """Requests by pod whose first token is still to be scraped."""
         self._autoscaler: Autoscaler | None = None
         self._routable_pods: Sequence[int] = range(plan.pods)
-        """Numbers of the pods to which requests are routed."""
+        """Numbers of the pods that receive requests."""
         self._start_pods()
         self._policy = make_policy(
             plan.policy, self._cached_blocks, Random(f"{plan.seed}/{plan.policy}")
@@ -159,8 +159,8 @@ class Simulation:
         self._finished = 0
 
     def _make_transfers(self, split: Disaggregation) -> Transfers:
-        # Of the policies only prefix-aware uses more than requests in flight: the cached prompts,
-        # of which decode pods have none.
+        # Only the prefix-aware policy uses more than requests in flight: the cached prompts.
+        # Decode pods have no cached prompts.
         name = self._plan.policy
         if name == PREFIX_AWARE:
             name = LEAST_REQUESTS
@@ -391,7 +391,7 @@ class Simulation:
 
 
 def ignore_progress(finished: int) -> None:
-    """Does nothing: the progress function of a run that nobody watches."""
+    """Does nothing: the progress function of a run without a progress bar."""
 
 
 def simulate(

@@ -145,7 +145,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a run is judged by."""
+    """Figures and thresholds that decide whether a run passes."""
 
     limits: Limits | None = None
     """Limits of single requests."""

@@ -49,7 +49,7 @@ def summarize(
     pods: Sequence[str],
     fallbacks: int,
 ) -> PolicySummary:
-    """Returns the figures of a policy; `errors` are those of the failed requests."""
+    """Returns the figures of a policy; `errors` has the errors of the failed requests."""
     ttfts_s = tuple(sorted(request.text_s - request.send_s for request in answered))
     mean_s, p50_s, p90_s, p99_s = mean_and_quantiles(ttfts_s) if ttfts_s else [math.nan] * 4
     counts = Counter(request.pod for request in answered)

@@ -26,7 +26,7 @@ def read_policy(text: str, plugin_policies: Mapping[str, AutoscalerStart]) -> Po
     """Reads a policy.
 
     Forms are `hpa:metric=waiting,target=4,min=1,max=16`, `schedule:0s=2,60s=8` and
-    `NAME:min=1,max=16` for a policy of a plugin. `plugin_policies` are those of plugins, by name.
+    `NAME:min=1,max=16` for a policy of a plugin. `plugin_policies` maps names to policies.
 
     Raises:
         ValueError: The text breaks a rule, which is the message.

@@ -1,6 +1,6 @@
 """The HorizontalPodAutoscaler of Kubernetes' `autoscaling/v2`, with a metric of type Pods.
 
-docs/fidelity.md, "Autoscaling", says what is modeled.
+docs/fidelity.md, "Autoscaling", lists the modeled behavior.
 """
 
 import math
@@ -105,8 +105,8 @@ def replicas_for(
 ) -> int:
     """Returns the number of replicas that brings the mean of `values` to `target`.
 
-    `values` are those of the pods with metrics. Pods without metrics, such as loading ones, count
-    as idle before a scale up, and as on target before a scale down. Neither may reverse the
+    `values` has a value for each pod with metrics. Pods without metrics, such as loading pods,
+    count as idle before a scale up, and as on target before a scale down. Neither may reverse the
     direction. Without any values the number stays.
     """
     if not values:

@@ -124,7 +124,7 @@ class Recipe:
     """Rate at the start of a ramp, which ends at `rate`."""
     seconds: float | None = None
     """Limit of the load, like `requests`; the first limit that is reached ends the load. At least
-    one of them is set; for a ramp it is `seconds`.
+    one limit is set; a ramp needs `seconds`.
     """
     requests: int | None = None
     prefix_groups: int = 0

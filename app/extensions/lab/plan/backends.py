@@ -1,4 +1,4 @@
-"""Where a plan simulates its fleets: in processes of this machine, or on a Dask cluster."""
+"""Backends that simulate the fleets of a plan: local processes, or a Dask cluster."""
 
 import logging
 import os

@@ -87,7 +87,7 @@ def _make_searches(
     jobs = [job for group in offers.values() for job, _ in group]
     if not jobs:
         raise ConfigError(next(iter(reasons.values())))
-    # The lengths of a drawn load are cut to what the widest engine holds.
+    # The lengths of a drawn load are cut to the limit of the widest engine.
     widest = max(jobs, key=lambda job: max_request_tokens(job.plan.profile.engine))
     slo = Slo(widest.judgement.limits or {}, options.attainment, options.slo or ())
     searches = {}

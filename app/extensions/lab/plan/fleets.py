@@ -1,4 +1,4 @@
-"""Candidates of a plan: engines, fleets of them, and the state of their search."""
+"""Candidates of a plan: engines, fleets, and the state of their search."""
 
 import math
 from collections.abc import Iterator

@@ -63,7 +63,7 @@ class FleetSearch:
         fleets = [
             fleet for group in self.groups for fleet in group.wanted(best_price, self._max_pods)
         ]
-        if best is None and fleets:  # cheap fleets first: one of them may spare the others
+        if best is None and fleets:  # cheap fleets first: a success spares the others
             min_price = min(fleet.price for fleet in fleets)
             fleets = [fleet for fleet in fleets if fleet.price <= MAX_PRICE_RATIO * min_price]
         return fleets
@@ -104,7 +104,7 @@ class FleetSearch:
 
     def fleets(self) -> list[PlannedFleet]:
         """Returns all fleets that were simulated, the cheapest first."""
-        # Several engines may share a verdict, of which the first is returned.
+        # Several engines may share a verdict; the first engine is returned.
         by_verdict: dict[int, PlannedFleet] = {}
         for group in self.groups:
             for engine in group.engines:

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from jsonschema import Draft202012Validator, validators
 
-from app.extensions.forms.schema import SchemaError, Unsatisfiable
+from app.extensions.forms.schema import SchemaError, UnsatisfiableError
 from app.extensions.forms.schema.text_draw import FORMAT_CHECKER, FORMAT_WRITERS
 from config.settings import ToolSettings
 from tests.extensions.forms.schema.drawing import sample
@@ -148,7 +148,7 @@ def test_drawn_value_is_valid_and_depends_on_seed_only(schema: Any) -> None:
 
 @pytest.mark.parametrize("schema", UNSATISFIABLE, ids=str)
 def test_unsatisfiable_schema_is_rejected(schema: Any) -> None:
-    with pytest.raises(Unsatisfiable):
+    with pytest.raises(UnsatisfiableError):
         sample(schema, Random(1), RANGES)
 
 
@@ -256,7 +256,7 @@ def test_format_and_length_are_satisfied_together() -> None:
 )
 def test_value_valid_only_with_format_assertions_is_rejected(schema: dict[str, Any]) -> None:
     """A validator that does not assert formats accepts no value of these schemas."""
-    with pytest.raises(Unsatisfiable):
+    with pytest.raises(UnsatisfiableError):
         sample(schema, Random(1), ToolSettings())
     either = {"anyOf": [schema, {"const": 7}]}
     assert sample(either, Random(1), ToolSettings()) == 7

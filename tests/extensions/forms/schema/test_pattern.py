@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.extensions.forms.schema import SchemaError, Unsatisfiable
+from app.extensions.forms.schema import SchemaError, UnsatisfiableError
 from app.extensions.forms.schema.bounds import WorkBudget
 from app.extensions.forms.schema.patterns import Pattern
 
@@ -64,7 +64,7 @@ def test_common_classes_of_unicode_are_understood() -> None:
 
 @pytest.mark.parametrize("pattern", NEVER)
 def test_a_pattern_that_nothing_matches_is_refused(pattern: str) -> None:
-    with pytest.raises(Unsatisfiable):
+    with pytest.raises(UnsatisfiableError):
         matching_text(pattern, Random(1))
 
 

@@ -19,7 +19,12 @@ from gevent.event import Event
 from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine import wire
-from app.core.engine.errors import CallerLeft, CommandFailed, EngineDead, QueueFull
+from app.core.engine.errors import (
+    CallerLeftError,
+    CommandFailedError,
+    EngineDeadError,
+    QueueFullError,
+)
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.extensions.llm.remote_engine import RemoteEngine
 from app.extensions.llm.remote_lifecycle import RemoteLifecycle
@@ -198,11 +203,11 @@ def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: 
 def test_slots_and_queue_bound_admitted_requests(play: Worker) -> None:
     assert play.engine.room() == 3
     play.engine.check_admission(3)
-    with pytest.raises(QueueFull, match="0 wait already"):
+    with pytest.raises(QueueFullError, match="0 wait already"):
         play.ask(choices=4)
     play.ask(choices=3)
     assert play.engine.room() == 0
-    with pytest.raises(QueueFull, match="1 wait already"):
+    with pytest.raises(QueueFullError, match="1 wait already"):
         play.ask("b")
     assert len(play.keys(3)) == 3
 
@@ -250,11 +255,11 @@ def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
     answer = play.engine.command(wire.EngineCommand(name="resume"))
     play.peer.die()
     until(lambda: not play.engine.healthy)
-    assert play.ends() == ["EngineDead"] and play.engine.running == 0
+    assert play.ends() == ["EngineDeadError"] and play.engine.running == 0
     assert [it.getMessage() for it in caplog.records] == ["the engine is gone: 1 sequences fail"]
     assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
     assert play.metric("num_requests_running") == 0
-    with pytest.raises(EngineDead):
+    with pytest.raises(EngineDeadError):
         play.ask("b")
     assert not play.aborted
     greetings = len(play.peer.orders)
@@ -276,7 +281,7 @@ def test_a_lost_engine_rejects_requests(tmp_path: Path) -> None:
         for _ in range(1000):  # nobody has noticed; what is sent before the socket knows is lost
             try:
                 play.ask()
-            except EngineDead:
+            except EngineDeadError:
                 break
             time.sleep(0.005)
         else:
@@ -284,7 +289,7 @@ def test_a_lost_engine_rejects_requests(tmp_path: Path) -> None:
         lost = play.engine.waiting
         assert play.engine.healthy, "it is not looked at meanwhile"
         until(lambda: not play.engine.healthy)
-        assert play.ends() == ["EngineDead"] * lost and play.engine.waiting == 0
+        assert play.ends() == ["EngineDeadError"] * lost and play.engine.waiting == 0
 
 
 def test_a_repeated_greeting_keeps_requests_but_a_new_engine_fails_them(play: Worker) -> None:
@@ -295,7 +300,7 @@ def test_a_repeated_greeting_keeps_requests_but_a_new_engine_fails_them(play: Wo
     assert play.ends() == []
     play.greet("second")
     play.hears()
-    assert play.ends() == ["EngineDead"] and play.engine.healthy
+    assert play.ends() == ["EngineDeadError"] and play.engine.healthy
 
 
 def test_a_command_has_its_own_answer(play: Worker) -> None:
@@ -373,13 +378,13 @@ def test_wake_up_by_tags_reports_when_all_memory_is_back(play: Worker) -> None:
 
 def test_a_rejected_command_raises_and_changes_nothing(play: Worker) -> None:
     operated = Operated(play)
-    with pytest.raises(CommandFailed, match="Not now"):
+    with pytest.raises(CommandFailedError, match="Not now"):
         operated.does(lambda: operated.life.pause("keep", operated.left), None, "Not now.")
-    with pytest.raises(CommandFailed):
+    with pytest.raises(CommandFailedError):
         operated.life.release_cache()
     acting = gevent.spawn(operated.life.pause, "wait", operated.left)
     until(lambda: len(play.commands) == 2)
     operated.left.set()
-    with pytest.raises(CallerLeft):
+    with pytest.raises(CallerLeftError):
         acting.get(timeout=DEADLINE_S)
     assert operated.stands == (False, False)

@@ -7,7 +7,7 @@ import pytest
 
 from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine.errors import EngineFailed, RequestRefused
+from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Piece, Started, Tokens
 from app.core.engine.parsing import TextReader
 from app.core.engine.sequence import Handle
@@ -126,13 +126,13 @@ def test_unequal_numbers_of_tokens_and_texts_fail_the_choice(
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"finish": "error", "error": "It broke."}, EngineFailed, "It broke."),
+        ({"finish": "error", "error": "It broke."}, EngineFailedError, "It broke."),
         (
             {"finish": "error", "error": "Too long.", "is_refused": True},
-            RequestRefused,
+            RequestRejectedError,
             "Too long.",
         ),
-        ({"finish": "timeout"}, EngineFailed, "waited too long"),
+        ({"finish": "timeout"}, EngineFailedError, "waited too long"),
     ],
 )
 def test_a_failure_is_emitted_once(fields: Any, error: type[Exception], message: str) -> None:

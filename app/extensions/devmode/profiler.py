@@ -1,0 +1,53 @@
+"""Routes of the profiler: requests are validated, and nothing is profiled."""
+
+import re
+
+from app.core.api.admin import EMPTY_ANSWER, action
+from app.core.protocol.decoding import RawRequest, Request, decode
+from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.errors import bad_request, malformed
+from app.core.server.http.route import NO_MEDIA, Route, RouteDocs
+
+PREFIX = re.compile(r"[a-zA-Z0-9][\w.-]{0,127}", re.ASCII)
+FIELD_TYPES = {"profile_prefix": str, "delay_iterations": int, "max_iterations": int}
+
+
+class StartProfileRequest(Request, kw_only=True):
+    """The body of ``POST /start_profile``; vLLM converts no other types to its fields."""
+
+    profile_prefix: str | None = None
+    delay_iterations: int | None = None
+    max_iterations: int | None = None
+
+    def check_rules(self: "StartProfileRequest | RawRequest") -> None:
+        """Checks types and ranges of the fields."""
+        for name, field_type in FIELD_TYPES.items():
+            value = getattr(self, name)
+            if value is not None and type(value) is not field_type:
+                raise malformed(f"body.{name}: expected {field_type.__name__}", f"body.{name}")
+            if isinstance(value, int) and value < 0:
+                raise bad_request(f"{name} must be 0 or more")
+        if self.profile_prefix is not None and not PREFIX.fullmatch(self.profile_prefix):
+            raise bad_request(
+                "profile_prefix must be up to 128 letters, digits and ._-, "
+                "and start with a letter or a digit"
+            )
+
+
+def profiler_routes(body_limits: BodyLimits) -> list[Route]:
+    """Returns the routes that start and stop the profiler."""
+
+    def start_profile(context: RequestContext) -> None:
+        """Succeeds, if the options of the session are valid."""
+        body = body_limits.read(context)
+        if body:
+            decode(body, context.content_type, StartProfileRequest)
+
+    def stop_profile(context: RequestContext) -> None:
+        """Succeeds."""
+
+    start_docs = RouteDocs(body=(StartProfileRequest,), body_is_optional=True, media=NO_MEDIA)
+    return [
+        action("POST /start_profile", start_profile, start_docs),
+        action("POST /stop_profile", stop_profile, EMPTY_ANSWER),
+    ]
