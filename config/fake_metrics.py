@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import suggestion
-from config.kinds import MOST, parse_duration
+from config.durations import parse_duration
+from config.kinds import MAX_FLOAT
 
 TTFT_BUCKETS, TPOT_BUCKETS = 23, 20
 """Number of buckets of the times to first token and per output token, with +Inf."""
@@ -23,7 +24,7 @@ FinishReason = Literal[
 ]
 """vLLM's reasons, then reasons of the reference simulator only."""
 
-Finite = Annotated[float, Meta(ge=-MOST, le=MOST)]
+Finite = Annotated[float, Meta(ge=-MAX_FLOAT, le=MAX_FLOAT)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Counts = tuple[Count, ...]
 """Observations per bucket, not cumulative; missing buckets at the end are 0."""
@@ -33,7 +34,7 @@ Names = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*$")]
 """Names separated by commas, without lone surrogates."""
 
 Shape = Literal["oscillate", "ramp", "rampreset", "squarewave"]
-Number = Annotated[float, Meta(ge=0, le=MOST)]
+Number = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from config.command_line import kind_of, setting_flags, unknown_flag
 from config.declaration import ConfigError, UsageError
-from config.kinds import format_duration, parse_duration
+from config.durations import format_duration, parse_duration
 from config.settings import Settings, table_of
 
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)

@@ -17,7 +17,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
 from config.declaration import DURATION, JSON, About, Section, SettingRule
-from config.kinds import Kind, checked, format_duration, kind_of, limits, written
+from config.durations import format_duration
+from config.kind import Kind, checked
+from config.kinds import kind_of, limits, written
 from config.sections.api import ApiSettings, FailureSettings
 from config.sections.engine import (
     EngineSettings,

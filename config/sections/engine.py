@@ -8,7 +8,6 @@ from msgspec import Meta, Struct
 
 from config.declaration import (
     LIVE,
-    ZMQ_ADDRESS,
     About,
     Count,
     Duration,
@@ -21,6 +20,7 @@ from config.declaration import (
     deviation_of,
     install,
     understood_by,
+    zmq_address,
 )
 
 EventsFormat = Literal[
@@ -234,7 +234,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_transfer_params; the latter two bring blocks back that the cache has forgotten."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
     """remote_port in kv_transfer_params."""
-    zmq_endpoint: Annotated[str, ZMQ_ADDRESS] = "tcp://127.0.0.1:5557"
+    zmq_endpoint: Annotated[str, zmq_address()] = "tcp://127.0.0.1:5557"
     """Address at which KV events are published (ZMQ PUB); a rank adds its number to the port. An
     endpoint with * or :: is bound, another one connected to. Empty publishes nothing."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
@@ -251,7 +251,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """
     kv_events_topic: str = "kv@{address}:{port}@{model}"
     """Topic of the events; {address}, {port} and {model} stand for this server's."""
-    kv_events_replay_endpoint: Annotated[str, ZMQ_ADDRESS] = ""
+    kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
     """Address for requests to replay batches (ZMQ ROUTER); empty is nowhere."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024
     """Batches that can be asked for again."""
@@ -313,7 +313,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """A simulated vLLM, or an indexer: only the index and its routes."""
     kv_index: bool = False
     """Keep an index of KV blocks beside the simulation; an indexer always does."""
-    kv_index_bind: Annotated[str, ZMQ_ADDRESS] = ""
+    kv_index_bind: Annotated[str, zmq_address()] = ""
     """Address at which the index listens for events (ZMQ SUB, bound), for pods that connect to it.
     Empty is tcp://*:5557 for an indexer that is given no kv-index-pods, and nowhere otherwise."""
     kv_index_pods: tuple[str, ...] = ()
