@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from config.declaration import ConfigError, shown, suggestion
 
 if TYPE_CHECKING:
-    from config.sources import Given
+    from config.sources import FlagValues
     from config.vllm.option import Option
 
 LOAD_BALANCING = {
@@ -24,7 +24,7 @@ LOAD_BALANCING = {
 """Modes of load balancing between data parallel ranks. They exclude each other."""
 
 
-def check_values(given: Given, options: Mapping[str, Option]) -> None:
+def check_values(given: FlagValues, options: Mapping[str, Option]) -> None:
     """Raises ConfigError for the first value that vLLM's start would refuse."""
     for name, value in given.items():
         option = options.get(name)
@@ -51,7 +51,7 @@ def unknown_name(name: str, names: tuple[str, ...]) -> str:
     return f"must be one of {', '.join(names)}{suggestion(name, names=names)}"
 
 
-def is_headless(given: Given) -> bool:
+def is_headless(given: FlagValues) -> bool:
     """True for a node that runs engines only.
 
     Raises ConfigError for options that contradict this.
@@ -68,7 +68,7 @@ def is_headless(given: Given) -> bool:
     return True
 
 
-def check_load_balancing(given: Given, headless: bool) -> None:
+def check_load_balancing(given: FlagValues, headless: bool) -> None:
     """Raises ConfigError for data parallel options that exclude each other, as vLLM does."""
     modes = {name for name in LOAD_BALANCING if given.get(name) == "true"}
     if "data-parallel-rank" in given:

@@ -17,17 +17,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.command_line import (
-    OTHERS,
-    Flag,
+    find_settings_kind,
     flags_of,
+    help_flag,
     help_text,
-    kind_of,
-    read_words,
     setting_flags,
 )
 from config.declaration import COMMAND, ConfigError, UsageError, suggestion
+from config.flag_words import Flag, read_words
 from config.settings import BY_NAME, table_of
-from config.sources import Flags, Given
+from config.sources import Flags, FlagValues
 from config.vllm.checks import check_load_balancing, check_values, is_headless, unknown_name
 from config.vllm.option import Option
 from config.yaml_file import parse_yaml
@@ -83,7 +82,7 @@ _EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
 """Path of a chat template in vLLM's image."""
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Given, Flags]:
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[FlagValues, Flags]:
     """Returns vLLM's options, with the positional model as `model`, and flags of settings.
 
     ConfigError for words that vLLM's parser would refuse. The file of `--config` is weaker than the
@@ -91,7 +90,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Given, Flags]
     """
     if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
         raise UsageError(f"flag {CONFIG}: only one file can be given")
-    kind = kind_of(argv, environ)
+    kind = find_settings_kind(argv, environ)
     ours = (
         flag for name, facts in (OPTIONS | OBSOLETE).items() for flag in _forms(name, facts, False)
     )
@@ -118,7 +117,7 @@ def usage() -> str:
         ]
         for group, members in GROUPS.items()
     }
-    return ABOUT + help_text(by_group | {"Others": OTHERS[-1:]})
+    return ABOUT + help_text(by_group | {"Others": [help_flag()]})
 
 
 def _forms(name: str, facts: Option, with_help: bool = True) -> Iterator[Flag]:
@@ -211,7 +210,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     flags.headless = is_headless(given)
     flags.unread = UNREAD
     check_load_balancing(given, flags.headless)
-    values: Given = {}
+    values: FlagValues = {}
     for name in (name for name in MEANINGS if name in given):
         found = _effect_of(name, given[name])
         values |= found
@@ -226,7 +225,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     return flags
 
 
-def _effect_of(name: str, value: str | list[str]) -> Given:
+def _effect_of(name: str, value: str | list[str]) -> FlagValues:
     """Returns the settings that an option sets."""
     facts = OPTIONS[name]
     if isinstance(value, str) and name in ACTS:
@@ -238,7 +237,7 @@ def _effect_of(name: str, value: str | list[str]) -> Given:
     return {} if taken is None else {BY_NAME[facts.setting or name].name: taken}
 
 
-def _fallbacks(values: Given, environ: Mapping[str, str]) -> dict[str, str]:
+def _fallbacks(values: FlagValues, environ: Mapping[str, str]) -> dict[str, str]:
     found, length = dict(DEFAULTS), str(values.get("max-model-len") or "")
     if not length:  # as in a local model's config.json
         known: object = None
@@ -258,7 +257,7 @@ def _fallbacks(values: Given, environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _remarks(given: Given) -> Iterator[str]:
+def _remarks(given: FlagValues) -> Iterator[str]:
     ranks, template = str(given.get("data-parallel-size", 1)), str(given.get("chat-template", ""))
     if int(ranks) > MOST_RANKS:
         yield f"--data-parallel-size: {MOST_RANKS} ranks of {ranks} are played"
@@ -319,7 +318,7 @@ def read_config(text: str, kind: type[T]) -> T:
         raise ValueError(f"{text[:80]!r} must be a JSON object") from None
 
 
-def _events(text: str) -> Given:
+def _events(text: str) -> FlagValues:
     config = read_config(text, KVEventsConfig)
     if not config.enable_kv_cache_events or config.publisher == "null":
         return {"zmq-endpoint": ""}
@@ -352,7 +351,7 @@ CONNECTORS = {
 """vLLM's connectors -> value of the setting `kv-connector`."""
 
 
-def _transfer(text: str) -> Given:
+def _transfer(text: str) -> FlagValues:
     config = read_config(text, KVTransferConfig)
     connectors = [config]
     if config.kv_connector == "MultiConnector":
@@ -378,7 +377,7 @@ def _check_connector(config: KVTransferConfig) -> None:
         raise ValueError("kv_role is missing: it must be kv_producer, kv_consumer or kv_both")
 
 
-ACTS: Mapping[str, Callable[[str], Given]] = {
+ACTS: Mapping[str, Callable[[str], FlagValues]] = {
     "chat-template": lambda text: {} if _is_example(text) else {"chat-template": text},
     "config": lambda text: {},
     "data-parallel-size": lambda text: {"data-parallel-size": str(min(int(text), MOST_RANKS))},
