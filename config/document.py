@@ -10,16 +10,8 @@ import msgspec
 from config.settings import SECTIONS, TABLE, Setting
 from config.sources import IGNORED, REMOVED
 from config.vllm.option import Option
-from config.vllm.serve import (
-    DEFAULTS,
-    GROUPS,
-    KEEP_ALIVE,
-    OBSOLETE,
-    OPTIONS,
-    UNREAD,
-    effect,
-    names_of,
-)
+from config.vllm.options import GROUPS, OBSOLETE, OPTIONS, effect, names_of
+from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS = DOCS / "configuration.md"
