@@ -19,12 +19,33 @@ from msgspec import Meta, Struct
 
 ROUNDING = 1e-9
 """Relative tolerance, so that rounding of floats does not fail 21ms under "30 % of 70ms"."""
-MOST_DEVIATION = 30
-"""Greatest standard deviation, in % of its mean."""
-LONGEST_SHOWN = 80
+MAX_DEVIATION_PERCENT = 30
+"""Maximum standard deviation, in % of its mean."""
+MAX_SHOWN_LENGTH = 80
+"""Maximum length of a value in a message, in characters."""
 PORTS = 1 << 16
-DURATION, JSON, OBJECTS = "duration", "JSON", "list of objects"
-"""Markers of types whose texts differ from msgspec's; see `config.kinds`."""
+"""Number of TCP ports."""
+# Markers of types whose texts differ from msgspec's (`config.kinds`).
+DURATION = "duration"
+JSON = "JSON"
+OBJECTS = "list of objects"
+
+Extra = Literal["calibrate", "dask", "engine", "fleet", "grpc", "plan", "tracing"]
+"""Optional part: an extra of pyproject.toml."""
+
+IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
+"""True in a clone: a wheel or an image has no requirements file."""
+COMMAND = "python -m app" if IS_CLONE else "understudy"
+PACKAGES: Mapping[Extra, tuple[str, ...]] = {
+    "calibrate": ("cma", "numpy"),
+    "dask": ("distributed",),
+    "engine": ("torch", "safetensors", "llguidance"),
+    "fleet": ("matplotlib",),
+    "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection", "h2"),
+    "plan": ("joblib",),
+    "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+}
+"""Optional part -> modules that it imports."""
 
 Count = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -58,24 +79,6 @@ class UsageError(ConfigError):
     status = 2
 
 
-Extra = Literal["calibrate", "dask", "engine", "fleet", "grpc", "plan", "tracing"]
-"""Optional part: an extra of pyproject.toml."""
-
-IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
-"""True in a clone: a wheel or an image has no requirements file."""
-COMMAND = "python -m app" if IS_CLONE else "understudy"
-PACKAGES: Mapping[Extra, tuple[str, ...]] = {
-    "calibrate": ("cma", "numpy"),
-    "dask": ("distributed",),
-    "engine": ("torch", "safetensors", "llguidance"),
-    "fleet": ("matplotlib",),
-    "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection", "h2"),
-    "plan": ("joblib",),
-    "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-}
-"""Optional part -> modules that it imports."""
-
-
 def install(extra: Extra) -> str:
     """Returns the command that installs an optional part."""
     if IS_CLONE:
@@ -84,6 +87,7 @@ def install(extra: Extra) -> str:
 
 
 def missing(extra: Extra) -> list[str]:
+    """Returns the modules of an optional part that are not installed."""
     absent = []
     for module in PACKAGES[extra]:
         with suppress(ImportError):  # the module's package is missing
@@ -94,28 +98,34 @@ def missing(extra: Extra) -> list[str]:
 
 
 def check_installed(extra: Extra, wanted_by: str) -> None:
-    """Raises ConfigError, in one line, if an optional part for `wanted_by` is not installed."""
-    if names := missing(extra):
+    """Checks that an optional part is installed.
+
+    Raises:
+        ConfigError: A module is missing; the message begins with `wanted_by`.
+    """
+    names = missing(extra)
+    if names:
         raise ConfigError(f"{wanted_by}: needs {' and '.join(names)}: {install(extra)}")
 
 
 class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Group of settings; the docstring is the heading in help and documentation."""
+    """A group of settings; the docstring is the heading in help and documentation."""
 
 
 class About(Struct, frozen=True):
-    """Meaning of a setting, and its other names."""
+    """Facts of a setting: meaning, unit, other names, and handling of its value."""
 
     help: str = ""
     """Meaning of the setting; empty where the field has a docstring."""
     unit: str = ""
     env: tuple[str, ...] = ()
-    """Further environment variables, weaker than ``SIM_<NAME>``."""
+    """Additional environment variables, with lower precedence than ``SIM_<NAME>``."""
     also: tuple[str, ...] = ()
-    """Names in other programs: accepted as flags, YAML keys and ``SIM_`` variables, too."""
+    """Names in other programs, accepted as flags, YAML keys and ``SIM_`` variables."""
     live: bool = False
     """May change while the server runs."""
     secret: bool = False
+    """Masked in messages and logs."""
     path: bool = False
     """May name a file or folder."""
     created: bool = False
@@ -135,23 +145,29 @@ class SettingRule(Struct, frozen=True):
     """(value, its section) -> flaw, worded as `text`; empty for a valid value."""
 
 
-def deviation_of(of: str) -> SettingRule:
-    """Refuses standard deviations above `MOST_DEVIATION` % of the section's field `of`."""
-    text = f"must not be more than {MOST_DEVIATION} % of {of.replace('_', '-')}"
-    share = MOST_DEVIATION / 100 * (1 + ROUNDING)
-    return SettingRule(
-        text, lambda value, section: text if value > share * getattr(section, of) else ""
-    )
+def deviation_of(mean: str) -> SettingRule:
+    """Rejects standard deviations above `MAX_DEVIATION_PERCENT` of the section's field `mean`."""
+    text = f"must not be more than {MAX_DEVIATION_PERCENT} % of {mean.replace('_', '-')}"
+    max_share = MAX_DEVIATION_PERCENT / 100 * (1 + ROUNDING)
+
+    def flaw(value: float, section: Section) -> str:
+        return text if value > max_share * getattr(section, mean) else ""
+
+    return SettingRule(text, flaw)
 
 
 def not_below(other: str) -> SettingRule:
-    """Refuses values below the section's field `other`."""
+    """Rejects values below the section's field `other`."""
     text = f"must not be less than {other.replace('_', '-')}"
-    return SettingRule(text, lambda value, section: text if value < getattr(section, other) else "")
+
+    def flaw(value: float, section: Section) -> str:
+        return text if value < getattr(section, other) else ""
+
+    return SettingRule(text, flaw)
 
 
 def understood_by(read: Callable[[Any], object], text: str) -> SettingRule:
-    """Refuses values for which `read` raises ValueError; the flaw has the error's text."""
+    """Rejects values for which `read` raises ValueError; the flaw has the error's text."""
 
     def flaw(value: object, section: Section) -> str:
         try:
@@ -164,25 +180,30 @@ def understood_by(read: Callable[[Any], object], text: str) -> SettingRule:
 
 
 def shown(value: object) -> str:
-    """Returns a value for a message, cut at `LONGEST_SHOWN` characters."""
+    """Returns a value for a message, cut at `MAX_SHOWN_LENGTH` characters."""
     text = repr(value)
-    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+    if len(text) > MAX_SHOWN_LENGTH:
+        text = text[:MAX_SHOWN_LENGTH] + "…"
+    return text
 
 
 def suggestion(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Returns ``; did you mean ...?`` if one of `names` is close to `name`, else an empty text."""
     from difflib import get_close_matches  # needed for errors only
 
-    names = list(names)
-    close = get_close_matches(name, names, n=1, cutoff=0.75)
-    close = close or [it for it in names if sorted(it) == sorted(name)]
+    candidates = list(names)
+    close = get_close_matches(name, candidates, n=1, cutoff=0.75)
+    if not close:
+        letters = sorted(name)
+        close = [candidate for candidate in candidates if sorted(candidate) == letters]
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def port_of(endpoint: str) -> int | None:
     """Returns the port of a tcp address in vLLM's syntax; None for ipc and inproc.
 
-    ValueError for another.
+    Raises:
+        ValueError: `endpoint` is not an address of ZMQ.
     """
     scheme, _, address = endpoint.partition("://")
     if scheme not in ("tcp", "ipc", "inproc") or not address:
@@ -195,8 +216,13 @@ def port_of(endpoint: str) -> int | None:
     return int(port)
 
 
-ZMQ_ADDRESS = understood_by(
-    lambda value: port_of(value) if value else None,
-    "must be tcp://host:port, with a number as port, ipc:// or inproc://",
-)
-"""Rule of a setting for a ZMQ address; may be empty."""
+def zmq_address() -> SettingRule:
+    """Rejects texts that are neither empty nor an address of ZMQ."""
+
+    def check(value: str) -> None:
+        if value:
+            port_of(value)
+
+    return understood_by(
+        check, "must be tcp://host:port, with a number as port, ipc:// or inproc://"
+    )

@@ -10,111 +10,116 @@ import msgspec
 from config.settings import SECTIONS, TABLE, Setting
 from config.sources import IGNORED, REMOVED
 from config.vllm.option import Option
-from config.vllm.serve import (
-    DEFAULTS,
-    GROUPS,
-    KEEP_ALIVE,
-    OBSOLETE,
-    OPTIONS,
-    UNREAD,
-    effect,
-    names_of,
-)
+from config.vllm.options import GROUPS, OBSOLETE, OPTIONS, effect, names_of
+from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
 
 DOCS = Path(__file__).parent.parent / "docs"
-SETTINGS, SERVE = DOCS / "configuration.md", DOCS / "serve.md"
-MADE = re.compile(r"(<!-- made: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SETTINGS = DOCS / "configuration.md"
+SERVE = DOCS / "serve.md"
+GENERATED = re.compile(r"(<!-- made: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 """Place of a table in a page, with its name."""
 
 
 def settings_page() -> str:
-    """Returns docs/configuration.md: its text as it stands, and the tables."""
-    columns = "setting", "type", "default", "environment", "live", "meaning"
-    tables = {
-        group: f"{section.__doc__}\n\n"
-        + _table(columns, (_setting(row) for row in TABLE if row.group == group))
-        for group, section in SECTIONS.items()
-    }
-    tables["ignored"] = _names(IGNORED)
-    successors = ((f"`{name}`", successor) for name, successor in REMOVED.items())
+    """Returns docs/configuration.md: the present text with new tables."""
+    columns = ("setting", "type", "default", "environment", "live", "meaning")
+    tables = {}
+    for group, section in SECTIONS.items():
+        rows = [_setting_cells(row) for row in TABLE if row.group == group]
+        tables[group] = f"{section.__doc__}\n\n{_table(columns, rows)}"
+    tables["ignored"] = _flag_list(IGNORED)
+    successors = [(f"`{name}`", successor) for name, successor in REMOVED.items()]
     tables["removed"] = _table(("removed setting", "successor"), successors)
     return _filled(SETTINGS, tables)
 
 
 def options_page() -> str:
-    """Returns docs/serve.md: its text as it stands, and the tables."""
-    tables = {
-        group: _table(
-            ("option", "value", "default", "here"), (_option(*each) for each in members.items())
-        )
-        for group, members in GROUPS.items()
-    }
-    defaults = (
-        f"* `{name}`: {f'`{value}`' if value else 'empty'}" for name, value in DEFAULTS.items()
-    )
-    variables = [
-        (f"`{name}`", f"Setting `{row.name}`: {row.help}")
-        for row in TABLE
-        for name in row.env
-        if not name.startswith("SIM_") and name not in UNREAD
+    """Returns docs/serve.md: the present text with new tables."""
+    columns = ("option", "value", "default", "here")
+    tables = {}
+    for group, options in GROUPS.items():
+        rows = [_option_cells(name, option) for name, option in options.items()]
+        tables[group] = _table(columns, rows)
+    unplayed = [
+        (f"`--{name}`", option.unplayed) for name, option in OPTIONS.items() if option.unplayed
     ]
-    variables.append((f"`{KEEP_ALIVE}`", "Setting `keep-alive-timeout`, in seconds."))
-    unplayed = (
-        (f"`--{name}`", facts.unplayed) for name, facts in OPTIONS.items() if facts.unplayed
+    tables["defaults"] = "\n".join(
+        f"* `{name}`: {_code(value) or 'empty'}" for name, value in DEFAULTS.items()
     )
-    tables["defaults"] = "\n".join(defaults)
-    tables["variables"] = _table(("variable", "here"), variables)
+    tables["variables"] = _table(("variable", "here"), _variables())
     tables["unplayed"] = _table(("option", "about"), unplayed)
-    tables["obsolete"] = _names(OBSOLETE)
+    tables["obsolete"] = _flag_list(OBSOLETE)
     return _filled(SERVE, tables)
 
 
+def _variables() -> list[tuple[str, str]]:
+    """Returns the environment variables of vLLM that `serve` reads, with their settings."""
+    variables = []
+    for row in TABLE:
+        for name in row.env:
+            if not name.startswith("SIM_") and name not in UNREAD:
+                variables.append((f"`{name}`", f"Setting `{row.name}`: {row.help}"))
+    variables.append((f"`{KEEP_ALIVE}`", "Setting `keep-alive-timeout`, in seconds."))
+    return variables
+
+
 def _filled(page: Path, tables: Mapping[str, str]) -> str:
-    return MADE.sub(lambda at: f"{at[1]}\n{tables[at[2]]}\n\n{at[3]}", page.read_text("utf-8"))
+    def fill(place: re.Match[str]) -> str:
+        return f"{place[1]}\n{tables[place[2]]}\n\n{place[3]}"
+
+    return GENERATED.sub(fill, page.read_text("utf-8"))
 
 
-def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    columns = tuple(columns)
-    return "\n".join(
-        f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)
-    )
+def _table(columns: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
+    lines = (columns, ["---"] * len(columns), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _names(flags: Iterable[str]) -> str:
-    return ", ".join(f"`--{name}`" for name in sorted(flags))
+def _flag_list(names: Iterable[str]) -> str:
+    return ", ".join(f"`--{name}`" for name in sorted(names))
 
 
-def _setting(row: Setting) -> tuple[str, ...]:
-    kind = f"{row.kind.name} ({row.about.unit})" if row.about.unit else row.kind.name
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _setting_cells(row: Setting) -> tuple[str, ...]:
+    kind = row.kind.name
+    if row.about.unit:
+        kind += f" ({row.about.unit})"
     default = row.write(row.default)
-    shown = "empty" if default in ("", "[]", "{}") else f"`{default}`"
-    rules = "; ".join(filter(None, (row.limits, *(rule.text for rule in row.rules))))
-    also = f" Also `{'`, `'.join(row.about.also)}`." if row.about.also else ""
-    meaning = (
-        row.help
-        + (f" The value {rules}." if rules else "")
-        + (" Never shown." if row.about.secret else "")
-    )
+    if default in ("[]", "{}"):
+        default = ""
+    live = ""
+    if row.about.live:
+        live = "live"
     variables = " ".join(f"`{name}`" for name in row.env)
-    return (
-        f"`{row.name}`",
-        kind,
-        shown,
-        variables,
-        "live" if row.about.live else "",
-        meaning + also,
-    )
+    return (f"`{row.name}`", kind, _code(default) or "empty", variables, live, _meaning(row))
 
 
-def _option(name: str, facts: Option) -> tuple[str, ...]:
-    names = " ".join(f"`{form}`" for form in names_of(name))
-    kind = (
-        ""
-        if facts.kind == "switch"
-        else " ".join(f"`{choice}`" for choice in facts.choices) or facts.kind
-    )
-    default = "" if facts.default is msgspec.UNSET else f"`{json.dumps(facts.default)}`"
-    return (names, f"{kind}{', several' if facts.many else ''}", default, effect(name))
+def _meaning(row: Setting) -> str:
+    text = row.help
+    rules = "; ".join(filter(None, (row.limits, *(rule.text for rule in row.rules))))
+    if rules:
+        text += f" The value {rules}."
+    if row.about.secret:
+        text += " Never shown."
+    if row.about.also:
+        text += f" Also `{'`, `'.join(row.about.also)}`."
+    return text
+
+
+def _option_cells(name: str, option: Option) -> tuple[str, ...]:
+    forms = " ".join(f"`{form}`" for form in names_of(name))
+    kind = ""
+    if option.kind != "switch":
+        kind = " ".join(f"`{choice}`" for choice in option.choices) or option.kind
+    if option.many:
+        kind += ", several"
+    default = ""
+    if option.default is not msgspec.UNSET:
+        default = f"`{json.dumps(option.default)}`"
+    return (forms, kind, default, effect(name))
 
 
 if __name__ == "__main__":

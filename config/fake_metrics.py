@@ -1,4 +1,4 @@
-"""Fake metrics: typed form of the setting, and updates of single keys (simulator.md 14.4).
+"""Fake metrics: typed form of the setting, and updates of single keys (docs/metrics.md).
 
 Keys are the fields of `FakeMetrics` with dashes. msgspec checks all values except functions of
 time.
@@ -13,17 +13,39 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import suggestion
-from config.kinds import MOST, parse_duration
+from config.durations import parse_duration
+from config.kinds import MAX_FLOAT
 
-TTFT_BUCKETS, TPOT_BUCKETS = 23, 20
-"""Number of buckets of the times to first token and per output token, with +Inf."""
+_TOTALS = {
+    "request-prompt-tokens": "total-prompt-tokens",
+    "request-generation-tokens": "total-generation-tokens",
+}
+"""Histogram of token counts -> its total."""
+# llm-d-inference-sim accepts only these names in YAML.
+_OTHER_NAMES = {
+    "totalprompttokens": "total-prompt-tokens",
+    "totalgenerationtokens": "total-generation-tokens",
+}
+_LEVELS = ("running-requests", "waiting-requests", "kv-cache-usage")
+_LEVEL_RULE = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period)"
+TTFT_BUCKETS = 23
+"""Number of buckets of the time to the first token, with +Inf."""
+TPOT_BUCKETS = 20
+"""Number of buckets of the time per output token, with +Inf."""
+
 FinishReason = Literal[
-    Literal["stop", "length", "abort", "error", "repetition"],
-    Literal["tool_calls", "remote_decode", "cache_threshold"],
+    "stop",
+    "length",
+    "abort",
+    "error",
+    "repetition",
+    # Reasons of llm-d-inference-sim only.
+    "tool_calls",
+    "remote_decode",
+    "cache_threshold",
 ]
-"""vLLM's reasons, then reasons of the reference simulator only."""
 
-Finite = Annotated[float, Meta(ge=-MOST, le=MOST)]
+Finite = Annotated[float, Meta(ge=-MAX_FLOAT, le=MAX_FLOAT)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Counts = tuple[Count, ...]
 """Observations per bucket, not cumulative; missing buckets at the end are 0."""
@@ -33,7 +55,7 @@ Names = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*$")]
 """Names separated by commas, without lone surrogates."""
 
 Shape = Literal["oscillate", "ramp", "rampreset", "squarewave"]
-Number = Annotated[float, Meta(ge=0, le=MOST)]
+Number = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 T = TypeVar("T")
 
@@ -52,7 +74,7 @@ class Function(Struct, Generic[T], frozen=True):
 
 
 class FakeAdapters(Struct, frozen=True, forbid_unknown_fields=True):
-    """LoRA adapters at a time: names separated by commas, and Unix seconds."""
+    """LoRA adapters at one time: names separated by commas, and Unix seconds."""
 
     running: Names = ""
     waiting: Names = ""
@@ -87,34 +109,24 @@ class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
     prefix_cache_queries: Count | None = None
 
     def __post_init__(self) -> None:
-        hits, queries = self.prefix_cache_hits, self.prefix_cache_queries
+        hits = self.prefix_cache_hits
+        queries = self.prefix_cache_queries
         if (hits is None) != (queries is None):
             raise ValueError("prefix-cache-hits must be given together with prefix-cache-queries")
         if hits is not None and queries is not None and hits > queries:
             raise ValueError("prefix-cache-hits must not be more than prefix-cache-queries")
 
 
-_KEYS = tuple(name.replace("_", "-") for name in FakeMetrics.__struct_fields__)
-# The reference simulator accepts only these names in YAML.
-_OTHER_NAMES = {
-    "totalprompttokens": "total-prompt-tokens",
-    "totalgenerationtokens": "total-generation-tokens",
-}
-_LEVELS = ("running-requests", "waiting-requests", "kv-cache-usage")
-_LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period)"
-_TOTALS = {
-    "request-prompt-tokens": "total-prompt-tokens",
-    "request-generation-tokens": "total-generation-tokens",
-}
-
-
 def parse(text: str | None) -> FakeMetrics | None:
     """Parses the setting; None means real metrics.
 
-    Raises FakeMetricsError with the first wrong key.
+    Raises:
+        FakeMetricsError: A key or value is wrong; the message has the first one.
     """
     document = _document(text)
-    return None if document is None else _typed(document)
+    if document is None:
+        return None
+    return _typed(document)
 
 
 def merged(current: str | None, update: object) -> str:
@@ -122,37 +134,42 @@ def merged(current: str | None, update: object) -> str:
 
     `update` is an object, or its JSON text. An absent or null key keeps its value; an empty list or
     object clears it. A new list of token counts removes the old total, unless `update` has a new
-    total. Raises FakeMetricsError for a wrong update, for a wrong result, and when the metrics are
-    real.
+    total.
+
+    Raises:
+        FakeMetricsError: The update or the result is wrong, or the metrics are real.
     """
-    before = _document(current)
-    if before is None:
+    document = _document(current)
+    if document is None:
         raise FakeMetricsError("fake-metrics cannot change: the server was started without them")
     changes = _document(update) or {}
     for counts, total in _TOTALS.items():
         if counts in changes and total not in changes:
-            before.pop(total, None)
-    after = before | changes
-    _typed(after)
-    return json.dumps(after, ensure_ascii=False)
+            document.pop(total, None)
+    document |= changes
+    _typed(document)
+    return json.dumps(document, ensure_ascii=False)
 
 
 def _document(source: object) -> dict[str, object] | None:
     """Returns the object in `source` (or its JSON text) with canonical keys and without nulls."""
-    try:
-        found: object = json.loads(source) if isinstance(source, str | bytes) else source
-    except (ValueError, RecursionError):
-        raise FakeMetricsError("fake-metrics must be JSON") from None
-    if found is None:
+    content = source
+    if isinstance(source, str | bytes):
+        try:
+            content = json.loads(source)
+        except (ValueError, RecursionError):
+            raise FakeMetricsError("fake-metrics must be JSON") from None
+    if content is None:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise FakeMetricsError("fake-metrics must be a JSON object")
+    keys = [field.replace("_", "-") for field in FakeMetrics.__struct_fields__]
     document: dict[str, object] = {}
-    for key, value in found.items():
+    for key, value in content.items():
         name = key.replace("_", "-")
         name = _OTHER_NAMES.get(name, name)
-        if name not in _KEYS:
-            raise FakeMetricsError(f"{key!r} is not a fake metric{suggestion(name, names=_KEYS)}")
+        if name not in keys:
+            raise FakeMetricsError(f"{key!r} is not a fake metric{suggestion(name, names=keys)}")
         if name in document:
             raise FakeMetricsError(f"{name} is given twice")
         document[name] = value
@@ -160,27 +177,29 @@ def _document(source: object) -> dict[str, object] | None:
 
 
 def _typed(document: Mapping[str, object]) -> FakeMetrics:
-    values = {
-        name: _function(value) if name in _LEVELS else value for name, value in document.items()
-    }
+    values = dict(document)
+    for name in _LEVELS:
+        if name in values:
+            values[name] = _function(values[name])
     adapters = values.get("loras")
     if isinstance(adapters, list):
         values["loras"] = [_object(item) for item in adapters]
     try:
         return msgspec.convert(values, FakeMetrics, strict=False)
-    except (
-        msgspec.ValidationError
-    ) as error:  # such as "Expected `int` >= 0 - at `$.total-prompt-tokens`"
-        rule, _, place = str(error).partition(" - at ")
-    where = place.rpartition("$.")[2].strip("`")
-    rule += _LEVEL if where.startswith(_LEVELS) else ""
-    raise FakeMetricsError(f"{where}: {rule}" if where else rule)
+    except msgspec.ValidationError as error:
+        # The error is like "Expected `int` >= 0 - at `$.total-prompt-tokens`".
+        rule, _, path = str(error).partition(" - at ")
+    key = path.rpartition("$.")[2].strip("`")
+    if key.startswith(_LEVELS):
+        rule += _LEVEL_RULE
+    raise FakeMetricsError(f"{key}: {rule}" if key else rule)
 
 
 def _object(item: object) -> object:
     """Returns the object that a text has as JSON; any other value unchanged."""
-    with suppress(ValueError, RecursionError):
-        return json.loads(item) if isinstance(item, str) else item
+    if isinstance(item, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(item)
     return item
 
 
@@ -188,9 +207,8 @@ def _function(value: object) -> object:
     """Splits the text of a function of time; any other value unchanged."""
     if not isinstance(value, str) or value.count(":") != 3:
         return value
-    function: dict[str, object] = dict(
-        zip(Function.__struct_fields__, value.split(":"), strict=True)
-    )
+    fields = zip(Function.__struct_fields__, value.split(":"), strict=True)
+    function: dict[str, object] = dict(fields)
     with suppress(ValueError):
         function["period_s"] = parse_duration(function["period_s"])
     return function

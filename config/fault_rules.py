@@ -5,6 +5,7 @@ A rule is an object with an `action` and the fields of this action; all other fi
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,7 +27,7 @@ Family = Literal["chat", "completions", "responses", "messages", "generate", "gr
 
 
 class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="action"):
-    """A rule; applies to requests that meet all given conditions."""
+    """A rule; applies to requests that meet all of its conditions."""
 
     name: Name = ""
     """Name of the rule in a verdict; if empty, the action."""
@@ -43,10 +44,13 @@ class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
     @property
     def action(self) -> str:
+        """The fault of the rule."""
         return str(self.__struct_config__.tag)
 
 
 class ErrorRule(FaultRule, frozen=True, tag="error"):
+    """Answers with an error of this status; None leaves a field to the status."""
+
     status: Status = 500
     type: str | None = None
     message: str | None = None
@@ -110,19 +114,27 @@ class SlowFirstTokenRule(FaultRule, frozen=True, tag="slow-first-token"):
     seconds: Seconds = 10.0
 
 
-ACTIONS = {str(kind.__struct_config__.tag): kind for kind in FaultRule.__subclasses__()}
+@cache
+def rule_kinds() -> dict[str, type[FaultRule]]:
+    """Returns the kind of rule for each action."""
+    return {str(kind.__struct_config__.tag): kind for kind in FaultRule.__subclasses__()}
 
 
 def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
     """Parses a JSON list of rules, or one rule.
 
-    ValueError has the wrong rule's number, and the reason.
+    Raises:
+        ValueError: A rule is wrong; the message has its number, and the reason.
     """
-    listed = _json(text) if text else []
-    if not isinstance(listed, list | dict):
+    if not text:
+        return ()
+    items = _json(text)
+    if isinstance(items, dict):
+        items = [items]
+    if not isinstance(items, list):
         raise ValueError("a list of rules is needed")
     rules: list[FaultRule] = []
-    for number, item in enumerate([listed] if isinstance(listed, dict) else listed, 1):
+    for number, item in enumerate(items, 1):
         try:
             rules.append(read_fault_rule(item))
         except ValueError as error:
@@ -131,9 +143,10 @@ def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
 
 
 def parse_fault(text: str) -> FaultRule:
-    """Parses the rule of a header:
+    """Parses the rule of a header: a JSON object, or a short form as ``disconnect; after=3``.
 
-    a JSON object, or short ``disconnect; after=3``. May raise ValueError.
+    Raises:
+        ValueError: The rule is wrong; the message has the reason.
     """
     if text.lstrip().startswith("{"):
         return read_fault_rule(_json(text))
@@ -155,15 +168,20 @@ def _json(text: str) -> object:
 
 
 def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
-    """Converts `item` to a rule; values may be texts unless `strict`. ValueError has the reason."""
+    """Converts `item` to a rule; values may be texts unless `strict`.
+
+    Raises:
+        ValueError: The rule is wrong; the message has the reason.
+    """
     if not isinstance(item, Mapping):
         raise ValueError("a rule is an object")
+    kinds = rule_kinds()
     action = item.get("action")
-    if not isinstance(action, str) or action not in ACTIONS:
-        hint = suggestion(str(action), names=ACTIONS) or f"; there are {', '.join(ACTIONS)}"
+    if not isinstance(action, str) or action not in kinds:
+        hint = suggestion(str(action), names=kinds) or f"; there are {', '.join(kinds)}"
         raise ValueError(f"no action {repr(action)[:40]}{hint}")
     try:
-        rule = msgspec.convert(item, ACTIONS[action], strict=strict)
+        rule = msgspec.convert(item, kinds[action], strict=strict)
         msgspec.json.encode(rule)
     except msgspec.ValidationError as error:
         raise ValueError(f"{action}: {error}") from None

@@ -10,9 +10,10 @@ from functools import wraps
 from itertools import takewhile
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from config.command_line import kind_of, setting_flags, unknown_flag
+from config.command_line import find_settings_kind, setting_flags
 from config.declaration import ConfigError, UsageError
-from config.kinds import format_duration, parse_duration
+from config.durations import format_duration, parse_duration
+from config.flag_words import unknown_flag
 from config.settings import Settings, table_of
 
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
@@ -20,23 +21,23 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+)(?:(?:([kKMGT])(i?))?B)?", re.ASC
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Decorates a function that returns an exit status: one line for ConfigError, `errors`,
-    OSError, Ctrl-C.
+    """Decorates a function that returns an exit status.
 
-    A closed standard output is left to the caller.
+    The decorated function prints one line for ConfigError, `errors`, OSError and Ctrl-C. A closed
+    standard output is left to the caller.
     """
-
-    told: tuple[type[Exception], ...] = (ConfigError, *errors)
+    reported: tuple[type[Exception], ...] = (ConfigError, *errors)
 
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
         @wraps(run)
         def status(*args: P.args, **kwargs: P.kwargs) -> int:
             try:
                 return run(*args, **kwargs)
-            except told as error:
+            except reported as error:
                 print(f"error: {error}", file=sys.stderr)
                 return getattr(error, "status", 1)
             except KeyboardInterrupt:
@@ -56,15 +57,18 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Raises UsageError for a wrong command line; reports an unknown flag, with the nearest name,
-    first.
+    """A parser that raises UsageError for a wrong command line.
+
+    It reports an unknown flag first, with a similar flag.
     """
 
     def error(self, message: str) -> NoReturn:
+        """Raises UsageError, where argparse would exit."""
         raise UsageError(message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._check(args or (), self._names())
+        """Parses `args`, after a check for unknown flags."""
+        self._check(args or (), self._forms())
         return super().parse_args(args, namespace)
 
     def parse_beside_settings(
@@ -72,23 +76,29 @@ class FlagParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Splits words into flags of the command and flags of settings.
 
-        UsageError for other flags.
+        Raises:
+            UsageError: A flag is neither. With `plugins_only`, only settings of plugins are valid.
         """
-        table = table_of(kind_of(words, {}))
-        others = {*Settings.__struct_fields__} - {"plugins"} if plugins_only else {""}
-        names = {name for name, row in table.by_name.items() if row.group not in others}
-        flags = (flag for flag in setting_flags(table) if not plugins_only or flag.name in names)
-        self._check(words, [*self._names(), *(form for flag in flags for form in flag.forms)])
+        table = table_of(find_settings_kind(words, {}))
+        forms = list(self._forms())
+        names = set(table.by_name)
+        if plugins_only:
+            core_groups = {*Settings.__struct_fields__} - {"plugins"}
+            names = {name for name, row in table.by_name.items() if row.group not in core_groups}
+        for flag in setting_flags(table):
+            if not plugins_only or flag.name in names:
+                forms += flag.forms
+        self._check(words, forms)
         return self.parse_known_args(words)
 
-    def _check(self, words: Sequence[str], names: Iterable[str]) -> None:
-        known = set(names)
+    def _check(self, words: Sequence[str], forms: Iterable[str]) -> None:
+        valid_forms = set(forms)
         for word in takewhile("--".__ne__, words):
             form = word.partition("=")[0].replace("_", "-")
-            if _FLAG.fullmatch(form) and form not in known:
-                raise unknown_flag(form, known)
+            if _FLAG.fullmatch(form) and form not in valid_forms:
+                raise unknown_flag(form, valid_forms)
 
-    def _names(self) -> Iterator[str]:
+    def _forms(self) -> Iterator[str]:
         yield from self._option_string_actions
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -96,50 +106,47 @@ class FlagParser(argparse.ArgumentParser):
                     yield from parser._option_string_actions
 
 
-def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Returns a type of argparse for whole numbers from `least` to `most`."""
-    wanted = f"from {least} on" if most is None else f"from {least} to {most}"
-    return _bounded(
-        int, lambda it: least <= it <= (most or math.inf), f"must be a whole number {wanted}"
-    )
+def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """Returns a type of argparse for whole numbers from `minimum` to `maximum`."""
+    rule = f"must be a whole number from {minimum} on"
+    if maximum is not None:
+        rule = f"must be a whole number from {minimum} to {maximum}"
+    return _bounded(int, minimum, maximum or math.inf, rule)
 
 
 def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
-    """Returns a type of argparse for numbers from `low` + 1e-6 (with `zero`, from `low`) up to
-    `high`.
+    """Returns a type of argparse for numbers up to `high`.
+
+    The minimum is `low` with `zero`, else `low` + 1e-6.
     """
-    wanted = f"from {low:g} to" if zero else f"above {low:g}, at most"
-    rule, least = f"must be a number {wanted} {high:,.0f}", low if zero else low + 1e-6
-    return _bounded(float, lambda it: least <= it <= high, rule)
+    if zero:
+        return _bounded(float, low, high, f"must be a number from {low:g} to {high:,.0f}")
+    rule = f"must be a number above {low:g}, at most {high:,.0f}"
+    return _bounded(float, low + 1e-6, high, rule)
 
 
-def duration_of(most_s: float, least_s: float = 0.0) -> Callable[[str], float]:
-    rule = f"must be a duration from {format_duration(least_s)} to {format_duration(most_s)}"
-    return _bounded(parse_duration, lambda it: least_s <= it <= most_s, rule)
+def duration_of(max_s: float, min_s: float = 0.0) -> Callable[[str], float]:
+    """Returns a type of argparse for durations from `min_s` to `max_s` seconds."""
+    rule = f"must be a duration from {format_duration(min_s)} to {format_duration(max_s)}"
+    return _bounded(parse_duration, min_s, max_s, rule)
 
 
 def size_of(text: str) -> float:
-    """Reads bytes, such as `163840`, `50GB` or `1.5GiB`; of a flag. Raises ArgumentTypeError."""
+    """Reads a flag's size in bytes, such as `163840`, `50GB` or `1.5GiB`.
+
+    Raises:
+        ArgumentTypeError: The text is not a size.
+    """
+    size = 0.0
     match = _SIZE.fullmatch(text)
-    power = " KMGT".index((match[2] or " ").upper()) if match else 0
-    size = float(match[1]) * (1024 if match[3] else 1000) ** power if match else 0
+    if match is not None:
+        base = 1024 if match[3] else 1000
+        size = float(match[1]) * base ** " KMGT".index((match[2] or " ").upper())
     if not 0 < size < math.inf:
         raise argparse.ArgumentTypeError(
             f"{text!r} must be a size above 0, such as 163840, 50GB or 1.5GiB"
         )
     return size
-
-
-def _bounded(
-    convert: Callable[[str], T], valid: Callable[[T], bool], rule: str
-) -> Callable[[str], T]:
-    def read(text: str) -> T:
-        with suppress(ValueError):
-            if valid(value := convert(text)):
-                return value
-        raise ValueError(rule)
-
-    return as_argument(read)
 
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
@@ -152,3 +159,16 @@ def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
     return convert
+
+
+def _bounded(
+    convert: Callable[[str], Number], minimum: float, maximum: float, rule: str
+) -> Callable[[str], Number]:
+    def read(text: str) -> Number:
+        with suppress(ValueError):
+            value = convert(text)
+            if minimum <= value <= maximum:
+                return value
+        raise ValueError(rule)
+
+    return as_argument(read)

@@ -1,5 +1,4 @@
-"""Loads settings from command line, environment, YAML file and defaults, the strongest source
-first.
+"""Loads settings from command line, environment, YAML file and defaults, in this order.
 
 To keep other starts fast, argparse is imported only for flags, and yaml only for a file.
 """
@@ -32,7 +31,11 @@ def load(
     environ: Mapping[str, str] = os.environ,
     warn: Warn = LOG.warning,
 ) -> Settings:
-    """Loads the settings of this process; `argv` has no program name. May raise ConfigError."""
+    """Loads the settings of this process; `argv` has no program name.
+
+    Raises:
+        ConfigError: A setting is wrong, or a file or plugin cannot be read.
+    """
     flags = Flags()
     if argv:
         from config.command_line import parse
@@ -44,31 +47,44 @@ def load(
 
 
 def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
-    given = Sources(flags, environ, warn)
-    kind = flags.kind or settings_kind(given)
+    """Returns the settings of a parsed command line, the environment and the YAML file.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    sources = Sources(flags, environ, warn)
+    kind = flags.kind or settings_kind(sources)
     table = table_of(kind)
-    for name in given.document:
+    for name in sources.document:
         if name not in table.by_name:
             hint = suggestion(name, names=table.by_name)
-            raise ConfigError(f"{given.file}: unknown key {name!r}{hint}")
-    for warning in given.strays(table):
+            raise ConfigError(f"{sources.file}: unknown key {name!r}{hint}")
+    for warning in sources.strays(table):
         warn(warning)
     values: dict[str, object] = {}
-    sources: dict[str, str] = {}
+    source_names: dict[str, str] = {}
     for row in in_order(table):
-        if (found := given.of(row)) is not None:
-            raw, sources[row.name] = found
-            values[row.name] = read(row, raw, sources[row.name])
-    _take_profile(values, sources)
+        candidate = sources.value_of(row)
+        if candidate is not None:
+            raw, source_name = candidate
+            source_names[row.name] = source_name
+            values[row.name] = read(row, raw, source_name)
+    _apply_profile(values, source_names)
     if values.get("engine") == "llm":
-        named = {name for name, source in sources.items() if source != DEFAULT}
-        values |= {name: value for name, value in REAL_DEFAULTS.items() if name not in named}
+        for name, default in REAL_DEFAULTS.items():
+            if source_names.get(name, DEFAULT) == DEFAULT:
+                values[name] = default
     settings = kind().changed(values)
-    check(settings, sources)
+    check(settings, source_names)
     return settings
 
 
 def check_extras(settings: Settings) -> None:
+    """Checks that the optional parts for `settings` are installed.
+
+    Raises:
+        ConfigError: A part is not installed.
+    """
     if settings.server.speaks_grpc:
         check_installed("grpc", "setting grpc")
     if settings.tracing.otlp_traces_endpoint is not None:
@@ -77,23 +93,27 @@ def check_extras(settings: Settings) -> None:
         check_installed("engine", "setting engine: 'llm'")
 
 
-def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
+def _apply_profile(values: dict[str, object], source_names: dict[str, str]) -> None:
     """Adds the limits of the profile's engine, for settings without a source."""
-    timing, profile = values.get("timing", ""), values.get("profile", "")
+    timing = values.get("timing", "")
+    profile = values.get("profile", "")
     if timing == "requests" or not (timing or profile):
         return
     from config.datasheet import chosen_profile  # and YAML
     from config.profile import DEFAULT_PROFILE
 
-    name = str(profile or DEFAULT_PROFILE)
-    values |= {"timing": "steps", "profile": name}
-    limits = {
-        name.replace("-", "_"): value
-        for name in ("max-num-seqs", "max-num-batched-tokens", "block-size")
-        if sources.get(name, DEFAULT) != DEFAULT and isinstance(value := values[name], int)
-    }
-    settings = Settings().changed({n: v for n, v in values.items() if n in BY_NAME})
-    chosen = chosen_profile(settings, limits)
-    for setting, value in chosen.settings().items():
-        if sources.get(setting, DEFAULT) == DEFAULT:
-            values[setting], sources[setting] = value, f"profile {name}"
+    profile_name = str(profile or DEFAULT_PROFILE)
+    values["timing"] = "steps"
+    values["profile"] = profile_name
+    limits = {}
+    for name in ("max-num-seqs", "max-num-batched-tokens", "block-size"):
+        value = values.get(name)
+        if source_names.get(name, DEFAULT) != DEFAULT and isinstance(value, int):
+            limits[name.replace("-", "_")] = value
+    settings = Settings().changed(
+        {name: value for name, value in values.items() if name in BY_NAME}
+    )
+    for name, limit in chosen_profile(settings, limits).settings().items():
+        if source_names.get(name, DEFAULT) == DEFAULT:
+            values[name] = limit
+            source_names[name] = f"profile {profile_name}"

@@ -12,6 +12,7 @@ from functools import partial
 from glob import escape as glob_escape
 from glob import glob
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -29,18 +30,23 @@ API = 2
 GROUP = "understudy"
 SECTION = f"[{GROUP}]".encode()
 MODULE_PREFIX = "understudy_plugin_"
-RESERVED = frozenset(("config", "help", "v", "version", CONFIG))
+RESERVED_NAMES = frozenset(("config", "help", "v", "version", CONFIG))
 """Flags and variables that are not settings."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def settings_kind(sources: Sources) -> type[Settings]:
-    """Returns the settings with the sections of all plugins. ConfigError for an unusable one."""
+    """Returns the settings with the sections of all plugins.
+
+    Raises:
+        ConfigError: A plugin cannot be imported or used.
+    """
     values: dict[str, Any] = {}
     for row in (BY_NAME["plugin"], BY_NAME["installed-plugins"]):
-        source = sources.of(row)
+        source = sources.value_of(row)
         if source is not None:
-            values[row.attribute] = read(row, *source)
+            raw, source_name = source
+            values[row.attribute] = read(row, raw, source_name)
     return kind_with(PluginSettings(**values))
 
 
@@ -49,19 +55,19 @@ def kind_with(named: PluginSettings) -> type[Settings]:
     plugins = list(_imported(named))
     if not plugins:
         return Settings
-    taken = set(Settings.__struct_fields__) | set(dir(Settings))
+    used_groups = set(Settings.__struct_fields__) | set(dir(Settings))
     sections: list[tuple[str, type, Section]] = []
     for plugin in plugins:
-        if plugin.group in taken:
-            raise _refused(plugin, "this name is taken")
-        taken.add(plugin.group)
+        if plugin.group in used_groups:
+            raise _plugin_error(plugin, "this name is taken")
+        used_groups.add(plugin.group)
         if plugin.settings is not None:
             try:
                 rows(plugin.group, plugin.settings)
                 defaults = msgspec.structs.asdict(plugin.settings())
                 section = msgspec.convert(defaults, plugin.settings)
             except Exception as error:
-                raise _refused(plugin, f"its Settings: {_told(error)}") from None
+                raise _plugin_error(plugin, f"its Settings: {_describe(error)}") from None
             sections.append((plugin.group, plugin.settings, section))
     namespace = {"PLUGINS": tuple(plugins)}
     kind = cast(
@@ -70,15 +76,22 @@ def kind_with(named: PluginSettings) -> type[Settings]:
             "Settings", sections, bases=(Settings,), namespace=namespace, kw_only=True
         ),
     )
-    by_group = {plugin.group: plugin for plugin in plugins}
-    seen = RESERVED | IGNORED | REMOVED.keys() | {f"no-{name}" for name in IGNORED_SWITCHES}
+    _check_setting_names(kind)
+    return kind
+
+
+def _check_setting_names(kind: type[Settings]) -> None:
+    """Raises ConfigError if a plugin has a setting whose name exists."""
+    by_group = {plugin.group: plugin for plugin in kind.PLUGINS}
+    used_names = (
+        RESERVED_NAMES | IGNORED | REMOVED.keys() | {f"no-{name}" for name in IGNORED_SWITCHES}
+    )
     for row in table_of(kind).rows:
         names = {*row.names, *row.env, *(f"no-{name}" for name in row.names if row.kind is SWITCH)}
-        duplicates = sorted(names & seen)
+        duplicates = sorted(names & used_names)
         if row.group in by_group and duplicates:
-            raise _refused(by_group[row.group], f"setting {duplicates[-1]} exists already")
-        seen |= names
-    return kind
+            raise _plugin_error(by_group[row.group], f"setting {duplicates[-1]} exists already")
+        used_names |= names
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
@@ -101,7 +114,7 @@ def _imported(named: PluginSettings) -> Iterator[Plugin]:
     if named.installed_plugins and any(map(_has_plugins, sys.path)):
         from importlib.metadata import entry_points  # its import takes a tenth of a start
 
-        for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        for entry in sorted(entry_points(group=GROUP), key=attrgetter("name")):
             origin = f"entry point {entry.name}"
             version = ""
             if entry.dist is not None:
@@ -147,17 +160,23 @@ def _file(path: str) -> ModuleType:
 
 
 def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") -> Plugin:
-    """Loads a plugin and reads its name, version and settings. ConfigError for invalid values."""
+    """Loads a plugin and reads its name, version and settings.
+
+    Raises:
+        ConfigError: The plugin cannot be imported, or one of these is invalid.
+    """
     try:
         module = load()
     except (Exception, SystemExit) as error:
         import traceback
 
-        called = traceback.extract_tb(error.__traceback__)
-        frames = [frame for frame in called if "importlib" not in frame.filename]
-        place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
+        calls = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in calls if "importlib" not in frame.filename]
+        place = ""
+        if len(frames) > 1:
+            place = f" (line {frames[-1].lineno} of {frames[-1].filename})"
         raise ConfigError(
-            f"plugin {name} ({origin}): cannot be imported: {_told(error)}{place}"
+            f"plugin {name} ({origin}): cannot be imported: {_describe(error)}{place}"
         ) from None
     _check_api(module, f"plugin {name} ({origin})")
     extension = getattr(module, "EXTENSION", None)
@@ -171,9 +190,15 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
             f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes"
         )
     settings = getattr(extension, "Settings", None)
-    plugin = Plugin(name, str(getattr(module, "VERSION", version)), origin, extension, settings)
+    plugin = Plugin(
+        name=name,
+        version=str(getattr(module, "VERSION", version)),
+        origin=origin,
+        extension=extension,
+        settings=settings,
+    )
     if settings is not None and not (isinstance(settings, type) and issubclass(settings, Section)):
-        raise _refused(plugin, "its Settings must be a config.declaration.Section")
+        raise _plugin_error(plugin, "its Settings must be a config.declaration.Section")
     return plugin
 
 
@@ -188,9 +213,12 @@ def _check_api(module: object, place: str) -> None:
     raise ConfigError(f"{place}: {reason}; this server has API {API}, see docs/plugins.md")
 
 
-def _refused(plugin: Plugin, reason: str) -> ConfigError:
+def _plugin_error(plugin: Plugin, reason: str) -> ConfigError:
     return ConfigError(f"plugin {plugin.name} ({plugin.origin}): {reason}")
 
 
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _describe(error: BaseException) -> str:
+    text = type(error).__name__
+    if str(error):
+        text += f": {error}"
+    return text

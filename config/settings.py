@@ -17,7 +17,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
 from config.declaration import DURATION, JSON, About, Section, SettingRule
-from config.kinds import Kind, checked, format_duration, kind_of, limits, written
+from config.durations import format_duration
+from config.kind import Kind, checked
+from config.kinds import kind_of, limits, written
 from config.sections.api import ApiSettings, FailureSettings
 from config.sections.engine import (
     EngineSettings,
@@ -79,6 +81,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
     @property
     def table(self) -> "Table":
+        """Rows of all settings, those of plugins included."""
         return table_of(type(self))
 
     def dump(self, masked: bool = True) -> dict[str, object]:
@@ -92,12 +95,14 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
             row = self.table.by_name[name]
             sections.setdefault(row.group, {})[row.attribute] = value
         changes = {
-            group: replace(getattr(self, group), **found) for group, found in sections.items()
+            group: replace(getattr(self, group), **fields) for group, fields in sections.items()
         }
         return replace(self, **changes)
 
 
 class Setting(Struct, frozen=True, kw_only=True):
+    """A row of the table: the facts of a setting."""
+
     name: str
     """Flag (without leading dashes) and YAML key."""
     attribute: str
@@ -119,6 +124,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Name, and names in other programs."""
         return (self.name, *self.about.also)
 
     @property
@@ -127,30 +133,42 @@ class Setting(Struct, frozen=True, kw_only=True):
         return self.about.help or field_docs(self.section)[self.attribute]
 
     def read(self, raw: object) -> object:
-        """Converts a text, or a value of YAML or JSON. ValueError has the broken rule."""
+        """Converts a text, or a value of YAML or JSON.
+
+        Raises:
+            ValueError: `raw` is invalid; the message has the rule.
+        """
         if self.optional and (raw is None or raw == ""):
             return None
         value = self.kind.read(raw)
-        return checked(value, self.type, self.limits) if self.limits else value
+        if self.limits:
+            return checked(value, self.type, self.limits)
+        return value
 
     def write(self, value: Any) -> str:
-        return format_duration(value) if self.kind.name == DURATION else written(value)
+        """Returns the text of a value, as `read` accepts."""
+        if self.kind.name == DURATION:
+            return format_duration(value)
+        return written(value)
 
     def value(self, settings: Settings) -> Any:
+        """Returns the setting's value in `settings`."""
         return getattr(getattr(settings, self.group), self.attribute)
 
     def shown(self, value: Any, masked: bool = True) -> object:
-        """Returns `value` for logs:
+        """Returns `value` for logs, as a JSON type.
 
-        durations as text, lists as lists, secrets as ``***`` unless empty.
+        Durations are texts, and secrets are ``***`` unless empty or not `masked`.
         """
         if self.about.secret and masked and value:
             return MASK
         if self.kind.name == DURATION:
             return self.write(value)
-        if self.kind.name == JSON:
-            return None if value is None else json.loads(value)
-        return list(value) if isinstance(value, tuple) else value
+        if self.kind.name == JSON and value is not None:
+            return json.loads(value)
+        if isinstance(value, tuple):
+            return list(value)
+        return value
 
 
 class Table:
@@ -174,19 +192,22 @@ def table_of(kind: type[Settings]) -> Table:
 def rows(group: str, section: type[Section]) -> tuple[Setting, ...]:
     """Returns the rows of a section, in the order of fields.
 
-    Names in a plugin's section have its prefix.
+    Names in a plugin's section begin with the plugin's name.
     """
-    prefix = "" if group in Settings.__struct_fields__ else f"{group}_"
+    prefix = ""
+    if group not in Settings.__struct_fields__:
+        prefix = f"{group}_"
     return tuple(_row(group, section, field, prefix) for field in fields(section))
 
 
 def _row(group: str, section: type[Section], field: FieldInfo, prefix: str) -> Setting:
     name = prefix + field.name
-    plain, extras, optional = _taken_apart(field.type)
+    plain, extras, optional = _split_annotation(field.type)
     about = next((extra for extra in extras if isinstance(extra, About)), None)
     if prefix and about is None:  # plugins name the help of a setting in `About`
         raise TypeError(f"{field.name} has no About")
-    about, kind = about or About(), kind_of(plain, extras)
+    about = about or About()
+    kind = kind_of(plain, extras)
     return Setting(
         name=name.replace("_", "-"),
         attribute=field.name,
@@ -211,26 +232,27 @@ def field_docs(section: type[Section]) -> Mapping[str, str]:
     module = ast.parse(Path(str(sys.modules[section.__module__].__file__)).read_text("utf-8"))
     classes = {node.name: node.body for node in module.body if isinstance(node, ast.ClassDef)}
     return {
-        field.target.id: " ".join(str(below.value.value).split())
-        for field, below in pairwise(classes[section.__name__])
+        field.target.id: " ".join(str(doc.value.value).split())
+        for field, doc in pairwise(classes[section.__name__])
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
     }
 
 
 def variable(name: str) -> str:
+    """Returns the environment variable of a setting or field."""
     return f"SIM_{name.replace('-', '_').upper()}"
 
 
-def _taken_apart(annotation: Any) -> tuple[object, list[object], bool]:
+def _split_annotation(annotation: Any) -> tuple[object, list[object], bool]:
     """Splits an annotation into plain type, metadata of `Annotated`, and True if None is valid."""
     origin = get_origin(annotation)
     if origin is Annotated:
         annotated, *extras = get_args(annotation)
-        plain, inner, optional = _taken_apart(annotated)
+        plain, inner, optional = _split_annotation(annotated)
         return plain, [*inner, *extras], optional
     if origin in (Union, UnionType):
-        plain, extras, _ = _taken_apart(
+        plain, extras, _ = _split_annotation(
             next(part for part in get_args(annotation) if part is not type(None))
         )
         return plain, extras, True

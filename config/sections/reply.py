@@ -41,13 +41,21 @@ Targets = Annotated[
     tuple[Annotated[str, Meta(pattern=r"\A((?!https?://)[^=]+=)?https?://[^/\s]")], ...],
     Meta(description="must have items such as http://host:8000 or model=https://KEY@host"),
 ]
-ONE_A_MODEL = "must not name two files for the same model"
+ONE_FILE_PER_MODEL = "must not name two files for the same model"
 
 
 def _route(item: str) -> tuple[str, str]:
     """Splits an item into model and path."""
     model, equals, path = item.partition("=")
-    return (model.strip(), path.strip()) if equals else (ALL_MODELS, item.strip())
+    if not equals:
+        return ALL_MODELS, item.strip()
+    return model.strip(), path.strip()
+
+
+def _one_file_per_model(items: tuple[str, ...], section: object) -> str:
+    """Returns the flaw of items with two files for a model; empty for valid items."""
+    models = {_route(item)[0] for item in items}
+    return ONE_FILE_PER_MODEL if len(models) < len(items) else ""
 
 
 class ReplySettings(Section, frozen=True, kw_only=True):
@@ -128,10 +136,7 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
     dataset_path: Annotated[
         DatasetFiles,
         About(path=True),
-        SettingRule(
-            ONE_A_MODEL,
-            lambda items, _: ONE_A_MODEL if len(dict(map(_route, items))) < len(items) else "",
-        ),
+        SettingRule(ONE_FILE_PER_MODEL, _one_file_per_model),
     ] = ()
     """SQLite files with replies, each as path, or as model=path for the requests of one model."""
     dataset_url: DatasetUrl | None = None

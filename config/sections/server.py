@@ -85,20 +85,23 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 
     @property
     def speaks_grpc(self) -> bool:
+        """True if the server answers gRPC, on its port or on another one."""
         return self.grpc or self.grpc_port is not None
 
     @property
     def rank(self) -> int | None:
         """The only rank of this server; None if the server has all ranks."""
         rank = self.data_parallel_rank
-        return None if rank is None or rank < 0 else rank
+        if rank is None or rank < 0:
+            return None
+        return rank
 
     @property
     def ranks(self) -> range:
         """Ranks of this server; each has a process."""
-        return (
-            range(self.data_parallel_size) if self.rank is None else range(self.rank, self.rank + 1)
-        )
+        if self.rank is None:
+            return range(self.data_parallel_size)
+        return range(self.rank, self.rank + 1)
 
 
 class TlsSettings(Section, frozen=True, kw_only=True):
@@ -113,6 +116,7 @@ class TlsSettings(Section, frozen=True, kw_only=True):
 
     @property
     def enabled(self) -> bool:
+        """True if the server has a certificate."""
         return bool(self.ssl_certfile or self.self_signed_certs)
 
 

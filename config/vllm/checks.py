@@ -1,8 +1,8 @@
-"""Checks that vLLM makes after its parser, when it builds its configuration: names, limits,
-conflicts.
+"""Checks of options that vLLM makes after its parser: names, limits, and conflicts.
 
-vLLM's parser takes any text for these options. A wrong one stops vLLM's start, so it stops ours,
-too. All functions take the options by name, without those whose value is empty.
+vLLM's parser accepts any text for these options. A wrong text stops the start of vLLM when it
+builds its configuration, so it stops ours, too. `values` has the options by name, without those
+whose value is empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from config.declaration import ConfigError, shown, suggestion
 
 if TYPE_CHECKING:
-    from config.sources import Given
+    from config.sources import FlagValues
     from config.vllm.option import Option
 
 LOAD_BALANCING = {
@@ -24,14 +24,14 @@ LOAD_BALANCING = {
 """Modes of load balancing between data parallel ranks. They exclude each other."""
 
 
-def check_values(given: Given, options: Mapping[str, Option]) -> None:
-    """Raises ConfigError for the first value that vLLM's start would refuse."""
-    for name, value in given.items():
+def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
+    """Raises ConfigError for the first value with which vLLM does not start."""
+    for name, value in values.items():
         option = options.get(name)
         if option is None or not isinstance(value, str):
             continue
         rule = option.broken_limit(value)
-        if option.names and option.names_from not in given:
+        if option.names and option.names_from not in values:
             rule = name_flaw(option, value)
         if rule:
             raise ConfigError(f"flag --{name}: {shown(value)} {rule}")
@@ -39,7 +39,9 @@ def check_values(given: Given, options: Mapping[str, Option]) -> None:
 
 def name_flaw(option: Option, value: str) -> str:
     """Returns why `value` is not one of the option's names; an empty text for a known name."""
-    name = value.upper() if option.any_case else value
+    name = value
+    if option.any_case:
+        name = value.upper()
     is_path = option.paths and "." in value
     if is_path or name in option.names:
         return ""
@@ -51,14 +53,15 @@ def unknown_name(name: str, names: tuple[str, ...]) -> str:
     return f"must be one of {', '.join(names)}{suggestion(name, names=names)}"
 
 
-def is_headless(given: Given) -> bool:
-    """True for a node that runs engines only.
+def is_headless(values: FlagValues) -> bool:
+    """Returns True for a node that runs engines only.
 
-    Raises ConfigError for options that contradict this.
+    Raises:
+        ConfigError: Other options contradict `--headless`.
     """
-    server_count = given.get("api-server-count")
+    server_count = values.get("api-server-count")
     has_no_server = isinstance(server_count, str) and int(server_count) < 1
-    if "headless" not in given:
+    if "headless" not in values:
         return has_no_server
     if server_count is not None and not has_no_server:
         raise ConfigError(
@@ -68,13 +71,13 @@ def is_headless(given: Given) -> bool:
     return True
 
 
-def check_load_balancing(given: Given, headless: bool) -> None:
+def check_load_balancing(values: FlagValues, headless: bool) -> None:
     """Raises ConfigError for data parallel options that exclude each other, as vLLM does."""
-    modes = {name for name in LOAD_BALANCING if given.get(name) == "true"}
-    if "data-parallel-rank" in given:
+    modes = {name for name in LOAD_BALANCING if values.get(name) == "true"}
+    if "data-parallel-rank" in values:
         modes.add("data-parallel-external-lb")
     hybrid_by_flag = "data-parallel-hybrid-lb" in modes
-    if "data-parallel-start-rank" in given and "data-parallel-multi-port-external-lb" not in modes:
+    if "data-parallel-start-rank" in values and "data-parallel-multi-port-external-lb" not in modes:
         modes.add("data-parallel-hybrid-lb")
     if len(modes) > 1:
         raise ConfigError(
@@ -83,6 +86,6 @@ def check_load_balancing(given: Given, headless: bool) -> None:
         )
     if headless and hybrid_by_flag:
         raise ConfigError("flag --data-parallel-hybrid-lb: cannot be used with --headless")
-    local_size = given.get("data-parallel-size-local")
+    local_size = values.get("data-parallel-size-local")
     if headless and isinstance(local_size, str) and int(local_size) <= 0:
         raise ConfigError("flag --data-parallel-size-local: must be more than 0 with --headless")

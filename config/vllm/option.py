@@ -1,7 +1,4 @@
-"""An option of vLLM's `serve`:
-
-its facts, as options.json has them, and the values that it accepts.
-"""
+"""An option of vLLM's `serve`: its facts, as in options.json, and the values that it accepts."""
 
 import json
 import re
@@ -14,22 +11,36 @@ from msgspec import Struct
 Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
 NOTHING = frozenset({"", "None"})
 """Texts for no value, in an optional option."""
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
-    **{"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
 }
 _SIZE = re.compile(r"\s*([+-]?\d{1,18})(\.\d{1,9})?([kKmMgGtT]?)\s*", re.ASCII)
 
 
 def _size(text: str) -> int:
     """Parses a whole number, or a size such as 8k (8,000), 25.6k or 8K (8,192), as vLLM does."""
-    found = _SIZE.fullmatch(text)
-    if found is None or (found[2] and not found[3].islower()):
+    match = _SIZE.fullmatch(text)
+    if match is None:
         raise ValueError("not a size")
-    return (
-        int(float(found[1] + found[2]) * UNITS[found[3]])
-        if found[2]
-        else int(found[1]) * UNITS[found[3]]
-    )
+    number, fraction, unit = match.groups()
+    if fraction is None:
+        return int(number) * UNITS[unit]
+    if not unit.islower():
+        raise ValueError("not a size")
+    return int(float(number + fraction) * UNITS[unit])
+
+
+def _size_or_auto(text: str) -> int:
+    """Parses a size; -1 for the word auto."""
+    return -1 if text == "auto" else _size(text)
 
 
 def _whole(text: str) -> int:
@@ -45,12 +56,14 @@ _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
     "float": (float, "a number"),
     "JSON": (json.loads, "JSON"),
     "size": (_size, _SIZES),
-    "size or auto": (lambda text: -1 if text == "auto" else _size(text), _SIZES),
+    "size or auto": (_size_or_auto, _SIZES),
 }
 """Kind -> function that raises ValueError for another text, and the words of the rule."""
 
 
 class Option(Struct, frozen=True, kw_only=True):
+    """The facts of an option."""
+
     kind: Kind
     many: bool = False
     optional: bool = False
@@ -68,6 +81,7 @@ class Option(Struct, frozen=True, kw_only=True):
     """`names` are upper case, and a value may be lower case."""
     paths: bool = False
     """A dotted Python path is valid, too."""
+    # Limits of a number.
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
@@ -84,22 +98,28 @@ class Option(Struct, frozen=True, kw_only=True):
     """Unset if vLLM determines the default at run time."""
 
     def read(self, text: str) -> str:
-        """Returns a valid `text` unchanged; sizes as plain numbers. ValueError has the rule."""
+        """Returns a valid `text` unchanged; sizes as plain numbers.
+
+        Raises:
+            ValueError: The text is invalid; the message has the rule.
+        """
         if self.optional and text in NOTHING:
             return ""
         if self.choices:
             if text not in self.choices:
                 raise ValueError(f"must be one of {', '.join(self.choices)}")
             return text
-        read, wanted = _KINDS[self.kind]
+        read, rule = _KINDS[self.kind]
         try:
-            found = read(text)
+            value = read(text)
         except (ValueError, RecursionError):
-            raise ValueError(f"must be {wanted}") from None
-        return str(found) if self.kind.startswith("size") else text
+            raise ValueError(f"must be {rule}") from None
+        if self.kind.startswith("size"):
+            return str(value)
+        return text
 
     def broken_limit(self, text: str) -> str:
-        """Returns the limit that a number breaks; an empty text without one."""
+        """Returns the limit that a number breaks; an empty text for a valid number."""
         if self.at_least is not None and not float(text) >= self.at_least:
             return f"must be at least {self.at_least:g}"
         if self.above is not None and not float(text) > self.above:

@@ -9,7 +9,7 @@ import pytest
 from app.core import cli as command
 from app.core.entrypoint import run
 from config import VERSION, VLLM_VERSION
-from config.kinds import parse_duration
+from config.durations import parse_duration
 from config.loader import load
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from config import ConfigError, Settings
 from config.command_line import parse
 from config.document import settings_page
-from config.kinds import LONGEST, RULE, format_duration, parse_duration
+from config.durations import DURATION_RULE, MAX_NANOSECONDS, format_duration, parse_duration
 from config.loader import load, resolve
 from config.settings import BY_NAME, TABLE
 from config.sources import REMOVED, as_environment
@@ -335,7 +335,7 @@ def test_what_is_no_duration_is_refused_with_the_rule() -> None:
     wrong += [True, None, 0.5, [], {}]
     too_long = ["9999999h", 10**18, "-9999999h"]
     for value, rule in (
-        *((each, RULE) for each in wrong),
+        *((each, DURATION_RULE) for each in wrong),
         *((each, "292 years") for each in too_long),
     ):
         with pytest.raises(ValueError) as caught:
@@ -350,4 +350,4 @@ def test_any_text_is_a_duration_or_breaks_the_rule(text: str) -> None:
     except ValueError as error:
         assert str(error).startswith("must be a duration")
     else:
-        assert abs(seconds) <= LONGEST / 1e9
+        assert abs(seconds) <= MAX_NANOSECONDS / 1e9

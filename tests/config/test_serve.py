@@ -20,15 +20,8 @@ from config.loader import resolve
 from config.settings import BY_NAME
 from config.sources import Flags
 from config.vllm.option import Option
-from config.vllm.serve import (
-    CONTEXT_LENGTH,
-    MEANINGS,
-    OBSOLETE,
-    OPTIONS,
-    names_of,
-    read,
-    settings_of,
-)
+from config.vllm.options import MEANINGS, OBSOLETE, OPTIONS, names_of
+from config.vllm.serve import CONTEXT_LENGTH, read, settings_of
 
 Write = Callable[[str], str]
 ISSUE = [
@@ -196,7 +189,7 @@ def test_what_is_expected_and_not_played_is_told() -> None:
     ).warnings
     assert told == [
         "accepted, changes nothing here: --disable-log-requests",
-        "--data-parallel-size: 8 ranks of 16 are played",
+        "--data-parallel-size: 8 ranks of 16 are simulated",
         "--otlp-traces-endpoint: spans are sent by HTTP only, to http://collector:4318/v1/traces",
     ]
     assert flags("m", "--port", "1").warnings == []

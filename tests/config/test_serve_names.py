@@ -11,7 +11,8 @@ import pytest
 
 from app.core import cli
 from config import ConfigError
-from config.vllm.serve import OPTIONS, settings_of
+from config.vllm.options import OPTIONS
+from config.vllm.serve import settings_of
 
 
 def refusal(*argv: str) -> str:

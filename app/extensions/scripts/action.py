@@ -22,7 +22,7 @@ from app.extensions.scripts.rules import (
 )
 from app.extensions.scripts.template import Template, TemplateCompiler
 from app.extensions.scripts.template_limits import MAX_CHARACTERS, Values
-from config.kinds import parse_duration
+from config.durations import parse_duration
 
 MAX_TEMPLATES = 1_000
 """Most templates of a rule: rendering one takes about 30 us."""

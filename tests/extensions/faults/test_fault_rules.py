@@ -15,13 +15,13 @@ from app.core.api.fault import RequestFacts
 from app.extensions.faults.fault import PATHS, FaultScript
 from config import ConfigError
 from config.fault_rules import (
-    ACTIONS,
     DisconnectRule,
     ErrorRule,
     FaultRule,
     StallRule,
     parse_fault,
     parse_fault_rules,
+    rule_kinds,
 )
 from config.loader import load
 from config.sections.api import FAILURE_TYPES
@@ -96,11 +96,11 @@ def test_a_wrong_header_says_what_is_wrong(text: str, flaw: str) -> None:
 @settings(max_examples=25)
 @given(
     st.text(max_size=60)
-    | st.sampled_from(list(ACTIONS)).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
+    | st.sampled_from(list(rule_kinds())).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
 )
 def test_whatever_a_header_says_it_is_a_rule_or_a_value_error(text: str) -> None:
     try:
-        assert parse_fault(text).action in ACTIONS
+        assert parse_fault(text).action in rule_kinds()
     except ValueError as error:
         assert str(error)
 
@@ -118,12 +118,16 @@ def test_the_yaml_file_of_the_page_is_a_settings_file(tmp_path: Path) -> None:
 
 def test_every_header_of_the_page_is_a_rule() -> None:
     headers = re.findall(r"-H 'X-Fault: (.+)'", PAGE)
-    assert len(headers) >= 5 and all(parse_fault(header).action in ACTIONS for header in headers)
+    assert len(headers) >= 5 and all(
+        parse_fault(header).action in rule_kinds() for header in headers
+    )
 
 
 def test_every_action_matcher_type_and_family_is_described() -> None:
-    fields = {name for kind in (*ACTIONS.values(), FaultRule) for name in kind.__struct_fields__}
-    for word in (*ACTIONS, *FAILURE_TYPES, *PATHS, *fields):
+    fields = {
+        name for kind in (*rule_kinds().values(), FaultRule) for name in kind.__struct_fields__
+    }
+    for word in (*rule_kinds(), *FAILURE_TYPES, *PATHS, *fields):
         assert f"`{word}`" in PAGE, word
 
 

@@ -15,7 +15,7 @@ from app.extensions.scripts.reader import MAX_SCRIPT_BYTES, convert_script, read
 from app.extensions.scripts.rules import Script, ScriptError
 from app.extensions.scripts.script_file import RuleState
 from config.declaration import ConfigError
-from config.yaml_file import MOST_LEVELS, parse_yaml
+from config.yaml_file import MAX_LEVELS, parse_yaml
 from tests.extensions.scripts.requests import Books, request, said
 
 WRONG = {
@@ -160,7 +160,7 @@ def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
     path.write_text("port: &a [*a]")
     with pytest.raises(ConfigError, match="nested more than 100 levels"):
         parse_yaml(str(path))
-    path.write_text("port: " + "[" * (MOST_LEVELS - 1) + "]" * (MOST_LEVELS - 1))
+    path.write_text("port: " + "[" * (MAX_LEVELS - 1) + "]" * (MAX_LEVELS - 1))
     assert isinstance(parse_yaml(str(path)), dict)
 
 

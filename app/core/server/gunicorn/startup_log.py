@@ -5,7 +5,7 @@ from logging import Logger
 
 from app.core.server.gunicorn.ranks import rank_urls
 from config import Settings
-from config.kinds import format_duration
+from config.durations import format_duration
 
 
 def log_model(log: Logger, settings: Settings) -> None:

@@ -17,7 +17,7 @@ from app.core.server.http.context import RequestContext, bearer
 from app.core.server.http.errors import too_many
 from app.core.server.http.response import Response
 from app.core.server.middleware.stack import Middleware
-from config.kinds import format_duration
+from config.durations import format_duration
 from config.settings import Settings
 
 LIMITED_PATHS = frozenset(

@@ -20,7 +20,7 @@ from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.load.pod_lives import Interval, pod_seconds, pods_over
 from app.extensions.lab.load.statistics import mean_and_quantiles
-from config.kinds import parse_duration
+from config.durations import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")

@@ -15,8 +15,8 @@ from app.extensions.lab.load.hpa import (
     Rate,
 )
 from config.declaration import UsageError
+from config.durations import parse_duration
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
-from config.kinds import parse_duration
 
 PODS = whole_number(1, 10_000)
 SECONDS = as_argument(parse_duration)

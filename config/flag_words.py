@@ -1,0 +1,160 @@
+"""Reads the words of a command line. argparse is not used: 500 flags would slow each start."""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from config.declaration import UsageError, shown, suggestion
+from config.sources import IGNORED, REMOVED, FlagValues
+
+REPEATED = ("plugin", "target")
+"""Lists whose flags may be repeated: each flag adds an item."""
+_JOINED = re.compile(r"(-[vO])(\d.*)")
+"""A whole word that joins a flag with its value: `-v5`, `-O3`."""
+
+
+class Flag(Struct, frozen=True, kw_only=True):
+    """A flag: its forms, its values, and its line in the help."""
+
+    name: str
+    """Key of the value among the results; another name of a setting has another key."""
+    forms: tuple[str, ...]
+    takes: Literal["nothing", "maybe", "one", "any", "some"] = "one"
+    """Number of words after the flag; `some` is one at least."""
+    const: str = "true"
+    """Value without a word."""
+    read: Callable[[str], object] = str
+    """Raises ValueError, with the rule, for a wrong word."""
+    metavar: str = ""
+    help: str = ""
+    """Empty for a flag that the help does not show."""
+
+
+def read_words(
+    words: Iterable[str],
+    flags: Iterable[Flag],
+    *,
+    shortened: bool = False,
+    skips_unknown: bool = False,
+) -> tuple[FlagValues, list[str]]:
+    """Returns values by name, and words that belong to no flag.
+
+    `shortened` accepts beginnings of flags. An empty word that is not the value of a flag is
+    ignored: manifests whose arguments come from templates pass such words.
+
+    Raises:
+        UsageError: A flag is wrong, or unknown without `skips_unknown`.
+    """
+    by_form = {form: flag for flag in flags for form in flag.forms}
+    values: FlagValues = {}
+    others: list[str] = []
+    waiting = deque(words)
+    while waiting:
+        word = waiting.popleft()
+        if not word:
+            continue
+        form, text = _split_flag(word)
+        if form not in by_form:
+            if skips_unknown or not form.startswith("--"):
+                others.append(word)
+                continue
+            form = _full_form(form, by_form, shortened)
+        flag = by_form[form]
+        value_words = _value_words(form, flag, text, waiting, by_form=by_form)
+        values[flag.name] = _value(form, flag, value_words, values.get(flag.name))
+    return values, others
+
+
+def unknown_flag(form: str, forms: Iterable[str]) -> UsageError:
+    """Returns the error for an unknown flag, with a similar one among `forms`."""
+    names = [name.lstrip("-") for name in forms]
+    names = [name for name in names if name not in IGNORED and name not in REMOVED]
+    return UsageError(f"unknown flag {form}{suggestion(form.lstrip('-'), names, '--')}")
+
+
+def _split_flag(word: str) -> tuple[str, str | None]:
+    """Returns the flag, with dashes for underscores, and the value in the same word, if any."""
+    joined = _JOINED.fullmatch(word)
+    if joined is not None:
+        return joined[1], joined[2]
+    form, equals, text = word.partition("=")
+    if form.startswith("--"):
+        form = form.replace("_", "-")
+    return form, text if equals else None
+
+
+def _value_words(
+    form: str, flag: Flag, text: str | None, waiting: deque[str], *, by_form: Mapping[str, Flag]
+) -> list[str]:
+    """Returns the words of a flag's value: `text`, or words removed from `waiting`.
+
+    Raises:
+        UsageError: The flag takes no value, or needs one.
+    """
+    if text is None:
+        words = _next_values(flag, waiting, by_form)
+    elif flag.takes == "nothing":
+        raise UsageError(f"flag {form} takes no value")
+    else:
+        words = [text]
+    if not words and flag.takes in ("one", "some"):
+        raise UsageError(f"flag {form} needs a value")
+    return words
+
+
+def _next_values(flag: Flag, waiting: deque[str], by_form: Mapping[str, Flag]) -> list[str]:
+    """Removes the values of a flag from the `waiting` words, and returns them.
+
+    An empty word is a value of a flag that needs one (`--api-key ""`), but never of a switch.
+    """
+    if flag.takes == "nothing":
+        return []
+    max_values = len(waiting)
+    if flag.takes in ("maybe", "one"):
+        max_values = 1
+    values: list[str] = []
+    while waiting and len(values) < max_values:
+        word = waiting[0]
+        if word.startswith("--") or _split_flag(word)[0] in by_form:
+            break
+        if not word and flag.takes == "maybe":
+            break
+        values.append(waiting.popleft())
+    return values
+
+
+def _value(
+    form: str, flag: Flag, words: list[str], previous: str | list[str] | None
+) -> str | list[str]:
+    """Converts the words of a flag whose earlier uses have the value `previous`."""
+    values = []
+    for word in words:
+        try:
+            values.append(str(flag.read(word)))
+        except ValueError as error:
+            raise UsageError(f"flag {form}: {shown(word)} {error}") from None
+    if flag.takes not in ("any", "some"):
+        return values[0] if values else flag.const
+    values = [value for value in values if value]
+    if flag.name in REPEATED and isinstance(previous, list):
+        return [*previous, *values]
+    return values
+
+
+def _full_form(form: str, forms: Iterable[str], shortened: bool) -> str:
+    """Returns the only flag that begins with `form`.
+
+    Raises:
+        UsageError: There is no such flag, or there are several.
+    """
+    matches = []
+    if shortened and len(form) > 2:
+        matches = sorted(full_form for full_form in forms if full_form.startswith(form))
+    if len(matches) > 1:
+        raise UsageError(f"ambiguous option: {form} could match {', '.join(matches)}")
+    if not matches:
+        raise unknown_flag(form, forms)
+    return matches[0]

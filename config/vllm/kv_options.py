@@ -1,0 +1,131 @@
+"""The options `--kv-events-config` and `--kv-transfer-config`, as settings."""
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from config.declaration import suggestion
+from config.sources import FlagValues
+from config.vllm.checks import unknown_name
+
+T = TypeVar("T")
+
+CONNECTORS = {
+    "NixlConnector": "nixl",
+    "NixlPullConnector": "nixl",
+    "NixlPushConnector": "nixl",
+    "ExampleConnector": "example",
+    "OffloadingConnector": "offloading",
+    "SimpleCPUOffloadConnector": "offloading",
+    "DecodeBenchConnector": "",
+    "ExampleHiddenStatesConnector": "",
+    "FlexKVConnectorV1": "",
+    "HF3FSKVConnector": "",
+    "LMCacheConnectorV1": "",
+    "LMCacheMPConnector": "",
+    "MoRIIOConnector": "",
+    "MooncakeConnector": "",
+    "MooncakeStoreConnector": "",
+    "MultiConnector": "",
+}
+"""vLLM's connectors -> value of the setting `kv-connector`."""
+
+
+class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--kv-events-config`, with vLLM's defaults."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["null", "zmq"] | None = None
+    """None means `zmq` if events are enabled."""
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: Annotated[int, Meta(ge=1)] = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+
+class KVTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--kv-transfer-config`; `kv_connector_extra_config` has the fields of one connector."""
+
+    kv_connector: str | None = None
+    kv_connector_module_path: str | None = None
+    """Module with a connector that is not one of vLLM's."""
+    kv_connector_extra_config: dict[str, Any] = {}
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    kv_rank: int | None = None
+    kv_parallel_size: int = 1
+    kv_ip: str = "127.0.0.1"
+    kv_port: int = 14579
+    kv_buffer_device: str = "cuda"
+    kv_buffer_size: float = 1e9
+    """Bytes."""
+    engine_id: str | None = None
+    enable_permute_local_kv: bool = False
+    kv_load_failure_policy: Literal["recompute", "fail"] = "fail"
+
+
+def read_config(text: str, kind: type[T]) -> T:
+    """Parses an option's JSON object.
+
+    Raises:
+        ValueError: The text is not an object of this kind; the message has the wrong field.
+    """
+    try:
+        return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
+    except msgspec.ValidationError as error:
+        unknown = str(error).partition("unknown field `")[2].partition("`")[0]
+        fields = getattr(kind, "__struct_fields__", ())
+        raise ValueError(f"{error}{suggestion(unknown, names=fields)}") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise ValueError(f"{text[:80]!r} must be a JSON object") from None
+
+
+def kv_events_settings(text: str) -> FlagValues:
+    """Returns the settings that `--kv-events-config` sets.
+
+    Raises:
+        ValueError: As `read_config`.
+    """
+    config = read_config(text, KVEventsConfig)
+    if not config.enable_kv_cache_events or config.publisher == "null":
+        return {"zmq-endpoint": ""}
+    return {
+        "zmq-endpoint": config.endpoint,
+        "kv-events-replay-endpoint": config.replay_endpoint or "",
+        "kv-events-replay-queue-size": str(config.buffer_steps),
+        "kv-events-topic": config.topic,
+    }
+
+
+def kv_transfer_settings(text: str) -> FlagValues:
+    """Returns the setting that `--kv-transfer-config` sets.
+
+    Raises:
+        ValueError: As `read_config`, or a connector is unknown or has no role.
+    """
+    config = read_config(text, KVTransferConfig)
+    connectors = [config]
+    if config.kv_connector == "MultiConnector":
+        items = config.kv_connector_extra_config.get("connectors")
+        if isinstance(items, list):
+            for item in items:
+                if isinstance(item, dict):
+                    connectors.append(read_config(json.dumps(item), KVTransferConfig))
+    for connector in connectors:
+        _check_connector(connector)
+    simulated = (CONNECTORS.get(connector.kv_connector or "", "") for connector in connectors)
+    return {"kv-connector": next(filter(None, simulated), "")}
+
+
+def _check_connector(config: KVTransferConfig) -> None:
+    """Raises ValueError for a connector that vLLM does not have, or one without a role."""
+    name = config.kv_connector
+    if name is None:
+        return
+    if name not in CONNECTORS and config.kv_connector_module_path is None:
+        raise ValueError(f"kv_connector {name!r} {unknown_name(name, tuple(sorted(CONNECTORS)))}")
+    if config.kv_role is None:
+        raise ValueError("kv_role is missing: it must be kv_producer, kv_consumer or kv_both")

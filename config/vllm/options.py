@@ -1,0 +1,68 @@
+"""The options of vLLM 0.32's `serve`: facts of options.json, flags, and effects as sentences."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from config.flag_words import Flag
+from config.settings import BY_NAME
+from config.vllm.option import Option
+
+FACTS = Path(__file__).with_name("options.json")
+GROUPS = msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option]])
+OBSOLETE = GROUPS.pop("obsolete")
+"""Options of earlier versions of vLLM, accepted for old command lines."""
+OPTIONS = {name: option for group in GROUPS.values() for name, option in group.items()}
+MEANINGS = (
+    *(name for name, option in OPTIONS.items() if option.effect and name not in BY_NAME),
+    *(name for name in OPTIONS if name in BY_NAME),
+)
+"""Options with an effect, in order of application: later effects on the same setting win."""
+PREFIX = "vllm "
+"""Prefix of vLLM's options among the values of flags; settings have no prefix."""
+
+
+def option_flags(name: str, option: Option, *, with_help: bool = False) -> Iterator[Flag]:
+    """Yields the flags of an option. Texts of help are slow to read."""
+    takes: Literal["nothing", "one", "some"] = "one"
+    metavar = option.kind.partition(" ")[0].upper()
+    if option.choices:
+        metavar = "VALUE"
+    if option.kind == "switch":
+        takes = "nothing"
+        metavar = ""
+    if option.many:
+        takes = "some"
+        metavar = f"{metavar} [{metavar} ...]"
+    text = ""
+    if with_help:
+        text = effect(name) or "Accepted; changes nothing."
+    yield Flag(
+        name=PREFIX + name,
+        forms=(f"--{name}", *option.also),
+        takes=takes,
+        read=option.read,
+        metavar=metavar,
+        help=text,
+    )
+    if option.off:
+        yield Flag(name=PREFIX + name, forms=(f"--no-{name}",), takes="nothing", const="false")
+
+
+def names_of(name: str) -> Iterator[str]:
+    """Yields all flags of an option."""
+    for flag in option_flags(name, OPTIONS[name]):
+        yield from flag.forms
+
+
+def effect(name: str) -> str:
+    """Returns the effect of an option, in a sentence; empty if it has none."""
+    option = OPTIONS.get(name)
+    if option is not None and option.effect:
+        return option.effect
+    row = BY_NAME.get(name)
+    if row is None:
+        return ""
+    return f"Setting `{row.name}`: {row.help}"
