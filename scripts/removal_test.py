@@ -32,7 +32,7 @@ CHOSEN = 2
 START_TIMEOUT_S = 50
 NOT_COPIED = (".git", ".venv*", ".node-*", ".*_cache", ".hypothesis", "__pycache__", "dist", "site")
 """Patterns of names."""
-PYTEST = ("-m", "pytest", "-q", "-rs", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
+PYTEST = ("-m", "pytest", "-q", "-rsfE", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] ([^:]+\.py)(?::\d+)?: (.*)$", re.MULTILINE)
 CHAT = """
 from app.core.application import create_app

@@ -10,6 +10,8 @@ import re
 from app.core.cli import listed_commands
 from config.settings import BY_NAME
 from scripts.surface import SURFACE_FILE, surface
+from tests.application import app_of
+from tests.core.api.test_memory import sizes
 from tests.running_server import ROOT
 from tests.surface.test_documents import ROWS, SEEDS
 
@@ -29,3 +31,21 @@ def test_the_settings_commands_and_files_of_the_seeds_are_there() -> None:
     for path in re.findall(r"\]\(([\w.-]+)\)", SEEDS):
         assert (ROOT / "docs" / path).exists()
     assert all((ROOT / path).exists() for path in re.findall(r"`(deploy/\w+)`", here))
+
+
+CACHES_OF_EXTENSIONS = {
+    "client audit",
+    "fault scripts",
+    "index blocks",
+    "index key roots",
+    "index keys",
+    "index tails",
+    "index tokenizers",
+    "responses",
+    "schemas",
+}
+
+
+def test_caches_of_extensions_are_described_with_those_of_the_core() -> None:
+    names = set(sizes(app_of("--enable-kvcache", "--kv-index")))
+    assert names >= CACHES_OF_EXTENSIONS
