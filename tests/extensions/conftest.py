@@ -1,4 +1,4 @@
-"""Leaves out tests that need another extension, which their own does not require, if it is deleted."""
+"""Leaves out tests of two extensions, neither of which requires the other, if one was deleted."""
 
 from tests.present import is_present
 

@@ -1,8 +1,7 @@
 """The indexer of the compose file."""
 
-from dataclasses import replace
-
 import gevent
+from msgspec.structs import replace
 
 from app.core.assembly.derived import publishing
 from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored
