@@ -9,6 +9,8 @@
 # make test-engine   run the tests of the real engine (tests/extensions/llm)
 # make test-servers  run the tests of other servers and proxies (docs/servers.md); DEMAND=servers refuses to skip any
 # make test-extension  run the tests of one extension and of the extension contract: EXTENSION=label_reads
+# make removal-test  delete an extension with its tests in a copy, and start a server there, for all or EXTENSION="openapi tracing";
+#                    TESTS=--tests also runs the tests of the copy that start no processes
 # make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
 # make ci            run everything that CI runs (.ci/run), in at most 80 minutes
 # make lint          run ruff, mypy and the checks of words, code habits and workflows
@@ -56,6 +58,8 @@ N := 80
 SEED := 1
 ROOMS :=
 BASE := HEAD~1
+EXTENSION :=
+TESTS :=
 # The number of test files that run at the same time, each in one process; 0 runs the tests one by one. Files run in the
 # order of their names: in the order of their test counts, the longest files would be the last, each running alone.
 WORKERS := 2
@@ -88,7 +92,7 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
 .PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image image-python \
-	test-engine test-servers test-extension changed-extensions lint lint-js format-js bench mutants fleet image image-archive \
+	test-engine test-servers test-extension removal-test changed-extensions lint lint-js format-js bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
@@ -145,6 +149,9 @@ test-servers: $(VENV)/.dev $(SERVERS)/.installed
 
 test-extension: $(VENV)/.dev
 	paths=$$($(BIN)/python -m scripts.extension_tests tests $(EXTENSION)) && $(BIN)/python -m pytest $(PARALLEL) $$paths
+
+removal-test: $(VENV)/.dev
+	$(BIN)/python -m scripts.removal_test $(TESTS) --workers $(WORKERS) $(EXTENSION)
 
 changed-extensions: | $(BIN)/python
 	@$(BIN)/python -m scripts.extension_tests changed $(BASE)

@@ -1,11 +1,11 @@
 """Finds changed extensions, and the tests of an extension.
 
 python -m scripts.extension_tests tests NAME: prints the test paths for an extension, which are its
-folder in `tests/extensions` or `tests`, the test files that name it or its module, and the tests of
-the contract.
+folder in `tests/extensions`, the files of other folders that import it, and the tests of the
+contract.
 
 python -m scripts.extension_tests changed COMMIT: prints the names of the extensions that changed
-since a commit, as a JSON list. A change of the contract counts for every extension.
+since a commit, as a JSON list. A change of the core counts for every extension.
 """
 
 import json
@@ -17,10 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXTENSIONS = "app/extensions"
 TESTS = "tests/extensions"
-OTHER_FILES = {"devmode": ("test_lifecycle", "test_scale_out", "test_weights")}
-"""Extension -> test files with other names."""
-CONTRACT = "app/core"
-CONTRACT_TESTS = "tests/core"
+CORE = "app/core"
+CONTRACT_TESTS = ("tests/core/test_extensions.py", "tests/core/wire/test_removal.py")
 
 
 def extension_names(root: Path = ROOT) -> list[str]:
@@ -31,16 +29,13 @@ def extension_names(root: Path = ROOT) -> list[str]:
 def pytest_paths(name: str, root: Path = ROOT) -> list[str]:
     """Returns the paths to pass to pytest for an extension."""
     module = f"{EXTENSIONS.replace('/', '.')}.{name}"
-    stems = OTHER_FILES.get(name, ())
-    folders = [
-        folder for folder in (f"{TESTS}/{name}", f"tests/{name}") if (root / folder).is_dir()
-    ]
-    paths = [CONTRACT_TESTS, *folders]
+    folder = f"{TESTS}/{name}"
+    paths = [*CONTRACT_TESTS]
+    if (root / folder).is_dir():
+        paths.append(folder)
     for file in sorted((root / "tests").rglob("test_*.py")):
         path = str(file.relative_to(root))
-        if path.startswith(tuple(f"{folder}/" for folder in paths)):
-            continue
-        if name in file.stem or file.stem in stems or module in file.read_text("utf-8"):
+        if not path.startswith(f"{folder}/") and module in file.read_text("utf-8"):
             paths.append(path)
     return paths
 
@@ -48,7 +43,7 @@ def pytest_paths(name: str, root: Path = ROOT) -> list[str]:
 def changed_extensions(changed_files: Iterable[str], names: Iterable[str]) -> list[str]:
     """Returns the extensions among `names` to which the changed files belong."""
     files = list(changed_files)
-    if any(file.startswith(f"{CONTRACT}/") for file in files):
+    if any(file.startswith(f"{CORE}/") for file in files):
         return sorted(names)
     changed = []
     for name in sorted(names):

@@ -1,23 +1,18 @@
 """Costs as a sum over kernels: what they follow, and how near they come to measured servers."""
 
-from statistics import median
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.engine.batch import Batch, SequenceState
 from app.core.engine.step_cost import StepCost, interpolate
-from benchmarks.cells import cells, errors
 from config.datasheet import datasheet_profile
 from config.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
 from config.kernels import norm
 from config.profile import CostConstants, Profile
 from tests.config.test_datasheet import MIXTRAL, QWEN
-from tests.needs import RECORDING
 
 FP8: dict[str, object] = {"quant_method": "fp8"}
-CELLS = RECORDING.parent / "truth" / "cells"
 
 
 def made(device: str = "h100", devices: int = 1, version: str = "", **changes: object) -> Profile:
@@ -173,20 +168,3 @@ def test_a_table_is_linear_between_its_points(points: list[tuple[int, float]], c
 @given(st.floats(1e-9, 1), st.floats(1e-9, 1), st.floats(1, 14))
 def test_a_norm_lies_between_the_longer_and_the_sum(one: float, other: float, p: float) -> None:
     assert max(one, other) <= norm(one, other, p) * (1 + 1e-9) <= (one + other) * (1 + 2e-9)
-
-
-@pytest.mark.shared
-@pytest.mark.parametrize(
-    ("family", "tpot", "tpot_p90", "ttft"),
-    [("llama", 0.05, 0.16, 0.13), ("gpt-oss", 0.10, 0.30, 0.25)],
-)
-def test_measured_servers_are_met(family: str, tpot: float, tpot_p90: float, ttft: float) -> None:
-    """A third of the cells of a family; `python -m benchmarks.cells` plays all."""
-    few = [
-        cell for cell in cells(CELLS) if family in cell["model"] and int(cell["concurrency"]) <= 16
-    ][::2]
-    found = [errors(CELLS, 10, cell) for cell in few]
-    sizes = sorted(abs(error) for error, _ in found)
-    assert len(few) > 10
-    assert median(sizes) < tpot and sizes[int(0.9 * len(sizes))] < tpot_p90
-    assert median(abs(error) for _, error in found) < ttft

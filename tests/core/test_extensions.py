@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from app.core.built_in import BUILT_IN, PACKAGE, enabled_extensions, import_extension
+from app.core.built_in import BUILT_IN, PACKAGE, enabled_extensions, present_extensions
+from app.core.extensions import Extension
 from config.loader import load
 from tests.running_server import ROOT
+
+
+def usable_extensions() -> list[str]:
+    """Returns the present extensions whose requirements are present, too."""
+    return [extension.name for extension in present_extensions()]
 
 
 def imported_modules(file: Path) -> Iterator[str]:
@@ -32,19 +39,30 @@ def imported_extensions(folder: Path) -> set[str]:
 
 def test_every_package_of_extensions_is_built_in() -> None:
     packages = {file.parent.name for file in (ROOT / "app" / "extensions").glob("*/__init__.py")}
-    assert packages == set(BUILT_IN)
+    assert packages <= set(BUILT_IN)
 
 
 def test_the_core_imports_no_extension() -> None:
     assert imported_extensions(ROOT / "app" / "core") == set()
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", usable_extensions())
 def test_an_extension_imports_only_the_extensions_that_it_requires(name: str) -> None:
     extension = import_extension(name)
     assert extension.name == name
     imported = imported_extensions(ROOT / "app" / "extensions" / name)
     assert imported - {name} <= set(extension.requires)
+
+
+@pytest.mark.parametrize("folder", ["core", "config", "surface", "conformance", "servers"])
+def test_tests_of_other_folders_import_no_extension(folder: str) -> None:
+    """The tests of an extension are deleted with it."""
+    files = (ROOT / "tests" / folder).rglob("*.py")
+    assert [file for file in files if any(map(is_of_extension, imported_modules(file)))] == []
+
+
+def is_of_extension(module: str) -> bool:
+    return module.startswith((f"{PACKAGE}.", "tests.extensions."))
 
 
 OFF_BY_DEFAULT = (
@@ -62,5 +80,5 @@ OFF_BY_DEFAULT = (
 
 def test_extensions_that_a_setting_asks_for_are_off_by_default() -> None:
     enabled = enabled_extensions(load((), {}))
-    expected = [name for name in BUILT_IN if name not in OFF_BY_DEFAULT]
+    expected = [name for name in usable_extensions() if name not in OFF_BY_DEFAULT]
     assert [extension.name for extension in enabled] == expected

@@ -4,15 +4,7 @@ every route has an example, tables are whole, what docs/seeds.md promises is the
 """
 
 import re
-import shlex
-from pathlib import Path
 
-import pytest
-
-from app.core.cli import listed_commands, main
-from config.settings import BY_NAME
-from scripts.example_pages import PAGES as EXAMPLES
-from scripts.example_pages import renewed
 from tests.application import app_of
 from tests.running_server import ROOT
 
@@ -80,17 +72,6 @@ def test_every_row_says_what_is_here_and_has_three_cells() -> None:
     assert all(here for _, here, _ in ROWS)
 
 
-def test_the_settings_commands_and_files_it_names_are_there() -> None:
-    here = " ".join(cell for _, cell, _ in ROWS)
-    flags = set(re.findall(r"--([a-z][a-z-]+)", here))
-    assert flags <= set(BY_NAME) and len(flags) > 10
-    commands = set(re.findall(r"python -m app ([a-z]+)", here))
-    assert commands <= set(listed_commands())
-    for path in re.findall(r"\]\(([\w.-]+)\)", SEEDS):
-        assert (ROOT / "docs" / path).exists()
-    assert all((ROOT / path).exists() for path in re.findall(r"`(deploy/\w+)`", here))
-
-
 README = (ROOT / "README.md").read_text()
 README_COMMANDS = re.findall(r"(?m)^\$ (.+?)(?: {2,}#|$)", README)
 FIRST_SCREEN = README[: README.index("Begin with your job")]
@@ -146,38 +127,7 @@ def test_the_site_has_every_page_once() -> None:
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
-@pytest.mark.parametrize("page", EXAMPLES, ids=str)
-def test_example_pages_are_those_of_the_present_console(page: Path) -> None:
-    text = (ROOT / page).read_text("utf-8")
-    assert renewed(text) == text, "python -m scripts.example_pages"
-
-
 def test_the_readme_s_five_jobs_are_those_of_the_first_page() -> None:
     linked = re.findall(r"\[([\w ]+)\]\(docs/index\.md#([\w-]+)\)", README)
     assert [job for job, _ in linked] == JOBS and len(JOBS) == 5
     assert [anchor for _, anchor in linked] == [job.lower().replace(" ", "-") for job in JOBS]
-
-
-PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")
-PLANS = re.findall(
-    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
-)
-
-
-@pytest.mark.parametrize(("command", "printed"), PLANS)
-def test_planning_shows_what_its_commands_print_and_draw(
-    command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A part of each load, longer than a cold start, has the heading and the columns of the whole."""
-    monkeypatch.chdir(ROOT)
-    words = shlex.split(command.replace("\\\n", ""))
-    if "--plot" in words:
-        place = words.index("--plot")
-        picture = ROOT / words[place + 1]
-        assert picture.stat().st_size < 60_000 and f"]({picture.name})" in PLANNING
-        del words[place : place + 2]
-    seconds = "60" if "--autoscale" in words else "2"
-    assert main([*words, "--seconds", seconds, "--processes", "1"]) == 0
-    lines, wanted = capsys.readouterr().out.splitlines(), printed.splitlines()
-    assert lines[0] == wanted[0]
-    assert lines[1].replace(" ", "") == wanted[1].replace(" ", "")

@@ -4,24 +4,18 @@ from app.core.server.flask.application import Understudy
 from tests.application import app_of
 
 NAMES = {
-    *("block hashes", "chat templates", "client audit", "fault scripts", "index blocks"),
-    *(
-        "KV cache blocks",
-        "KV events to publish",
-        "KV events to replay",
-        "index key roots",
-        "index keys",
-    ),
-    *(
-        "index tails",
-        "index tokenizers",
-        "plain chats",
-        "plain prompts",
-        "prompt tokens",
-        "rate limits",
-    ),
-    *("responses", "schemas", "words"),
+    "KV cache blocks",
+    "KV events to publish",
+    "KV events to replay",
+    "block hashes",
+    "chat templates",
+    "plain chats",
+    "plain prompts",
+    "prompt tokens",
+    "rate limits",
+    "words",
 }
+"""Caches of the core."""
 
 
 def sizes(app: Understudy) -> dict[str, dict[str, int]]:

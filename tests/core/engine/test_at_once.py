@@ -10,38 +10,40 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from app.core.engine.constraints import Constraints
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
-from app.core.engine.request import EngineRequest, ToolCalls, ToolFunction
+from app.core.engine.request import EngineRequest
 from config.profile import Profile, SpeculationRates
 from tests.core.engine.harness import PROFILE, Harness, engine_request
 
-FIELDS = st.fixed_dictionaries(
-    {
-        "max_tokens": st.integers(1, 60),
-        "ignore_eos": st.booleans(),
-        "limited": st.booleans(),
-        "seed": st.none() | st.integers(0, 9),
-        "prompt_ids": st.lists(st.integers(0, 99), max_size=9),
-        "stop": st.sampled_from([(), ("a",), ("the", "o")]),
-        "prompt_logprobs": st.none() | st.integers(0, 2),
-        "reasoning": st.booleans(),
-        "tool_calls": st.sampled_from(
-            [None, ToolCalls(tools=(ToolFunction("look"),), min_calls=1)]
-        ),
-        "echo_text": st.sampled_from(["", "What goes in comes out."]),
-    }
-)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "max_tokens": st.integers(1, 60),
+    "ignore_eos": st.booleans(),
+    "limited": st.booleans(),
+    "seed": st.none() | st.integers(0, 9),
+    "prompt_ids": st.lists(st.integers(0, 99), max_size=9),
+    "stop": st.sampled_from([(), ("a",), ("the", "o")]),
+    "prompt_logprobs": st.none() | st.integers(0, 2),
+    "reasoning": st.booleans(),
+    "echo_text": st.sampled_from(["", "What goes in comes out."]),
+}
 
 
 def watch_nothing(request: EngineRequest) -> None:
     """An observer: with one, a sequence is made."""
 
 
-def outcome(asked: list[dict[str, Any]], mode: str, fails_at: int | None, longer_way: bool) -> Any:
+def outcome(
+    asked: list[dict[str, Any]],
+    mode: str,
+    fails_at: int | None,
+    longer_way: bool,
+    schemas: Constraints | None = None,
+) -> Any:
     """All that comes out of an engine, and all that it counts but for Unix time and the wait for a
     turn.
     """
-    harness = Harness(mode=mode)
+    harness = Harness(mode=mode, schemas=schemas)
     outputs: list[EngineOutput] = []
 
     def emit(output: EngineOutput) -> None:
@@ -76,7 +78,7 @@ def _values(output: Any) -> list[Any]:
 @example(asked=[{}], mode="random", fails_at=0)
 @example(asked=[{}], mode="random", fails_at=1)
 @given(
-    asked=st.lists(FIELDS, min_size=1, max_size=4),
+    asked=st.lists(st.fixed_dictionaries(FIELDS), min_size=1, max_size=4),
     mode=st.sampled_from(["random", "echo"]),
     fails_at=st.none() | st.integers(0, 3),
 )

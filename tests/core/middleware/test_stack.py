@@ -7,7 +7,7 @@ from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response
 from app.core.server.http.route import get
 from app.core.server.middleware.stack import Middleware, MiddlewareStack
-from tests.application import app_of, application, request
+from tests.application import application, request
 
 Ran = list[str]
 
@@ -82,44 +82,3 @@ def test_every_answer_passes_the_stack_once(path: str, status: int) -> None:
     method = "PUT" if status == 405 else "GET"
     assert client.open(path, method=method).status_code == status
     assert ran == ["a begins", "b begins", f"b ends {status}", f"a ends {status}"]
-
-
-def test_unusual_requests_are_answered_and_counted_as_in_vllm() -> None:
-    flags = [
-        "--server-dev-mode",
-        "--enable-scale-out",
-        "--api-key",
-        "k",
-        "--enable-request-id-headers",
-    ]
-    client = app_of(*flags).test_client()
-
-    def counted() -> float:
-        lines = [
-            line
-            for line in client.get("/metrics").text.splitlines()
-            if "http_requests_total{" in line
-        ]
-        return sum(
-            float(line.rpartition(" ")[2]) for line in lines if not line.startswith("understudy")
-        )
-
-    preflight = {"Origin": "https://a", "Access-Control-Request-Method": "GET"}
-    for method, path, headers, body, status, counts in (
-        ("GET", "/v1/models", {"X-Request-Id": ""}, None, 401, 0),
-        ("OPTIONS", "/v1/models", preflight, None, 400, 0),
-        ("OPTIONS", "/v1/models", {}, None, 405, 1),
-        ("GET", "/metrics/", {}, None, 200, 0),
-        ("GET", "/metrics/x", {}, None, 200, 0),
-        ("GET", "/docs/oauth2-redirect", {}, None, 200, 1),
-        ("POST", "/abort_requests", {}, "\ufeff{}", 200, 1),
-        ("POST", "/abort_requests", {}, '{"request_ids": 5}', 400, 1),
-        ("POST", "/inference/v1/abort_requests", {}, "[]", 400, 1),
-        ("POST", "/inference/v1/abort_requests", {}, '{"request_ids": 5}', 200, 1),
-        ("POST", "/collective_rpc", {}, '{"method": "check_health", "args": 5}', 400, 1),
-    ):
-        before = counted()
-        own = headers if body is None else {"Authorization": "Bearer k"}
-        answer = client.open(path, method=method, headers=own, data=body and body.encode())
-        assert (answer.status_code, counted() - before) == (status, counts), (method, path, body)
-        assert own.get("X-Request-Id") is None or answer.headers["X-Request-Id"] == ""

@@ -16,9 +16,10 @@ from jsonschema import Draft202012Validator
 from app.core.server.flask.application import Understudy
 from config import VERSION
 from tests.application import app_of
+from tests.present import is_present
 from tests.running_server import ROOT
 
-KINDS: Mapping[str, tuple[str, ...]] = {
+FLAGS: Mapping[str, tuple[str, ...]] = {
     "generate": (
         *("--server-dev-mode", "--weight-transfer", "--profiling", "--enable-scale-out"),
         *("--allow-runtime-lora-updating", "--journal", "10"),
@@ -30,6 +31,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "script": ("--script", str(ROOT / "examples" / "scripts" / "weather.yaml")),
     "indexer": ("--role", "indexer", "--kv-index-bind", "tcp://127.0.0.1:0"),
 }
+REQUIRED = {"pooling": "pooling", "script": "scripts", "indexer": "kv_index"}
+"""Kind -> the extension that it needs."""
+KINDS = [kind for kind in FLAGS if is_present(REQUIRED.get(kind, "openapi"))]
 NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/stats")
 """Need a path that exists, and are asked below; the last one needs a model that computes
 (tests/extensions/llm/remote).
@@ -57,7 +61,7 @@ FIELDS: Mapping[str, Mapping[str, list[str]]] = json.loads(
 
 @cache
 def application(kind: str) -> Understudy:
-    return app_of("--seed", "1", "--force-dummy-tokenizer", *KINDS[kind])
+    return app_of("--seed", "1", "--force-dummy-tokenizer", *FLAGS[kind])
 
 
 def document(client: FlaskClient) -> Any:

@@ -1,0 +1,44 @@
+"""The indexer of the compose file."""
+
+import gevent
+from msgspec.structs import replace
+
+from app.core.assembly.derived import publishing
+from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored
+from app.core.engine.kvcache.publisher import EventSender
+from app.core.text.huggingface import default_tokenizer
+from app.extensions.kv_index.service import build_index
+from config.loader import load
+from tests.test_compose import SERVICES
+
+
+def test_the_indexer_tells_its_three_pods_apart() -> None:
+    """Each publishes with the settings of its service, over sockets of this process."""
+    pods = [
+        load((), SERVICES[name]["environment"]) for name in ("cached-1", "cached-2", "cached-3")
+    ]
+    model, at = pods[0].model.model, load((), SERVICES["indexer"]["environment"])
+    index = build_index(
+        replace(at, kvindex=replace(at.kvindex, kv_index_bind="tcp://127.0.0.1:*")),
+        default_tokenizer(),
+    )
+    index.open()
+    senders = []
+    for number, pod in enumerate(pods):
+        published = publishing(pod, pod.server, 0)
+        sender = EventSender(replace(published, endpoint=index.address, flush_s=0.0))
+        sender.open()
+        senders.append(sender)
+        tokens = [number] * 16
+        while not index.index.score(
+            model, tokens
+        ):  # what is sent before the connection is there is lost
+            sender.put([AllBlocksCleared(), BlockStored([1], None, tokens, 16, None)])
+            sender.turn()
+            gevent.sleep(0.01)
+    assert [index.index.score(model, [number] * 16)[0].pod for number in range(3)] == [
+        f"127.0.0.1:{pod.server.port}" for pod in pods
+    ]
+    for sender in senders:
+        sender.close()
+    index.close()

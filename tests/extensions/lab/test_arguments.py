@@ -1,0 +1,28 @@
+"""Wrong arguments of commands end with one line."""
+
+import pytest
+
+from app.core import cli as command
+from tests.config.test_command import check_error
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["simluate"], "unknown command 'simluate'; did you mean simulate?"),
+        (["simulate", "--rat", "3"], "unknown flag --rat; did you mean --rate?"),
+        (["fleet", "--polices", "x"], "unknown flag --polices; did you mean --policies?"),
+        (["record", "--out"], "argument --out: expected one argument"),
+        (["record", "--proxy", "--taget", "x"], "unknown flag --taget; did you mean --target?"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_error(argv, told, capsys)
+
+
+def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["help", "simulate"])
+    assert not ended.value.code and "python -m app simulate" in capsys.readouterr().out

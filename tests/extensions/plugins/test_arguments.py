@@ -1,0 +1,17 @@
+"""Wrong arguments of commands end with one line."""
+
+import pytest
+
+from tests.config.test_command import check_error
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["plugins", "--plugn", "x"], "unknown flag --plugn; did you mean --plugin?"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_error(argv, told, capsys)

@@ -1,0 +1,24 @@
+"""Wrong arguments of commands end with one line."""
+
+import pytest
+
+from tests.config.test_command import check_error
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (
+            ["script", "try", "--mesages", "x", "y"],
+            "unknown flag --mesages; did you mean --messages?",
+        ),
+        (
+            ["script", "chek"],
+            "argument command: invalid choice: 'chek' (choose from 'check', 'try')",
+        ),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_error(argv, told, capsys)

@@ -1,0 +1,210 @@
+"""Which of all routes are closed to foreign web pages and to unknown host names.
+
+The routes are those of all extensions, so these tests are left out where one was deleted
+(conftest.py). The rules for every server are tested in tests/core/middleware.
+"""
+
+from typing import Any
+
+import pytest
+
+from app.core.server.middleware.foreign_pages import CONTROL_PATHS, OPERATOR_PREFIXES, SAFE_METHODS
+from app.core.server.middleware.hosts import host_of
+from tests.application import app_of
+from tests.core.middleware.test_foreign_pages import EVIL, FLAGS, JSON, PROXY, SELF, status
+
+HARMLESS = frozenset(
+    (
+        *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/messages"),
+        *("/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{response_id}/cancel"),
+        *("/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate"),
+        *("/v1/messages/render", "/v1/responses/render"),
+        *("/v1/chat/completions/derender", "/v1/completions/derender"),
+        *("/v1/systemone", "/generative_scoring", "/invocations", "/tokenize", "/detokenize"),
+        *("/ping", "/metrics", "/is_scaling_elastic_ep"),
+    )
+)
+"""Routes that take POST, and steer nothing: what vLLM's clients ask for."""
+ALLOWED, FOREIGN = True, False
+ORIGINS = {
+    "a script": ({}, ALLOWED),
+    "the console": ({"Origin": SELF, "Sec-Fetch-Site": "same-origin"}, ALLOWED),
+    "the console, in an old browser": ({"Origin": SELF}, ALLOWED),
+    "somebody at the browser": ({"Sec-Fetch-Site": "none"}, ALLOWED),
+    "a page that may": (
+        {"Origin": "https://tool.example", "Sec-Fetch-Site": "cross-site"},
+        ALLOWED,
+    ),
+    "the console, by a proxy's name": ({"Origin": "http://console.example:8443"}, ALLOWED),
+    "another page": ({"Origin": EVIL, "Sec-Fetch-Site": "cross-site"}, FOREIGN),
+    "another page, in an old browser": ({"Origin": EVIL}, FOREIGN),
+    "a page whose origin is hidden": ({"Origin": "null"}, FOREIGN),
+    "a navigation": ({"Sec-Fetch-Site": "cross-site"}, FOREIGN),
+    "a page of another port": (
+        {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"},
+        FOREIGN,
+    ),
+    "another port, in an old browser": ({"Origin": "http://localhost:3000"}, FOREIGN),
+}
+HOSTS = [
+    ("127.0.0.1", "localhost:8000", 200),
+    ("::1", "[::1]:8000", 200),
+    ("127.0.0.1", "understudy.localhost:8000", 200),
+    ("127.0.0.1", "console.example:443", 200),
+    ("127.0.0.1", "CONSOLE.Example.", 200),
+    ("127.0.0.1", "evil.example:8000", 403),
+    ("127.0.0.1", "127.0.0.1.evil.example", 403),
+    ("127.0.0.1", "10.0.0.1", 200),
+    ("0.0.0.0", "evil.example", 403),
+    ("0.0.0.0", "[2001:db8::1]:8000", 200),
+    ("0.0.0.0", "vllm", 200),
+    ("0.0.0.0", "vllm.default.svc:8000", 200),
+    ("0.0.0.0", "vllm-0.vllm.default.svc.cluster.local", 200),
+    ("0.0.0.0", "gpu7.LOCAL:8000", 200),
+    ("0.0.0.0", "gpu7.zone.internal.", 200),
+    ("0.0.0.0", "pod-7.example", 200),
+    ("0.0.0.0", "local.evil.example", 403),
+    ("0.0.0.0", "evilsvc.example", 403),
+    ("0.0.0.0", "localhost:8000@evil.example", 403),
+    ("0.0.0.0", "localhost, evil.example", 403),
+    ("0.0.0.0", "evil.example:console.example", 403),
+    ("0.0.0.0", "[evil.example]:8000", 403),
+    ("0.0.0.0", "localhost/evil.example", 403),
+]
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return app_of(*FLAGS, *PROXY)
+
+
+def test_every_changing_route_is_a_control_path_or_harmless(app: Any) -> None:
+    """Whoever adds one says whether a page of somebody else may ask for it."""
+    changing = {route.path for route in app.routes if not set(route.methods) <= set(SAFE_METHODS)}
+    ours = {path for path in changing if path.startswith(OPERATOR_PREFIXES)}
+    assert changing - ours - CONTROL_PATHS == HARMLESS
+    assert changing >= CONTROL_PATHS
+    assert not [
+        route.path for route in app.routes if route.plain and route.path in ours | CONTROL_PATHS
+    ]
+
+
+def test_pages_of_other_origins_are_refused(app: Any) -> None:
+    for page, (headers, is_allowed) in ORIGINS.items():
+        for path, answer in (
+            ("/admin/console/resume", 200),
+            ("/fake_metrics", 400),
+            ("/resume", 200),
+        ):
+            assert status(app, path, headers) == (answer if is_allowed else 403), (page, path)
+    for bound_to in ("127.0.0.1", "0.0.0.0", "vllm.example"):  # wherever the server listens
+        assert status(app, "/pause", {"Origin": EVIL}, bound_to=bound_to) == 403
+        assert status(app, "/admin/verdict", {"Origin": EVIL}, "DELETE", bound_to) == 403
+        assert status(app, "/admin/verdict", {"Origin": EVIL}, "GET", bound_to) == 200, (
+            "it cannot read it"
+        )
+
+
+def test_control_routes_accept_only_hosts_that_cannot_be_rebound(app: Any) -> None:
+    for bound_to, host, expected in HOSTS:
+        for path in (
+            "/admin/config",
+            "/console",
+            "/admin/memory",
+            "/admin/journal",
+            "/server_info",
+        ):
+            assert status(app, path, method="GET", bound_to=bound_to, host=host) == expected, host
+        assert status(app, "/admin/config", bound_to=bound_to, host=host, json={}) == expected
+        page = {"Origin": f"http://{host}"}
+        assert status(app, "/resume", page, bound_to=bound_to, host=host) == expected
+        assert status(app, "/resume", bound_to=bound_to, host=host) == expected, "scripts, too"
+        for path in ("/v1/models", "/health", "/metrics"):
+            assert status(app, path, method="GET", bound_to=bound_to, host=host) == 200
+    assert host_of("") == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "path", "needs_key"),
+    [
+        ("--admin-key", "/admin/config", True),
+        ("--admin-key", "/console", True),
+        ("--admin-key", "/server_info", False),
+        ("--api-key", "/admin/config", True),
+        ("--api-key", "/server_info", False),
+    ],
+)
+def test_key_protects_a_route_under_every_host(flag: str, path: str, needs_key: bool) -> None:
+    """An API key protects no development route: neither does vLLM's."""
+    key = {"Authorization": "Bearer secret-of-the-test"}
+    guarded = app_of(*FLAGS, flag, "secret-of-the-test")
+    assert status(guarded, path, key, "GET", host="evil.example") == (200 if needs_key else 403)
+
+
+def test_api_key_protects_adapters_but_not_sleep() -> None:
+    guarded = app_of(*FLAGS, "--api-key", "secret-of-the-test")
+    key = {"Authorization": "Bearer secret-of-the-test"}
+    for path, expected in (("/v1/load_lora_adapter", 400), ("/sleep", 403)):
+        assert status(guarded, path, key, host="evil.example", json={}) == expected
+
+
+def test_wildcard_in_allowed_hosts_accepts_hosts_but_not_pages() -> None:
+    anywhere = app_of(*FLAGS, "--allowed-hosts", "*")
+    assert status(anywhere, "/admin/config", method="GET", host="gpu.corp.example") == 200
+    assert status(anywhere, "/resume", {"Origin": EVIL}, host="gpu.corp.example") == 403
+
+
+def test_operator_routes_require_json_unless_the_body_is_empty(app: Any) -> None:
+    for headers, data, expected in (
+        (JSON, b"{}", 200),
+        ({"Content-Type": "Application/JSON; charset=utf-8"}, b"{}", 200),
+        ({}, b"{}", 415),
+        ({"Content-Type": "text/plain"}, b"{}", 415),
+        ({"Content-Type": "text/plain"}, b"", 415),
+    ):
+        assert status(app, "/admin/config", headers, data=data) == expected
+    for headers in ({}, {"Content-Length": "0"}):  # curl -X POST sends neither body nor type
+        assert status(app, "/admin/console/resume", headers) == 200
+    answer = app.test_client().post("/pause", headers={"Origin": EVIL})
+    assert answer.get_json()["error"]["type"] == "PermissionDeniedError"
+
+
+def test_unusual_requests_are_answered_and_counted_as_in_vllm() -> None:
+    flags = [
+        "--server-dev-mode",
+        "--enable-scale-out",
+        "--api-key",
+        "k",
+        "--enable-request-id-headers",
+    ]
+    client = app_of(*flags).test_client()
+
+    def counted() -> float:
+        lines = [
+            line
+            for line in client.get("/metrics").text.splitlines()
+            if "http_requests_total{" in line
+        ]
+        return sum(
+            float(line.rpartition(" ")[2]) for line in lines if not line.startswith("understudy")
+        )
+
+    preflight = {"Origin": "https://a", "Access-Control-Request-Method": "GET"}
+    for method, path, headers, body, expected, counts in (
+        ("GET", "/v1/models", {"X-Request-Id": ""}, None, 401, 0),
+        ("OPTIONS", "/v1/models", preflight, None, 400, 0),
+        ("OPTIONS", "/v1/models", {}, None, 405, 1),
+        ("GET", "/metrics/", {}, None, 200, 0),
+        ("GET", "/metrics/x", {}, None, 200, 0),
+        ("GET", "/docs/oauth2-redirect", {}, None, 200, 1),
+        ("POST", "/abort_requests", {}, "\ufeff{}", 200, 1),
+        ("POST", "/abort_requests", {}, '{"request_ids": 5}', 400, 1),
+        ("POST", "/inference/v1/abort_requests", {}, "[]", 400, 1),
+        ("POST", "/inference/v1/abort_requests", {}, '{"request_ids": 5}', 200, 1),
+        ("POST", "/collective_rpc", {}, '{"method": "check_health", "args": 5}', 400, 1),
+    ):
+        before = counted()
+        own = headers if body is None else {"Authorization": "Bearer k"}
+        answer = client.open(path, method=method, headers=own, data=body and body.encode())
+        assert (answer.status_code, counted() - before) == (expected, counts), (method, path, body)
+        assert own.get("X-Request-Id") is None or answer.headers["X-Request-Id"] == ""
