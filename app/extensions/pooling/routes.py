@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.vectors import TASKS
 from app.core.protocol.common import ItemList, Usage, encode
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
@@ -22,6 +21,7 @@ from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_vectors
 from app.extensions.pooling.protocol import TokenIds
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
+from app.extensions.pooling.vectors import TASKS
 from config.settings import ModelSettings
 
 if TYPE_CHECKING:
