@@ -61,7 +61,8 @@ def in_request(identifier: str, action: Callable[[], None]) -> None:
 def test_a_text_line_has_time_level_request_and_logger(capsys: Capture) -> None:
     configure()
     in_request("req-1", lambda: logging.getLogger("app.core.server").warning("%d waiting", 3))
-    pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING \[\d+\] \[req-1\] app\.core\.server: 3 waiting\n"
+    time_pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    pattern = rf"{time_pattern} WARNING \[\d+\] \[req-1\] app\.core\.server: 3 waiting\n"
     assert re.fullmatch(pattern, capsys.readouterr().err)
 
 

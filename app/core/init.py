@@ -15,15 +15,16 @@ ROOT = Path(__file__).parents[2]
 ABOUT = "Write a compose file, a script, tests and a CI job to begin with (docs/index.md)."
 PYTHON = {"examples/project": "."}
 JAVASCRIPT = {"examples/project-js": ".", "clients/js": "understudy/vllm-understudy"}
-"""Folder of templates -> its place in the project."""
-LEFT_OUT = ("__pycache__", "README.md")
+"""Folders in the project by the folders of templates that are copied to them."""
+SKIPPED_NAMES = ("__pycache__", "README.md")
 
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Writes all files or none, and returns the exit status.
 
-    ConfigError for a file that is there already.
+    Raises:
+        ConfigError: A file exists, and the flag --force is not set.
     """
     parser = FlagParser(f"{COMMAND} init", description=ABOUT, allow_abbrev=False)
     parser.add_argument(
@@ -31,32 +32,42 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--js", action="store_true", help="add a test and a CI job for Node.js")
     parser.add_argument("--force", action="store_true", help="write over files that are there")
-    given = parser.parse_args(argv)
-    files = _files(Path(given.folder), PYTHON | (JAVASCRIPT if given.js else {}))
+    arguments = parser.parse_args(argv)
+    folders = dict(PYTHON)
+    if arguments.js:
+        folders |= JAVASCRIPT
+    files = _files(Path(arguments.folder), folders)
     for path in files:
-        if path.exists() and not given.force:
+        if path.exists() and not arguments.force:
             raise ConfigError(f"{path}: is there already; --force writes over it")
-    for folder in {path.parent for path in files}:
-        folder.mkdir(parents=True, exist_ok=True)
     for path, template in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(template.read_bytes())
         print(path)
-    print(
-        f"Next: pip install pytest && pytest {shlex.quote(str(Path(given.folder, 'understudy')))}"
-    )
+    tests = shlex.quote(str(Path(arguments.folder, "understudy")))
+    print(f"Next: pip install pytest && pytest {tests}")
     return 0
 
 
-def _files(project: Path, places: dict[str, str]) -> dict[Path, Path]:
-    """Returns path in the project -> template. OSError if an installation has no templates."""
-    return {
-        project / place / template.relative_to(ROOT / folder): template
-        for folder, place in places.items()
-        for template in _below(ROOT / folder)
-    }
+def _files(project: Path, folders: dict[str, str]) -> dict[Path, Path]:
+    """Returns the templates by their paths in the project.
+
+    Raises:
+        OSError: The installation has no templates.
+    """
+    files = {}
+    for template_folder, project_folder in folders.items():
+        for template in _files_below(ROOT / template_folder):
+            relative_path = template.relative_to(ROOT / template_folder)
+            files[project / project_folder / relative_path] = template
+    return files
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _files_below(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        if path.name not in LEFT_OUT:
-            yield from _below(path) if path.is_dir() else [path]
+        if path.name in SKIPPED_NAMES:
+            continue
+        if path.is_dir():
+            yield from _files_below(path)
+        else:
+            yield path

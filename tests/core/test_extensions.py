@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from app.core.built_in import BUILT_IN, PACKAGE, enabled_extensions, import_extension
-from app.core.built_in import BUILT_IN, PACKAGE, enabled_extensions, present_extensions
-from app.core.extensions import Extension
+from app.core.built_in import (
+    BUILT_IN,
+    PACKAGE,
+    enabled_extensions,
+    import_extension,
+    present_extensions,
+)
 from config.loader import load
 from tests.running_server import ROOT
 

@@ -1,7 +1,6 @@
 """Identity of requests and answers: ids, names in answers, and the address of a prefill's cache."""
 
 import time
-from collections.abc import Callable
 from random import Random
 from zlib import crc32
 
@@ -57,15 +56,12 @@ class Identity:
     `rng` draws ids. Other servers find the cache of this server at `host`.
     """
 
-    def __init__(
-        self, settings: Settings, host: str, rng: Random, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, settings: Settings, host: str, rng: Random) -> None:
         self.engine_id = f"{rng.getrandbits(128):032x}"
         self.host = host
         self.cache = settings.kvcache
         self.devices = settings.model.tensor_parallel_size
         self._rng = rng
-        self._now = now
         self._fingerprint = system_fingerprint(settings)
 
     def response_meta(
@@ -80,7 +76,7 @@ class Identity:
             request_id = body_id or f"{self._rng.getrandbits(64):016x}"
         return ResponseMeta(
             id=f"{prefix}-{request_id}",
-            created=int(self._now()),
+            created=int(time.time()),
             model=model,
             fingerprint=self._fingerprint,
             # Even the only prompt of a text completion has a number.
@@ -89,7 +85,7 @@ class Identity:
 
     def now_s(self) -> int:
         """Returns the time in Unix seconds."""
-        return int(self._now())
+        return int(time.time())
 
     def fresh_id(self) -> str:
         """Draws an id."""

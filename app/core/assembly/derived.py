@@ -6,15 +6,10 @@ import math
 
 from app.core.engine.kvcache.events import PublisherSettings, of_rank
 from config import ConfigError, Settings
-from config.settings import DatasetSettings, ServerSettings
+from config.settings import ServerSettings
 
 LOOPBACK = "127.0.0.1"
 """Name of a server that does not know its own address."""
-
-
-def dataset_settings(settings: Settings) -> DatasetSettings:
-    """Returns the dataset settings; empty for an encoder, which generates no text."""
-    return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
 
 
 def cache_config(settings: Settings) -> dict[str, str]:
@@ -36,22 +31,23 @@ def cache_config(settings: Settings) -> dict[str, str]:
 def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
     """Returns the settings of `rank` for publishing KV events.
 
-    ConfigError for an invalid endpoint.
+    Raises:
+        ConfigError: An endpoint is invalid.
     """
-    at = settings.kvcache
+    cache = settings.kvcache
     try:
-        for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
+        for endpoint in filter(None, (cache.zmq_endpoint, cache.kv_events_replay_endpoint)):
             of_rank(endpoint, rank)
     except ValueError as error:
         raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
-    topic = at.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
+    topic = cache.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
     return PublisherSettings(
-        endpoint=at.zmq_endpoint or None,
+        endpoint=cache.zmq_endpoint or None,
         topic=topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model),
         rank=rank,
-        replay_endpoint=at.kv_events_replay_endpoint or None,
-        replay_batches=at.kv_events_replay_queue_size,
-        layout=at.events_layout,
-        batch_events=at.event_batch_size,
-        flush_s=at.event_flush_interval,
+        replay_endpoint=cache.kv_events_replay_endpoint or None,
+        replay_batches=cache.kv_events_replay_queue_size,
+        layout=cache.events_layout,
+        batch_events=cache.event_batch_size,
+        flush_s=cache.event_flush_interval,
     )

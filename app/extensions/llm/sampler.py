@@ -88,7 +88,8 @@ def logprobs_of(
 def adjust(row: torch.Tensor, state: SamplingState) -> None:
     """Applies masks, bias and penalties in vLLM's order, in place.
 
-    Raises RequestError when the structured output has an error.
+    Raises:
+        RequestError: The structured output has an error.
     """
     params = state.params
     _mask(row, state)

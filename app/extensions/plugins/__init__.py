@@ -64,7 +64,11 @@ class Plugins(Extension):
 
     @classmethod
     def prepare(cls, settings: Settings) -> None:
-        """Calls all hooks once, before the workers do. Raises ConfigError for a wrong hook."""
+        """Calls all hooks once, before the workers do.
+
+        Raises:
+            ConfigError: A hook is invalid.
+        """
         if settings.PLUGINS:
             from app.core.application import tokenizer_of
             from app.core.assembly.server import build

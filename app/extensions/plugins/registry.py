@@ -165,7 +165,11 @@ class PluginRegistry:
         return added
 
     def routes(self, existing: Callable[[], Iterator[Route]]) -> dict[str, list[Route]]:
-        """Returns blueprints with their routes. ConfigError for a route that exists."""
+        """Returns blueprints with their routes.
+
+        Raises:
+            ConfigError: A route exists already.
+        """
         seen = {pair for route in existing() for pair in _answered(route)}
         blueprints: dict[str, list[Route]] = {}
 
@@ -186,7 +190,11 @@ class PluginRegistry:
         return [*chain.from_iterable(self._collect("metrics", convert))]
 
     def policies(self) -> dict[str, PolicyMaker]:
-        """Returns routing policies of a fleet, by name. ConfigError for a name in use."""
+        """Returns routing policies of a fleet, by name.
+
+        Raises:
+            ConfigError: A name is in use.
+        """
         policies: dict[str, PolicyMaker] = {}
 
         def convert(guard: Guard, makers: Mapping[str, PolicyMaker]) -> None:
@@ -198,7 +206,11 @@ class PluginRegistry:
         return policies
 
     def autoscalers(self) -> dict[str, AutoscalerStart]:
-        """Returns autoscaling policies, by name. ConfigError for a name in use."""
+        """Returns autoscaling policies, by name.
+
+        Raises:
+            ConfigError: A name is in use.
+        """
         starts: dict[str, AutoscalerStart] = {}
 
         def convert(guard: Guard, makers: Mapping[str, AutoscalerStart]) -> None:
@@ -257,7 +269,11 @@ def _as_config_error(plugin: str, hook: str) -> Iterator[None]:
 
 
 def _checked_route(guard: Guard, route: Route, seen: set[tuple[str, str]]) -> Route:
-    """Returns a guarded route, and adds it to `seen`. ConfigError for one that exists."""
+    """Returns a guarded route, and adds it to `seen`.
+
+    Raises:
+        ConfigError: The route exists already.
+    """
     plugin = guard.plugin
     answered = _answered(route)
     if not route.path.startswith("/"):

@@ -8,10 +8,10 @@ from base64 import b64encode
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from app.core.engine.vectors import Pace, packing
 from app.core.server.http.errors import bad_request
 from app.extensions.pooling.protocol import EncodedRequest
 from app.extensions.pooling.runner import PoolingJob, Rows
+from app.extensions.pooling.vectors import Pace, packing
 
 
 def packed_rows(rows: Rows, request: EncodedRequest, pace: Pace) -> list[bytes]:

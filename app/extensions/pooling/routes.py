@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.vectors import TASKS
 from app.core.protocol.common import ItemList, Usage, encode
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
@@ -23,6 +22,7 @@ from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_ve
 from app.extensions.pooling.paths import COHERE, EMBEDDINGS, RERANKS, SCORES, served_paths
 from app.extensions.pooling.protocol import TokenIds
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
+from app.extensions.pooling.vectors import TASKS
 from config.settings import ModelSettings
 
 if TYPE_CHECKING:

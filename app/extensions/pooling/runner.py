@@ -31,7 +31,6 @@ from app.core.engine.errors import (
     TooManyRequestsError,
 )
 from app.core.engine.request import EngineRequest
-from app.core.engine.vectors import Bag, PoolingModel, logit, sigmoid
 from app.core.protocol.chat import Message
 from app.core.protocol.validation import truncate
 from app.core.server.http.context import RequestContext
@@ -40,6 +39,7 @@ from app.core.text.base import ChatOptions
 from app.core.text.files import is_matryoshka, model_config
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.protocol import ScoreInputs, TokenIds
+from app.extensions.pooling.vectors import Bag, PoolingModel, logit, sigmoid
 from config.settings import ModelSettings
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.engine.vectors import (
+from app.core.text.huggingface import default_tokenizer
+from app.extensions.pooling.vectors import (
     Bag,
     PoolingModel,
     embedding,
@@ -23,7 +24,6 @@ from app.core.engine.vectors import (
     sigmoid,
     small_floats,
 )
-from app.core.text.huggingface import default_tokenizer
 
 
 def no_pause() -> None:

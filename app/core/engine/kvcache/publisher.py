@@ -186,13 +186,8 @@ class EventSender:
 class Publisher(EventSender):
     """Publishes from a greenlet, in the process of `start` or of the first `put`."""
 
-    def __init__(
-        self,
-        settings: PublisherSettings,
-        wall: Callable[[], float] = time.time,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(settings, wall, now)
+    def __init__(self, settings: PublisherSettings, wall: Callable[[], float] = time.time) -> None:
+        super().__init__(settings, wall)
         self._wake = Event()
         self._has_ended = False
         self._greenlet: gevent.Greenlet[[], None] | None = None

@@ -23,24 +23,18 @@ class Residency(BlockObserver):
     """Follows a share `sample` of the blocks, as vLLM does with kv-cache-metrics."""
 
     def __init__(
-        self,
-        metrics: Recorder,
-        sample: float,
-        rng: Random,
-        now: Callable[[], float],
-        max_blocks: int = MAX_BLOCKS,
+        self, metrics: Recorder, sample: float, rng: Random, now: Callable[[], float]
     ) -> None:
         self._metrics = metrics
         self._sample = sample
         self._rng = rng
         self._now = now
-        self._max_blocks = max_blocks
         self._lives: dict[int, tuple[float, deque[float]]] = {}
         """Moment of the allocation, and recent uses, of each followed block."""
 
     def allocated(self, block: int) -> None:
         """Starts to follow the block, by chance."""
-        if self._rng.random() < self._sample and len(self._lives) < self._max_blocks:
+        if self._rng.random() < self._sample and len(self._lives) < MAX_BLOCKS:
             self._lives[block] = self._now(), deque(maxlen=MAX_USES)
 
     def accessed(self, block: int) -> None:

@@ -59,7 +59,8 @@ WrittenCalls: TypeAlias = tuple[str, Sequence[CallSpan]]
 class CallReplies:
     """Makes replies that call tools.
 
-    Raises SchemaError when no arguments satisfy a tool's schema.
+    Raises:
+        SchemaError: No arguments satisfy a tool's schema.
     """
 
     def __init__(

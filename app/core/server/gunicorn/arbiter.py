@@ -58,7 +58,11 @@ class EngineProcess(Protocol):
     """Longest time without a heartbeat, or 0 for no limit."""
 
     def begin(self, environ: MutableMapping[str, str]) -> None:
-        """Starts the process and loads its model. Raises ConfigError if that fails."""
+        """Starts the process and loads its model.
+
+        Raises:
+            ConfigError: The start fails.
+        """
 
     def completed(self, settings: Settings) -> Settings:
         """Returns `settings` with the sizes that the engine has found."""

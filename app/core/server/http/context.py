@@ -89,7 +89,8 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     source: "SupportsRead[bytes] | None" = None
     """Returns the requested number of bytes, fewer only at the body's end.
 
-    Raises OSError when the body breaks off.
+    Raises:
+        OSError: The body breaks off.
     """
     connection: ClientConnection | None = None
     http_version: str = "HTTP/1.1"

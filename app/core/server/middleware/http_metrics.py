@@ -71,13 +71,11 @@ class HttpMetrics(Middleware):
     As the first middleware it observes the final response.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
-    ) -> None:
-        """`clock` returns monotonic seconds, `now` the seconds since 1970."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns monotonic seconds."""
         self._clock = clock
         self._families: dict[str, Family[Any]] = {
-            name: Family(name, help_text, series, kind=kind, now=now)
+            name: Family(name, help_text, series, kind=kind, now=time.time)
             for name, (help_text, series, kind) in FAMILIES.items()
         }
         self._served = {way: self._families[BY_WAY].labels(way=way) for way in WAYS}

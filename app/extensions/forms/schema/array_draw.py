@@ -36,7 +36,8 @@ class ArrayDraw:
     def draw(self) -> list[JSON]:
         """Returns an array, shorter than intended if no further item is found.
 
-        Raises UnsatisfiableError if no valid array was found.
+        Raises:
+            UnsatisfiableError: No valid array was found.
         """
         min_length = max(self._min_items, sum(self._missing))
         for index in range(self._draw_length(min_length)):
@@ -74,7 +75,8 @@ class ArrayDraw:
     def _find_item(self, index: int) -> JSON:
         """Returns an item that all missing ``contains`` accept, if possible, else one, else none.
 
-        Raises UnsatisfiableError if no item was found.
+        Raises:
+            UnsatisfiableError: No item was found.
         """
         wanted = [
             schema["contains"]

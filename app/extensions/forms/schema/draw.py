@@ -159,7 +159,8 @@ class Draw:
 
         It is `depth` levels down, in the property `name`.
 
-        Raises UnsatisfiableError if no value was found.
+        Raises:
+            UnsatisfiableError: No value was found.
         """
         self._value_count += 1
         self.budget.spend()

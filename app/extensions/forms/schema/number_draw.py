@@ -39,7 +39,8 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
 
     The number is `whole`, or has `DECIMALS` decimals.
 
-    Raises UnsatisfiableError if no number was found.
+    Raises:
+        UnsatisfiableError: No number was found.
     """
     multiples = merged.get("multipleOf", ())
     bounds = Bounds(

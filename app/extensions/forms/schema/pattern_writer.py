@@ -169,7 +169,8 @@ def class_members(tokens: Tokens) -> str:
 def expanded_size(tokens: Tokens, depth: int = 0) -> int:
     """Returns the number of tokens with repeats written out.
 
-    Raises RecursionError for a pattern that is too deep.
+    Raises:
+        RecursionError: The pattern is too deep.
     """
     if depth > MAX_DEPTH:
         raise RecursionError

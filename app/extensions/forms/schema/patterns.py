@@ -91,7 +91,8 @@ class Pattern(str):
     def matches(self, text: str, budget: WorkBudget, whole: bool = False) -> bool:
         """Returns True if a part of `text` matches, or the whole text with `whole`.
 
-        Raises SchemaError when the search takes too long.
+        Raises:
+            SchemaError: The search takes too long.
         """
         search = self._engine.fullmatch if whole else self._engine.search
         start = thread_time()
@@ -116,7 +117,8 @@ class Pattern(str):
 
         With `whole` the whole text matches, otherwise a part.
 
-        Raises UnsatisfiableError if no text was found.
+        Raises:
+            UnsatisfiableError: No text was found.
         """
         min_width, max_width = self._tokens.getwidth()
         high = min(MAX_TEXT_LENGTH, max_length)
@@ -140,7 +142,8 @@ class Pattern(str):
 def characters(source: str) -> str:
     """Returns characters of the class ``[...]`` in `source`.
 
-    Raises SchemaError for an invalid class.
+    Raises:
+        SchemaError: The class is invalid.
     """
     try:
         tokens = _parser.parse(translate(source), re.ASCII)

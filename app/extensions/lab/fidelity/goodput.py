@@ -126,7 +126,11 @@ def limit_ratios(outcome: SimulationOutcome, limits: Limits) -> Iterator[dict[st
 
 
 def check_classes(limits: Limits, load: LoadTrace) -> None:
-    """Checks that the load has all classes of the limits. Raises ConfigError if it has not."""
+    """Checks that the load has all classes of the limits.
+
+    Raises:
+        ConfigError: A class is missing.
+    """
     for name in limits:
         if name and name not in load.classes:
             classes = ", and no column class"

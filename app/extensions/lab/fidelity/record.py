@@ -158,7 +158,11 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def read_target(url: str) -> Target:
-    """Returns the server at `url`. Raises ConfigError for anything but a plain HTTP URL."""
+    """Returns the server at `url`.
+
+    Raises:
+        ConfigError: `url` is not a plain HTTP URL.
+    """
     target = Target.from_url(url)
     if target.scheme != "http":
         raise ConfigError(f"target {url}: must be like http://host:8000 (TLS is not measured)")
