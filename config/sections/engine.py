@@ -286,7 +286,7 @@ def pairs(items: Sequence[str], form: str) -> dict[str, str]:
     """Parses items such as `gpu=1.0`; returns name -> value.
 
     Raises:
-        ValueError: An item has no name or no value; the message says that it is not `form`.
+        ValueError: An item has no name or no value; the message names `form`.
     """
     values = {}
     for item in items:
