@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from config.declaration import ConfigError, shown, suggestion
+from config.declaration import PORTS, ConfigError, shown, suggestion
 from config.settings import BY_NAME, MASK, SECTIONS, ServerSettings, Setting, Settings, Table
 
 FIRST = (
@@ -50,8 +50,6 @@ SIMULATED_ONLY = (
     *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),
 )
 """Settings of the simulated engine; a real engine (`engine: llm`) accepts only their defaults."""
-PORTS = 1 << 16
-"""Number of TCP ports."""
 
 Conflicts = Iterator[tuple[str, str]]
 """Setting name and broken rule of each conflict."""

@@ -15,7 +15,7 @@ MAX_LEVELS = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that rejects repeated keys, and merges (`<<`) into more than `MAX_VALUES` keys."""
+    """A safe loader that rejects repeated keys, and merges (`<<`) of too many keys."""
 
     merged = 0
     """Number of keys in all mappings so far, merged keys included."""

@@ -114,6 +114,7 @@ def places(source: str) -> Iterator[Place]:
 
 
 def habits_of(node: ast.AST) -> Iterator[str]:
+    """Yields the habits that a node has."""
     if is_tuple_assignment(node):
         yield "tuple assignment"
     if isinstance(node, ast.IfExp) or is_disguised_conditional(node):
@@ -197,7 +198,7 @@ def counts_of(folder: str, prints: bool = False) -> tuple[Counter[str], int]:
 
 
 def check(folder: str, budget: dict[str, int]) -> list[str]:
-    """Prints a folder's counts per 1,000 lines, and returns a line for each habit above its budget."""
+    """Prints a folder's counts per 1,000 lines, and returns a line for each excess."""
     counts, code_lines = counts_of(folder)
     excesses = []
     for habit, goal in GOALS.items():
@@ -216,6 +217,7 @@ def lowered(budget: dict[str, int], counts: Counter[str]) -> dict[str, int]:
 
 
 def main() -> int:
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,9 +1,8 @@
-"""A hook of mkdocs (mkdocs.yml): what GitHub reads otherwise than mkdocs, links to other files
-first of all.
+r"""A hook of mkdocs (mkdocs.yml) for what GitHub and mkdocs render differently.
 
-On GitHub `[a script](../examples/scripts/dinner.yaml)` leads to the file. The site has no such file: there
-the link leads to the repository, if REPO_URL names it, or becomes the path as text. In the code of a table
-GitHub wants `\\|` for a bar, and mkdocs would show both characters.
+On GitHub, `[a script](../examples/scripts/dinner.yaml)` leads to the file. The site does not have
+the file: the link leads to the repository if REPO_URL names it, and otherwise becomes text. In the
+code of a table, GitHub needs `\|` for a bar, and mkdocs would show both characters.
 """
 
 import logging
@@ -19,17 +18,24 @@ log = logging.getLogger("mkdocs.hooks.docs_links")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **others: object) -> str:
-    """Rewrites the links of a page. Warns, and so fails the site, if a file is not there."""
+    """Rewrites the links of a page. Warns, and so fails the site, if a file does not exist."""
 
     def rewrite(link: re.Match[str]) -> str:
         text, path = link.groups()
         if not (ROOT / path).exists():
-            log.warning(f"{page.file.src_path}: links to ../{path}, which is not there")
+            log.warning(f"{page.file.src_path}: links to ../{path}, which does not exist")
         if config.repo_url:
             return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})"
-        return text if Path(path).name in text else f"{text} (`{path}`)"
+        if Path(path).name in text:
+            return text
+        return f"{text} (`{path}`)"
 
-    markdown = ROW.sub(
-        lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown
-    )
-    return OUTSIDE.sub(rewrite, markdown)
+    return OUTSIDE.sub(rewrite, ROW.sub(_with_plain_bars, markdown))
+
+
+def _with_plain_bars(row: re.Match[str]) -> str:
+    return CODE.sub(_with_plain_bar, row[0])
+
+
+def _with_plain_bar(code: re.Match[str]) -> str:
+    return code[0].replace("\\|", "|")

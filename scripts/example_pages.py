@@ -1,5 +1,4 @@
-"""Gives the example pages of the documents the console's present scripts and styles; their
-recordings stay.
+"""Renews scripts and styles of the example pages in docs; their recordings stay.
 
 python -m scripts.example_pages
 """
@@ -15,7 +14,7 @@ RECORDING = re.compile(r'<script type="application/json" id="recording">(.*?)</s
 
 
 def renewed(page: str) -> str:
-    """Returns the present page with the recording of a saved one."""
+    """Returns the present page of the console with the recording of a saved page."""
     recording = RECORDING.search(page)
     assert recording, "no page with a recording"
     return page_with(json.loads(line) for line in recording[1].split("\n"))

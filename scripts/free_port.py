@@ -10,13 +10,18 @@ import socket
 import sys
 
 DEFAULT_PORT = "8000"
-ELSEWHERE = ("SIM_CONFIG", "SIM_UDS", "GUNICORN_CMD_ARGS")
-"""Variables that may name another address. The server itself checks that one when it starts."""
+ADDRESS_VARIABLES = ("SIM_CONFIG", "SIM_UDS", "GUNICORN_CMD_ARGS")
+"""Variables that may name another address. The server itself checks that address at its start."""
 
 
 def in_use(host: str, port: int) -> bool:
-    """Returns True if another socket listens on the address; other faults are left to the server."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """Returns True if another socket listens on the address.
+
+    Other errors are left to the server.
+    """
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -28,7 +33,7 @@ def in_use(host: str, port: int) -> bool:
 
 def main(host: str, target: str) -> int:
     """Returns the exit status."""
-    if any(os.environ.get(name) for name in ELSEWHERE):
+    if any(os.environ.get(name) for name in ADDRESS_VARIABLES):
         return 0
     host = os.environ.get("SIM_HOST") or host
     port = os.environ.get("SIM_PORT") or DEFAULT_PORT

@@ -1,10 +1,10 @@
-"""What the tests of a room make of a mutant: first those that ran its line, in the end all of them.
+"""Runs the tests of a room on a mutant: first the tests that ran its line, then all others.
 
-Which tests ran which line is seen once for every room, by coverage, before the first mutant. It
-decides only what is tried first, so that most mutants are killed within seconds: what those let
-pass, all others judge.
+Before the first mutant, coverage finds which tests of a room run which line. This decides only
+which tests run first, so that most mutants are killed within seconds: a mutant survives only if all
+tests of the room pass.
 
-All of it happens in a copy of the project in a temporary folder; the working tree is only read.
+Everything happens in a copy of the project in a temporary folder; the working tree is only read.
 """
 
 from __future__ import annotations
@@ -26,38 +26,33 @@ from types import MappingProxyType
 from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
-ENGINE = (
-    *(
-        f"tests/extensions/lab/fidelity/test_{name}.py"
-        for name in ("simulation", "truth", "calibrate")
-    ),
+ENGINE_TESTS = (
+    "tests/extensions/lab/fidelity/test_simulation.py",
+    "tests/extensions/lab/fidelity/test_truth.py",
+    "tests/extensions/lab/fidelity/test_calibrate.py",
     "tests/core/simulated",
     "tests/extensions/devmode/test_lifecycle.py",
     "tests/extensions/llm/remote",
 )
-"""What steps say off line, and replies; an engine's life in a server, and in a process of its own.
-"""
-WIRE = tuple(
-    f"tests/conformance/wire/test_{name}.py" for name in ("wire", "responses", "tool_calls")
+"""Tests of steps without a server, of replies, and of an engine's life in a process."""
+WIRE_TESTS = (
+    "tests/conformance/wire/test_wire.py",
+    "tests/conformance/wire/test_responses.py",
+    "tests/conformance/wire/test_tool_calls.py",
 )
-"""What real servers answer to bodies of all kinds."""
-POOLED = ("tests/extensions/pooling/test_routes.py",)
-"""What requests of the pooling routes are."""
-SERVED = ("tests/surface", "tests/conformance")
-"""What a real server answers on all its routes."""
+"""Tests of the responses of real servers to bodies of all kinds."""
+POOLING_TESTS = ("tests/extensions/pooling/test_routes.py",)
+"""Tests of the requests of the pooling routes."""
+SURFACE_TESTS = ("tests/surface", "tests/conformance")
+"""Tests of the responses of a real server on all its routes."""
+API_TESTS = ("tests/core/api", "tests/extensions/pooling", "tests/extensions/grpc", "tests/extensions/scripts", *SURFACE_TESTS)
+PROTOCOL_TESTS = ("tests/core/protocol", "tests/core/api", *POOLING_TESTS, *WIRE_TESTS)
 ROOMS = {
-    "engine": ("app/core/engine", "tests/core/engine", *ENGINE),
+    "engine": ("app/core/engine", "tests/core/engine", *ENGINE_TESTS),
     "clock": ("app/core/base/clock", "tests/core/clock"),
-    "protocol": ("app/core/protocol", "tests/core/protocol", "tests/core/api", *POOLED, *WIRE),
-    "api": (
-        "app/core/api",
-        "tests/core/api",
-        "tests/extensions/pooling",
-        "tests/extensions/grpc",
-        "tests/extensions/scripts",
-        *SERVED,
-    ),
-    "extensions": ("app/extensions", "tests/core", *SERVED),
+    "protocol": ("app/core/protocol", *PROTOCOL_TESTS),
+    "api": ("app/core/api", *API_TESTS),
+    "extensions": ("app/extensions", "tests/core", *SURFACE_TESTS),
     "kvcache": ("app/core/engine/kvcache", "tests/core/kvcache"),
     "kvindex": ("app/extensions/kv_index", "tests/extensions/kv_index"),
     "schema": ("app/extensions/forms/schema", "tests/extensions/forms/schema"),
@@ -65,36 +60,40 @@ ROOMS = {
     "grammar": ("app/extensions/forms/grammar", "tests/extensions/forms/grammar"),
     "simulated": ("app/core/engine/simulated", "tests/core/simulated"),
 }
-"""The code of a room, and its tests: its own folder, and what else is there to test it.
+"""Room -> its code, then its tests.
 
-What fields of `protocol` mean only an answer tells.
+Only replies show the meaning of fields of `protocol`.
 """
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".node-*", ".hypothesis", ".*_cache", "__pycache__"
 )
-FAST, SLOW = ("-m", "not wire"), ("-m", "wire")
-"""Options of pytest: which tests of a room run first, and which only when those are content."""
-FAILED, NO_TESTS, TOO_SLOW = 1, 5, -1
-"""Exit statuses of pytest:
+# Options of pytest: the tests of a room that run first, and those that run if the first pass.
+FAST = ("-m", "not wire")
+SLOW = ("-m", "wire")
+# Exit statuses of pytest: a test has failed, no test was selected, and (ours) tests were cut short.
+FAILED = 1
+NO_TESTS = 5
+TOO_SLOW = -1
+MAX_NEAREST = 300
+"""Maximum number of tests that run first.
 
-a test has failed, it has selected none. The last stands for tests cut short.
+They are those of the line's tests that ran the fewest other lines: thousands would take too long.
 """
-MOST_NEAREST = 300
-"""Of the tests that ran a line, those that ran the fewest others.
-
-Thousands would take long to find.
-"""
-PATIENCE, LEAST_LIMIT_S = 4, 30.0
-"""The tests of a mutant may take so many times as long as without it, and at least so many seconds.
-"""
+PATIENCE = 4
+"""Time limit of the tests of a mutant, as a multiple of their time without a mutant."""
+MIN_LIMIT_S = 30.0
+"""Minimum time limit of the tests of a mutant, in seconds."""
+CHECK_LIMIT_S = 3600.0
+"""Time limit of the tests of a room without a mutant, in seconds."""
 MEMORY_BYTES = 16 << 30
-NO_MORE: Mapping[str, str] = MappingProxyType({})
+"""Limit of the address space of a test process."""
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 UNCOMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""A mutant leaves nothing behind; the run without one compiles for all others."""
+"""A mutant leaves no bytecode; the run without a mutant compiles for all others."""
 
 
 class Verdict(Enum):
-    """What the tests make of a mutant."""
+    """Result of the tests of a mutant."""
 
     KILLED = "killed"
     TIMED_OUT = "TIMED OUT"
@@ -102,62 +101,65 @@ class Verdict(Enum):
 
 
 class Lines:
-    """Which tests ran which lines of a room, by the names that pytest knows them by."""
+    """Tests that ran each line of a room, by their pytest names."""
 
     def __init__(self, file: Path) -> None:
         self._tests: dict[str, dict[int, set[str]]] = {}
-        self._breadth: Counter[str] = Counter()
+        self._line_counts: Counter[str] = Counter()
         data = CoverageData(str(file))
         data.read()
         for path in data.measured_files():
-            lines = self._tests[path] = {}
+            lines: dict[int, set[str]] = {}
+            self._tests[path] = lines
             for line, contexts in data.contexts_by_lineno(path).items():
                 lines[line] = {context.rpartition("|")[0] for context in contexts if context}
-                self._breadth.update(lines[line])
+                self._line_counts.update(lines[line])
 
     def nearest(self, file: Path, line: int) -> list[str]:
-        """The tests that say most of a line.
+        """Returns the most specific tests of a line.
 
-        It may be within a statement: then that of its first line.
+        For a line within a statement, they are the tests of the statement's first line.
         """
         lines = self._tests.get(str(file), {})
-        first = max((each for each in lines if each <= line and lines[each]), default=0)
-        tests = lines.get(first, set())
-        return sorted(tests, key=lambda test: (self._breadth[test], test))[:MOST_NEAREST]
+        first = max((number for number in lines if number <= line and lines[number]), default=0)
+        tests = sorted(lines.get(first, set()))
+        return sorted(tests, key=self._line_counts.__getitem__)[:MAX_NEAREST]
 
 
 class Copy:
     """A copy of the project in which tests run."""
 
     def __init__(self, folder: Path, python: Path) -> None:
-        self.folder, self._python = folder / "understudy", python
+        self.folder = folder / "understudy"
+        self._python = python
         shutil.copytree(ROOT, self.folder, ignore=NOT_COPIED)
-        self._limits: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._limits_s: dict[tuple[str, tuple[str, ...]], float] = {}
         self._lines: dict[str, Lines] = {}
 
     def check(self, room: str) -> str:
-        """Run the tests of a room without a mutant: their time limits, and which lines they run.
+        """Runs the tests of a room without a mutant, for their time limits and their lines.
 
-        Empty when they pass, and otherwise what pytest had to say.
+        Returns the end of pytest's output if a test fails, and otherwise an empty text.
         """
         for stage in (FAST, SLOW):
-            begun = time.monotonic()
-            status, output = self._run((*stage, *ROOMS[room][1:]), 3600.0)
+            start = time.monotonic()
+            status, output = self._run((*stage, *ROOMS[room][1:]), CHECK_LIMIT_S)
             if status not in (0, NO_TESTS):
                 return output
-            self._limits[room, stage] = max(LEAST_LIMIT_S, PATIENCE * (time.monotonic() - begun))
+            self._limits_s[room, stage] = max(MIN_LIMIT_S, PATIENCE * (time.monotonic() - start))
         self._lines[room] = self._lines_of(room)
         return ""
 
     def _lines_of(self, room: str) -> Lines:
-        """Some tests find that they take too much time while they are watched; that says nothing."""
+        # Coverage slows tests down, so some fail on their time limits. This does not matter.
         file = self.folder.parent / f"{room}.coverage"
-        watched = ("--maxfail=0", f"--cov={ROOMS[room][0]}", "--cov-context=test", "--cov-report=")
-        self._run((*FAST, *watched, *ROOMS[room][1:]), 3600.0, {"COVERAGE_FILE": str(file)})
+        code, *tests = ROOMS[room]
+        coverage = ("--maxfail=0", f"--cov={code}", "--cov-context=test", "--cov-report=")
+        self._run((*FAST, *coverage, *tests), CHECK_LIMIT_S, {"COVERAGE_FILE": str(file)})
         return Lines(file)
 
     def judge(self, room: str, path: str, line: int, code: str) -> Verdict:
-        """What the tests of `room` make of it when the file at `path` is `code`, changed in `line`."""
+        """Runs the tests of `room` while the file at `path` is `code`, which differs in `line`."""
         file = self.folder / path
         original = file.read_text()
         file.write_text(code)
@@ -166,40 +168,42 @@ class Copy:
                 return Verdict.KILLED
             tests = _nearest_first(self.folder, room, path)
             for stage in (FAST, SLOW):
-                status, _ = self._run((*stage, *tests), self._limits[room, stage], UNCOMPILED)
+                status, _ = self._run((*stage, *tests), self._limits_s[room, stage], UNCOMPILED)
+                if status == TOO_SLOW:
+                    return Verdict.TIMED_OUT
                 if status not in (0, NO_TESTS):
-                    return Verdict.TIMED_OUT if status == TOO_SLOW else Verdict.KILLED
+                    return Verdict.KILLED
             return Verdict.SURVIVED
         finally:
             file.write_text(original)
 
     def _nearest_fail(self, room: str, file: Path, line: int) -> bool:
-        """Only a test that fails says something here:
+        """Returns True if a test of this line fails.
 
-        some may have been found by a name that is gone.
+        Other errors do not count: a test whose name depends on the mutant may be missing.
         """
         tests = self._lines[room].nearest(file, line)
-        named = self.folder.parent / "nearest"
-        named.write_text("\n".join(tests))
-        return (
-            bool(tests)
-            and self._run((*FAST, f"@{named}"), self._limits[room, FAST], UNCOMPILED)[0] == FAILED
-        )
+        if not tests:
+            return False
+        names = self.folder.parent / "nearest"
+        names.write_text("\n".join(tests))
+        status, _ = self._run((*FAST, f"@{names}"), self._limits_s[room, FAST], UNCOMPILED)
+        return status == FAILED
 
     def _run(
-        self, options: Sequence[str], limit_s: float, environ: Mapping[str, str] = NO_MORE
+        self, options: Sequence[str], limit_s: float, variables: Mapping[str, str] = NO_VARIABLES
     ) -> tuple[int, str]:
-        """The exit status of pytest and the end of its output; TOO_SLOW when it took longer than
-        `limit_s`.
+        """Returns the exit status of pytest, and the end of its output.
 
-        Hypothesis tries the same on every mutant, is patient, and looks for no simpler example than
-        the first that fails.
+        The status is TOO_SLOW after `limit_s` seconds. With its profile `mutants`, Hypothesis tries
+        the same examples on every mutant, has no deadline, and does not simplify an example that
+        fails.
         """
         plain = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
         process = subprocess.Popen(
             [self._python, "-m", "pytest", *plain, *options],
             cwd=self.folder,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environ},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -212,11 +216,11 @@ class Copy:
             process.kill()
             return TOO_SLOW, "too slow"
         finally:
-            self._end_strays()
+            self._kill_strays()
             process.communicate()
 
-    def _end_strays(self) -> None:
-        """End what tests have started in the copy and left behind."""
+    def _kill_strays(self) -> None:
+        """Kills the processes that tests have started in the copy and left running."""
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if Path(os.readlink(entry / "cwd")).is_relative_to(self.folder):
@@ -224,30 +228,34 @@ class Copy:
 
 
 def _nearest_first(folder: Path, room: str, path: str) -> list[str]:
-    """The files of a room's tests, first those with words of the changed file's path in their own.
+    """Returns the test files of a room; files with words of the changed file's path come first.
 
-    Coverage sees nothing of what a server does in a process of its own.
+    Coverage does not see the lines that a server runs in a separate process.
     """
-    files = [
-        file.relative_to(folder).as_posix()
-        for tests in ROOMS[room][1:]
-        for file in (
-            [folder / tests]
-            if tests.endswith(".py")
-            else sorted((folder / tests).rglob("test_*.py"))
-        )
-    ]
+    files: list[Path] = []
+    for tests in ROOMS[room][1:]:
+        if tests.endswith(".py"):
+            files.append(folder / tests)
+        else:
+            files += sorted((folder / tests).rglob("test_*.py"))
     words = _words(path.partition(room)[2])
-    return sorted(files, key=lambda file: -len(words & _words(file)))
+
+    def shared_words(name: str) -> int:
+        return len(words & _words(name))
+
+    names = [file.relative_to(folder).as_posix() for file in files]
+    return sorted(names, key=shared_words, reverse=True)
 
 
 def _words(path: str) -> set[str]:
-    """Of the names in a path, in the singular."""
+    """Returns the words of the names in a path, in the singular."""
     return {word.rstrip("s") for word in re.split(r"[\W_]+", path.removesuffix(".py")) if word}
 
 
 def _limit_memory() -> None:
-    """At most `MEMORY_BYTES`, or less where the shell allows no more."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MEMORY_BYTES)
+    """Limits this process to `MEMORY_BYTES`, or to the hard limit, if lower."""
+    limit = MEMORY_BYTES
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = min(limit, hard_limit)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,4 +1,4 @@
-"""Counts words and shapes in docstrings and comments that a reader has to read twice.
+"""Counts unclear words and phrases in docstrings and comments.
 
 python scripts/plain_words.py --list prints each as FILE:LINE RULE: TEXT. Lint fails above BUDGET.
 """
@@ -18,14 +18,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("app", "config", "vllm_understudy")
 BUDGET = 15
-"""Most finds in FOLDERS. Lower it to the count that is printed."""
-MOST_WORDS = 30
-"""Longest sentence, in words."""
+"""Maximum number of violations in FOLDERS. Lower it to the count that is printed."""
+MAX_WORDS = 30
+"""Maximum length of a sentence, in words."""
 
 OPENING = re.compile(r"(Who|Whom|Whose|What|Those|That|So|As|It|They|Such|Where|Whether)\b")
-"""Openings of a docstring that name no subject.
+"""Openings of a docstring without a subject.
 
-A verb in the third person or the searched noun opens it.
+A docstring should begin with a verb in the third person, or with a noun.
 """
 SHAPES = {
     "people": re.compile(r"\b(some|no|any|every)body(?:'s)?\b", re.I),
@@ -40,7 +40,7 @@ SHAPES = {
 }
 
 
-class Find(NamedTuple):
+class Violation(NamedTuple):
     """One place that should be rewritten."""
 
     file: str
@@ -50,7 +50,7 @@ class Find(NamedTuple):
 
 
 def texts(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Line, text and whether it is a docstring, of each docstring and comment of a module."""
+    """Yields line, text and True for each docstring of a module, and False for each comment."""
     for node in ast.walk(ast.parse(source)):
         if (
             isinstance(node, ast.Expr)
@@ -63,35 +63,34 @@ def texts(source: str) -> Iterator[tuple[int, str, bool]]:
             yield token.start[0], token.string.lstrip("#: "), False
 
 
-def finds(file: Path) -> Iterator[Find]:
-    """Every rule that a file's docstrings and comments break."""
+def violations(file: Path) -> Iterator[Violation]:
+    """Yields every rule that a file's docstrings and comments break."""
     name = str(file.relative_to(ROOT))
     for line, text, is_docstring in texts(file.read_text()):
-        if is_docstring and (opening := OPENING.match(text)):
-            yield Find(name, line, "opening", opening.group())
+        opening = OPENING.match(text)
+        if is_docstring and opening is not None:
+            yield Violation(name, line, "opening", opening.group())
         for rule, shape in SHAPES.items():
-            yield from (Find(name, line, rule, found.group()) for found in shape.finditer(text))
+            for match in shape.finditer(text):
+                yield Violation(name, line, rule, match.group())
         for sentence in re.split(r"[.:;!?](?=\s|$)|\n\s*\n", text):
-            if len(sentence.split()) > MOST_WORDS:
-                yield Find(name, line, "length", " ".join(sentence.split())[:60])
+            if len(sentence.split()) > MAX_WORDS:
+                yield Violation(name, line, "length", " ".join(sentence.split())[:60])
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 1 above the budget."""
-    found = [
-        find
-        for folder in FOLDERS
-        for file in sorted((ROOT / folder).rglob("*.py"))
-        for find in finds(file)
-    ]
+    """Returns the exit status: 1 above the budget."""
+    places: list[Violation] = []
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            places += violations(file)
     if "--list" in arguments:
-        for find in found:
-            print(f"{find.file}:{find.line} {find.rule}: {find.text}")
-    rules = ", ".join(
-        f"{rule} {count}" for rule, count in Counter(find.rule for find in found).most_common()
-    )
-    print(f"{len(found)} finds, at most {BUDGET}: {rules}")
-    return len(found) > BUDGET
+        for place in places:
+            print(f"{place.file}:{place.line} {place.rule}: {place.text}")
+    counts = Counter(place.rule for place in places).most_common()
+    rules = ", ".join(f"{rule} {count}" for rule, count in counts)
+    print(f"{len(places)} violations, at most {BUDGET}: {rules}")
+    return len(places) > BUDGET
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Prints what users and plugins can see of a server, as JSON: the surface that a restructuring must
-keep.
+"""Prints the surface of a server as JSON: what users and plugins can see of it.
 
     $ python -m scripts.surface           # print the surface of this checkout
     $ python -m scripts.surface --write   # store it in tests/surface/surface.json
 
-The surface is the settings, the commands, and, for each configuration in `CONFIGURATIONS`, the
-routes, the middleware from the outermost to the innermost, the names of the random streams
-(renaming one changes every seeded reply) and the metric families. A test compares the stored
-surface with that of the checkout, so that each change of the surface is a line of a diff.
+A restructuring must keep the surface: the settings, the commands, and, for each configuration in
+`CONFIGURATIONS`, the routes, the middleware from the outermost to the innermost, the names of the
+random streams (renaming one changes every seeded reply) and the metric families. A test compares
+the stored surface with that of the checkout, so that each change of the surface is a line of a
+diff.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def surface() -> dict[str, object]:
 
 
 def settings() -> dict[str, str]:
-    """Returns default, environment variables and other flags of each setting as a text, by its
-    name.
-    """
+    """Returns default, environment variables and other flags of each setting, by its name."""
     texts = {}
     for name, setting in sorted(BY_NAME.items()):
         other_flags = [f"--{other}" for other in setting.about.also]
@@ -86,8 +84,10 @@ def configuration_surface(flags: tuple[str, ...]) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder, recorded_streams() as stream_names:
         script = Path(folder) / "script.yaml"
         script.write_text(SCRIPT, "utf-8")
-        script_flags = (f"--script={script}",) if "--console" in flags else ()
-        app = create_app(load(("--force-dummy-tokenizer", "--seed=7", *flags, *script_flags), {}))
+        arguments = ["--force-dummy-tokenizer", "--seed=7", *flags]
+        if flags == EVERY_FEATURE:
+            arguments.append(f"--script={script}")
+        app = create_app(load(arguments, {}))
     return {
         "routes": routes(app),
         "middleware": [type(middleware).__name__ for middleware in app.middleware.members],
@@ -129,10 +129,12 @@ def metric_families(app: Understudy) -> dict[str, str]:
 
 
 def as_text(value: dict[str, object]) -> str:
+    """Returns the JSON text of a surface, for lines of a diff."""
     return json.dumps(value, indent=1, sort_keys=True) + "\n"
 
 
 def main() -> int:
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,13 +1,13 @@
-"""Prints the way of one request through our own code: every call, and what they come to.
+"""Prints the path of one request through our code: every call, and the totals.
 
     $ python scripts/trace_request.py            # a three-token chat stream on the fast path
     $ python scripts/trace_request.py --general  # the same under Flask
     $ python scripts/trace_request.py --profile  # on the fast path, in the steps of an engine
     $ python scripts/trace_request.py --tool     # a chat that must call a tool, under Flask
-    $ python scripts/trace_request.py --summary  # only the figures, of all three and of the KV index
+    $ python scripts/trace_request.py --summary  # only the totals, of all paths and the KV index
 
-A *change of file* is a call that is made in another file than the call before it; a *room* is a
-folder of `app`, such as `core/api` or `core/server/gunicorn`.
+A *change of file* is a call in another file than the previous call; a *room* is a folder of `app`,
+such as `core/api` or `core/server/gunicorn`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from gevent import monkey
 monkey.patch_all()
 
 import argparse  # noqa: E402
+import io  # noqa: E402
 import logging  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
-from itertools import groupby  # noqa: E402
+from itertools import groupby, pairwise  # noqa: E402
+from operator import itemgetter  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 from typing import Any  # noqa: E402
@@ -59,22 +61,87 @@ HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 )
 REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-WARM_UP, CLIENTS = 600, 12
+WARM_UP = 600
+"""Number of requests before the trace, so that everything that is created once exists."""
+CLIENTS = 12
 REQUESTS = 9
-"""Requests that are traced, of which the median is shown."""
+"""Number of traced requests, of which the median is shown."""
 PROFILE = "qwen3-14b-h100"
-OWN = (str(ROOT / "app"), str(ROOT / "config"))
+OUR_FOLDERS = (str(ROOT / "app"), str(ROOT / "config"))
+PATHS = {
+    "fast, no latency": ("fast", False),
+    "fast, --profile": ("fast", True),
+    "Flask, no latency": ("Flask", False),
+    "a required tool": ("tool", False),
+}
+"""Title -> name of the path, and True for the steps of an engine."""
 Call = tuple[str, str]
-"""File, from the root on, and name of a function of ours."""
+"""File, relative to the root, and name of one of our functions."""
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--general", action="store_true", help="under Flask")
+    parser.add_argument("--profile", action="store_true", help="in the steps of an engine")
+    parser.add_argument(
+        "--tool", action="store_true", help="a chat that must call a tool, under Flask"
+    )
+    parser.add_argument(
+        "--summary", action="store_true", help="only the totals, of all paths and the KV index"
+    )
+    options = parser.parse_args()
+    if options.summary:
+        for title, (path, has_profile) in PATHS.items():
+            print(f"{title}:")
+            show(calls_of(path, has_profile), with_calls=False)
+        for title, calls in index_calls().items():
+            print(f"{title}:", totals(calls), sep="\n")
+        return 0
+    path = "fast"
+    if options.tool:
+        path = "tool"
+    elif options.general:
+        path = "Flask"
+    show(calls_of(path, options.profile), with_calls=True)
+    return 0
+
+
+def calls_of(path: str, has_profile: bool) -> list[Call]:
+    """Returns the calls of one request on a warm server.
+
+    It is the median of several requests, as clocks and replies differ.
+    """
+    arguments = ["--seed", "7"]
+    if has_profile:
+        arguments += ["--profile", PROFILE]
+    app = create_app(load(arguments, {}))
+    turns = FairTurns()
+    clients: list[Callable[[], None]] = []
+    for _ in range(CLIENTS):
+        if path == "fast":
+            clients.append(fast_client(app, turns))
+        else:
+            clients.append(flask_client(app, TOOL_BODY if path == "tool" else BODY))
+
+    def warm_up(serve: Callable[[], None]) -> None:
+        for _ in range(WARM_UP // CLIENTS):
+            serve()
+
+    gevent.joinall([gevent.spawn(warm_up, client) for client in clients])
+    traces = [traced(clients[0]) for _ in range(REQUESTS)]
+    return sorted(traces, key=len)[REQUESTS // 2]
 
 
 def traced(serve: Callable[[], None]) -> list[Call]:
-    """Our own calls while `serve` runs, in order."""
+    """Returns the calls of our functions while `serve` runs, in order."""
     calls: list[Call] = []
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(OWN):
+        if event == "call" and code.co_filename.startswith(OUR_FOLDERS):
             calls.append((code.co_filename[len(str(ROOT)) + 1 :], code.co_qualname))
 
     sys.setprofile(profile)
@@ -85,17 +152,20 @@ def traced(serve: Callable[[], None]) -> list[Call]:
     return calls
 
 
-def fast(app: Understudy, turns: FairTurns | None = None) -> Callable[[], None]:
-    """Serves the request on the fast path of a worker; `turns` of all its clients together."""
+def fast_client(app: Understudy, turns: FairTurns) -> Callable[[], None]:
+    """Returns a function that sends the request to the fast path of a worker.
+
+    All clients of the worker share `turns`.
+    """
     log = ServerLogger(Config())
     log.access_log.setLevel(logging.CRITICAL)
     path = FastPath(
         app,
         log,
-        turns or FairTurns(),
-        {},
-        60.0,
-        lambda *request: sys.exit("left to the general way"),
+        turns=turns,
+        connections={},
+        idle_s=60.0,
+        serve_general=_reject_general_path,
     )
     listener = gevent.socket.socketpair()
     client, server = listener
@@ -110,9 +180,12 @@ def fast(app: Understudy, turns: FairTurns | None = None) -> Callable[[], None]:
     return serve
 
 
-def general(app: Understudy, asked: bytes = BODY) -> Callable[[], None]:
-    """Serves the request `asked` under Flask, as our worker does."""
-    from io import BytesIO
+def _reject_general_path(*request: object) -> None:
+    sys.exit("the fast path left the request to the general path")
+
+
+def flask_client(app: Understudy, body: bytes) -> Callable[[], None]:
+    """Returns a function that serves a request with `body` under Flask, as our worker does."""
 
     def serve() -> None:
         environ: dict[str, Any] = {
@@ -122,128 +195,88 @@ def general(app: Understudy, asked: bytes = BODY) -> Callable[[], None]:
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
             "CONTENT_TYPE": "application/json",
-            "CONTENT_LENGTH": str(len(asked)),
+            "CONTENT_LENGTH": str(len(body)),
             "REMOTE_ADDR": "127.0.0.1",
             "wsgi.url_scheme": "http",
-            "wsgi.input": BytesIO(asked),
+            "wsgi.input": io.BytesIO(body),
             "wsgi.errors": sys.stderr,
         }
         environ[CONTEXT] = context_of(environ)
-        body = app(environ, lambda status, headers: None)  # type: ignore[arg-type, return-value]
-        b"".join(body)
-        getattr(body, "close", lambda: None)()
+        response = app(environ, _start_response)  # type: ignore[arg-type]
+        b"".join(response)
+        close = getattr(response, "close", None)
+        if close is not None:
+            close()
 
     return serve
 
 
+def _start_response(status: str, headers: list[tuple[str, str]]) -> None:
+    """Ignores status and headers."""
+
+
 def show(calls: list[Call], with_calls: bool) -> None:
-    """Print the calls, and what they come to."""
-    rooms = [room for room, _ in groupby(map(_room, _before_submit(calls)))]
-    again = sorted({room for room in rooms if rooms.count(room) > 1})
+    """Prints the totals of the calls, and the calls themselves if `with_calls`."""
+    rooms = [room for room, _ in groupby(map(_room, _files_before_submit(calls)))]
+    reentered = sorted({room for room in rooms if rooms.count(room) > 1})
     if with_calls:
-        for file, group in groupby(calls, key=lambda call: call[0]):
+        for file, group in groupby(calls, key=itemgetter(0)):
             print(file, *(f"    {name}" for _, name in group), sep="\n")
         print()
-    print(figures(calls))
+    print(totals(calls))
     print("rooms until submit:", " > ".join(rooms))
-    print("entered again before submit:", ", ".join(again) or "none")
+    print("entered again before submit:", ", ".join(reentered) or "none")
 
 
-def figures(calls: list[Call]) -> str:
-    """How many calls, in how many files, with how many changes of file."""
+def totals(calls: list[Call]) -> str:
+    """Returns the number of calls, of files, and of changes of file."""
     files = [file for file, _ in calls]
-    changes = sum(one != other for one, other in zip(files, files[1:], strict=False))
+    changes = sum(file != next_file for file, next_file in pairwise(files))
     return f"{len(calls)} calls, {len(set(files))} files, {changes} changes of file"
 
 
-def index_ways() -> dict[str, list[Call]]:
-    """The calls of one KV event of a block, from the queue into the table, and of a score of that
-    block.
+def index_calls() -> dict[str, list[Call]]:
+    """Returns the calls of the KV index for one block.
+
+    They are those of its event, from the queue into the table, and those of a score.
     """
     index = Index(MemoryBackend())
-    pool = Pool(index, PoolSettings(shards=1), clock=lambda: 0.0)
-    tokens, encode = list(range(index.block_size)), encoder("map")
+    pool = Pool(index, PoolSettings(shards=1), clock=float)
+    tokens = list(range(index.block_size))
+    encode = encoder("map")
 
     def publish(number: int) -> None:
-        event = BlockStored([number + 1], number or None, tokens, index.block_size, None)
-        pool.put(
-            PublishedMessage("pod", "m", number, encode(EventBatch(float(number), [event], 0)))
+        event = BlockStored(
+            [number + 1],
+            number or None,
+            token_ids=tokens,
+            block_size=index.block_size,
+            lora_id=None,
         )
+        batch = encode(EventBatch(float(number), [event], 0))
+        pool.put(PublishedMessage("pod", "m", number, batch))
+
+    def process() -> None:
+        pool.process(pool.shards[0])
+
+    def score() -> None:
+        index.score("m", tokens)
 
     for number in range(WARM_UP):
         publish(number)
-        pool.process(pool.shards[0])
+        process()
     publish(WARM_UP)
-    index.score("m", tokens)
-    return {
-        "one KV event": traced(lambda: pool.process(pool.shards[0])),
-        "one score": traced(lambda: index.score("m", tokens)),
-    }
+    score()
+    return {"one KV event": traced(process), "one score": traced(score)}
 
 
-def _before_submit(calls: list[Call]) -> list[str]:
+def _files_before_submit(calls: list[Call]) -> list[str]:
     names = [name.rpartition(".")[2] for _, name in calls]
     return [file for file, _ in calls[: names.index("submit") + 1]]
 
 
 def _room(file: str) -> str:
     return "/".join(file.split("/")[1:-1][:3]) or file
-
-
-WAYS = {
-    "fast, no latency": ("fast", False),
-    "fast, --profile": ("fast", True),
-    "Flask, no latency": ("Flask", False),
-    "a required tool": ("tool", False),
-}
-
-
-def main() -> int:
-    """Exit status."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    options.add_argument("--general", action="store_true", help="under Flask")
-    options.add_argument("--profile", action="store_true", help="in the steps of an engine")
-    options.add_argument(
-        "--tool", action="store_true", help="a chat that must call a tool, under Flask"
-    )
-    options.add_argument(
-        "--summary", action="store_true", help="only the figures, of all ways and of the KV index"
-    )
-    asked = options.parse_args()
-    if not asked.summary:
-        way = "tool" if asked.tool else "Flask" if asked.general else "fast"
-        show(calls_of(way, asked.profile), with_calls=True)
-        return 0
-    for title, (way, has_profile) in WAYS.items():
-        print(f"{title}:")
-        show(calls_of(way, has_profile), with_calls=False)
-    for title, calls in index_ways().items():
-        print(f"{title}:", figures(calls), sep="\n")
-    return 0
-
-
-def calls_of(way: str, has_profile: bool) -> list[Call]:
-    """The calls of one request on a warm server:
-
-    the median of several, as clocks and replies differ.
-    """
-    profile = ("--profile", PROFILE) if has_profile else ()
-    app = create_app(load(("--seed", "7", *profile), {}))
-    body = TOOL_BODY if way == "tool" else BODY
-    turns = FairTurns()
-    clients = [fast(app, turns) if way == "fast" else general(app, body) for _ in range(CLIENTS)]
-
-    def warm_up(serve: Callable[[], None]) -> None:
-        for _ in range(WARM_UP // CLIENTS):
-            serve()
-
-    gevent.joinall(
-        [gevent.spawn(warm_up, each) for each in clients]
-    )  # what is made once is made now
-    serve = clients[0]
-    return sorted([traced(serve) for _ in range(REQUESTS)], key=len)[REQUESTS // 2]
 
 
 if __name__ == "__main__":

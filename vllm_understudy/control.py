@@ -1,4 +1,4 @@
-"""Controls a running server from a test: its settings, faults and replies, and its verdict."""
+"""Controls a running server from a test: settings, faults, replies, journal and verdict."""
 
 from __future__ import annotations
 
@@ -161,16 +161,15 @@ class Server:
         name: str = "",
         scope: str | None = None,
     ) -> Reply:
-        """Adds a rule of a script (docs/scripts.md), after earlier ones and before those of files.
+        """Adds a rule of a script (docs/scripts.md), after earlier rules and before rules of files.
 
         With a `scope`, it applies to requests with this header X-Understudy-Scope.
 
         Raises:
             ControlError: the rule is invalid.
         """
-        if not isinstance(then, str):
-            then = dict(then)
-        rule: dict[str, Json] = {"name": name, "when": dict(when or {}), "then": then}
+        action: Json = then if isinstance(then, str) else dict(then)
+        rule: dict[str, Json] = {"name": name, "when": dict(when or {}), "then": action}
         query = _query({"ranks": "all", "scope": scope})
         self._has_replies = True
         ranks = self.ask("POST", f"{SCRIPT_RULES}?{query}", rule)
@@ -180,7 +179,10 @@ class Server:
     def requests(
         self, route: str | None = None, contains: str | None = None, scope: str | None = None
     ) -> list[JournalEntry]:
-        """Fetches the requests of a path, with a text in the body, of a scope; the oldest first."""
+        """Fetches the received requests, from the oldest to the newest.
+
+        `route` filters by path, `contains` by a text in the body, and `scope` by scope.
+        """
         query = _query({"ranks": "all", "route": route, "contains": contains, "scope": scope})
         ranks = self.ask("GET", f"/admin/journal?{query}").values()
         rows = [JournalEntry(**row) for rank in ranks for row in _rows(rank, "entries")]
@@ -194,10 +196,10 @@ class Server:
         contains: str | None = None,
         scope: str | None = None,
     ) -> list[JournalEntry]:
-        """Returns the requests that fit.
+        """Returns the requests that match the filters.
 
         Raises:
-            AssertionError: there are not `times` requests, or none.
+            AssertionError: The number of requests is not `times`, or is zero without `times`.
         """
         __tracebackhide__ = True
         matching = self.requests(route, contains, scope)

@@ -44,9 +44,9 @@ Entries = Sequence[JournalEntry]
 def report(
     times: int | None, filters: Mapping[str, str], matching: Entries, entries: Entries
 ) -> str:
-    """Returns the message for other than `times` requests.
+    """Returns the message for a number of requests other than `times`.
 
-    A line per entry says why it does not fit.
+    A line for each entry of the journal has the filters that it does not match.
     """
     expected = "at least one request"
     if times is not None:
@@ -74,7 +74,7 @@ def _line(filters: Mapping[str, str], matching: Entries, entry: JournalEntry) ->
 
 
 def _key_text(request: Any) -> str:
-    """Returns the text by which a reader knows a request: its last message, prompt or input."""
+    """Returns the text that identifies a request: its last message, prompt or input."""
     if not isinstance(request, dict):
         return json.dumps(request, ensure_ascii=False)
     messages = request.get("messages") or request.get("input")

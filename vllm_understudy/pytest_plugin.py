@@ -40,7 +40,7 @@ def understudy_server(understudy_settings: dict[str, Json]) -> Iterator[Server]:
 def understudy(
     request: pytest.FixtureRequest, understudy_settings: dict[str, Json]
 ) -> Iterator[Server]:
-    """A server without faults and without known clients."""
+    """A server without faults and without records of clients."""
     marker = request.node.get_closest_marker(MARKER)
     if marker:
         with running_server(*marker.args, **{**understudy_settings, **marker.kwargs}) as server:

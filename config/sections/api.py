@@ -35,61 +35,61 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Content of replies, and optional routes."""
 
     enable_request_id_headers: bool = False
-    """Answer with an X-Request-Id header."""
+    """Add an X-Request-Id header to responses."""
     enable_prompt_tokens_details: bool = False
     """Report cached prompt tokens in usage."""
     enable_force_include_usage: bool = False
-    """End every stream with its usage, whether the request asks for it or not."""
+    """End every stream with its usage, even if the request does not ask for it."""
     enable_server_load_tracking: bool = False
     """Count the running requests for GET /load."""
     enable_per_request_metrics: bool = False
-    """Report a request's times in its answer: in a stream with its usage."""
+    """Report a request's times in its response; a stream has them with its usage."""
     return_tokens_as_token_ids: bool = False
-    """Name tokens token_id:N in log probabilities, where the request leaves it open."""
+    """Name tokens token_id:N in log probabilities, unless the request overrides it."""
     response_role: str = "assistant"
-    """Role of the message that answers a chat."""
+    """Role of the message in a chat response."""
     trust_request_chat_template: bool = False
-    """Render conversations with the chat template of the request, where it has one; in a process
-    with limits of time and memory."""
+    """Render conversations with the chat template of the request, if any, in a process with limits
+    on time and memory."""
     default_chat_template_kwargs: Annotated[
         Json | None, understood_by(json_object, "must be a JSON object")
     ] = None
-    """JSON object of arguments for chat templates, where the request does not give them."""
+    """JSON object of arguments for chat templates; arguments of a request take precedence."""
     exclude_tools_when_tool_choice_none: bool = False
-    """Leave the tools out of the prompt where tool_choice is none."""
+    """Omit tools from the prompt if tool_choice is none."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Send a comment to the client of a chat's or completion's stream after so long without a
-    chunk; 0 sends none."""
+    """Time without a chunk after which the stream of a chat or completion sends a comment; 0 sends
+    no comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
-    """system_fingerprint of answers: version, sizes of parallel groups and hash; without the sizes;
-    fingerprint-value; null."""
+    """Form of system_fingerprint in responses. full: version, sizes of parallel groups, and hash.
+    hash: version and hash. custom: fingerprint-value. none: null."""
     fingerprint_value: str | None = None
-    """Fingerprint of mode custom."""
+    """Fingerprint if fingerprint-mode is custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
-    """Most log probabilities that a request may ask for; -1 is no limit."""
+    """Maximum number of log probabilities per token in a request; -1 is no limit."""
     disable_fastapi_docs: bool = False
-    """Serve no /openapi.json, /docs and /redoc."""
+    """Disable the routes /openapi.json, /docs and /redoc."""
     console: bool = False
-    """Serve a page at /console that shows what the server does, and steers it; see docs/console.md.
-    """
+    """Serve a page at /console that shows and controls the server; see docs/console.md."""
     journal: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    """Most requests, in 16 MiB at most, that GET /admin/journal shows with their replies; 0 is
-    none. Empty is 1000 with a console or a script, else none."""
+    """Maximum number of requests, within 16 MiB, that GET /admin/journal shows with their replies;
+    0 disables the journal. Empty is 1000 with a console or a script, otherwise 0."""
     enable_scale_out: bool = False
-    """Serve render, derender, inference/v1/generate and abort_requests, which are 403 otherwise."""
+    """Serve the routes render, derender, inference/v1/generate and abort_requests, which answer 403
+    otherwise."""
     tokens_only: bool = False
-    """Serve the routes of enable-scale-out like an engine without a tokenizer:
-    inference/v1/generate refuses stop strings and output_mode text."""
+    """Serve the routes of enable-scale-out as an engine without a tokenizer: inference/v1/generate
+    rejects stop strings and output_mode text."""
     enable_sleep_mode: bool = True
-    """Let sleep and wake_up act; both also need server-dev-mode."""
+    """Enable the routes sleep and wake_up; they also need server-dev-mode."""
     enable_responses_store: Annotated[bool, About(env=("VLLM_ENABLE_RESPONSES_API_STORE",))] = False
-    """Keep answers of /v1/responses, so that they can be read, cancelled and continued."""
+    """Store responses of /v1/responses, so that clients can read, cancel and continue them."""
 
 
 class FailureSettings(Section, frozen=True, kw_only=True):
-    """Errors on purpose."""
+    """Injected errors."""
 
     failure_injection_rate: Annotated[Percent, About(unit="%", live=True)] = 0
     """Share of generating requests that fail."""
@@ -98,10 +98,10 @@ class FailureSettings(Section, frozen=True, kw_only=True):
         Meta(description=f"must only have {', '.join(FAILURE_TYPES)}"),
         LIVE,
     ] = ()
-    """How they fail; every way when empty."""
+    """Kinds of injected failures; all kinds when empty."""
     fault_rules: Annotated[
         Json | None,
         LIVE,
         understood_by(parse_fault_rules, "must be rules as they are described there"),
     ] = None
-    """JSON list of scripted faults, each with the requests that it strikes; see docs/faults.md."""
+    """JSON list of fault rules, each with conditions on requests; see docs/faults.md."""

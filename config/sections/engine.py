@@ -63,7 +63,7 @@ def _engine_timeout_flaw(seconds: float, section: object) -> str:
 
 
 class EngineSettings(Section, frozen=True, kw_only=True):
-    """Which engine answers: the simulated one, or a real one in a separate process."""
+    """The engine: simulated, or real in a separate process."""
 
     engine: Annotated[
         Literal["simulated", "llm"],
@@ -73,36 +73,34 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "simulated"
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
-    """Numbers that the model computes with (engine llm).
-
-    int8 has weights of 8 bits, on CPUs alone.
-    """
+    """Data type of the model (engine llm). int8 has weights of 8 bits, and runs on CPUs only."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
-    """Replies with a seed do not depend on other requests, to the last bit, but take longer (engine
-    llm).
-    """
+    """Make replies with a seed independent of other requests, to the last bit, at the cost of speed
+    (engine llm)."""
     engine_timeout: Annotated[
         Duration,
         SettingRule(ENGINE_TIMEOUT_RULE, _engine_timeout_flaw),
     ] = 60.0
-    """An engine that does not go on for so long is killed and started again (engine llm); after
-    half the time, or 10 s, it is not healthy. 0 waits for ever. Loading a model does not count."""
+    """Time without progress after which the engine is killed and restarted (engine llm); it is
+    unhealthy after half the time, or 10 s. 0 disables the timeout. Loading a model does not count.
+    """
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else as many as help
-    beside other processes, found by trials."""
+    """Number of threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else the
+    fastest number, which is measured at the start."""
     engine_step_time: Duration = 0.2
-    """Time that a step with a part of a prompt should take (engine llm): long prompts are computed
-    in such parts, beside the tokens of other replies. 0 cuts by max-num-batched-tokens alone."""
+    """Target duration of a step with a part of a prompt (engine llm): long prompts are computed in
+    parts, along with the tokens of other replies. With 0, only max-num-batched-tokens limits the
+    parts."""
     generation_config: NonEmpty = "auto"
-    """Source of generation_config.json, the defaults of sampling and of the longest reply (engine
-    llm): the model (auto), no file (vllm), or a folder."""
+    """Source of generation_config.json, which has the defaults of sampling and of the maximum reply
+    length (engine llm): the model (auto), no file (vllm), or a folder."""
     override_generation_config: Json | None = None
     """Values that replace or extend generation-config (engine llm): {"temperature": 0.5}."""
 
     speculative_config: Json | None = None
-    """Speculative decoding of engine llm, as vLLM's option: {"method": "ngram",
+    """Speculative decoding of engine llm, in the form of vLLM's option: {"method": "ngram",
     "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 2}. A simulated engine
-    takes its drafts from the profile."""
+    uses the rates of its profile."""
 
     def speculation(self) -> SpeculativeConfig | None:
         """Returns the parsed `speculative_config`.
@@ -121,46 +119,49 @@ class EngineSettings(Section, frozen=True, kw_only=True):
 
 
 class SchedulingSettings(Section, frozen=True, kw_only=True):
-    """How many requests run, how many wait, and who is next."""
+    """Limits on running and waiting requests, and their order."""
 
     max_num_seqs: Annotated[Count, About(unit="sequences")] = 256
-    """Sequences that run at the same time."""
+    """Maximum number of sequences that run at the same time."""
     max_waiting_queue_length: Annotated[
         NotNegative, About(unit="requests", also=("max-queue-size",))
     ] = 1000
-    """Requests that may wait for a place; beyond it the answer is 429. 0 lets none wait."""
+    """Maximum number of waiting requests; further requests are rejected with 429. With 0, no
+    request can wait."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
-    """Sequences that may run and wait together; beyond it the answer is 503. Empty is no limit."""
+    """Maximum number of running and waiting sequences; further requests are rejected with 503.
+    Empty is no limit."""
     scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
-    """Order of requests: first come, first served, or lowest priority number first."""
+    """Order of requests. fcfs: first come, first served. priority: lowest priority number first."""
 
 
 class StepSettings(Section, frozen=True, kw_only=True):
-    """Steps that requests share, as vLLM's engine makes them, instead of latencies of their own."""
+    """Steps that requests share, as in vLLM's engine, in place of separate latencies."""
 
     timing: Literal["", "requests", "steps"] = ""
-    """Every request alone with the latencies below, or all in the steps of one engine, which a
-    profile describes. Empty is steps with a profile, requests without."""
+    """Source of latencies. requests: each request separately, by the latency settings. steps: all
+    requests in the steps of one engine, by a profile. Empty is steps with a profile, and requests
+    without one."""
     profile: Annotated[str, About(path=True)] = ""
-    """Costs of an engine's steps, and its limits where they are not set: a file, the name of one
-    that is shipped, or auto, which is made of data sheets. With timing steps and none it is
-    qwen3-14b-h100."""
+    """Profile with the costs of an engine's steps, and with its limits for settings that are not
+    set: a file, the name of a shipped profile, or auto, which is computed from data sheets. With
+    timing steps, the default is qwen3-14b-h100."""
     device: str = ""
-    """The device that profile auto is made for: h100, h200, a100, l40s, mi300x or b200. Of engine
-    llm the one that computes: auto, cuda, mps or cpu."""
+    """Device of profile auto: h100, h200, a100, l40s, mi300x or b200. Device of engine llm: auto,
+    cuda, mps or cpu."""
     model_config: Annotated[str, About(path=True)] = ""
-    """The config.json, or its folder, of the model that profile auto is made for."""
+    """The config.json, or its folder, of the model of profile auto."""
     vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """The version of vLLM whose engine profile auto is made for: up to 0.13 it waited for each
-    step. Empty, and above 0.28, is the newest that is known."""
+    """Version of vLLM of profile auto; engines up to 0.13 wait for each step. Empty, or above 0.28,
+    is the newest known version."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
-    """Tokens that a step computes at the most (timing steps, engine llm)."""
+    """Maximum number of tokens in a step (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True
-    """A prompt may be computed in several steps (timing steps)."""
+    """Allow the prefill of a prompt in several steps (timing steps)."""
     long_prefill_token_threshold: Annotated[NotNegative, About(unit="tokens")] = 0
-    """Tokens of one prompt that a step computes at the most; 0 is no limit."""
+    """Maximum number of tokens of one prompt in a step; 0 is no limit."""
     async_scheduling: bool = True
-    """The next step is made while the last one runs (timing steps)."""
+    """Schedule the next step while the current step runs (timing steps)."""
 
     @property
     def shared(self) -> bool:
@@ -169,7 +170,7 @@ class StepSettings(Section, frozen=True, kw_only=True):
 
 
 class LatencySettings(Section, frozen=True, kw_only=True):
-    """Moments of tokens."""
+    """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LIVE] = ""
     """Source of the time to the first token: time-to-first-token (constant) or the prompt's length
@@ -194,20 +195,21 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     prefill_time_std_dev: Annotated[Duration, LIVE] = 0.0
     """Standard deviation of the prefill (per-token calculator)."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LIVE] = 1.0
-    """Latencies are this many times longer when all max-num-seqs places are taken, and grow
-    linearly from 1 before."""
+    """Factor of latencies while max-num-seqs sequences run. With fewer sequences it grows linearly
+    from 1."""
     kv_cache_transfer_latency: Annotated[Duration, LIVE] = 0.0
-    """Time to first token of a request whose prefill was done elsewhere (constant calculator)."""
+    """Time to the first token of a request with remote prefill (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
         Duration, LIVE, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
     """Standard deviation of kv-cache-transfer-latency."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LIVE] = 0.0
-    """Transfer time of each prompt token of such a request (per-token calculator)."""
+    """Transfer time of each prompt token of a request with remote prefill (per-token
+    calculator)."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LIVE] = 0.0
     """Standard deviation of the transfer (per-token calculator)."""
     time_to_generate_image: Annotated[Duration, LIVE] = 0.0
-    """Time that an image takes after the last token."""
+    """Time to generate an image, after the last token."""
     time_to_generate_image_std_dev: Annotated[
         Duration, LIVE, deviation_of("time_to_generate_image")
     ] = 0.0
@@ -218,56 +220,54 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """The simulated KV cache, and its events."""
 
     enable_kvcache: Annotated[bool, About(also=("enable-prefix-caching",))] = False
-    """Play vLLM's prefix cache; without it nothing is ever cached."""
+    """Enable prefix caching."""
     kv_cache_size: Annotated[
         int, Meta(ge=2), About(unit="blocks", also=("num-gpu-blocks-override", "num-blocks"))
     ] = 4096
-    """Blocks of the cache, vLLM's null block included."""
+    """Number of blocks of the cache, including vLLM's null block."""
     block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Tokens of a block."""
+    """Number of tokens of a block."""
     prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = (
         "sha256_cbor"
     )
-    """How blocks are hashed, as vLLM's option of the same name."""
+    """Hash function of blocks, as vLLM's option of the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
-    """Start of the chain of hashes, as PYTHONHASHSEED for vLLM; vLLM's own when empty."""
+    """Seed of the block hashes, as PYTHONHASHSEED for vLLM; vLLM's default when empty."""
     global_cache_hit_threshold: Annotated[float, Meta(ge=0, le=1), LIVE] = 0.0
-    """Requests with a smaller share of their prompt cached end at once with cache_threshold; 0 is
-    off.
-    """
+    """Minimum cached share of a prompt; a request with less ends immediately with finish reason
+    cache_threshold. 0 disables the check."""
     kv_cache_metrics: bool = False
-    """Report how long blocks live, are idle before their end and wait for their next use."""
+    """Report metrics of the lifetime, the idle time before eviction, and the reuse gaps of
+    blocks."""
     kv_cache_metrics_sample: Annotated[float, Meta(gt=0, le=1)] = 0.01
-    """Share of the blocks that kv-cache-metrics follows."""
+    """Share of blocks that kv-cache-metrics samples."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
-    """remote_host in kv_transfer_params; pod-ip, or the host's name, when empty."""
+    """Value of remote_host in kv_transfer_params; pod-ip, or the host name, when empty."""
     kv_connector: Literal["", "none", "nixl", "example", "offloading"] = ""
-    """The KV connector of vLLM that is played. Empty or nixl: prefill and decode apart; with nixl
-    its metric families are there from the start. none, example and offloading ignore
-    kv_transfer_params; the latter two bring blocks back that the cache has forgotten."""
+    """The simulated KV connector of vLLM. Empty or nixl: disaggregated prefill; with nixl, its
+    metric families exist from the start. none, example and offloading ignore kv_transfer_params;
+    example and offloading restore blocks that the cache has evicted."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
-    """remote_port in kv_transfer_params."""
+    """Value of remote_port in kv_transfer_params."""
     zmq_endpoint: Annotated[str, zmq_address()] = "tcp://127.0.0.1:5557"
-    """Address at which KV events are published (ZMQ PUB); a rank adds its number to the port. An
-    endpoint with * or :: is bound, another one connected to. Empty publishes nothing."""
+    """Address of KV events (ZMQ PUB); a rank adds its number to the port. The publisher binds an
+    address with * or ::, and connects to any other address. Empty disables events."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
-    """Events at which a batch is published, with all there are."""
+    """Number of events after which a batch of all pending events is published."""
     event_flush_interval: Duration = 1.0
-    """Time after which a batch is published at the latest; 0 publishes every step."""
+    """Maximum time until a batch is published; with 0, a batch is published at every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout of the events: maps as since vLLM 0.24, the arrays of a vLLM from that version on, or
+    """Layout of events: the maps of vLLM since 0.24 (map), the arrays of vLLM since a version, or
     the arrays of llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
-    """llm-d-inference-sim's switch:
-
-    false is kv-events-format llm-d-inference-sim, where that is map.
-    """
+    """Switch of llm-d-inference-sim: false changes the kv-events-format map to
+    llm-d-inference-sim."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
-    """Topic of the events; {address}, {port} and {model} stand for this server's."""
+    """Topic of events; {address}, {port} and {model} are replaced by the values of this server."""
     kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
-    """Address for requests to replay batches (ZMQ ROUTER); empty is nowhere."""
+    """Address for requests to replay batches (ZMQ ROUTER); empty disables replay."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024
-    """Batches that can be asked for again."""
+    """Number of batches that can be replayed."""
 
     @property
     def events_layout(self) -> EventsFormat:
@@ -286,7 +286,7 @@ def pairs(items: Sequence[str], form: str) -> dict[str, str]:
     """Parses items such as `gpu=1.0`; returns name -> value.
 
     Raises:
-        ValueError: An item has no name or no value; the message says that it is not `form`.
+        ValueError: An item has no name or no value; the message names `form`.
     """
     values = {}
     for item in items:
@@ -336,35 +336,35 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """The index of the KV blocks of pods."""
 
     role: Literal["server", "indexer"] = "server"
-    """A simulated vLLM, or an indexer: only the index and its routes."""
+    """Role of this process. server: a simulated vLLM. indexer: only the index and its routes."""
     kv_index: bool = False
-    """Keep an index of KV blocks beside the simulation; an indexer always does."""
+    """Maintain an index of KV blocks in a server; an indexer always has the index."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
-    """Address at which the index listens for events (ZMQ SUB, bound), for pods that connect to it.
-    Empty is tcp://*:5557 for an indexer that is given no kv-index-pods, and nowhere otherwise."""
+    """Address to which pods connect and send events (ZMQ SUB, bound). Empty is tcp://*:5557 for an
+    indexer without kv-index-pods, and otherwise no address."""
     kv_index_pods: tuple[str, ...] = ()
-    """Publishers of pods, for the index to connect to: tcp://host:port, file:path (one a line,
-    watched), dns://name:port. Options after semicolons: replay=tcp://host:port, pod=name,
-    model=name."""
+    """Publishers of pods to which the index connects: tcp://host:port, file:path (one per line;
+    changes are detected), dns://name:port. Options after semicolons: replay=tcp://host:port,
+    pod=name, model=name."""
     kv_index_topic: str = "kv@"
-    """Topics that kv-index-bind listens to begin with this."""
+    """Prefix of the topics to which kv-index-bind subscribes."""
     kv_index_replay_port: Port | None = None
-    """Port of the pods that answers requests for replays, where kv-index-pods names none; of rank
-    0, those of other ranks follow."""
+    """Replay port of pods for which kv-index-pods has none. It is the port of rank 0; the ports of
+    other ranks follow."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage of the index: memory bounded in blocks, memory bounded in bytes, or Redis (Valkey),
-    which several indexers can share."""
+    """Storage of the index. memory: limited by blocks. cost-aware: in memory, limited by bytes.
+    redis: Redis or Valkey, which several indexers can share."""
     kv_index_size: Count | None = None
-    """Most copies of blocks (a block in a tier of a pod) that backend memory keeps, 10,000,000 when
-    empty; or MiB that backend cost-aware takes, 2,048 when empty."""
+    """Capacity of the index. Backend memory: copies of blocks, each a block in a tier of a pod;
+    10,000,000 when empty. Backend cost-aware: MiB; 2,048 when empty."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
-    """Address of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://."""
+    """URL of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://."""
     kv_index_ttl: Duration = 0.0
-    """Time without a use after which backend redis forgets a block; 0 never."""
+    """Time without use after which backend redis removes a block; 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Tokens of a block of the index; blocks of engines may differ."""
+    """Number of tokens of a block of the index; blocks of engines may differ."""
     kv_index_hash_seed: str = ""
     """Seed of the block keys."""
     kv_index_tier_weights: Annotated[
@@ -378,8 +378,9 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
             tokenizer_sources, "must be a list of model=source, with one folder and hub at most"
         ),
     ] = ()
-    """Tokenizers of models that pods serve: model=folder, file or name on the hub; a folder with
-    those of further models, by path or as in the hub's cache; and hub, which fetches all others."""
+    """Tokenizers of the models of pods, as model=SOURCE, where SOURCE is a folder, a file or a name
+    on the hub. An item without = is a folder with the tokenizers of other models, by path or as in
+    the hub's cache. The item hub fetches all others from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
-    """Answer of /score_chat_completions: the scores alone, or podScores and templated_messages as
-    llm-d's kv-cache manager up to 0.4."""
+    """Response of /score_chat_completions. scores: only the scores. templated: podScores and
+    templated_messages, as llm-d's kv-cache manager up to 0.4."""

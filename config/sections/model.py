@@ -22,39 +22,37 @@ OWN_LENGTH = 2**31 - 1
 
 
 class ModelSettings(Section, frozen=True, kw_only=True):
-    """The model that is played."""
+    """The simulated model."""
 
     model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
-    """Names that requests may use, the first is shown in replies; the model's own name when empty.
-    With * a request may use any name, which its reply shows."""
+    """Names that requests may use; replies have the first one. Empty is the value of model. With *,
+    a request may use any name, and its reply has the same name."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
-    """Length of the context: prompt and completion together. With engine llm the model's own when
-    it is not given."""
+    """Context length: prompt and completion together. If not set, engine llm uses the model's
+    context length."""
     task: Literal["generate", "embed", "pooling", "score", "classify"] = "generate"
-    """Purpose of the model. Other tasks than generate serve pooling routes instead of chat and
-    completions: embed has embeddings, score and rerank, score has classify, score and rerank,
-    classify has classify, each has pooling, and pooling has all."""
+    """Purpose of the model. Tasks other than generate serve pooling routes instead of chat and
+    completions. embed: embeddings, score, rerank and pooling. score: classify, score, rerank and
+    pooling. classify: classify and pooling. pooling: all of them."""
     embeddings_with_chat: bool = False
-    """Serve /v1/embeddings beside chat and completions, as llm-d-inference-sim does (task
-    generate).
-    """
+    """Serve /v1/embeddings with chat and completions, as llm-d-inference-sim does (task
+    generate)."""
     multimodal: bool | None = None
-    """Take images, sound and video in messages; without it they get 400. When it is not given, the
-    config.json of the model decides, where there is one, and else they are taken."""
+    """Accept images, audio and video in messages; when false, the server rejects them with 400.
+    Empty: as the config.json of the model, or true without that file."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
-    """Length of a vector whose request names none."""
+    """Length of a vector if the request does not specify it."""
     mm_encoder_only: bool = False
-    """Play the encoder of a disaggregated multimodal model: replies are exclamation marks."""
+    """Simulate the encoder of a disaggregated multimodal model: replies are exclamation marks."""
     omni: bool = False
-    """Play a model that can answer with images."""
+    """Simulate a model that can reply with images."""
     image_emission_rate: Annotated[Percent, About(unit="%", live=True)] = 0
-    """Chance of an image in a reply of an omni model."""
+    """Probability of an image in a reply of an omni model."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
-    """Devices that the model is split over, named in kv_transfer_params; one process plays them
-    all.
-    """
+    """Number of devices of the model, reported in kv_transfer_params; one process simulates all of
+    them."""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -68,23 +66,22 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 
 
 class LoraSettings(Section, frozen=True, kw_only=True):
-    """Adapters that are served beside the base model."""
+    """LoRA adapters of the base model."""
 
     lora_modules: Objects = ()
-    """Adapters from the start, each as name=path or as a JSON object with name, path and
-    base_model_name.
-    """
+    """Adapters that are loaded at the start, each as name=path or as a JSON object with name, path
+    and base_model_name."""
     max_loras: Annotated[Count, About(unit="adapters")] = 1
-    """Adapters that may run at the same time."""
+    """Maximum number of adapters that run at the same time."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
-    """Adapters with copies in CPU memory, the latest used ones; at least max-loras, and as many
-    when empty. An adapter without a copy is loaded again when a request wants it."""
+    """Maximum number of adapters in CPU memory, which keeps the most recently used ones; at least
+    max-loras, which is the default. Other adapters are loaded again when a request needs them."""
     max_lora_rank: Count = 16
     """Rank of an adapter whose path has no adapter_config.json with a rank."""
     lora_residency_metrics: bool = False
-    """Report in the metrics which adapters are in GPU and CPU memory, as a vLLM after 0.32 does."""
+    """Report the adapters in GPU and CPU memory as metrics, as vLLM does after 0.32."""
     enable_lora: bool = False
-    """Report adapters in the metrics even when none is there at the start."""
+    """Report adapters in the metrics even if there are none at the start."""
     allow_runtime_lora_updating: Annotated[
         bool, About(env=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",))
     ] = False
@@ -92,21 +89,21 @@ class LoraSettings(Section, frozen=True, kw_only=True):
 
 
 class TokenizerSettings(Section, frozen=True, kw_only=True):
-    """How text becomes tokens."""
+    """Conversion of text to tokens."""
 
     tokenizer: Annotated[str | None, About(path=True)] = None
     """Folder, tokenizer.json file or Hugging Face name; the embedded tokenizer when empty."""
     render_url: str | None = None
-    """Base URL of a vLLM render service that tokenizes instead of this process."""
+    """Base URL of a vLLM render service, which tokenizes instead of this process."""
     render_timeout: PositiveDuration = 30.0
-    """Longest wait for an answer of the render service."""
+    """Maximum time to wait for a response of the render service."""
     mm_render_timeout: PositiveDuration = 60.0
-    """The same for messages with images, which the service has to fetch."""
+    """Maximum time to wait for a response to messages with images, which the service fetches."""
     force_dummy_tokenizer: bool = False
-    """Use the embedded tokenizer even when the model's own could be found."""
+    """Use the embedded tokenizer even if the model's tokenizer is available."""
     tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None
-    """Folder for tokenizers fetched from the Hugging Face hub; the hub's own cache when empty."""
+    """Folder for tokenizers from the Hugging Face hub; the default cache of the hub when empty."""
     hf_token: Annotated[str | None, About(env=("HF_TOKEN",), secret=True)] = None
     """Access token for the Hugging Face hub."""
     chat_template: Annotated[str | None, About(path=True)] = None
-    """Jinja chat template, as a file or as its text; the tokenizer's own when empty."""
+    """Jinja chat template, as a file or as text; the template of the tokenizer when empty."""

@@ -22,36 +22,36 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     """Content of the metrics."""
 
     disable_log_stats: bool = False
-    """Report no family of vLLM's; those of HTTP and of the process are there."""
+    """Omit vLLM's metric families; those of HTTP and of the process remain."""
     fake_metrics: Annotated[
         Json | None,
         LIVE,
         understood_by(parse, "must have only keys and values that are described there"),
     ] = None
-    """JSON object of metrics that are reported instead of the true ones; see docs/metrics.md."""
+    """JSON object of metrics that replace the real ones; see docs/metrics.md."""
     fake_metrics_refresh_interval: PositiveDuration = 0.1
-    """Time for which fake metrics that are functions of time keep a value."""
+    """Time between updates of fake metrics that are functions of time."""
     simulator_metrics: bool = False
-    """Three families have their older names, too, which vLLM has no more; see docs/metrics.md."""
+    """Report three families under their older names, too, which vLLM has removed; see
+    docs/metrics.md."""
 
 
 class LogSettings(Section, frozen=True, kw_only=True):
-    """Logs, and their form."""
+    """Content and format of logs."""
 
     log_level: Annotated[
         Literal["trace", "debug", "info", "warning", "error", "critical"],
         About(env=("VLLM_LOGGING_LEVEL",)),
     ] = "info"
-    """Least severe level that is logged; trace shows the tokens, keys and scores of each lookup of
-    an index."""
+    """Lowest severity that is logged; trace logs the tokens, keys and scores of each index
+    lookup."""
     log_format: Literal["text", "json"] = "text"
-    """Lines for people or JSON objects."""
+    """Format of a log line: plain text, or a JSON object."""
     access_log: bool = False
-    """Log a line for each request when its answer has been sent."""
+    """Log a line for each request when its response has been sent."""
     log_http: Annotated[bool, LIVE] = False
-    """Log method, path, headers and body of every request and of every whole answer; secrets
-    masked.
-    """
+    """Log method, path, headers and body of every request and of every complete response, with
+    secrets masked."""
 
 
 class TracingSettings(Section, frozen=True, kw_only=True):
@@ -60,4 +60,5 @@ class TracingSettings(Section, frozen=True, kw_only=True):
     otlp_traces_endpoint: Annotated[
         CollectorUrl | None, About(env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",))
     ] = None
-    """Address for spans (OTLP over HTTP), as http://collector:4318/v1/traces; off when empty."""
+    """Address for spans (OTLP over HTTP), such as http://collector:4318/v1/traces; tracing is off
+    when empty."""

@@ -62,76 +62,78 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Content of replies."""
 
     mode: Literal["random", "echo"] = "random"
-    """Sample sentences of random length, or the text of the last message."""
+    """Content of replies. random: sample sentences of random length. echo: the text of the last
+    message."""
     seed: int | None = None
-    """Seed of everything that is random; different at every start when empty."""
+    """Seed of all random values; different at every start when empty."""
     reasoning_parser: str = ""
-    """Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off.
-    With engine llm thoughts are the text up to </think>. The switch for thoughts depends on the
-    name, as with vLLM's parsers."""
+    """With any name, replies begin with a reasoning text, in the field `reasoning`. Empty disables
+    reasoning. With engine llm, the reasoning is the text up to </think>. The name selects the
+    template argument that turns reasoning off, as with vLLM's parsers."""
     anthropic_disabled_thinking_effort: Literal[
         "auto", "none", "low", "medium", "high", "xhigh", "max"
     ] = "auto"
-    """The reasoning effort that thinking.type disabled of /v1/messages means; auto is none, or low
-    where the chat template does not know none."""
+    """Reasoning effort for /v1/messages requests with thinking.type disabled; auto is none, or low
+    if the chat template does not support none."""
 
 
 class ReplaySettings(Section, frozen=True, kw_only=True):
-    """Recorded exchanges as answers: what `record --proxy` has written."""
+    """Replies from a recording of `record --proxy`."""
 
     replay: Annotated[str, About(path=True)] = ""
-    """A recording whose answers are given to equal requests. Empty is off."""
+    """Recording whose responses answer equal requests. Empty disables replay."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
-    """A request that is not in the recording goes on as ever, is refused with 404, gets the answer
-    to the one most like it; or (record) a target answers, and the recording keeps it. X-Replay-Miss
-    overrides it."""
+    """Handling of a request that is not in the recording. simulate: the engine replies. not-found:
+    rejected with 404. nearest: the response to the most similar request. record: a target responds,
+    and the response is added to the recording. The header X-Replay-Miss overrides it."""
     target: Annotated[Targets, About(secret=True)] = ()
-    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model; a
-    key goes in front of the host: https://KEY@host. The flag may be repeated."""
+    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model. A
+    key precedes the host: https://KEY@host. The flag may be repeated."""
     target_timeout: PositiveDuration = 300.0
-    """Longest wait for the answer of a target, or for its next part."""
+    """Maximum time to wait for the response of a target, or for its next part."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
-    """Tool calls and structured output: which values are drawn where the schema leaves a choice."""
+    """Random values in tool calls and structured output, within the schema."""
 
     min_tool_call_integer_param: Annotated[int, LIVE] = 0
-    """Smallest integer drawn where the schema gives no range."""
+    """Minimum of random integers if the schema has no range."""
     max_tool_call_integer_param: Annotated[int, LIVE, not_below("min_tool_call_integer_param")] = (
         100
     )
-    """Largest integer drawn where the schema gives no range."""
+    """Maximum of random integers if the schema has no range."""
     min_tool_call_number_param: Annotated[float, LIVE] = 0.0
-    """Smallest number drawn where the schema gives no range."""
+    """Minimum of random numbers if the schema has no range."""
     max_tool_call_number_param: Annotated[float, LIVE, not_below("min_tool_call_number_param")] = (
         100.0
     )
-    """Largest number drawn where the schema gives no range."""
+    """Maximum of random numbers if the schema has no range."""
     min_tool_call_array_param_length: Annotated[NotNegative, LIVE] = 1
-    """Fewest items of an array without a limit in the schema."""
+    """Minimum number of items of an array if the schema has no limit."""
     max_tool_call_array_param_length: Annotated[
         int, LIVE, not_below("min_tool_call_array_param_length")
     ] = 5
-    """Most items of an array without a limit in the schema."""
+    """Maximum number of items of an array if the schema has no limit."""
     tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
-    """Chance of a parameter that is not required."""
+    """Probability of a parameter that is not required."""
     object_tool_call_not_required_field_probability: Annotated[
         Percent, About(unit="%", live=True)
     ] = 50
-    """Chance of a field of a nested object that is not required."""
+    """Probability of a field of a nested object that is not required."""
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
-    """Chance of one more call, asked again after each, up to one call a tool."""
+    """Probability of another call after each call, up to one call per tool."""
     tool_call_parser: str = ""
-    """How the model writes tool calls (engine llm): hermes or llama3_json; empty is hermes. A
-    simulation takes any name, and judges tools as vLLM does where one is given."""
+    """Format of tool calls of engine llm: hermes or llama3_json; empty is hermes. A simulated
+    engine accepts any name, and with a name it validates tools as vLLM does."""
     enable_auto_tool_choice: bool = True
-    """Let tools be chosen; off, vLLM has no parser of calls, and every tool_choice is refused."""
+    """Allow tool_choice. When false, every tool_choice is rejected, as by a vLLM without a parser
+    of tool calls."""
     skip_tool_validation: Annotated[bool, LIVE] = False
-    """Take tools whose schema is wrong; what cannot be understood is left out."""
+    """Accept tools with an invalid schema, and ignore the invalid parts."""
 
 
 class DatasetSettings(Section, frozen=True, kw_only=True):
-    """Recorded conversations as replies."""
+    """Replies from datasets of conversations."""
 
     dataset_path: Annotated[
         DatasetFiles,
@@ -140,13 +142,13 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
     ] = ()
     """SQLite files with replies, each as path, or as model=path for the requests of one model."""
     dataset_url: DatasetUrl | None = None
-    """Address for the download of the first file, if the file does not exist yet."""
+    """URL from which the first file is downloaded if it does not exist."""
     dataset_sha256: Sha256 | None = None
-    """SHA-256 (hex) that the downloaded file must have."""
+    """Expected SHA-256 (hexadecimal) of the downloaded file."""
     dataset_in_memory: bool = False
-    """Copy the files into memory at the start."""
+    """Load the files into memory at the start."""
     dataset_table_name: Identifier = "llmd"
-    """Table that holds the replies."""
+    """Name of the table with the replies."""
 
     @property
     def files(self) -> dict[str, str]:
@@ -155,11 +157,11 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
 
 
 class ScriptSettings(Section, frozen=True, kw_only=True):
-    """Replies by the rules of scripts."""
+    """Replies from the rules of scripts."""
 
     script: Annotated[ScriptFiles, About(path=True)] = ()
     """YAML files with rules for replies, each as path, or as model=path for the requests of one
-    model. They are read again when they change."""
+    model. A changed file is reloaded."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

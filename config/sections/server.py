@@ -34,54 +34,57 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     port: Annotated[Port, About(env=("PORT",))] = 8000
     """TCP port to listen on."""
     uds: Annotated[NonEmpty | None, About(path=True, created=True)] = None
-    """Unix socket to listen on instead: no TCP port is opened, and host and port have no effect."""
+    """Unix socket to listen on instead of a TCP port; host and port have no effect."""
     grpc: Annotated[
         bool,
         About(
-            "Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md. "
-            f"Install it first: {install('grpc')}."
+            "Serve gRPC on the same port: vLLM's service VllmEngine; see docs/grpc.md. "
+            f"Needs an optional part: {install('grpc')}."
         ),
     ] = False
     grpc_port: Port | None = None
-    """Another port that answers gRPC, which this switches on; rank k has this port + k."""
+    """Separate port for gRPC, which enables gRPC; rank k uses this port + k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
-    """Larger request bodies are answered with 413."""
+    """Maximum size of a request body; a larger body is rejected with 413."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
-    """Most commas and opening brackets of a request body; one with more is answered with 413."""
+    """Maximum number of commas and opening brackets in a request body; a body with more is rejected
+    with 413."""
     startup_duration: Duration = 0.0
-    """How long the server answers that it is not ready after its start."""
+    """Time after the start during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0
-    """How long after SIGTERM new requests are served while the server answers that it is not
+    """Time after SIGTERM during which the server accepts new requests but reports that it is not
     ready; ends early when no client is connected. Part of graceful-timeout."""
     graceful_timeout: Duration = 30.0
-    """How long running streams may go on after SIGTERM."""
+    """Maximum time after SIGTERM until running streams are cut."""
     client_timeout: PositiveDuration = 60.0
-    """Time that a client has to deliver a whole request, and may take no bytes of its answer."""
+    """Time in which a client must send a complete request, and maximum time in which it receives no
+    bytes of its response."""
     keep_alive_timeout: Duration = 75.0
-    """How long an idle connection is kept open."""
+    """Time after which an idle connection is closed."""
     root_path: RootPath = ""
-    """Path under which a proxy serves this server: requests may have it in front."""
+    """Path under which a proxy serves this server; paths of requests may begin with it."""
     fast_path: bool = True
-    """Answer plain requests for generation without Flask, several times faster; the answers are the
-    same. Off, all go the one way that other workers have, too."""
+    """Serve plain generating requests without Flask, several times faster and with the same
+    responses. When false, all requests take the path of other WSGI servers."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
-    """Ranks of this server: each is a separate process, on port + rank."""
+    """Number of ranks of this server; each is a separate process, on port + rank."""
     data_parallel_rank: Rank | None = None
-    """Rank that this server plays alone, on its port as it is; data-parallel-size is then the
-    number of all ranks. Empty, or negative, plays all ranks."""
+    """The only rank of this server, which listens on port; data-parallel-size is then the number of
+    all ranks. Empty or negative: all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
-    """Sent as x-inference-pod, together with x-inference-port, when not empty."""
+    """Value of the response header x-inference-pod, which is sent with x-inference-port unless
+    empty."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
-    """Address under which other servers reach this one; the host's name when empty."""
+    """Address at which other servers reach this server; the host name when empty."""
     pod_namespace: Annotated[str, About(env=("POD_NAMESPACE",))] = ""
-    """Sent as x-inference-namespace when not empty."""
+    """Value of the response header x-inference-namespace, which is sent unless empty."""
     server_dev_mode: Annotated[bool, About(env=("VLLM_SERVER_DEV_MODE",))] = False
     """Serve the development routes: sleep, wake_up, reset_prefix_cache, server_info and others."""
     profiling: bool = False
-    """Serve start_profile and stop_profile, which do nothing and answer with success."""
+    """Serve start_profile and stop_profile, which succeed without an effect."""
     weight_transfer: bool = False
-    """Play the weight updates of a trainer, which fail otherwise. They need server-dev-mode, and a
-    simulated engine."""
+    """Simulate the weight updates of a trainer, which fail otherwise. They need server-dev-mode and
+    a simulated engine."""
 
     @property
     def speaks_grpc(self) -> bool:
@@ -108,11 +111,11 @@ class TlsSettings(Section, frozen=True, kw_only=True):
     """HTTPS."""
 
     ssl_certfile: Annotated[str | None, About(path=True)] = None
-    """PEM certificate chain, read again when it changes; needs ssl-keyfile."""
+    """PEM certificate chain, which is reloaded when it changes; needs ssl-keyfile."""
     ssl_keyfile: Annotated[str | None, About(path=True)] = None
     """PEM private key; needs ssl-certfile."""
     self_signed_certs: bool = False
-    """Make a certificate at the start and serve with it."""
+    """Serve HTTPS with a certificate that is generated at the start."""
 
     @property
     def enabled(self) -> bool:
@@ -121,34 +124,32 @@ class TlsSettings(Section, frozen=True, kw_only=True):
 
 
 class AccessSettings(Section, frozen=True, kw_only=True):
-    """Keys, origins and rates of requests."""
+    """API keys, origins and rate limits of requests."""
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
-    """Requests below /v1, /v2, /inference and /cohere, or over gRPC, must bear one of these keys;
-    no key when empty."""
+    """API keys: requests below /v1, /v2, /inference and /cohere, or over gRPC, need one of them.
+    When empty, requests need no key."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
-    """Key that requests below /admin must bear.
-
-    When empty they bear an API key, if there are any.
-    """
+    """Key for requests below /admin. When empty, they need an API key, if there are any."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins that browsers may ask from (CORS); * is every one, except on /admin, the console and
-    control routes. Empty refuses every preflight."""
+    """Allowed origins of browsers (CORS); * allows all origins, except on /admin, the console and
+    control routes. When empty, every preflight request is rejected."""
     allowed_methods: tuple[str, ...] = ("*",)
-    """Methods that CORS allows."""
+    """Allowed methods (CORS)."""
     allowed_headers: tuple[str, ...] = ("*",)
-    """Headers that CORS allows."""
+    """Allowed headers (CORS)."""
     allow_credentials: bool = False
-    """Let CORS requests carry credentials."""
+    """Allow CORS requests with credentials."""
     allowed_hosts: ReachedAs = ()
-    """Public names of this server. Without a key, /admin, the console and control routes refuse
-    other names that a public DNS may point here; * accepts every name. See docs/access.md."""
+    """Public host names of this server. Without a key, /admin, the console and control routes
+    reject other names that a public DNS could resolve to this server; * accepts every name. See
+    docs/access.md."""
     requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
-    """Generating requests that each key (or, without one, each address) may make; empty is no
-    limit.
-    """
+    """Maximum number of generating requests of each key, or of each address without a key; empty is
+    no limit."""
     tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None
-    """Prompt and reply tokens that each key (or address) may use; empty is no limit."""
+    """Maximum number of prompt and reply tokens of each key, or of each address without a key;
+    empty is no limit."""
 
     @property
     def named_hosts(self) -> tuple[str, ...]:
@@ -180,4 +181,4 @@ class PluginSettings(Section, frozen=True, kw_only=True):
     plugin: Annotated[NonEmptyItems, About(path=True)] = ()
     """Plugins, each a module or a path to a file FILE.py. The flag may be repeated."""
     installed_plugins: bool = True
-    """Take the plugins of installed packages, too: entry points of the group understudy."""
+    """Use the plugins of installed packages, too: entry points of the group understudy."""
