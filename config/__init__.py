@@ -8,4 +8,4 @@ __all__ = ["VERSION", "VLLM_VERSION", "ConfigError", "Settings", "UsageError"]
 VERSION = "0.1.0"
 """Version of Understudy."""
 VLLM_VERSION = "0.32.0"
-"""Version of vLLM that is played."""
+"""The version of vLLM that the server simulates."""

@@ -132,7 +132,7 @@ def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
     if isinstance(items, dict):
         items = [items]
     if not isinstance(items, list):
-        raise ValueError("a list of rules is needed")
+        raise ValueError("the rules must be a list")
     rules: list[FaultRule] = []
     for number, item in enumerate(items, 1):
         try:
@@ -155,7 +155,7 @@ def parse_fault(text: str) -> FaultRule:
     for pair in filter(None, pairs):
         key, equals, value = pair.partition("=")
         if not equals or key.strip() in fields:
-            raise ValueError(f"{pair[:40]!r} is not a field and its value, each once")
+            raise ValueError(f"{pair[:40]!r} must be FIELD=VALUE, with each field once")
         fields[key.strip()] = value.strip()
     return read_fault_rule(fields, strict=False)
 
@@ -164,7 +164,7 @@ def _json(text: str) -> object:
     try:
         return json.loads(text)
     except (json.JSONDecodeError, RecursionError):
-        raise ValueError("it is not JSON") from None
+        raise ValueError("not JSON") from None
 
 
 def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
@@ -174,17 +174,17 @@ def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
         ValueError: The rule is wrong; the message has the reason.
     """
     if not isinstance(item, Mapping):
-        raise ValueError("a rule is an object")
+        raise ValueError("a rule must be an object")
     kinds = rule_kinds()
     action = item.get("action")
     if not isinstance(action, str) or action not in kinds:
-        hint = suggestion(str(action), names=kinds) or f"; there are {', '.join(kinds)}"
-        raise ValueError(f"no action {repr(action)[:40]}{hint}")
+        hint = suggestion(str(action), names=kinds) or f"; actions are {', '.join(kinds)}"
+        raise ValueError(f"unknown action {repr(action)[:40]}{hint}")
     try:
         rule = msgspec.convert(item, kinds[action], strict=strict)
         msgspec.json.encode(rule)
     except msgspec.ValidationError as error:
         raise ValueError(f"{action}: {error}") from None
     except UnicodeEncodeError:
-        raise ValueError(f"{action}: it has half a character") from None
+        raise ValueError(f"{action}: a text has half of a character") from None
     return rule

@@ -108,7 +108,7 @@ class FlagParser(argparse.ArgumentParser):
 
 def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     """Returns a type of argparse for whole numbers from `minimum` to `maximum`."""
-    rule = f"must be a whole number from {minimum} on"
+    rule = f"must be a whole number of at least {minimum}"
     if maximum is not None:
         rule = f"must be a whole number from {minimum} to {maximum}"
     return _bounded(int, minimum, maximum or math.inf, rule)

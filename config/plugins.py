@@ -134,7 +134,8 @@ def _imported(named: PluginSettings) -> Iterator[Plugin]:
             yield plugin
         elif first.extension is not plugin.extension:
             raise ConfigError(
-                f"plugin {plugin.name}: two have this name, {first.origin} and {plugin.origin}"
+                f"plugin {plugin.name}: two plugins have this name: "
+                f"{first.origin} and {plugin.origin}"
             )
 
 

@@ -141,7 +141,7 @@ def _index_conflicts(settings: Settings) -> Conflicts:
     if settings.kvindex.kv_index_bind:
         yield (
             "kv-index-bind",
-            "must be empty when this server plays several ranks: they cannot share a port",
+            "must be empty when this server has several ranks: they cannot share a port",
         )
     if settings.kvindex.role == "indexer":
         yield "role", "has no ranks: data-parallel-size must be 1"
@@ -158,7 +158,7 @@ def _step_conflicts(settings: Settings) -> Conflicts:
     if (cache.kv_cache_size - 1) * cache.block_size < max_length:
         yield "kv-cache-size", "must hold a prompt of max-model-len tokens, and the null block"
     if not steps.enable_chunked_prefill and max_tokens < max_length:
-        rule = "must be true where max-num-batched-tokens is less than max-model-len"
+        rule = "must be true when max-num-batched-tokens is less than max-model-len"
         yield "enable-chunked-prefill", rule
 
 
@@ -171,37 +171,37 @@ def _port_conflicts(server: ServerSettings) -> Conflicts:
     if grpc_port is not None and (
         grpc_port + ranks > PORTS or abs(grpc_port - server.port) < ranks
     ):
-        yield "grpc-port", f"{rule}, none of which is one of port's"
+        yield "grpc-port", f"{rule}, without the ports of the setting port"
     if server.uds is None:
         return
     if ranks > 1:
         yield (
             "uds",
-            "must be empty when this server plays several ranks: each has a port of its own",
+            "must be empty when this server has several ranks: each rank needs a port",
         )
     if grpc_port is not None:
-        yield "grpc-port", "must be empty where uds is set: no TCP port is opened"
+        yield "grpc-port", "must be empty when uds is set: no TCP port is opened"
 
 
 def _grpc_conflicts(settings: Settings) -> Conflicts:
     if not settings.server.speaks_grpc:
         return
     if settings.tls.enabled:
-        yield "grpc", "goes without HTTPS only: certificates must be left out"
+        yield "grpc", "cannot be used with HTTPS: remove the certificates"
     if not settings.server.fast_path:
-        yield "fast-path", "must be true where gRPC is answered"
+        yield "fast-path", "must be true when gRPC is enabled"
 
 
 def _real_engine_conflicts(settings: Settings) -> Conflicts:
     for row in (BY_NAME[name] for name in SIMULATED_ONLY):
         if row.value(settings) != row.default:
-            yield row.name, "is for the simulated engine alone: engine is llm"
+            yield row.name, "is for the simulated engine only: engine is llm"
     if settings.steps.device not in ("", "auto", "cuda", "mps", "cpu"):
         yield "device", "must be auto, cuda, mps or cpu: engine is llm"
     try:
         settings.engine.speculation()
     except ValueError as error:
-        yield "speculative-config", f"is not prompt lookup, which alone engine llm has: {error}"
+        yield "speculative-config", f"must be prompt lookup, the only method of engine llm: {error}"
     if settings.tools.tool_call_parser not in ("", "hermes", "llama3_json"):
         yield "tool-call-parser", "must be hermes or llama3_json: engine is llm"
     if settings.kvcache.kv_connector not in ("", "none"):

@@ -168,8 +168,11 @@ class Server:
         Raises:
             ControlError: the rule is invalid.
         """
-        action: Json = then if isinstance(then, str) else dict(then)
-        rule: dict[str, Json] = {"name": name, "when": dict(when or {}), "then": action}
+        rule: dict[str, Json] = {"name": name, "when": dict(when or {})}
+        if isinstance(then, str):
+            rule["then"] = then
+        else:
+            rule["then"] = dict(then)
         query = _query({"ranks": "all", "scope": scope})
         self._has_replies = True
         ranks = self.ask("POST", f"{SCRIPT_RULES}?{query}", rule)

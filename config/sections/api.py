@@ -102,6 +102,6 @@ class FailureSettings(Section, frozen=True, kw_only=True):
     fault_rules: Annotated[
         Json | None,
         LIVE,
-        understood_by(parse_fault_rules, "must be rules as they are described there"),
+        understood_by(parse_fault_rules, "must be valid rules (docs/faults.md)"),
     ] = None
     """JSON list of fault rules, each with conditions on requests; see docs/faults.md."""

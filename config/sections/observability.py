@@ -26,7 +26,7 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     fake_metrics: Annotated[
         Json | None,
         LIVE,
-        understood_by(parse, "must have only keys and values that are described there"),
+        understood_by(parse, "must have only keys and values that docs/metrics.md describes"),
     ] = None
     """JSON object of metrics that replace the real ones; see docs/metrics.md."""
     fake_metrics_refresh_interval: PositiveDuration = 0.1

@@ -75,7 +75,7 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         ),
         (
             ["--uds", "/run/a", "--grpc-port", "9000"],
-            "(flag --grpc-port) must be empty where uds is set",
+            "(flag --grpc-port) must be empty when uds is set",
         ),
         (
             ["--config", "/nowhere.yaml"],

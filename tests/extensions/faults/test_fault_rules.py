@@ -32,14 +32,14 @@ from tests.extensions.faults.client import CHAT, TEXT, asking
     ("rule", "flaw"),
     [
         ({"action": "disconect"}, "did you mean disconnect?"),
-        ({}, "there are error, rate-limit"),
-        ("error", "a rule is an object"),
+        ({}, "actions are error, rate-limit"),
+        ("error", "a rule must be an object"),
         ({"action": "error", "stauts": 500}, "unknown field `stauts`"),
         ({"action": "error", "status": 200}, "`int` >= 400 - at `$.status`"),
         ({"action": "stall", "seconds": float("nan")}, "at `$.seconds`"),
         ({"action": "rate-limit", "rate": 1e-300}, "at `$.rate`"),
         ({"action": "empty", "api": "chats"}, "at `$.api`"),
-        ({"action": "empty", "name": "\ud800"}, "half a character"),
+        ({"action": "empty", "name": "\ud800"}, "half of a character"),
     ],
 )
 def test_a_wrong_rule_stops_the_start_with_its_number_and_flaw(rule: object, flaw: str) -> None:
@@ -79,10 +79,10 @@ def test_a_header_may_be_short_or_json() -> None:
 @pytest.mark.parametrize(
     ("text", "flaw"),
     [
-        ("after=3", "no action 'after=3'"),
-        ("disconnect; after", "is not a field and its value"),
-        ("disconnect; after=1; after=2", "each once"),
-        ("x" * 8000, "no action 'xxx"),
+        ("after=3", "unknown action 'after=3'"),
+        ("disconnect; after", "must be FIELD=VALUE"),
+        ("disconnect; after=1; after=2", "each field once"),
+        ("x" * 8000, "unknown action 'xxx"),
         ("{", "not JSON"),
         ('{"a":' * 9000, "not JSON"),
     ],

@@ -223,7 +223,7 @@ def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> N
     (tmp_path / "sub").mkdir()
     one, other = plugin(REPLY), plugin(REPLY, file="sub/mine")
     assert refusal("--plugin", one, "--plugin", other) == (
-        f"plugin mine: two have this name, {one} and {other}"
+        f"plugin mine: two plugins have this name: {one} and {other}"
     )
 
 

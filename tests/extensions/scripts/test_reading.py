@@ -38,7 +38,7 @@ WRONG = {
     "rules: [{then: {text: '{% for a in message %}{% endfor %}'}}]": "For (line 1) is not possible",
     "rules: [{then: {json: {a: '{{ b }}'}}}]": "then.json.a: template '{{ b }}': unknown name 'b'",
     "rules: [{then: {json: 2026-01-01}}]": "then.json: date is not JSON; put it in quotes",
-    "rules: [{then: {fault: {action: eror}}}]": "then.fault: no action 'eror'; did you mean error?",
+    "rules: [{then: {fault: {action: eror}}}]": "then.fault: unknown action 'eror'; did you mean error?",
     "rules: [{then: {text: a, delays: {per_token: soon}}}]": "then.delays.per_token: must be a duration",
     "{rules: [{then: pass}], rules: []}": "rules is given twice",
 }
