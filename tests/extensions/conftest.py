@@ -1,6 +1,6 @@
 """Leaves out tests of two extensions, neither of which requires the other, if one was deleted."""
 
-from tests.present import is_present
+from app.core.built_in import present_extensions
 
 OTHER_EXTENSIONS = {
     "console/wire/test_axis.py": "lab",
@@ -8,6 +8,8 @@ OTHER_EXTENSIONS = {
     "console/wire/test_compare.py": "lab",
     "console/wire/test_figures.py": "lab",
     "console/wire/test_server.py": "llm",
+    "devmode/test_weight_versions.py": "disaggregation",
+    "lab/test_proxy_arguments.py": "recording",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",
     "recording/test_proxy.py": "lab",
@@ -15,6 +17,8 @@ OTHER_EXTENSIONS = {
     "recording/test_writer.py": "lab",
     "recording/wire/test_ways.py": "llm",
     "responses/test_protocol.py": "forms",
+    "scripts/test_journal.py": "journal",
 }
 """File of tests -> the other extension that it needs."""
-collect_ignore = [file for file, name in OTHER_EXTENSIONS.items() if not is_present(name)]
+PRESENT = {extension.name for extension in present_extensions()}
+collect_ignore = [file for file, name in OTHER_EXTENSIONS.items() if name not in PRESENT]

@@ -56,13 +56,13 @@ def test_a_server_that_no_trainer_may_change_refuses() -> None:
 
 def test_without_development_mode_there_are_no_trainers() -> None:
     paths = {route.path for route in app_of("--force-dummy-tokenizer").routes}
-    assert paths >= {"/scale_elastic_ep", "/is_scaling_elastic_ep", "/generative_scoring"}
+    assert paths >= {"/scale_elastic_ep", "/is_scaling_elastic_ep"}
     assert paths.isdisjoint(
         {"/collective_rpc", "/weight_info", "/update_weights", "/get_world_size"}
     )
     pooled = {route.path for route in app_of(*DEV, "--task", "embed").routes}
-    assert pooled >= {"/weight_info", "/v1/systemone", "/invocations"}
-    assert pooled.isdisjoint({"/scale_elastic_ep", "/generative_scoring"})
+    assert pooled >= {"/weight_info", "/invocations"}
+    assert pooled.isdisjoint({"/scale_elastic_ep"})
 
 
 def test_a_session_of_updates() -> None:
@@ -91,15 +91,6 @@ def test_a_session_of_updates() -> None:
     assert refused(ask(client, "/start_draft_weight_update")) == failed
     shut = {"message": "Weight transfer shut down"}
     assert ask(client, "/shutdown_weight_transfer_engine") == (200, shut)
-
-
-def test_generated_tokens_name_the_weights() -> None:
-    client = client_of(*TRAINED)
-    told = {"success": True, "new_version": "2"}
-    assert ask(client, "/update_weight_version", {"new_version": "2"}) == (200, told)
-    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
-    choice = ask(client, "/inference/v1/generate", body)[1]["choices"][0]
-    assert choice["weight_versions"] == [{"version": "2", "start": 0, "end": 3}]
 
 
 def test_the_size_of_the_world() -> None:

@@ -13,7 +13,6 @@ from tests.config.test_command import check_error
         (["simulate", "--rat", "3"], "unknown flag --rat; did you mean --rate?"),
         (["fleet", "--polices", "x"], "unknown flag --polices; did you mean --policies?"),
         (["record", "--out"], "argument --out: expected one argument"),
-        (["record", "--proxy", "--taget", "x"], "unknown flag --taget; did you mean --target?"),
     ],
 )
 def test_wrong_arguments_end_with_one_line(

@@ -149,3 +149,10 @@ def test_models_that_decide_nothing(tmp_path: Path) -> None:
         told = client_of(*flags).post(DECISIONS, json=question(**NOUL))
         assert (told.status_code, told.get_json()["error"]["type"]) == (501, "NotImplementedError")
         assert client_of(*flags).post(DECISIONS, json={}).status_code == 400
+
+
+def test_the_routes_depend_on_the_task() -> None:
+    paths = {route.path for route in app_of("--force-dummy-tokenizer").routes}
+    assert paths >= {SCORING, DECISIONS}
+    paths = {route.path for route in app_of("--force-dummy-tokenizer", "--task", "embed").routes}
+    assert DECISIONS in paths and SCORING not in paths
