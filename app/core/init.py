@@ -40,8 +40,10 @@ def run(argv: Sequence[str]) -> int:
     for path in files:
         if path.exists() and not arguments.force:
             raise ConfigError(f"{path}: is there already; --force writes over it")
+    # All folders come first: a folder that cannot be made ends the command before any file.
+    for folder in {path.parent for path in files}:
+        folder.mkdir(parents=True, exist_ok=True)
     for path, template in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(template.read_bytes())
         print(path)
     tests = shlex.quote(str(Path(arguments.folder, "understudy")))

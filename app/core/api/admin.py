@@ -13,7 +13,6 @@ from app.core.base import Bounded
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.instruments import CONTENT_TYPE, Exposition
 from app.core.engine.client import EngineClient
-from app.core.engine.lifecycle import Operations
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError, bad_request, malformed, unavailable
 from app.core.server.http.response import Response, json_response
@@ -171,7 +170,6 @@ def memory_routes(cache_sources: Iterable[Caches]) -> list[Route]:
 
 def routes(
     live: LiveSettings,
-    lifecycle: Operations,
     service: EngineClient,
     body: BodyLimits,
     siblings: PeerRanks,

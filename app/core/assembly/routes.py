@@ -49,6 +49,6 @@ def add_operator_routes(
     app.add_routes("metrics", admin.metrics_routes(exposition))
     app.add_routes(
         "admin",
-        admin.routes(parts.live, parts.lifecycle, parts.engine, parts.body, parts.peers),
+        admin.routes(parts.live, parts.engine, parts.body, parts.peers),
     )
     app.add_routes("memory", admin.memory_routes(app.caches))
