@@ -45,7 +45,13 @@ POOLING_TESTS = ("tests/extensions/pooling/test_routes.py",)
 """Tests of the requests of the pooling routes."""
 SURFACE_TESTS = ("tests/surface", "tests/conformance")
 """Tests of the responses of a real server on all its routes."""
-API_TESTS = ("tests/core/api", "tests/extensions/pooling", "tests/extensions/grpc", "tests/extensions/scripts", *SURFACE_TESTS)
+API_TESTS = (
+    "tests/core/api",
+    "tests/extensions/pooling",
+    "tests/extensions/grpc",
+    "tests/extensions/scripts",
+    *SURFACE_TESTS,
+)
 PROTOCOL_TESTS = ("tests/core/protocol", "tests/core/api", *POOLING_TESTS, *WIRE_TESTS)
 ROOMS = {
     "engine": ("app/core/engine", "tests/core/engine", *ENGINE_TESTS),
