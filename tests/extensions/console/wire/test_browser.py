@@ -352,9 +352,14 @@ def test_curves_and_steps_begin_with_what_the_server_has_kept(
             assert shown == pytest.approx(expected, abs=0.01), name
         assert it.model(f"{past}.every(point => point.figures.cache_usage === null)"), "not kept"
         decodes = it.model("model.steps.reduce((sum, step) => sum + step[3], 0)")
-        known = it.model("model.figures.generated - recorder.points[0].figures.generated")
         if timing == "requests":
-            assert decodes == pytest.approx(known) and decodes > 50
+            known = "model.figures.generated - recorder.points[0].figures.generated"
+            # A frame may arrive between two readings, so both numbers are read in one.
+            difference = (
+                f"Math.abs(model.steps.reduce((sum, step) => sum + step[3], 0) - ({known}))"
+            )
+            until(lambda: it.model(f"{difference} < 0.01"), "decodes differ from tokens")
+            assert decodes > 50
         else:  # a step of a prompt computes the first token of its request
             assert decodes == 3 * 39
         until(

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tests.client import served
-from tests.extensions.openapi.test_openapi import ENDING, KINDS, SESSION
+from tests.extensions.openapi.test_openapi import ENDING, FLAGS, KINDS, SESSION
 from tests.needs import CLIENTS_PYTHON
 from tests.running_server import ROOT, running_server
 from tests.surface.test_documents import README
@@ -31,7 +31,7 @@ def test_schemathesis_finds_nothing(kind: str) -> None:
     words = [word for path in ENDING + FAILING + UNTYPED for word in ("--exclude-path", path)]
     if kind == "script":  # whose faults are errors on purpose
         words = ["--include-path", "/admin/script"]
-    with served(*KINDS[kind]) as client:
+    with served(*FLAGS[kind]) as client:
         done = subprocess.run(
             [
                 str(CLIENTS_PYTHON.with_name("st")), "run", f"{client.server.url}/openapi.json",
