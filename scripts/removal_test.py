@@ -19,10 +19,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Sequence
-from importlib import import_module
 from pathlib import Path
 
-from app.core.built_in import BUILT_IN, PACKAGE
+from app.core.built_in import BUILT_IN, import_extension
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSING: tuple[str, ...] = ("openapi", "tracing", "fake_metrics", "datasets")
@@ -55,7 +54,7 @@ def copy_without(name: str, copy: Path) -> None:
 
 def dependents(name: str) -> set[str]:
     """Returns the extensions that require `name`, directly or through another extension."""
-    extensions = {other: import_module(f"{PACKAGE}.{other}").EXTENSION for other in BUILT_IN}
+    extensions = {other: import_extension(other) for other in BUILT_IN}
     missing = {name}
     previous: set[str] = set()
     while missing != previous:

@@ -176,7 +176,7 @@ def test_invalid_input_prints_one_line_and_leaves_no_partial_file(
         ),
         (
             ["--input", "a", "--output", "b", "--max-records", "0"],
-            "'0' must be a whole number from 1 on",
+            "'0' must be a whole number of at least 1",
             2,
         ),
         (
