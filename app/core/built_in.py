@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -43,11 +44,13 @@ BUILT_IN = {
 log = logging.getLogger(__name__)
 
 
-def present_extensions() -> list[type[Extension]]:
+@cache
+def present_extensions() -> tuple[type[Extension], ...]:
     """Returns the built-in extensions, in the order of `BUILT_IN`.
 
     A package whose folder was deleted is left out. So is, with a warning, an extension that
-    requires one that is left out.
+    requires one that is left out. Folders are looked up, and the warning is logged, once in a
+    process: a start asks several times.
     """
     extensions: dict[str, type[Extension]] = {}
     missing = {name for name in BUILT_IN if find_spec(f"{PACKAGE}.{name}") is None}
@@ -60,7 +63,7 @@ def present_extensions() -> list[type[Extension]]:
         else:
             missing.add(name)
             log.warning("extension %s is off: it requires %s", name, requirement)
-    return list(extensions.values())
+    return tuple(extensions.values())
 
 
 def import_extension(name: str) -> type[Extension]:

@@ -36,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
         argv = [*argv[1:2], "--help"]
     elif argv[:1] == ["version"]:
         argv = ["--version"]
-    command = command_of(argv) if argv else None
     try:
         try:
+            command = command_of(argv)
             return command.run(argv[1:]) if command else _start(argv, _read, _help)
         finally:
             sys.stdout.flush()
@@ -146,7 +146,12 @@ def listed_commands() -> dict[str, Command]:
 
 
 def command_of(argv: Sequence[str]) -> Command | None:
-    """Returns the command of a command line; None for one that starts a server."""
+    """Returns the command of a command line; None for one that starts a server.
+
+    A command line of flags starts a server, so no extension is imported for it.
+    """
+    if not argv or argv[0].startswith("-"):
+        return None
     commands = all_commands()
     for name, command in commands.items():
         first_word, _, second_word = name.partition(" ")
