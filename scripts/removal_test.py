@@ -2,10 +2,10 @@
 
 python -m scripts.removal_test [--tests] [NAME ...]: for each extension (without names, for all)
 copies the repository without `app/extensions/NAME` and `tests/extensions/NAME`, starts a server
-there and asks it for a chat. With --tests it also runs the
-tests of the copy that start no process; none may fail, and no test may be skipped that is not
-skipped in the whole repository, too. Extensions that require the deleted one are off, and their
-tests are left out.
+there and asks it for a chat. Extensions that require the deleted one are off, and each prints one
+line. With --tests it also runs the tests of the copy that start no process, except for those of the
+extensions that are off; none may fail, and no test may be skipped that is not skipped in the whole
+repository, too.
 
 python -m scripts.removal_test choose COMMIT: prints two extensions of `PASSING`, which the commit's
 hash chooses.
@@ -33,6 +33,8 @@ NOT_COPIED = (".git", ".venv*", ".node-*", ".*_cache", ".hypothesis", "__pycache
 """Patterns of names."""
 PYTEST = ("-m", "pytest", "-q", "-rsfE", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] ([^:]+\.py)(?::\d+)?: (.*)$", re.MULTILINE)
+OFF = re.compile(r"^extension (\w+) is off: it requires \w+$", re.MULTILINE)
+"""The line of an extension that requires the deleted one."""
 CHAT = """
 from app.core.application import create_app
 from config.loader import load
@@ -65,13 +67,17 @@ def dependents(name: str) -> set[str]:
     return missing - {name}
 
 
-def starts_and_answers(copy: Path) -> str | None:
-    """Returns what a server in `copy` prints instead of an answer; None if it answers a chat."""
+def failure_of_chat(copy: Path, left_out: Collection[str]) -> str | None:
+    """Returns what a server in `copy` prints; None if it answers a chat as expected.
+
+    It also has to print one line for each extension that is `left_out`.
+    """
     command = [sys.executable, "-c", CHAT]
     process = subprocess.run(
         command, cwd=copy, capture_output=True, text=True, timeout=START_TIMEOUT_S
     )
-    if process.stdout == "200 assistant\n":
+    extensions_off = sorted(OFF.findall(process.stderr))
+    if process.stdout == "200 assistant\n" and extensions_off == sorted(left_out):
         return None
     return process.stdout + process.stderr
 
@@ -117,9 +123,10 @@ def failure_without(name: str, *, tests: bool, workers: int) -> str | None:
     with tempfile.TemporaryDirectory(prefix=f"without-{name}-") as folder:
         copy = Path(folder)
         copy_without(name, copy)
-        failure = starts_and_answers(copy)
+        left_out = dependents(name)
+        failure = failure_of_chat(copy, left_out)
         if failure is None and tests:
-            failure = failure_of_tests(copy, dependents(name), workers)
+            failure = failure_of_tests(copy, left_out, workers)
     return failure
 
 
