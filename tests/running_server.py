@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +29,8 @@ PORTS_A_WORKER = 2_000
 
 a port is free until a server is there.
 """
+NEIGHBOURS = 4
+"""Largest number of neighbouring ports that one test asks for."""
 START_LIMIT_S = 40.0
 STOP_LIMIT_S = 20.0
 
@@ -107,22 +111,27 @@ def free_port(ports: int = 1) -> int:
     """The first of so many neighbouring TCP ports that nobody listens on now.
 
     It lies below the ports that the kernel gives to clients (32768 and above on Linux): one of
-    those may be taken by a connection of these very tests before the server is there.
+    those may be taken by a connection of these very tests before the server is there. No port is
+    returned twice until all were: a test may ask for several before any of them is in use.
     """
+    assert ports <= NEIGHBOURS
     while True:
-        first = secrets.choice(_own_ports())
+        first = next(_own_ports())
         with ExitStack() as probes, suppress(OSError):
             for port in range(first, first + ports):
                 probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
 
 
-def _own_ports() -> range:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-    if not worker:
-        return SERVER_PORTS
-    first = int(worker) * PORTS_A_WORKER % len(SERVER_PORTS)
-    return SERVER_PORTS[first : first + PORTS_A_WORKER]
+@cache
+def _own_ports() -> Iterator[int]:
+    """The ports of this process in random order, repeated, each the first of `NEIGHBOURS`."""
+    ports = SERVER_PORTS
+    if worker := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw"):
+        first = int(worker) * PORTS_A_WORKER % len(SERVER_PORTS)
+        ports = SERVER_PORTS[first : first + PORTS_A_WORKER]
+    firsts = ports[::NEIGHBOURS]
+    return cycle(secrets.SystemRandom().sample(firsts, len(firsts)))
 
 
 @contextmanager

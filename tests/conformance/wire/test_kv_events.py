@@ -72,7 +72,7 @@ def batch_of(layout: str) -> type[Any]:
 def published(layout: str) -> list[Any]:
     """Events of a server until there was one of each kind, decoded."""
     decoder = msgspec.msgpack.Decoder(batch_of(layout))
-    port, asked, end = free_port(), 0, time.monotonic() + PATIENCE_S
+    port, asked = free_port(), 0
     flags = (
         "--enable-kvcache",
         "--kv-cache-size",
@@ -91,6 +91,7 @@ def published(layout: str) -> list[Any]:
         socket.linger = 0
         socket.subscribe("kv@")
         socket.connect(f"tcp://127.0.0.1:{port}")
+        end = time.monotonic() + PATIENCE_S
         while {type(event).__name__ for event in events} != KINDS:
             assert time.monotonic() < end, events
             client.complete(prompt=[asked + 100, *PROMPT])
