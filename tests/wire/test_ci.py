@@ -91,6 +91,15 @@ def test_a_failure_without_a_failed_test_gets_no_second_try(tmp_path: Path) -> N
     assert done.returncode == 1 and done.stderr.startswith("failed without a failed test\n")
 
 
+def test_every_stage_with_a_time_limit_reaches_the_bash_that_runs_it() -> None:
+    defined = re.findall(r"(?m)^(\w+)\(\) {$", SCRIPT)
+    stages = re.findall(r"(?m)^within (\w+)", SCRIPT)
+    [exported] = re.findall(r"(?m)^export -f (.*)$", SCRIPT)
+    assert "removal" in stages
+    for name in ("needs_second_try", "not_tested", *stages):
+        assert name in exported.split() or name not in defined, f"{name} is not exported"
+
+
 @pytest.mark.parametrize("stage", ["docs", "engine", "servers"])
 def test_a_stage_that_cannot_be_prepared_fails_the_run_at_its_end(stage: str) -> None:
     [body] = re.findall(rf"(?ms)^{stage}\(\) {{\n(.*?)^}}\n", SCRIPT)

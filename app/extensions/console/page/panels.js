@@ -293,8 +293,14 @@ class Panels {
     });
     const set = (name, value) =>
       this.act(told, "POST", "/admin/config", () => ({ [name]: value() }));
+    // The answer must not replace what was entered before it arrived.
+    let entered = false;
+    for (const field of [chosen, rules, rate])
+      field.addEventListener("input", () => {
+        entered = true;
+      });
     this.ask("GET", "/admin/config").then((answer) => {
-      if (answer.status !== 200) return;
+      if (answer.status !== 200 || entered) return;
       rules.value = answer.body["fault-rules"]
         ? JSON.stringify(answer.body["fault-rules"], null, 1)
         : "";

@@ -19,7 +19,7 @@ from tests.extensions.console.conftest import until
 from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Route
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 FLAGS = (
@@ -403,6 +403,20 @@ def test_knobs_faults_and_buttons_act(seen: Seen, server: RunningServer) -> None
         seen.is_now(state)
     seen.press("Reset")
     until(lambda: seen.model("[...model.blocks].every(state => state === 0)"), "blocks stay cached")
+
+
+def test_a_late_answer_does_not_replace_fault_rules_that_were_chosen(seen: Seen) -> None:
+    seen.open()
+    held_requests: list[Route] = []
+    seen.page.route("**/admin/config", lambda route: held_requests.append(route))
+    with seen.page.expect_request("**/admin/config"):
+        seen.tab("break")
+    seen.page.locator("#tab-body select").select_option("503 for every tenth request")
+    with seen.page.expect_response("**/admin/config") as response:
+        held_requests[0].continue_()
+    response.value.finished()
+    rules = json.loads(seen.page.input_value("#tab-body textarea[aria-label^='Fault rules']"))
+    assert rules == [{"action": "error", "status": 503, "every": 10}]
 
 
 def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
