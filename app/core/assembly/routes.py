@@ -21,7 +21,6 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
     settings = parts.settings
     pipeline = parts.pipeline
     if settings.model.task == "generate":
-        app.after_start.append(parts.constraints.load)
         chats = plain_chats(pipeline)
         texts = plain_completions(pipeline)
         parts.live.subscribe(chats.on_settings)

@@ -68,9 +68,6 @@ class SchemaCompiler(Protocol):
 class Constraints(SchemaCompiler, Protocol):
     """Compiles schemas, patterns and grammars, and writes texts that satisfy them."""
 
-    def load(self) -> None:
-        """Imports what compiling needs, off the event loop."""
-
     def refused_keyword(self, schema: object) -> str | None:
         """Returns the keyword for which vLLM refuses a compiled schema; None without one."""
 
@@ -103,9 +100,6 @@ class Constraints(SchemaCompiler, Protocol):
 
 class NoConstraints:
     """Refuses every schema, pattern and grammar: the extension `forms` is off."""
-
-    def load(self) -> None:
-        """Does nothing: there is nothing to import."""
 
     def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
         """Raises SchemaError."""

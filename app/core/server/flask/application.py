@@ -21,7 +21,6 @@ from functools import cached_property, partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-import gevent
 from flask import Blueprint, Flask
 from flask.globals import request_ctx
 from flask.wrappers import Response as FlaskResponse
@@ -136,8 +135,6 @@ class Understudy(Flask):
         """Routes by endpoint."""
         self.services: list[BackgroundService] = []
         """Started and closed with the worker."""
-        self.after_start: list[Callable[[], None]] = []
-        """Called in greenlets after the worker's start; no request waits for them."""
         self.until_drained: list[Callable[[], None]] = []
         """Called at SIGTERM to end work that has no end."""
         self.caches: list[Caches] = []
@@ -276,8 +273,6 @@ class Understudy(Flask):
             self._has_begun = True
             for service in self.services:
                 service.start()
-            for work in self.after_start:
-                gevent.spawn(work)
 
     def withdraw(self) -> None:
         """Reports not ready (SIGTERM), and ends endless work. Requests are still admitted."""
