@@ -57,7 +57,7 @@ class FaultInjector:
         """True when only a header can request a fault; changes only with the settings."""
         if self._settings.failures.failure_injection_rate or self._plugin_sources:
             return False
-        return not (self._has_sources and self._sources.has_rules)
+        return "_sources" not in vars(self) or not self._sources.has_rules
 
     @property
     def size_bytes(self) -> int:
