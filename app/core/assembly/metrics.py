@@ -39,7 +39,7 @@ def _families(parts: ServerParts, adapter_memory: AdapterMemory) -> list[Familie
 
 
 def _lora_residency(parts: ServerParts, adapter_memory: AdapterMemory) -> Families:
-    from app.core.engine.lora import LoraResidency, rank_of
+    from app.core.engine.lora_metrics import LoraResidency, rank_of
 
     def adapter_rank(name: str) -> int:
         return rank_of(parts.adapters.adapter(name).path) or parts.settings.lora.max_lora_rank
