@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from app.core.api.fault import Fault, RequestFacts
 from app.core.server.http.context import RequestContext, client_name
 from app.core.server.http.errors import ApiError, bad_request
-from app.core.server.http.response import Response
 from app.extensions.faults.damage import damage
 from app.extensions.faults.fault import FaultScript, error_type, failure
 from config.fault_rules import parse_fault, parse_fault_rules
@@ -40,15 +39,14 @@ class FaultInjector:
     rate. Later sources do not see the request.
     """
 
-    def __init__(
-        self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()
-    ) -> None:
-        """`sources` come from plugins."""
+    damage = staticmethod(damage)
+
+    def __init__(self, rng: Random, now: Callable[[], float]) -> None:
         self.active = False
         """True after the first injected fault."""
         self._rng = rng
         self._now = now
-        self._sources = tuple(sources)
+        self._sources: Sequence[FaultSource] = ()
         self._settings = Settings()
         self._rules: str | None = None
         self._script: FaultScript | None = None
@@ -58,7 +56,7 @@ class FaultInjector:
 
     def use_sources(self, sources: Sequence[FaultSource]) -> None:
         """Asks `sources` about each request, before rules and chance."""
-        self._sources = tuple(sources)
+        self._sources = sources
 
     @property
     def is_quiet(self) -> bool:
@@ -166,10 +164,6 @@ class FaultInjector:
         if fault.error is not None:
             fault.error.headers = {**fault.headers, **fault.error.headers}
             raise fault.error
-
-    def damage(self, response: Response, fault: Fault | None, context: RequestContext) -> Response:
-        """Returns `response` with the headers and the damage of a fault."""
-        return damage(response, fault, context)
 
 
 def facts_of(context: RequestContext, model: str | None) -> RequestFacts:

@@ -284,7 +284,7 @@ def masked_json(body: bytes, content_type: str = "") -> bytes:
         return b"null"
     try:
         return encode_to_keep(msgspec.json.decode(text))
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):
         if not text or "\0" in text:
             return b"null"
         return encode_to_keep(text)

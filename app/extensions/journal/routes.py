@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -12,11 +12,6 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.route import Route, RouteDocs
 from app.extensions.journal.journal import Journal
-
-if TYPE_CHECKING:
-    pass
-
-RULES = "/admin/script/rules"
 
 
 class JournalQuery(Struct, forbid_unknown_fields=True):

@@ -181,7 +181,8 @@ class Recording:
             )
             reader = LineReader(self.path, file, size, state.progress, options)
             entries: list[Entry] = []
-            if not self._lacks_header(file):
+            start = os.pread(file.fileno(), MAX_HEADER_BYTES, 0)
+            if not self._grows or not is_cut_header(start):
                 entries = list(self._entries(reader))
             if is_new_file:
                 resources.pop_all()  # answers are read from it later
@@ -210,10 +211,6 @@ class Recording:
         if is_locked:
             fcntl.flock(file, fcntl.LOCK_UN)
         return size, is_locked
-
-    def _lacks_header(self, file: BinaryIO) -> bool:
-        """Returns True for a file that grows and has no whole header yet."""
-        return self._grows and is_cut_header(os.pread(file.fileno(), MAX_HEADER_BYTES, 0))
 
     def _entries(self, reader: LineReader) -> Iterator[Entry]:
         for position, exchange in reader:
@@ -255,7 +252,9 @@ class Recording:
         features = form.features
         if features is None or not allow_similar:
             return None
-        candidates = self._candidates.get((form.route, features.stream), ())
+        candidates = self._candidates.get((form.route, features.stream))
+        if candidates is None:
+            return None
         return call_long(
             len(candidates) * COMPARISON_BYTES, _most_similar_key, candidates, features
         )
@@ -295,15 +294,11 @@ def _arrival_s(entry: Entry) -> float:
     return entry[0].at_s
 
 
-def _most_similar_key(
-    candidates: Iterable[Candidate], features: SimilarityFeatures
-) -> bytes | None:
+def _most_similar_key(candidates: Iterable[Candidate], features: SimilarityFeatures) -> bytes:
     """Returns the key of the candidate that is most similar to `features`; the first of several."""
-    best_key = None
-    best_rank: tuple[bool, int, float] | None = None
-    for candidate, key in candidates:
-        rank = candidate.rank(features)
-        if best_rank is None or rank > best_rank:
-            best_rank = rank
-            best_key = key
-    return best_key
+
+    def rank(candidate: Candidate) -> tuple[bool, int, float]:
+        return candidate[0].rank(features)
+
+    _, key = max(candidates, key=rank)
+    return key

@@ -8,11 +8,12 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import BinaryIO
 
-import msgspec
 from msgspec import Struct
 
+from app.core.server.middleware.masking import is_valid_json
 from app.extensions.recording.exchange import (
     MAX_LINE_BYTES,
     Exchange,
@@ -150,7 +151,7 @@ class LineReader:
             self._warn_of_cut_line()
             return
         reason = f"line {number} is not an exchange: {error}"
-        if not self._options.is_tolerant and (not line.strip() or _is_json(line)):
+        if not self._options.is_tolerant and (not line.strip() or is_valid_json(line)):
             raise RecordingError(f"{self._path}: {reason}")
         if number != self.progress.warned_number:
             self._options.warn(f"{self._path}: {reason}; the line is skipped")
@@ -186,23 +187,11 @@ class LineReader:
         self.progress = Progress(self.progress.start + length, self.progress.number + 1)
 
 
-def _is_json(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line, type=msgspec.Raw)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _arrival_s(position: ExchangePosition) -> float:
-    return position.at_s
-
-
 def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
     """Yields each exchange of a file and its line number, in the order of the requests."""
     with closing(open_recording(path)) as file:
         end = file.seek(0, 2)
         positions = [position for position, _ in LineReader(path, file, end)]
-        for position in sorted(positions, key=_arrival_s):
+        for position in sorted(positions, key=attrgetter("at_s")):
             file.seek(position.start)
             yield position.number, read_exchange(file.read(position.length))

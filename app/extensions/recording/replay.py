@@ -15,7 +15,7 @@ from app.core.server.http.client import KEYS
 from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, internal, not_found
-from app.core.server.http.relay import NOT_FORWARDED
+from app.core.server.http.relay import HOP_BY_HOP, NOT_FORWARDED
 from app.core.server.http.response import (
     CLIENT_GONE,
     UNBUFFERED,
@@ -66,20 +66,7 @@ EXCLUDED_PREFIXES = ("/admin/", "/health", "/metrics", "/ready", "/ping")
 """Paths that this server always answers itself."""
 SERVER_HEADERS = NOT_FORWARDED.union(("x-admin-key", "x-fault", "x-replay-miss", "x-return-error"))
 """Request headers for this server, which no target gets."""
-UNREPLAYED_HEADERS = frozenset(
-    (
-        "connection",
-        "date",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "server",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    )
-)
+UNREPLAYED_HEADERS = HOP_BY_HOP.union(("date", "server"))
 """Response headers that the server sets for its connection and time."""
 CHUNK_STEPS = 8
 """Cost of writing a chunk, in steps of `Slices`."""
@@ -264,11 +251,6 @@ class Replay(Middleware):
             if reply.finish:
                 journal.complete(context, model, reply.text, reply.usage)
 
-    def _complete_relayed_entry(
-        self, context: RequestContext, model: str | None, exchange: RelayedExchange
-    ) -> None:
-        self._complete_entry(context, model, exchange.answer())
-
     def _read_on(self, form: RequestForm, upstream: Upstream) -> float:
         """Waits for an equal request in progress, and reads new lines; returns the seconds."""
         begin_s = self._now()
@@ -329,7 +311,7 @@ class Replay(Middleware):
             target,
             headers=headers,
             client=context.connection,
-            on_answer=partial(self._complete_relayed_entry, context, model),
+            on_answer=partial(self._complete_entry, context, model),
         )
         if form is not None:
             self._open[form.key] = exchange

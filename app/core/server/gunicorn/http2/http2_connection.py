@@ -5,9 +5,7 @@ import time
 import gevent.socket
 from h2 import events
 from h2.errors import ErrorCodes
-from h2.stream import H2Stream
 
-from app.core.server.gunicorn.http2.budget import FrameBudget
 from app.core.server.gunicorn.http2.call_transport import CallTransport
 from app.core.server.gunicorn.http2.protocol import (
     FRAME_HEAD,
@@ -60,7 +58,6 @@ class Http2Connection(CallTransport):
         self._unread = data
         self._has_preface = False
         self._waits_for_turn = False
-        self._budget = FrameBudget()
         self._has_announced_end = False
         self._reset_count = 0
         self._block_bytes = 0
@@ -109,7 +106,7 @@ class Http2Connection(CallTransport):
                 break
             frame = data[offset:end]
             offset = end
-            self._budget.charge(kind=kind, flags=flags, size=size, call_count=len(self.calls))
+            self.budget.charge(kind=kind, flags=flags, size=size, call_count=len(self.calls))
             # After a valid GOAWAY, h2 would take no more frames; its client still waits for
             # answers. h2 refuses a GOAWAY that is not valid.
             is_valid_goaway = (
@@ -212,15 +209,6 @@ class Http2Connection(CallTransport):
         for call in self.stalled:
             call.wake.set()
 
-    def send_data(self, stream: H2Stream, data: bytes) -> None:
-        """Sends `data`, which must fit the windows, and counts it as progress."""
-        super().send_data(stream, data)
-        self._budget.pay()
-
-    def note_answer(self) -> None:
-        """Counts the end of an answer as progress."""
-        self._budget.pay()
-
     def catch_up(self) -> None:
         """Stops lagging, and lets waiting calls send."""
         super().catch_up()
@@ -241,7 +229,7 @@ class Http2Connection(CallTransport):
         if is_idle or (self._waits_for_turn and self.is_closed_by_client):
             self.close()
             return
-        self._budget.forgive()
+        self.budget.forgive()
         self._reset_count = max(0, self._reset_count - RESETS_FORGIVEN)
         for call in list(self.stalled):
             if now_s - call.since_s < self.path.client_timeout_s:
