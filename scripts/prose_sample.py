@@ -60,7 +60,9 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the sample of a commit."""
-    revision = arguments[0] if arguments else "HEAD"
+    revision = "HEAD"
+    if arguments:
+        revision = arguments[0]
     command = ["git", "rev-parse", "--verify", revision]
     commit = subprocess.check_output(command, cwd=ROOT, text=True).strip()
     chooser = random.Random(commit)
