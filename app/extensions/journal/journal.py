@@ -11,7 +11,7 @@ from operator import attrgetter
 from sys import getsizeof
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from app.core.base.clock.pause import Pace, call_long
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
@@ -76,15 +76,14 @@ class JournaledRequest(Struct, eq=False):
     """False once the request has been dropped from its ring."""
 
 
-class Ring:
+class Ring(Struct, eq=False):
     """The last requests, up to a number of entries and bytes; the oldest are dropped first."""
 
-    def __init__(self, max_requests: int, limit_bytes: int, max_body_bytes: int) -> None:
-        self._max_requests = max_requests
-        self._limit_bytes = limit_bytes
-        self.max_body_bytes = max_body_bytes
-        self.size_bytes = 0
-        self.requests: deque[JournaledRequest] = deque()
+    max_requests: int
+    limit_bytes: int
+    max_body_bytes: int
+    size_bytes: int = 0
+    requests: deque[JournaledRequest] = field(default_factory=deque)
 
     def append(self, request: JournaledRequest) -> None:
         """Adds a request, and drops older ones above the limits."""
@@ -96,7 +95,7 @@ class Ring:
         request.size_bytes += more_bytes
         if request.is_stored:
             self.size_bytes += more_bytes
-        while len(self.requests) > self._max_requests or self.size_bytes > self._limit_bytes:
+        while len(self.requests) > self.max_requests or self.size_bytes > self.limit_bytes:
             self._drop(self.requests.popleft())
 
     def clear(self, scope: str | None) -> None:

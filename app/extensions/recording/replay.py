@@ -219,7 +219,7 @@ class Replay(Middleware):
             self.similar_count += 1
         self._complete_entry(context, form.model, answer)
         body = RecordedBody(
-            answer,
+            answer=answer,
             wheel=self._services.wheel,
             now=self._now,
             request_s=request_s,
@@ -326,36 +326,31 @@ class Replay(Middleware):
         return response
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RecordedBody(StreamingBody):
     """Yields the chunks of an answer at their times after `request_s`.
 
     Iterate once, in a greenlet; always close.
     """
 
-    def __init__(
-        self,
-        answer: RecordedAnswer,
-        *,
-        wheel: TimerWheel,
-        now: Callable[[], float],
-        request_s: float,
-        connection: ClientConnection | None,
-    ) -> None:
-        """`request_s`: time of the request, in monotonic seconds; `now` returns the same."""
+    answer: RecordedAnswer
+    wheel: TimerWheel
+    now: Callable[[], float]
+    """Returns monotonic seconds."""
+    request_s: float
+    """Time of the request, in monotonic seconds."""
+    connection: ClientConnection | None
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._answer = answer
-        self._wheel = wheel
-        self._now = now
-        self._request_s = request_s
-        self._connection = connection
         self._wake = Event()
         self._slices = Slices()
         self._has_ended = False
 
     def __iter__(self) -> Iterator[bytes]:
-        answer = self._answer
-        if self._connection is not None:
-            self._connection.watch(self._leave)
+        answer = self.answer
+        if self.connection is not None:
+            self.connection.watch(self._leave)
         if self._wait_until(answer.head_s):
             yield b""  # status line and headers are sent now
         for chunk in answer.chunks:
@@ -365,16 +360,16 @@ class RecordedBody(StreamingBody):
             self.bytes_sent += len(data)
             yield data
         if self._wait_until(answer.end_s) and answer.is_broken:
-            break_off(self._connection)
+            break_off(self.connection)
 
     def _wait_until(self, at_s: float) -> bool:
         """Sleeps until the recorded time `at_s`; returns False when the client has disconnected."""
-        due_s = self._request_s + at_s
-        if due_s <= self._now():
+        due_s = self.request_s + at_s
+        if due_s <= self.now():
             self._slices.spend(CHUNK_STEPS)
         elif not self._has_ended:
             self._wake.clear()
-            self._wheel.add(due_s, self)
+            self.wheel.add(due_s, self)
             self._wake.wait()
         return not self._has_ended
 
@@ -388,8 +383,8 @@ class RecordedBody(StreamingBody):
 
     def close(self) -> None:
         """Ends the body."""
-        if self._connection is not None:
-            self._connection.unwatch()
+        if self.connection is not None:
+            self.connection.unwatch()
         self._end()
 
     def run_due(self, now_s: float) -> None:

@@ -209,20 +209,14 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
                 ranks.note_stage(worker, ranks.HANDED_OVER)
         super().handle_winch()
 
-    @property
-    def _shares_listeners(self) -> bool:
-        """True while another process keeps the listeners open.
-
-        It is the child that SIGUSR2 has started, the parent of this server, or systemd.
-        """
-        has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
-        has_child = self.reexec_pid != 0
-        return bool(has_parent or has_child or self.systemd)
-
     def stop(self, graceful: bool = True) -> None:
         """Ends all workers, replaced ones included, within `graceful_timeout`."""
+        # Another process may keep the listeners open: the parent of this server, the child that
+        # SIGUSR2 has started, or systemd.
+        has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
+        is_handed_over = has_parent or self.reexec_pid != 0 or self.systemd
         for worker in self.WORKERS.values():
-            if self._shares_listeners:
+            if is_handed_over:
                 ranks.note_stage(worker, ranks.HANDED_OVER)
             ranks.note_stage(worker, ranks.ENDING)
         super().stop(graceful)

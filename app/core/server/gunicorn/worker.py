@@ -405,7 +405,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         addr = connection.address
         req = None
         try:
-            source = FairSocket(client, data, self._turns, connection.cost)
+            source = FairSocket(connection, data)
             parser = http.get_parser(self.cfg, source, addr)
             with gevent.Timeout(self._idle_s, False):
                 req = next(parser)

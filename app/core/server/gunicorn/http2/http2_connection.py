@@ -185,10 +185,11 @@ class Http2Connection(CallTransport):
         size = sum(
             len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers.items()
         )
+        content_type = headers.get("content-type", "")
         has_room = self.buffered + size <= self.max_buffered_bytes and len(self.calls) < MAX_CALLS
         if self._refuses_calls or not has_room:
             self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
-        elif not _is_grpc(headers):
+        elif headers[":method"] != "POST" or not content_type.startswith("application/grpc"):
             self.send_headers(stream_id, UNSUPPORTED, ends=True)
             if not is_end:
                 self.reset(stream_id, ErrorCodes.NO_ERROR)
@@ -284,8 +285,3 @@ class Http2Connection(CallTransport):
         self.client.close()
         for call in list(self.calls.values()):
             self.schedule(call.end)
-
-
-def _is_grpc(headers: dict[str, str]) -> bool:
-    content_type = headers.get("content-type", "")
-    return headers[":method"] == "POST" and content_type.startswith("application/grpc")
