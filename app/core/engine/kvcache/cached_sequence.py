@@ -14,9 +14,21 @@ class CachedSequence:
     """One sequence, as the KV cache knows it."""
 
     __slots__ = (
-        *("blocks", "cached_blocks", "cached_tokens", "caches", "computed", "created_tokens"),
-        *("fetched_tokens", "hits", "last_hash", "loaded", "preemptions", "prompt"),
-        *("prompt_tokens", "remote", "reply_tokens"),
+        "blocks",
+        "cached_blocks",
+        "cached_tokens",
+        "caches",
+        "computed",
+        "created_tokens",
+        "fetched_tokens",
+        "hits",
+        "last_hash",
+        "loaded",
+        "preemptions",
+        "prompt",
+        "prompt_tokens",
+        "remote",
+        "reply_tokens",
     )
 
     def __init__(self, prompt_tokens: int, remote: bool = False) -> None:
