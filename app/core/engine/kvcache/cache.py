@@ -130,7 +130,6 @@ class KVCache:
         """Notes the cached blocks in the sequence; never the last token's block."""
         prompt = sequence.prompt
         size = self.block_size
-        assert prompt is not None
         written = tokens - sequence.prompt_tokens
         sequence.reply_tokens = written
         if len(prompt.token_ids) != tokens:  # preempted after it wrote tokens
@@ -159,7 +158,7 @@ class KVCache:
         hits = sequence.hits
         prompt = sequence.prompt
         size = self.block_size
-        assert prompt is not None and not sequence.blocks
+        assert not sequence.blocks
         if hits:
             self.pool.use(hits)
         sequence.hits = []
@@ -184,9 +183,9 @@ class KVCache:
         """Caches the full blocks among the first `computed` tokens of the prompt."""
         first = sequence.cached_blocks
         full = sequence.computed // self.block_size
-        if full > first and sequence.caches:
-            assert sequence.prompt is not None and sequence.prompt.hashes is not None
-            self._store(sequence, sequence.prompt.hashes[first:full])
+        hashes = sequence.prompt.hashes
+        if full > first and sequence.caches and hashes is not None:
+            self._store(sequence, hashes[first:full])
 
     def release(self, sequence: CachedSequence, held: int = 0, findable: int = 0) -> None:
         """Frees the blocks of a sequence; cached ones can be found until they are evicted."""
@@ -222,7 +221,6 @@ class KVCache:
         if full > first and sequence.caches:
             full = min(full, len(sequence.blocks))
             if full > first:
-                assert sequence.prompt is not None
                 extras = sequence.prompt.keys.hashed(first, full)
                 ids = self._token_ids(sequence, first * size, full * size)
                 self._store(sequence, self._hasher.hashes(ids, extras, sequence.last_hash))
@@ -233,7 +231,6 @@ class KVCache:
         last = first + len(hashes)
         size = self.block_size
         prompt = sequence.prompt
-        assert prompt is not None
         for block, block_hash in zip(sequence.blocks[first:last], hashes, strict=True):
             self.pool.cache(block, block_hash)
         if self._has_events:
@@ -256,7 +253,6 @@ class KVCache:
 
     def _token_ids(self, sequence: CachedSequence, start: int, stop: int) -> list[int]:
         """Returns the ids of tokens `start` to `stop` (exclusive) of prompt and reply."""
-        assert sequence.prompt is not None
         prompt_ids = sequence.prompt.token_ids
         if stop <= len(prompt_ids):
             return list(prompt_ids[start:stop])
@@ -357,7 +353,7 @@ class KVCacheManager(KVCache):
         """
         super().begin(sequence, cached, count)
         prompt = sequence.prompt
-        if sequence.preemptions or prompt is None:
+        if sequence.preemptions:
             return
         recorder = self._recorder
         cached_tokens = sequence.cached_tokens

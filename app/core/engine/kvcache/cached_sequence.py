@@ -31,6 +31,9 @@ class CachedSequence:
         "reply_tokens",
     )
 
+    prompt: Prompt
+    """Set where a cache is used; after a preemption with the reply tokens so far."""
+
     def __init__(self, prompt_tokens: int, remote: bool = False) -> None:
         """With `remote` the prefill runs on another engine, which sends its cache."""
         self.prompt_tokens = prompt_tokens
@@ -41,8 +44,6 @@ class CachedSequence:
         Outdated for a decode that advances in bulk: see `SequenceState.lead`.
         """
         self.preemptions = 0
-        self.prompt: Prompt | None = None
-        """The prompt, where a cache is used; after a preemption with the reply tokens so far."""
         self.hits: list[Block] = []
         """Cached blocks found for the prompt, until they are assigned to the sequence."""
         self.loaded = 0
