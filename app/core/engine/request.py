@@ -258,6 +258,20 @@ def joined(first: Reply, second: Reply) -> Reply:
     )
 
 
+class RecordedReply(Struct, frozen=True):
+    """A recorded reply, cut to the limit: `texts[i]` is the text of token `ids[i]`."""
+
+    ids: Sequence[int]
+    texts: Sequence[str]
+    missing: int
+    """Tokens to append so that the reply has its minimum length."""
+    reached_limit: bool
+    """The reply reaches its limit, missing tokens included.
+
+    It finishes with `length`, else with `stop`.
+    """
+
+
 class Model(Protocol):
     """Decides replies; the engine decides timing."""
 
