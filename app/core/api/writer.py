@@ -27,6 +27,7 @@ from app.core.protocol.common import (
     UsageOverrides,
     encode,
     template,
+    usage_of,
 )
 from app.core.protocol.completions import CompletionChunkChoice
 from app.core.server.http.response import DONE, error_event
@@ -93,14 +94,7 @@ class ResponseWriter:
         tokens = 0
         for choice in choices:
             tokens += choice.tokens
-        prompt_tokens, tokens = self.usage.override(prompt_tokens, tokens)
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            total_tokens=prompt_tokens + tokens,
-            completion_tokens=tokens,
-            prompt_tokens_details=missing,
-            completion_tokens_details=missing,
-        )
+        return usage_of(*self.usage.override(prompt_tokens, tokens), missing)
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """Returns the bytes before and after the text in the event of a plain token.

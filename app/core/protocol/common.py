@@ -65,6 +65,17 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails | None | UnsetType = UNSET
 
 
+def usage_of(prompt_tokens: int, completion_tokens: int, missing: None | UnsetType = None) -> Usage:
+    """Returns the usage of these counts; `missing` stands for the details."""
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        completion_tokens=completion_tokens,
+        prompt_tokens_details=missing,
+        completion_tokens_details=missing,
+    )
+
+
 class UsageOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Token counts of a script that replace the real ones in an answer's usage.
 

@@ -7,7 +7,7 @@ vLLM's order: not JSON; the request's rules, on raw values; the schema. A body i
 """
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
@@ -16,7 +16,14 @@ import msgspec
 from msgspec import Struct
 
 from app.core.base.clock.pause import pause_if_possible
-from app.core.protocol.coercion import ConversionError, JsonObject, Path, convert, format_param
+from app.core.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    LaxFields,
+    Path,
+    convert,
+    format_param,
+)
 from app.core.protocol.rules import check_unicode
 from app.core.server.http.errors import ApiError, malformed
 
@@ -39,8 +46,8 @@ class Request(Struct, kw_only=True):
     `rule_defaults` maps missing fields to the values that rules see instead of None.
     """
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {}
-    rule_defaults: ClassVar[Mapping[str, object]] = {}
+    lax_fields: ClassVar[LaxFields] = {}
+    rule_defaults: ClassVar[JsonObject] = {}
 
     @classmethod
     def error_path(cls, values: JsonObject, path: Path) -> Path:

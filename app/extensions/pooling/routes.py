@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 
 from app.core.api.pipeline import RequestPipeline
-from app.core.protocol.common import ItemList, Usage, encode
+from app.core.protocol.common import ItemList, encode, usage_of
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response, json_response
@@ -270,13 +270,7 @@ class PoolingHandlers:
             created=job.meta.created,
             model=job.meta.model,
             data=data,
-            usage=Usage(
-                prompt_tokens=job.prompt_tokens,
-                total_tokens=job.prompt_tokens,
-                completion_tokens=0,
-                prompt_tokens_details=None,
-                completion_tokens_details=None,
-            ),
+            usage=usage_of(job.prompt_tokens, 0),
         )
         return self._respond(context, answer)
 
