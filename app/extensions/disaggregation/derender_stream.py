@@ -19,6 +19,7 @@ from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionChunkChoice
+from app.core.protocol.options import NamedToolChoice
 from app.core.server.http.errors import bad_request
 from app.core.text.base import Tokenizer
 from app.extensions.disaggregation import derender_protocol as derender
@@ -130,7 +131,11 @@ def _chat_choice(
     logprobs = None
     if pipeline.limits.parses and chat is not None:
         delta, state = _parsed(pipeline, request, chat, choice=choice, state=state)
-        if finish_reason is not None and state.tools_streamed and not names_tool(chat):
+        if (
+            finish_reason is not None
+            and state.tools_streamed
+            and not isinstance(chat.tool_choice, NamedToolChoice)
+        ):
             finish_reason = "tool_calls"
         shows_ids = chat.return_token_ids and chat.include_reasoning
     else:
@@ -185,11 +190,6 @@ def _parsed(
         tools_streamed=state.tools_streamed or delta.tool_calls is not UNSET,
         last_tool_call_ids=call_ids,
     )
-
-
-def names_tool(chat: ChatCompletionRequest) -> bool:
-    """Returns whether the client has named the tool that is called."""
-    return chat.tool_choice is not None and not isinstance(chat.tool_choice, str)
 
 
 def event_usage(request: derender.DerenderStreamRequest) -> common.Usage | None:
