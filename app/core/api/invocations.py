@@ -35,10 +35,12 @@ def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -
         check_content_type(context.content_type)
         values = read_json(body.read(context))
         if not handlers:
-            routes = [route for route in served() if route.path in FAMILIES]
-            for route in sorted(routes, key=lambda route: FAMILIES.index(route.path)):
-                [request_type] = route.docs.body
-                handlers[request_type] = route.handle
+            routes_by_path = {route.path: route for route in served()}
+            for path in FAMILIES:
+                if path in routes_by_path:
+                    route = routes_by_path[path]
+                    [request_type] = route.docs.body
+                    handlers[request_type] = route.handle
         request_type = None
         if isinstance(values, dict):
             adapter = context.headers.get(ADAPTER_HEADER)

@@ -21,6 +21,7 @@ from app.core.protocol.common import (
     ChunkHead,
     ChunkTail,
     ECTransferParams,
+    KnownMetrics,
     KVTransferParams,
     PerRequestMetrics,
     Usage,
@@ -119,23 +120,15 @@ class ResponseWriter:
             created_tokens = self.started.created_tokens
         return max(0, self.cached_tokens + created_tokens - self.reported_cached_tokens)
 
-    def timing(self, missing: None | UnsetType = None) -> PerRequestMetrics | None:
-        """Returns the times of the only choice, or None for several choices.
-
-        Unknown times are `missing`.
-        """
+    def timing(
+        self, metrics_type: type[PerRequestMetrics] = PerRequestMetrics
+    ) -> PerRequestMetrics | None:
+        """Returns the times of the only choice, or None for several choices."""
         if len(self.choices) != 1:
             return None
         [choice] = self.choices
         started = self.started
-        metrics = PerRequestMetrics(
-            time_to_first_token_ms=missing,
-            generation_time_ms=missing,
-            queue_time_ms=missing,
-            mean_itl_ms=missing,
-            tokens_per_second=missing,
-            speculative_decoding=missing,
-        )
+        metrics = metrics_type()
         if started is None or not choice.ended_s:
             return metrics
         decode_s = max(0.0, choice.ended_s - started.at_s)
@@ -318,7 +311,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             return DONE
         tail = ChunkTail(self._total_usage(UNSET), self._meta.signature)
         if options.metrics:
-            tail.metrics = self.timing(UNSET) or UNSET
+            tail.metrics = self.timing(KnownMetrics) or UNSET
         return self._head + chunk_end(tail) + DONE
 
     def _build_answer(

@@ -19,7 +19,6 @@ HOLE = Raw(GAP)
 """A field of a template that is filled in later."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Figure = float | None | UnsetType
 ECTransferParams = Mapping[str, Mapping[str, str | int]]
 """`ec_transfer_params` of an encoder's answer: locations of encodings by item hash."""
 PromptLogprobs = Sequence[Mapping[str, object] | None]
@@ -144,12 +143,16 @@ class PerRequestMetrics(Struct):
     Times are in milliseconds. `tokens_per_second` covers the time from scheduling to the end.
     """
 
-    time_to_first_token_ms: Figure = None
-    generation_time_ms: Figure = None
-    queue_time_ms: Figure = None
-    mean_itl_ms: Figure = None
-    tokens_per_second: Figure = None
-    speculative_decoding: None | UnsetType = None
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+    speculative_decoding: None = None
+
+
+class KnownMetrics(PerRequestMetrics, omit_defaults=True):
+    """`metrics` of a chunk, which omits unknown times."""
 
 
 class ChunkHead(Struct):

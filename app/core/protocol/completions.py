@@ -59,7 +59,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     def check_rules(self: "CompletionRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""
-        for name, value in (("prompt", self.prompt), ("prompt_embeds", self.prompt_embeds)):
+        for name in ("prompt", "prompt_embeds"):
+            value = getattr(self, name)
             if not isinstance(value, list) or len(value) <= MAX_PROMPTS:
                 continue
             if not set(map(type, value)) <= {int, bool}:

@@ -94,5 +94,8 @@ class ScoreTokensRequest(Request, kw_only=True):
     media: list[MediaSpan] | None = None
 
 
-TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
+TOKENIZE_REQUESTS: tuple[type[TokenizeChatRequest | TokenizePromptRequest], ...] = (
+    TokenizeChatRequest,
+    TokenizePromptRequest,
+)
 """The two forms of a body of ``POST /tokenize``, in order of trial."""

@@ -269,7 +269,9 @@ class ValidatedRequest(Generic[R]):
         reply_tokens = [
             self._limits.max_reply_tokens(tokens, self.requested) for tokens in prompt_tokens
         ]
-        self.max_tokens = [max(tokens, 1) for tokens in reply_tokens]
+        self.max_tokens = reply_tokens
+        if min(reply_tokens) < 1:
+            self.max_tokens = [max(tokens, 1) for tokens in reply_tokens]
         self.structured_outputs = combine_constraints(request)
         if request.logit_bias:
             self._biased_ids = _biased_token_ids(request.logit_bias)

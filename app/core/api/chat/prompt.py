@@ -14,7 +14,7 @@ from app.core.api.pipeline import ChatRules, RequestPipeline
 from app.core.base.clock.pause import pause_if_possible
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.decoding import decode, decode_first
+from app.core.protocol.decoding import decode
 from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
 from app.core.protocol.validation import fit_prompt
 from app.core.server.http.context import RequestContext
@@ -174,7 +174,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
 
     def tokenize(context: RequestContext) -> Response:
         """The token ids of a text or of a conversation."""
-        request = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
+        request = decode(body.read(context), context.content_type, *TOKENIZE_REQUESTS)
         models.resolve(request.model)
         if isinstance(request, TokenizeChatRequest):
             ids = tokenizer.encode_chat(
