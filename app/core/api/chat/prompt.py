@@ -14,7 +14,7 @@ from app.core.api.pipeline import ChatRules, RequestPipeline
 from app.core.base.clock.pause import pause_if_possible
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.decoding import decode, decode_first
+from app.core.protocol.decoding import decode
 from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
 from app.core.protocol.validation import fit_prompt
 from app.core.server.http.context import RequestContext
@@ -64,7 +64,7 @@ def chat_prompt(
     if composed:
         media = features(composed, ids)
     if messages and messages[-1].get("tool_calls"):
-        text = last_message_text(messages)
+        text = text_with_calls(messages[-1])
     return BuiltPrompt(ids, text, tuple(turns), media)
 
 
@@ -141,14 +141,11 @@ def chat_options(
     )
 
 
-def last_message_text(messages: Sequence[Message]) -> str:
-    """Returns the text of the last message, whatever its role, with its tool calls.
+def text_with_calls(message: Message) -> str:
+    """Returns the text of a message, whatever its role, with its tool calls.
 
-    This is the reply of mode `echo`.
+    The text of the last message is the reply of mode `echo`.
     """
-    if not messages:
-        return ""
-    message = messages[-1]
     text = content_text(message.get("content"))
     calls = message.get("tool_calls")
     if not isinstance(calls, list):  # values of other roles are unchecked
@@ -177,7 +174,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
 
     def tokenize(context: RequestContext) -> Response:
         """The token ids of a text or of a conversation."""
-        request = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
+        request = decode(body.read(context), context.content_type, *TOKENIZE_REQUESTS)
         models.resolve(request.model)
         if isinstance(request, TokenizeChatRequest):
             ids = tokenizer.encode_chat(
