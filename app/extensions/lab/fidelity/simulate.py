@@ -10,13 +10,7 @@ from functools import partial
 import msgspec
 
 from app.extensions.lab.fidelity.job import Job, read_load
-from app.extensions.lab.fidelity.job_flags import (
-    PluginAutoscalers,
-    PluginCosts,
-    make_job,
-    no_plugin_autoscalers,
-    no_plugin_costs,
-)
+from app.extensions.lab.fidelity.job_flags import make_job
 from app.extensions.lab.fidelity.pictures import draw_curves, draw_run
 from app.extensions.lab.fidelity.results import write_results
 from app.extensions.lab.fidelity.run_table import run_table, write_requests
@@ -42,27 +36,22 @@ from config.loader import load as load_settings
 
 
 @as_command()
-def run(
-    argv: Sequence[str],
-    plugin_costs: PluginCosts = no_plugin_costs,
-    plugin_autoscalers: PluginAutoscalers = no_plugin_autoscalers,
-) -> int:
+def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options, words = make_parser().parse_beside_settings(argv, plugins_only=True)
+    parse = partial(make_parser().parse_beside_settings, plugins_only=True)
 
     def job_with(flags: Sequence[str]) -> Job:
-        run_options, run_words = make_parser().parse_beside_settings(
-            [*argv, *flags], plugins_only=True
-        )
-        settings = load_settings(run_words, {})
-        return make_job(run_options, settings, plugin_costs, plugin_autoscalers)
+        run_options, words = parse([*argv, *flags])
+        return make_job(run_options, load_settings(words, {}))
+
+    options, _ = parse(argv)
 
     if options.compare is not None:
         from app.extensions.lab.fidelity.comparison import run_comparison  # imports the console
 
         run_comparison(options, job_with)
         return 0
-    job = make_job(options, load_settings(words, {}), plugin_costs, plugin_autoscalers)
+    job = job_with(())
     if options.plot is not None:
         check_installed("fleet", "--plot")
     if options.sweep is None:

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TextIO
 
+Progress = Callable[[int], None]
+"""Receives the number of units that are done."""
+
 QUIET_S = 1.0
 """Seconds before a bar appears."""
 TERMINAL_INTERVAL_S = 0.2
@@ -13,10 +16,12 @@ LOG_INTERVAL_S = 10.0
 """Interval of updates if the stream is not a terminal."""
 
 
+def ignore_progress(done: int) -> None:
+    """Does nothing: the progress of work without a progress bar."""
+
+
 @contextmanager
-def progress_bar(
-    stream: TextIO, name: str, total: int, unit: str
-) -> Iterator[Callable[[int], None]]:
+def progress_bar(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Progress]:
     """Yields a function that receives the number of units that are done.
 
     A bar on `stream` shows them after `QUIET_S` seconds, until the block ends.
