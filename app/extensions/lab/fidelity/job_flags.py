@@ -18,7 +18,7 @@ from app.extensions.lab.fidelity.summary import Judgement
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
 from app.extensions.lab.load.autoscale_flags import read_cold_start, read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
-from app.extensions.lab.load.output_files import check_output_paths, check_picture_path
+from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
 from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
 from app.extensions.plugins import autoscalers, step_costs
 from config import ConfigError, UsageError
@@ -41,7 +41,6 @@ SYNTHETIC_FLAGS = (
     "turns",
     "think",
 )
-STDOUT = Path("-")
 DEFAULT_BANDWIDTH = 50e9
 """Bytes per second of a port of 400 Gbit/s."""
 

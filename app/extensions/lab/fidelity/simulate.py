@@ -12,7 +12,6 @@ import msgspec
 from app.extensions.lab.fidelity.job import Job, read_load
 from app.extensions.lab.fidelity.job_flags import make_job
 from app.extensions.lab.fidelity.pictures import draw_curves, draw_run
-from app.extensions.lab.fidelity.results import write_results
 from app.extensions.lab.fidelity.run_table import run_table, write_requests
 from app.extensions.lab.fidelity.simulate_flags import make_parser
 from app.extensions.lab.fidelity.summary import RunSummary, fleet_use
@@ -26,7 +25,7 @@ from app.extensions.lab.fidelity.sweeps import (
 )
 from app.extensions.lab.fidelity.workers import map_jobs, worker_pool
 from app.extensions.lab.load.loads import LoadTrace
-from app.extensions.lab.load.output_files import atomic_file
+from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.plotting import picture_file
 from app.extensions.lab.load.progress import progress_bar
 from config.datasheet import AUTO
@@ -80,7 +79,7 @@ def _run_once(job: Job, options: Namespace) -> None:
         fleet = fleet_use(outcome, job.judgement, constant)
         summary = msgspec.structs.replace(summary, fleet=fleet)
     text = f"{job.table_heading('')}\n{run_table(summary, job.judgement)}"
-    with write_results(options, summary, text) as files:
+    with write_results(options.json, summary, text) as files:
         if options.requests is not None:
             write_requests(files.enter_context(atomic_file(options.requests)), outcome)
         if film is not None:
@@ -139,7 +138,7 @@ def _run_sweep(job: Job, options: Namespace, sweep: Sweep) -> None:
     heading = job.table_heading(sweep.name)
     text = f"{heading}\n{curve_table(sweep.name, points, options.slo)}"
     document = {"sweep": sweep.name, word: best, "points": points}
-    with write_results(options, document, text) as files:
+    with write_results(options.json, document, text) as files:
         if options.plot is not None:
             path = files.enter_context(atomic_file(options.plot))
             if job.profile_name == AUTO:

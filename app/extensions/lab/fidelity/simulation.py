@@ -18,8 +18,13 @@ from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggr
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
 from app.extensions.lab.fidelity.timeline import Timeline
-from app.extensions.lab.load.autoscale import TTFT_SHARES, TTFT_WINDOW_S, histogram_quantile
-from app.extensions.lab.load.autoscaler import Autoscaler, Autoscaling
+from app.extensions.lab.load.autoscaler import (
+    TTFT_SHARES,
+    TTFT_WINDOW_S,
+    Autoscaler,
+    Autoscaling,
+    histogram_quantile,
+)
 from app.extensions.lab.load.loads import MAX_LOAD_S, LoadTrace
 from app.extensions.lab.load.pod_lives import Life
 from app.extensions.lab.load.policies import (

@@ -11,7 +11,6 @@ from random import Random
 from typing import NoReturn
 
 import gevent
-import msgspec
 
 from app.core.application import tokenizer_of
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
@@ -38,6 +37,7 @@ from app.extensions.lab.fleet.policy_summary import (
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
 from app.extensions.lab.fleet.proxy import Proxy
 from app.extensions.lab.fleet.workload import Workload, make_workload
+from app.extensions.lab.load.output_files import json_document
 from app.extensions.lab.load.policies import policies_of
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.load.synthetic import gamma_arrivals
@@ -196,7 +196,7 @@ def _report(summaries: Sequence[PolicySummary], options: Namespace, workload: Wo
             "options": {name: getattr(options, name) for name in JSON_OPTIONS},
             "policies": summaries,
         }
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        options.json.write_bytes(json_document(document))
     if options.png is None:
         return
     if missing("fleet"):

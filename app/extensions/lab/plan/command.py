@@ -17,8 +17,7 @@ from app.extensions.lab.fidelity.job_flags import (
     make_job,
     make_recipe,
 )
-from app.extensions.lab.fidelity.results import write_results
-from app.extensions.lab.load.output_files import atomic_file
+from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.plan.backends import fleet_runner
 from app.extensions.lab.plan.plan_flags import make_parser
@@ -176,7 +175,7 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
         "slo": str(slo),
         "loads": [plan_figures(name, search) for name, search in searches.items()],
     }
-    with write_results(options, figures, text) as files:
+    with write_results(options.json, figures, text) as files:
         if options.plot is not None:
             draw_plan(searches, files.enter_context(atomic_file(options.plot)))
     engines = [
