@@ -24,7 +24,7 @@ import sys  # noqa: E402
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
 from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402
-from app.core.server.gunicorn.certificates import CertificateError  # noqa: E402
+from app.core.server.gunicorn.errors import CertificateError  # noqa: E402
 from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E402
 from app.core.server.gunicorn.startup_log import log_console, log_model  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from gunicorn.glogging import Logger
 
-    from app.core.api.admin import PeerRanks
     from app.core.api.fault import Fault, FaultInjection, RequestFacts
+    from app.core.api.peer_ranks import PeerRanks
     from app.core.api.pipeline import RequestPipeline
     from app.core.api.reply_rules import ReplyRules
     from app.core.api.sampling import RealModel
@@ -123,8 +123,6 @@ class ServerParts:
     """Validates requests for generation, and hands them to the engine."""
     weights: WeightUpdates
     """The version of the weights, and the updates by a trainer."""
-    peers: PeerRanks
-    """The other ranks of this server."""
     is_ready: Callable[[], bool]
     """True while requests are welcome: after the start, and before the server is drained."""
     routes: Callable[[], Iterator[Route]]
@@ -149,6 +147,15 @@ class ServerParts:
         from app.core.engine.delays import DelayLog  # few servers explain latencies
 
         return DelayLog().attach(self.engine)
+
+    @cached_property
+    def peers(self) -> PeerRanks:
+        """The other ranks of this server."""
+        from app.core.api.peer_ranks import PeerRanks  # few requests are for all ranks
+        from app.core.server.gunicorn.ranks import rank_urls
+
+        others = [(rank, url) for rank, url in rank_urls(self.settings) if rank != self.rank]
+        return PeerRanks(self.rank, others)
 
     @property
     def logs_delays(self) -> bool:

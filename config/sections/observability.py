@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import LIVE, About, Json, PositiveDuration, Section, understood_by
-from config.fake_metrics import parse
 
 TRACE = 5
 """Number of the level `trace` in `logging`, below DEBUG (10)."""
@@ -18,6 +17,14 @@ CollectorUrl = Annotated[
 ]
 
 
+def check_fake_metrics(text: str | None) -> None:
+    """Raises ValueError for metrics that cannot be read."""
+    if text is not None:
+        from config.fake_metrics import parse  # few servers have fake metrics
+
+        parse(text)
+
+
 class MetricsSettings(Section, frozen=True, kw_only=True):
     """Content of the metrics."""
 
@@ -26,7 +33,9 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     fake_metrics: Annotated[
         Json | None,
         LIVE,
-        understood_by(parse, "must have only keys and values that docs/metrics.md describes"),
+        understood_by(
+            check_fake_metrics, "must have only keys and values that docs/metrics.md describes"
+        ),
     ] = None
     """JSON object of metrics that replace the real ones; see docs/metrics.md."""
     fake_metrics_refresh_interval: PositiveDuration = 0.1

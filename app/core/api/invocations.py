@@ -38,7 +38,7 @@ def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -
             routes_by_path = {route.path: route for route in served()}
             for path in FAMILIES:
                 if path in routes_by_path:
-                    route = routes_by_path[path]
+                    route = routes_by_path[path].loaded()
                     [request_type] = route.docs.body
                     handlers[request_type] = route.handle
         request_type = None

@@ -11,7 +11,6 @@ from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.hashing import BlockHasher
-from app.core.engine.kvcache.residency import Residency
 from app.core.engine.kvcache.stores import store_of
 from app.core.engine.lifecycle import Lifecycle
 from app.core.engine.lora import AdapterMemory
@@ -111,6 +110,8 @@ def add_cache(parts: ServerParts) -> None:
         store=store_of(options.kv_connector, options.block_size),
     )
     if options.kv_cache_metrics:
+        from app.core.engine.kvcache.residency import Residency
+
         residency = Residency(
             parts.recorder,
             options.kv_cache_metrics_sample,

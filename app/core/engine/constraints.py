@@ -71,9 +71,6 @@ class Constraints:
     These methods refuse everything; the extension `forms` overrides them.
     """
 
-    def load(self) -> None:
-        """Imports what compiling needs, off the event loop."""
-
     def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
         """See `SchemaCompiler`."""
         self._refuse()

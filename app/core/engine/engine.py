@@ -15,7 +15,6 @@ from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import FinishedSequence, Recorder
 from app.core.engine.batch import LoRASlots
-from app.core.engine.beam_search import BeamSearch
 from app.core.engine.client import EngineClient
 from app.core.engine.errors import PromptExceedsCacheError
 from app.core.engine.executor import SequenceContext
@@ -154,8 +153,7 @@ class Engine(EngineClient):
         if not requests:
             return self._ended
         if requests[0].beams:
-            beams = list(zip(requests, self._beams(requests), strict=True))
-            return BeamSearch(self.run, self._context, beams, emit)
+            return self._search(requests, emit)
         replies = [self._model.reply(requests[0])]
         if len(requests) > 1:
             pause_if_due = Pace(self.clock.now)
@@ -163,6 +161,12 @@ class Engine(EngineClient):
                 pause_if_due()
                 replies.append(self._model.reply(request))
         return self.run(requests, replies, emit, awaited)
+
+    def _search(self, requests: ListOf[EngineRequest], emit: Emit) -> Handle:
+        from app.core.engine.beam_search import BeamSearch  # few requests search
+
+        beams = list(zip(requests, self._beams(requests), strict=True))
+        return BeamSearch(self.run, self._context, beams, emit)
 
     def _beams(self, requests: ListOf[EngineRequest]) -> list[Reply]:
         """Returns the beams of each prompt in turn, best first."""

@@ -19,6 +19,7 @@ from app.core.engine.wire import ChoiceRequest, Sampling
 
 STOP = Finish("stop")
 LENGTH = Finish("length")
+REASONING = Part("reasoning")
 JsonSchema = Mapping[str, object] | bool
 Span = tuple[int, Part | None]
 """Number of the last token + 1, and the part of tokens up to there."""
@@ -80,6 +81,17 @@ class ScriptedReply(Struct, frozen=True, kw_only=True):
     per_token_s: float = 0.0
     token_delays: Mapping[int, float] = {}
     """Token number, from 0, to the wait before that token."""
+
+    def delays(self, tokens: int) -> list[tuple[int, float]]:
+        """Returns the waits, as token number and seconds, for a reply of `tokens` tokens."""
+        delays: dict[int, float] = {}
+        if self.per_token_s:
+            delays = dict.fromkeys(range(1, tokens), self.per_token_s)
+        if self.first_token_s:
+            delays[0] = self.first_token_s
+        for token, seconds in self.token_delays.items():
+            delays[token] = delays.get(token, 0.0) + seconds
+        return list(delays.items())
 
 
 class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
@@ -256,6 +268,11 @@ def joined(first: Reply, second: Reply) -> Reply:
         finish=second.finish,
         spans=without_empty(spans),
     )
+
+
+def as_thoughts(reply: Reply) -> Reply:
+    """Returns a reply that consists of thoughts."""
+    return replace(reply, spans=[(len(reply.texts), REASONING)])
 
 
 class RecordedReply(Struct, frozen=True):

@@ -408,6 +408,9 @@ def combine_constraints(request: GenerationRequest) -> StructuredOutputs | None:
     return StructuredOutputs(**fields)  # type: ignore[arg-type]
 
 
+AcceptedRequest = ValidatedRequest[GenerationRequest]
+
+
 def check_constraint(constraints: StructuredOutputs) -> None:
     """Raises `ApiError` for constraints that the engine cannot compile."""
     if constraints.choice == []:

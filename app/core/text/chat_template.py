@@ -4,10 +4,12 @@ The server's own templates run in this process. A template of a request is an un
 it runs in another process, which can be stopped (`template_process`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from app.core.base.clock.pause import call_off_hub
 from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
@@ -19,8 +21,9 @@ from app.core.text.compiled_template import (
 )
 from app.core.text.files import DEFAULT_TEMPLATE
 from app.core.text.template_environment import json_length
-from app.core.text.template_process import TemplateProcess
-from app.core.text.template_protocol import RenderRequest
+
+if TYPE_CHECKING:
+    from app.core.text.template_protocol import RenderRequest
 
 LONG_CHAT = 20_000
 """Members and characters above which a conversation is rendered in a native thread."""
@@ -61,7 +64,8 @@ class ChatTemplates:
         self._special_tokens = special_tokens
         self._now = now
         self._takes_media = takes_media
-        self._renderer = renderer or TemplateProcess()
+        if renderer is not None:
+            self._renderer = renderer
         self.is_time_dependent = any(map(CHANGING.search, sources.values()))
         """True if a template reads the clock or draws random values.
 
@@ -82,20 +86,33 @@ class ChatTemplates:
                 return prompt
         source = self._source(options)
         if source not in self._trusted_sources:
-            request = RenderRequest(
-                source=source,
-                special_tokens=self._special_tokens,
-                takes_media=self._takes_media,
-                now=self._now(),
-                options=options,
-                messages=messages,
-            )
-            return self._renderer.render(request)
+            return self._render_untrusted(source, messages, options)
         template = self.compiler.compile(source)
         inputs = messages, options.tools, options.documents, options.chat_template_kwargs
         if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
             return call_off_hub(template.render, messages, options)
         return template.render(messages, options)
+
+    def _render_untrusted(
+        self, source: str, messages: Sequence[Message], options: ChatOptions
+    ) -> str:
+        from app.core.text.template_protocol import RenderRequest  # few requests have templates
+
+        request = RenderRequest(
+            source=source,
+            special_tokens=self._special_tokens,
+            takes_media=self._takes_media,
+            now=self._now(),
+            options=options,
+            messages=messages,
+        )
+        return self._renderer.render(request)
+
+    @cached_property
+    def _renderer(self) -> RequestTemplateRenderer:
+        from app.core.text.template_process import TemplateProcess
+
+        return TemplateProcess()
 
     @cached_property
     def _default(self) -> CompiledTemplate:

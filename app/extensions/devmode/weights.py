@@ -5,13 +5,12 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from app.core.api.admin import ANY_OBJECT, action
 from app.core.engine.lifecycle import WeightUpdates
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import Request, decode_embedded, decode_query, read_json
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, internal, malformed
-from app.core.server.http.route import NO_DOCS, Route, RouteDocs
+from app.core.server.http.route import ANY_OBJECT, NO_DOCS, Route, RouteDocs, action
 
 RequestT = TypeVar("RequestT", bound=Request)
 

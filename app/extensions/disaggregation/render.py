@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from msgspec.structs import fields
 
 from app.core.api.chat.media import BuiltPrompt
-from app.core.api.chat.parts import check_tool_choice
 from app.core.api.chat.prompt import chat_options, chat_prompt
+from app.core.api.chat.tools import check_tool_choice
 from app.core.api.completions import completion_prompt
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.parsing import THINK_BEGIN, THINK_END

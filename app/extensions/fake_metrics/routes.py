@@ -1,10 +1,10 @@
 """POST /fake_metrics; POST /admin/config changes fake metrics, too."""
 
-from app.core.api.admin import ANY_OBJECT, FAKE_METRICS
+from app.core.api.admin import FAKE_METRICS
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response
-from app.core.server.http.route import NO_MEDIA, Route, RouteDocs, post
+from app.core.server.http.route import ANY_OBJECT, NO_MEDIA, Route, RouteDocs, post
 from config.fake_metrics import merged
 from config.validation import LiveSettings
 

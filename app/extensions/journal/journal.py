@@ -19,7 +19,6 @@ from app.core.protocol.common import encode_to_keep
 from app.core.server.http.context import SCOPE, RequestContext
 from app.core.server.http.response import Response
 from app.core.server.middleware.foreign_pages import OPERATOR_PREFIXES
-from app.core.server.middleware.masking import mask_text
 from app.core.server.middleware.stack import Middleware
 
 MAX_BODY_BYTES = 4 << 20
@@ -251,6 +250,8 @@ class Journal(Middleware):
 
     def _update(self, request: JournaledRequest) -> None:
         """Masks the reply as far as it has arrived, and the body, once it is complete."""
+        from app.core.server.middleware.masking import mask_text  # when the journal is read
+
         entry = request.entry
         context = request.context
         entry.text = None
@@ -277,6 +278,8 @@ def masked_json(body: bytes, content_type: str = "") -> bytes:
 
     A body that is not JSON becomes a string, and one that is not text becomes null.
     """
+    from app.core.server.middleware.masking import mask_text
+
     try:
         text = mask_text(body.decode(), content_type=content_type)
     except UnicodeDecodeError:

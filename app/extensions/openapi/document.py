@@ -116,7 +116,7 @@ def document_routes(
 def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
     """Returns the document as JSON. Examples name `model` where they need a model."""
     operations = [
-        (method, route) for route in routes for method in route.methods if method != "HEAD"
+        (method, route.loaded()) for route in routes for method in route.methods if method != "HEAD"
     ]
     types: set[Any] = {Error, RoutingError}
     for _, route in operations:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from app.core.extensions import Command, Extension, Position
+from app.core.server.http.route import action
 
 if TYPE_CHECKING:
     from random import Random
@@ -114,8 +115,6 @@ class Plugins(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the report of plugins, and the plugins' own routes."""
-        from app.core.api.admin import action
-
         blueprints: dict[str, Sequence[Route]] = {
             "plugins": [action("GET /admin/plugins", self._report)]
         }

@@ -20,8 +20,9 @@ from msgspec.structs import replace
 from app.core.api.chat.prompt import request_template
 from app.core.api.choice_state import ChoiceState
 from app.core.api.fault import Fault
+from app.core.api.headers import priority_of
 from app.core.api.identity import ResponseMeta
-from app.core.api.pipeline import RequestPipeline, priority_of
+from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import WholeWriter
 from app.core.base.clock.pause import Pace
 from app.core.engine.errors import (

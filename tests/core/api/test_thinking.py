@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.core.api.chat.parts import thinking
+from app.core.api.chat.thinking import thinking
 from app.core.protocol.chat import ChatCompletionRequest
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}

@@ -8,7 +8,7 @@ from openai.types.responses.response import ToolChoice
 from openai.types.responses.tool import Tool
 from pydantic import TypeAdapter
 
-from app.core.api.chat.parts import tool_calls_of
+from app.core.api.chat.tools import tool_calls_of
 from app.core.protocol.chat import Message
 from app.core.protocol.coercion import ConversionError
 from app.core.protocol.decoding import decode

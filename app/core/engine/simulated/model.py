@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from app.core.engine.constraints import Constraints, SchemaError
 from app.core.engine.errors import UnsatisfiableSchemaError
-from app.core.engine.outputs import LazySequence, Part, TokenLogprob
+from app.core.engine.outputs import Part
 from app.core.engine.request import (
     LENGTH,
     STOP,
@@ -23,18 +24,20 @@ from app.core.engine.request import (
     RecordedReply,
     Reply,
     ScriptedReply,
+    as_thoughts,
     joined,
 )
-from app.core.engine.simulated.beams import BeamVariants
-from app.core.engine.simulated.calls import CallReplies
 from app.core.engine.simulated.corpus import Corpus
 from app.core.engine.simulated.endings import stopped
-from app.core.engine.simulated.logprobs import Entries
 from app.core.engine.simulated.random_mode import LengthSource, RandomMode
-from app.core.engine.simulated.scripted import ScriptedReplies, as_thoughts, delays_of
 from app.core.engine.simulated.token_chooser import biased, chooser
 from app.core.text.base import Tokenizer
 from config.settings import Settings
+
+if TYPE_CHECKING:
+    from app.core.engine.simulated.calls import CallReplies
+    from app.core.engine.simulated.logprobs import Logprobs
+    from app.core.engine.simulated.scripted import ScriptedReplies
 
 TRIES = 4
 """Texts drawn to find one that fits the limit."""
@@ -111,10 +114,26 @@ class SimulatedModel:
         self._recorded_replies = recorded
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         self._schemas = schemas
-        self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
-        self._scripted = ScriptedReplies(tokenizer, self._calls)
         self._plugins: tuple[ReplySource, ...] = ()
         self._streams = streams
+
+    @cached_property
+    def _calls(self) -> CallReplies:
+        from app.core.engine.simulated.calls import CallReplies
+
+        return CallReplies(self._tokenizer, self._corpus, self._schemas, self._settings.tools)
+
+    @cached_property
+    def _scripted(self) -> ScriptedReplies:
+        from app.core.engine.simulated.scripted import ScriptedReplies
+
+        return ScriptedReplies(self._tokenizer, self._calls)
+
+    @cached_property
+    def _logprobs(self) -> Logprobs:
+        from app.core.engine.simulated.logprobs import Logprobs
+
+        return Logprobs(self._tokenizer)
 
     def ask_first(self, sources: Sequence[ReplySource], length: LengthSource | None) -> None:
         """Installs plugins.
@@ -127,13 +146,14 @@ class SimulatedModel:
     def scripted_reply(self, request: EngineRequest, script: ScriptedReply) -> Reply:
         """Returns the reply that `script` has decided, with its delays."""
         reply = self._scripted.reply(request, script)
-        reply.delays = delays_of(script, len(reply.ids))
+        reply.delays = script.delays(len(reply.ids))
         return reply
 
     def on_settings(self, settings: Settings) -> None:
         """Applies changed settings."""
         self._settings = settings
-        self._calls.settings = settings.tools
+        if "_calls" in vars(self):
+            self._calls.settings = settings.tools
 
     def reply(self, request: EngineRequest) -> Reply:
         """Returns the whole reply; an empty one for no tokens (embeddings).
@@ -147,18 +167,10 @@ class SimulatedModel:
             reply = self._whole(request)
         except SchemaError as error:
             raise UnsatisfiableSchemaError(error) from None
-        if request.logprobs is not None:  # the number counts the token itself
-            entries = Entries(self._tokenizer, reply.ids, request.logprobs - 1, request.logprob_ids)
-            reply.logprobs = LazySequence(entries.entry, range(len(reply.ids)))
+        if request.logprobs is not None or request.prompt_logprobs is not None:
+            self._logprobs.add(reply, request)
         if request.script is not None:
-            reply.delays = delays_of(request.script, len(reply.ids))
-        if request.prompt_logprobs is not None:
-            entry = Entries(self._tokenizer, request.prompt_ids, request.prompt_logprobs).entry
-
-            def prompt_entry(position: int) -> TokenLogprob | None:
-                return entry(position) if position else None
-
-            reply.prompt_logprobs = LazySequence(prompt_entry, range(len(request.prompt_ids)))
+            reply.delays = request.script.delays(len(reply.ids))
         return reply
 
     def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
@@ -178,6 +190,8 @@ class SimulatedModel:
             for number, request in enumerate(greedy[1:], 1):
                 beams.append(self.reply(replace(request, seed=number)))
             return beams
+        from app.core.engine.simulated.beams import BeamVariants
+
         variants = BeamVariants(best, self._tokenizer).first(len(requests) - 1)
         missing = len(requests) - 1 - len(variants)
         return [best, *variants, *[best] * missing]

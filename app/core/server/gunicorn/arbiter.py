@@ -28,12 +28,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.util import parse_address
 
 from app.core.server.gunicorn import ranks
-from app.core.server.gunicorn.certificates import (
-    CertificateError,
-    SelfSigned,
-    ServerCertificate,
-    check_pair,
-)
+from app.core.server.gunicorn.errors import CertificateError
 from config import ConfigError, Settings
 from config.loader import load
 
@@ -45,6 +40,7 @@ if TYPE_CHECKING:
     from gunicorn.workers.base import Worker
 
     from app.core.engine.wire import EngineProcessOptions
+    from app.core.server.gunicorn.certificates import SelfSigned, ServerCertificate
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
@@ -233,13 +229,19 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         certfile = tls.ssl_certfile
         keyfile = tls.ssl_keyfile
         if tls.self_signed_certs:
+            from app.core.server.gunicorn.certificates import SelfSigned
+
             self.self_signed = self.self_signed or SelfSigned()
             certfile, keyfile = self.self_signed.pair(self.settings)
             self.log.info("self-signed certificate: %s", certfile)
         if certfile:
             self.cfg.set("certfile", certfile)
             self.cfg.set("keyfile", keyfile)
-        self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
+        self.certificate = None
+        if self.cfg.is_ssl:
+            from app.core.server.gunicorn.certificates import ServerCertificate
+
+            self.certificate = ServerCertificate(self.cfg)
 
     def _read_settings(self) -> Settings:
         """Reads and checks the settings of a reload.
@@ -256,6 +258,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         if self.cfg.preload_app and settings.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError("with preload_app, settings cannot change while the server runs")
         if settings.tls.ssl_certfile:
+            from app.core.server.gunicorn.certificates import check_pair
+
             check_pair(settings.tls.ssl_certfile, settings.tls.ssl_keyfile)
         if settings.engine.is_real != self.settings.engine.is_real:
             raise ConfigError("setting engine: cannot change while the server runs")

@@ -40,8 +40,8 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from app.core.base.clock.pause import pause_with
 from app.core.server.gunicorn import ranks
-from app.core.server.gunicorn.certificates import CertificateError, ServerCertificate
 from app.core.server.gunicorn.drain import HANDOVER_S, ConnectionDrain
+from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
 from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.general import (
@@ -60,6 +60,8 @@ from app.core.server.http.context import CONTEXT, context_of
 if TYPE_CHECKING:
     from gunicorn.http.message import Request
     from gunicorn.http.parser import Parser
+
+    from app.core.server.gunicorn.certificates import ServerCertificate
 
 HEARTBEAT_S = 1.0
 """Seconds between two heartbeats for the arbiter."""
@@ -157,6 +159,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """Serves until SIGTERM, then lets running requests end within `graceful_timeout`."""
         self._tune_process()
         if self.certificate is None and self.cfg.is_ssl:  # under a stock arbiter
+            from app.core.server.gunicorn.certificates import ServerCertificate
+
             self.certificate = ServerCertificate(self.cfg)
         has_hooks = ranks.SETTINGS in os.environ
         if not has_hooks:
