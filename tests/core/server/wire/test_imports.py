@@ -1,13 +1,17 @@
 """Modules that a start loads, and calls per request (docs/architecture.md)."""
 
+import json
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 from app.core.built_in import enabled_extensions, present_extensions
 from config import Settings
-from tests.running_server import ROOT
+from tests.hostile.raw_client import get, post
+from tests.running_server import ROOT, free_port, running_command
+from tests.test_structure import token_count
 
 LAZY_PACKAGES = (
     "jsonschema",
@@ -88,6 +92,51 @@ def test_lists_of_late_modules_name_modules_and_disabled_extensions() -> None:
     enabled = enabled_extensions(Settings())
     off = {extension.name for extension in extensions if extension not in enabled}
     assert off == set(OFF_EXTENSIONS)
+
+
+MAX_IMPORTED_TOKENS = 162_000
+"""Python tokens of ours that a default server has imported after its first requests.
+
+This number only falls.
+"""
+CHAT = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3}
+REQUESTS = (
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ("/v1/responses", {"input": "Hello!", "max_output_tokens": 16}),
+    ("/v1/messages", CHAT),
+)
+APPLICATION_WITH_REPORT = """
+import sys
+
+from wsgi import app
+
+
+@app.get("/imported")
+def imported():
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [file for file in files if file]
+"""
+
+
+def test_default_server_imports_few_tokens_for_its_first_requests(tmp_path: Path) -> None:
+    (tmp_path / "reporting.py").write_text(APPLICATION_WITH_REPORT, "utf-8")
+    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "reporting:app"]
+    port = free_port()
+    env = {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}
+    with running_command(command, port, env):
+        model = json.loads(get(port, "/v1/models").body)["data"][0]["id"]
+        for path, fields in REQUESTS:
+            assert post(port, path, {**fields, "model": model}).status == 200
+        files = {Path(file) for file in json.loads(get(port, "/imported").body)}
+    ours = [
+        file
+        for file in files
+        if file.suffix == ".py" and file.is_relative_to(ROOT) and ".venv" not in file.parts
+    ]
+    tokens = {str(file.relative_to(ROOT)): token_count(file) for file in ours}
+    assert len(ours) > 100
+    assert sum(tokens.values()) <= MAX_IMPORTED_TOKENS, tokens
 
 
 WAY = re.compile(
