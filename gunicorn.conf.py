@@ -23,7 +23,7 @@ import sys  # noqa: E402
 
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
-from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks  # noqa: E402
+from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402
 from app.core.server.gunicorn.errors import CertificateError  # noqa: E402
 from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E402
 from app.core.server.gunicorn.startup_log import log_console, log_model  # noqa: E402
@@ -42,7 +42,7 @@ except ConfigError as error:
     sys.exit(f"error: {error}")
 
 bind = ranks.addresses(settings.server)
-if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `RankArbiter` warns about it
+if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_over` warns about it
     workers = len(settings.server.ranks)
 worker_class = "app.core.server.gunicorn.worker.Worker"
 worker_connections = 16_384  # or as many as open files allow
@@ -60,7 +60,12 @@ control_socket_disable = True
 
 
 def on_starting(server):
-    """Refuse what cannot be served before a worker tries to, and tell what is served."""
+    """Check what a worker would have to serve, log it, and run our arbiter until the server ends.
+
+    Our arbiter calls this hook, too.
+    """
+    if isinstance(server, RankArbiter):
+        return
     try:
         checks = ServerChecks(
             application.prepare,
@@ -68,12 +73,13 @@ def on_starting(server):
             application.engine_options,
             application.new_engine_process,
         )
-        RankArbiter.take_over(server, settings, checks)
+        arbiter = take_over(server, settings, checks)
     except (ConfigError, CertificateError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
     for warning in [*warnings, *option_warnings(server.cfg)]:
-        server.log.warning("%s", warning)
-    log_model(server.log, server.settings)
+        arbiter.log.warning("%s", warning)
+    log_model(arbiter.log, arbiter.settings)
+    arbiter.run()
 
 
 def when_ready(server):

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from app.core.api.chat.prompt import chat_options
 from app.core.api.pipeline import RequestPipeline
-from app.core.protocol.decoding import decode, decode_first
+from app.core.protocol.decoding import decode
 from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
@@ -31,7 +31,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
 
     def tokenize(context: RequestContext) -> Response:
         """The token ids of a text or of a conversation."""
-        request = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
+        request = decode(body.read(context), context.content_type, *TOKENIZE_REQUESTS)
         models.resolve(request.model)
         if isinstance(request, TokenizeChatRequest):
             ids = tokenizer.encode_chat(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.core.assembly.derived import cache_config
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
-from app.core.engine.constraints import Constraints, NoConstraints
+from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.hashing import BlockHasher
@@ -80,7 +80,7 @@ def build_constraints(parts: ServerParts) -> Constraints:
         constraints = extension.constraints()
         if constraints is not None:
             return constraints
-    return NoConstraints()
+    return Constraints()
 
 
 def add_cache(parts: ServerParts) -> None:

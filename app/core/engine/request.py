@@ -275,6 +275,20 @@ def as_thoughts(reply: Reply) -> Reply:
     return replace(reply, spans=[(len(reply.texts), REASONING)])
 
 
+class RecordedReply(Struct, frozen=True):
+    """A recorded reply, cut to the limit: `texts[i]` is the text of token `ids[i]`."""
+
+    ids: Sequence[int]
+    texts: Sequence[str]
+    missing: int
+    """Tokens to append so that the reply has its minimum length."""
+    reached_limit: bool
+    """The reply reaches its limit, missing tokens included.
+
+    It finishes with `length`, else with `stop`.
+    """
+
+
 class Model(Protocol):
     """Decides replies; the engine decides timing."""
 

@@ -71,13 +71,12 @@ class ChatTemplates:
 
         Equal conversations may then have different prompts.
         """
-        self._compiler = ChatTemplateCompiler(
+        self.compiler = ChatTemplateCompiler(
             special_tokens,
             now=now,
             takes_media=takes_media,
             limit_bytes=limit_bytes,
         )
-        self.limit_bytes = limit_bytes
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """Returns the prompt of a conversation; a native thread renders a long one."""
@@ -88,7 +87,7 @@ class ChatTemplates:
         source = self._source(options)
         if source not in self._trusted_sources:
             return self._render_untrusted(source, messages, options)
-        template = self._compiler.compile(source)
+        template = self.compiler.compile(source)
         inputs = messages, options.tools, options.documents, options.chat_template_kwargs
         if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
             return call_off_hub(template.render, messages, options)
@@ -121,12 +120,7 @@ class ChatTemplates:
 
     def compiled(self, options: ChatOptions) -> CompiledTemplate:
         """Returns the template that renders with `options`."""
-        return self._compiler.compile(self._source(options))
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory of the compiled templates, in bytes."""
-        return self._compiler.size_bytes
+        return self.compiler.compile(self._source(options))
 
     def _source(self, options: ChatOptions) -> str:
         """Returns the request's template, else `tool_use` for tools, else `default`.

@@ -10,9 +10,9 @@ from app.core.extensions import Command, Extension
 if TYPE_CHECKING:
     from random import Random
 
-    from app.core.engine.request import EngineRequest
+    from app.core.engine.request import EngineRequest, RecordedReply
     from app.core.extensions import ServerParts
-    from app.extensions.datasets.dataset import Dataset, Recorded
+    from app.extensions.datasets.dataset import Dataset
     from config import Settings
 
 
@@ -24,7 +24,7 @@ class DatasetReplies:
 
     def reply(
         self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
-    ) -> Recorded | None:
+    ) -> RecordedReply | None:
         """Returns a reply from the dataset of the request's model; None without one."""
         from app.extensions.datasets.library import dataset_of
 

@@ -207,8 +207,8 @@ class RenderHandlers:
         """Returns the variables of the chat template that a parser of thoughts reads."""
         if not self._pipeline.limits.reasons:
             return None
-        kwargs = dict(self._pipeline.chat_rules.template_kwargs or {})
-        kwargs |= chat.chat_template_kwargs or {}
+        defaults = self._pipeline.chat_rules.template_kwargs
+        kwargs: JsonObject = {**defaults, **(chat.chat_template_kwargs or {})}
         for name in (
             "add_generation_prompt",
             "continue_final_message",

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from app.core.api.fault import Fault
 from app.core.server.http.context import RequestContext, client_name
+from app.core.server.http.numbers import header_number
 from app.core.server.http.response import CLIENT_GONE, Response, StreamingBody
 from app.extensions.faults.limits import (
     CLIENT_BYTES,
@@ -21,7 +22,6 @@ MAX_FAULT_NAMES = 32
 """Most fault names counted separately for a client; further names are counted as `OTHERS`."""
 OTHERS = "others"
 MAX_REQUEST_ID_CHARACTERS = 128
-MAX_RETRY_AFTER_DIGITS = 18
 EARLY_S = 0.05
 """Tolerance of an early retry: timers are coarse."""
 DELIVERY_S = 0.1
@@ -145,7 +145,7 @@ class ClientAudit:
             arrived_s=context.arrival_s,
             answered_s=self._now(),
             status=200 if is_gone else response.status,
-            retry_after_s=_retry_after_s(response),
+            retry_after_s=header_number(response.headers.get("Retry-After", "")),
             fault=fault.name,
         )
         report = self.note_answer(exchange)
@@ -310,10 +310,3 @@ class ClientAudit:
 def _timestamp(unix_s: float) -> str:
     time = datetime.fromtimestamp(unix_s, UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _retry_after_s(response: Response) -> float | None:
-    text = response.headers.get("Retry-After", "")
-    if text.isdecimal() and len(text) <= MAX_RETRY_AFTER_DIGITS:
-        return float(text)
-    return None

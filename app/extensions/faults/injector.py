@@ -28,14 +28,12 @@ class FaultInjector:
 
     limit_bytes = MAX_HEADER_RULES * RULE_BYTES
 
-    def __init__(
-        self, rng: Random, now: Callable[[], float], plugin_sources: Sequence[FaultSource] = ()
-    ) -> None:
+    def __init__(self, rng: Random, now: Callable[[], float]) -> None:
         self.active = False
         """True after the first injected fault."""
         self._rng = rng
         self._now = now
-        self._plugin_sources = tuple(plugin_sources)
+        self._plugin_sources: Sequence[FaultSource] = ()
         self._settings = Settings()
 
     @cached_property
@@ -50,7 +48,7 @@ class FaultInjector:
 
     def use_sources(self, sources: Sequence[FaultSource]) -> None:
         """Asks `sources`, which come from plugins, about each request, before rules and chance."""
-        self._plugin_sources = tuple(sources)
+        self._plugin_sources = sources
 
     @property
     def is_quiet(self) -> bool:

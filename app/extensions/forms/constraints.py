@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from app.core.engine.constraints import Constraints
 from app.extensions.forms.schema import Schemas
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from config.settings import ToolSettings
 
 
-class FormConstraints(Schemas):
+class FormConstraints(Schemas, Constraints):
     """See `app.core.engine.constraints.Constraints`. Grammars are not cached."""
 
     def refused_keyword(self, schema: object) -> str | None:

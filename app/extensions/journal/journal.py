@@ -11,7 +11,7 @@ from operator import attrgetter
 from sys import getsizeof
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from app.core.base.clock.pause import Pace, call_long
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
@@ -75,15 +75,14 @@ class JournaledRequest(Struct, eq=False):
     """False once the request has been dropped from its ring."""
 
 
-class Ring:
+class Ring(Struct, eq=False):
     """The last requests, up to a number of entries and bytes; the oldest are dropped first."""
 
-    def __init__(self, max_requests: int, limit_bytes: int, max_body_bytes: int) -> None:
-        self._max_requests = max_requests
-        self._limit_bytes = limit_bytes
-        self.max_body_bytes = max_body_bytes
-        self.size_bytes = 0
-        self.requests: deque[JournaledRequest] = deque()
+    max_requests: int
+    limit_bytes: int
+    max_body_bytes: int
+    size_bytes: int = 0
+    requests: deque[JournaledRequest] = field(default_factory=deque)
 
     def append(self, request: JournaledRequest) -> None:
         """Adds a request, and drops older ones above the limits."""
@@ -95,7 +94,7 @@ class Ring:
         request.size_bytes += more_bytes
         if request.is_stored:
             self.size_bytes += more_bytes
-        while len(self.requests) > self._max_requests or self.size_bytes > self._limit_bytes:
+        while len(self.requests) > self.max_requests or self.size_bytes > self.limit_bytes:
             self._drop(self.requests.popleft())
 
     def clear(self, scope: str | None) -> None:
@@ -287,7 +286,7 @@ def masked_json(body: bytes, content_type: str = "") -> bytes:
         return b"null"
     try:
         return encode_to_keep(msgspec.json.decode(text))
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):
         if not text or "\0" in text:
             return b"null"
         return encode_to_keep(text)

@@ -33,7 +33,7 @@ from app.core.engine.errors import (
 )
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import Message
-from app.core.protocol.validation import truncate
+from app.core.protocol.validation import check_media_options, truncate
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.text.base import ChatOptions
@@ -242,9 +242,7 @@ class PoolingRunner:
         Raises:
             ApiError: where model, server or fields forbid the request.
         """
-        for field in ("mm_processor_kwargs", "media_io_kwargs"):
-            if getattr(request, field, None):
-                raise bad_request(f"{field} is for models that take more than text.", field)
+        check_media_options(request)
         model = self.pipeline.models.resolve(request.model, param=None)
         identity = self.pipeline.identity
         self.pipeline.responder.engine.check_accepting(1)

@@ -11,6 +11,7 @@ from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder
 from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.common import encode_to_keep
 from app.core.protocol.decoding import decode_query
 from app.core.protocol.validation import ValidatedRequest
 from app.core.server.http.context import RequestContext
@@ -77,7 +78,13 @@ class ResponseHandlers:
             events: list[bytes] | None = None
             if request.background and chat.stream:
                 events = []
-            stored = StoredResponse.from_response(queued, chat.messages, events)
+            stored = StoredResponse(
+                id=response_id,
+                status=queued.status,
+                body=encode_to_keep(queued),
+                conversation=encode_to_keep(chat.messages),
+                events=events,
+            )
 
         def store_final(response: wire.ResponseObject) -> None:
             if stored is not None:

@@ -38,7 +38,7 @@ def test_how_a_model_thinks(
     asked = ChatCompletionRequest(
         messages=[], chat_template_kwargs=kwargs or None, reasoning_effort=effort
     )
-    assert thinking(asked, parser) == expected
+    assert thinking(asked, parser, {}) == expected
 
 
 def test_what_a_request_says_wins_over_the_server_s_arguments_of_the_template() -> None:

@@ -63,7 +63,7 @@ def chat_prompt(
     if composed:
         media = features(composed, ids)
     if messages and messages[-1].get("tool_calls"):
-        text = last_message_text(messages)
+        text = text_with_calls(messages[-1])
     return BuiltPrompt(ids, text, tuple(turns), media)
 
 
@@ -140,14 +140,11 @@ def chat_options(
     )
 
 
-def last_message_text(messages: Sequence[Message]) -> str:
-    """Returns the text of the last message, whatever its role, with its tool calls.
+def text_with_calls(message: Message) -> str:
+    """Returns the text of a message, whatever its role, with its tool calls.
 
-    This is the reply of mode `echo`.
+    The text of the last message is the reply of mode `echo`.
     """
-    if not messages:
-        return ""
-    message = messages[-1]
     text = content_text(message.get("content"))
     calls = message.get("tool_calls")
     if not isinstance(calls, list):  # values of other roles are unchecked

@@ -10,7 +10,6 @@ from app.core.protocol.chat import ChatCompletionRequest
 if TYPE_CHECKING:
     from app.core.protocol.tokenize import TokenizeChatRequest
 
-NO_KWARGS: Mapping[str, object] = {}
 PARSERS_WITHOUT_SWITCH = frozenset(["deepseek_r1", "ernie45", "minimax_m2", "step3", "step3p5"])
 """Parsers that take all text up to the end tag as thoughts, whatever the request switches off."""
 TWO_SWITCH_PARSERS = frozenset(
@@ -29,23 +28,21 @@ Thinking = Literal["no", "first", "all"]
 
 
 def template_kwargs(
-    request: ChatCompletionRequest | TokenizeChatRequest, defaults: Mapping[str, object] = NO_KWARGS
+    request: ChatCompletionRequest | TokenizeChatRequest, defaults: Mapping[str, object]
 ) -> Mapping[str, object]:
     """Returns the chat template's variables.
 
     The variables of the effort override `defaults`, and the request's own override both.
     """
-    kwargs = request.chat_template_kwargs or NO_KWARGS
+    kwargs = request.chat_template_kwargs or {}
     effort = getattr(request, "reasoning_effort", None)
     if effort is None:
-        if defaults:
-            return {**defaults, **kwargs}
-        return kwargs
+        return {**defaults, **kwargs}
     return {**defaults, "enable_thinking": effort != "none", **kwargs, "reasoning_effort": effort}
 
 
 def thinking(
-    request: ChatCompletionRequest, parser: str, defaults: Mapping[str, object] = NO_KWARGS
+    request: ChatCompletionRequest, parser: str, defaults: Mapping[str, object]
 ) -> Thinking:
     """Returns the way of thinking, as the parser of this name separates thoughts from the reply."""
     if not parser:

@@ -21,6 +21,7 @@ from app.core.engine.request import (
     STOP,
     Constraint,
     EngineRequest,
+    RecordedReply,
     Reply,
     ScriptedReply,
     as_thoughts,
@@ -67,26 +68,6 @@ class RandomStreams:
 
     text: Random
     calls: Random
-
-
-class RecordedReply(Protocol):
-    """A recorded reply, cut or repeated to the length that a request asks for."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Ids of the tokens."""
-
-    @property
-    def texts(self) -> Sequence[str]:
-        """Texts of the tokens."""
-
-    @property
-    def missing(self) -> int:
-        """Number of tokens to add."""
-
-    @property
-    def reached_limit(self) -> bool:
-        """True if the reply ends because of its limit."""
 
 
 class RecordedReplies(Protocol):

@@ -360,21 +360,18 @@ class Worker(GeventWorker):  # type: ignore[misc]
         Under a stock arbiter, which notes nothing, the worker may end alone. The next worker then
         gets the backlog.
         """
-        if not ranks.has_stage(self, ranks.ENDING):
+        if ranks.has_stage(self, ranks.ENDING):
             for server in servers:
-                server.close()
-            return
-        for server in servers:
-            server.refuse_handshakes()
-        handshakes_end_s = time.monotonic() + HANDSHAKE_S
-        while True:
-            for server in servers:
-                server.accept_waiting()
-            has_open = drain.sweep()
-            now_s = time.monotonic()
-            if now_s >= deadline_s or (now_s >= handshakes_end_s and not has_open):
-                break
-            self._wait_for_drain()
+                server.refuse_handshakes()
+            handshakes_end_s = time.monotonic() + HANDSHAKE_S
+            while True:
+                for server in servers:
+                    server.accept_waiting()
+                has_open = drain.sweep()
+                now_s = time.monotonic()
+                if now_s >= deadline_s or (now_s >= handshakes_end_s and not has_open):
+                    break
+                self._wait_for_drain()
         for server in servers:
             server.close()
 
@@ -412,7 +409,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         addr = connection.address
         req = None
         try:
-            source = FairSocket(client, data, self._turns, connection.cost)
+            source = FairSocket(connection, data)
             parser = http.get_parser(self.cfg, source, addr)
             with gevent.Timeout(self._idle_s, False):
                 req = next(parser)
