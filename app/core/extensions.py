@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.kvcache.events import EventSource, PublisherSettings
     from app.core.engine.kvcache.publisher import Publisher
-    from app.core.engine.lifecycle import Operations, WeightUpdates
+    from app.core.engine.lifecycle import Operations
     from app.core.engine.lora import LoRARegistry
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.simulated.model import RecordedReplies
     from app.core.engine.step_cost import CostModel
+    from app.core.engine.weight_updates import WeightUpdates
     from app.core.engine.wire import EngineProcessOptions
     from app.core.server.flask.application import BackgroundService, Understudy
     from app.core.server.gunicorn.arbiter import EngineProcess
@@ -121,8 +122,6 @@ class ServerParts:
     """Facts about the model of a real engine; None for a simulated one."""
     pipeline: RequestPipeline
     """Validates requests for generation, and hands them to the engine."""
-    weights: WeightUpdates
-    """The version of the weights, and the updates by a trainer."""
     is_ready: Callable[[], bool]
     """True while requests are welcome: after the start, and before the server is drained."""
     routes: Callable[[], Iterator[Route]]
@@ -147,6 +146,16 @@ class ServerParts:
         from app.core.engine.delays import DelayLog  # few servers explain latencies
 
         return DelayLog().attach(self.engine)
+
+    @cached_property
+    def weights(self) -> WeightUpdates:
+        """The version of the weights, and the updates by a trainer."""
+        from app.core.engine.weight_updates import WeightUpdates  # few servers have a trainer
+
+        settings = self.settings
+        model = settings.model
+        can_transfer = settings.server.weight_transfer and not settings.engine.is_real
+        return WeightUpdates(model.model, model.tensor_parallel_size, can_transfer)
 
     @cached_property
     def peers(self) -> PeerRanks:

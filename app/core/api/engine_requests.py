@@ -19,7 +19,6 @@ from app.core.api.headers import (
     boolean_header,
     priority_of,
 )
-from app.core.api.sampling import SamplingDefaults, check_real, text_form
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import ChatCompletionRequest
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from app.core.api.identity import ResponseMeta
     from app.core.api.models import ServedModels
     from app.core.api.sampling import RealModel
+    from app.core.engine.choice_request import Sampling, TextForm
     from app.core.engine.constraints import Constraints
     from app.core.engine.request import Constraint, ToolCalls
-    from app.core.engine.wire import Sampling, TextForm
     from app.core.protocol.validation import AcceptedRequest, GenerationRequest
     from app.core.server.http.context import RequestContext
     from config.settings import Settings
@@ -89,7 +88,7 @@ class RequestBuilder:
         if transfer and not self.settings.kvcache.transfers:
             transfer = None
         if self.real is not None:
-            check_real(request, prompt.features is not None)
+            self.real.check(request, prompt.features is not None)
         priority = request.priority
         if PRIORITY_HEADER in context.headers:
             priority = priority_of(context, priority)
@@ -182,12 +181,13 @@ class RequestBuilder:
         request = accepted.request
         if self.real is None:
             if request.logit_bias or request.allowed_token_ids:
+                from app.core.api.sampling import SamplingDefaults  # few requests have biases
+
                 return SamplingDefaults().for_request(request), None
             return None, None
-        form = text_form(accepted.structured_outputs, parts.tool_calls)
-        thoughts = self.real.thoughts
-        if form is not None and parts.thinks != "no" and thoughts is not None:
-            form = replace(form, thoughts=thoughts.after(prompt_ids))
+        thinks = parts.thinks != "no"
+        outputs = accepted.structured_outputs
+        form = self.real.form(outputs, parts.tool_calls, prompt_ids, thinks=thinks)
         return self.real.defaults.for_request(request), form
 
 

@@ -15,7 +15,6 @@ from app.core.assembly.pipeline import build_pipeline
 from app.core.assembly.routes import add_model_routes, add_operator_routes
 from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
-from app.core.engine.lifecycle import WeightUpdates
 from app.core.engine.lora import AdapterMemory, adapters_of
 from app.core.extensions import ServerParts
 from app.core.server.flask.application import Understudy
@@ -97,10 +96,6 @@ def _add_engine_parts(parts: ServerParts, adapter_memory: AdapterMemory, load: S
     add_cache(parts)
     add_engine(parts, adapter_memory)
     parts.pipeline = build_pipeline(parts, load)
-    can_transfer = settings.server.weight_transfer and not settings.engine.is_real
-    parts.weights = WeightUpdates(
-        settings.model.model, settings.model.tensor_parallel_size, can_transfer
-    )
     parts.is_ready = readiness(parts.engine, parts.clock, settings.server.startup_duration)
 
 

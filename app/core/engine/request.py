@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.engine.choice_request import ChoiceRequest, Sampling
 from app.core.engine.constraints import Grammar
 from app.core.engine.outputs import Finish, Part, StopCause, TokenLogprob
-from app.core.engine.wire import ChoiceRequest, Sampling
 
 STOP = Finish("stop")
 LENGTH = Finish("length")

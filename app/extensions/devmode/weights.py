@@ -5,7 +5,7 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from app.core.engine.lifecycle import WeightUpdates
+from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import Request, decode_embedded, decode_query, read_json
 from app.core.server.http.context import BodyLimits, RequestContext

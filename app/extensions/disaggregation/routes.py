@@ -8,7 +8,7 @@ from functools import wraps
 
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.lifecycle import WeightUpdates
+from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import read_json
 from app.core.server.http.context import RequestContext

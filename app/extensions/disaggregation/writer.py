@@ -8,8 +8,8 @@ from app.core.api.choice_state import ChoiceState
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
 from app.core.api.writer import ResponseWriter
-from app.core.engine.lifecycle import WeightUpdates
 from app.core.engine.outputs import EngineOutput, TokenLogprob, Tokens
+from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol import common
 from app.core.server.http.response import DONE, event_of
 from app.extensions.disaggregation import protocol as wire

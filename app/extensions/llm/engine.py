@@ -15,11 +15,12 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.engine.batch import Batch, SchedulerLimits
+from app.core.engine.choice_request import TextForm
 from app.core.engine.kvcache.cache import EventHashes
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
-from app.core.engine.wire import EndReason, EngineCoreOutput, TextForm
+from app.core.engine.wire import EndReason, EngineCoreOutput
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.llm.attention import Chunk
 from app.extensions.llm.engine_options import EngineOptions, EngineStats

@@ -8,7 +8,8 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from app.core.engine.errors import CallerLeftError, CommandFailedError
-from app.core.engine.wire import CommandResult, EngineCommand, PauseMode
+from app.core.engine.sleep import PauseMode
+from app.core.engine.wire import CommandResult, EngineCommand
 from app.extensions.llm.remote_engine import RemoteEngine
 
 

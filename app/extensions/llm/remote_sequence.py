@@ -9,18 +9,13 @@ from typing import Any, Protocol
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.batch import Phase, SequenceStatus
+from app.core.engine.choice_request import ChoiceRequest, Sampling
 from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import Finish, LazySequence, Part, TokenLogprob, Tokens
 from app.core.engine.parsing import TextReader
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import COUNTED_AS, Handle, Sequence
-from app.core.engine.wire import (
-    ChoiceRequest,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    Sampling,
-    WireLogprob,
-)
+from app.core.engine.wire import EngineCoreOutput, EngineCoreRequest, WireLogprob
 
 NamesOf = Callable[[ListOf[int]], ListOf[str]]
 """Returns the texts of token ids, each token alone."""

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from msgspec.structs import asdict, force_setattr
 
-from app.core.engine.wire import Sampling, TextForm
+from app.core.engine.choice_request import Sampling, TextForm
 from app.extensions.llm.errors import RequestError
 
 MAX_STOPS: Final = 16

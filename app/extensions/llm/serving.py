@@ -21,8 +21,8 @@ from msgspec.structs import asdict
 from app.core.engine.errors import EngineError
 from app.core.engine.kvcache.events import EventBatch, encoder
 from app.core.engine.kvcache.publisher import EventSender
+from app.core.engine.sleep import MEMORY, woken_by
 from app.core.engine.wire import (
-    MEMORY,
     Abort,
     CommandResult,
     EngineCommand,
@@ -34,7 +34,6 @@ from app.core.engine.wire import (
     Order,
     PublishedEvents,
     Ready,
-    woken_by,
 )
 from app.extensions.llm.config import Checkpoint
 from app.extensions.llm.engine import LLMEngine

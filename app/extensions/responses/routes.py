@@ -19,7 +19,6 @@ from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, get, post
 from app.extensions.responses import protocol as wire
-from app.extensions.responses.background import BackgroundResponder
 from app.extensions.responses.chat import ResponsesChat, chat_request, echo_text, prepend_history
 from app.extensions.responses.response import new_response
 from app.extensions.responses.store import ResponseStore, StoredResponse, invalid
@@ -96,6 +95,8 @@ class ResponseHandlers:
         responder: Responder | None = None
         if request.background and stored is not None:
             chat.stream = False  # a rejection by the engine sets the status, even for a stream
+            from app.extensions.responses.background import BackgroundResponder
+
             responder = BackgroundResponder(
                 engine=pipeline.responder.engine,
                 load=pipeline.responder.load,

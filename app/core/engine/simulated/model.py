@@ -30,14 +30,15 @@ from app.core.engine.request import (
 from app.core.engine.simulated.corpus import Corpus
 from app.core.engine.simulated.endings import stopped
 from app.core.engine.simulated.random_mode import LengthSource, RandomMode
-from app.core.engine.simulated.token_chooser import biased, chooser
 from app.core.text.base import Tokenizer
 from config.settings import Settings
 
 if TYPE_CHECKING:
+    from app.core.engine.choice_request import Sampling
     from app.core.engine.simulated.calls import CallReplies
     from app.core.engine.simulated.logprobs import Logprobs
     from app.core.engine.simulated.scripted import ScriptedReplies
+    from app.core.engine.simulated.token_chooser import TokenChooser
 
 TRIES = 4
 """Texts drawn to find one that fits the limit."""
@@ -48,6 +49,8 @@ USUAL_SIZE = 160
 CHARACTERS_PER_TOKEN = 3
 SHARES = (1, 0.5, 0.2, 0)
 """Shares of USUAL_SIZE per try; the last gives the shortest text."""
+UNKNOWN_VOCABULARY_SIZE = 50_000
+"""Assumed number of tokens of a remote tokenizer."""
 IMAGE = Part("image")
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk"
@@ -282,7 +285,7 @@ class SimulatedModel:
     def _free_text(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
         eos = self._tokenizer.eos_token_id
-        tokens = None if request.sampling is None else chooser(request, self._tokenizer)
+        tokens = None if request.sampling is None else self._chooser(request, request.sampling)
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
             request = replace(request, ignore_eos=True)
         reply: Reply | None = None
@@ -298,7 +301,14 @@ class SimulatedModel:
             reply = self._random.reply(request, rng)
         if tokens is None:
             return reply
-        return biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
+        return tokens.rewrite(reply, request, self._tokenizer, rng)
+
+    def _chooser(self, request: EngineRequest, sampling: Sampling) -> TokenChooser:
+        """Returns the chooser of a reply's tokens by the biases of the request."""
+        from app.core.engine.simulated.token_chooser import TokenChooser
+
+        vocab_size = self._tokenizer.vocab_size or UNKNOWN_VOCABULARY_SIZE
+        return TokenChooser(sampling, vocab_size, request.greedy)
 
     def _recorded(
         self, replies: RecordedReplies, request: EngineRequest, rng: Random
@@ -322,7 +332,7 @@ class SimulatedModel:
         max_tokens = request.max_tokens
         if request.thinking_budget is not None:
             max_tokens = min(max_tokens, request.thinking_budget)
-        tokens = chooser(request, self._tokenizer)
+        tokens = None if request.sampling is None else self._chooser(request, request.sampling)
         count = rng.randint(MIN_THOUGHT_TOKENS, MAX_THOUGHT_TOKENS)
         if request.sampling is not None and request.sampling.allowed_token_ids:
             count = max_tokens  # the end of thoughts is not among the allowed tokens
@@ -332,7 +342,7 @@ class SimulatedModel:
             ids, texts = self._corpus.whole_sentences().compose(count, rng)
         reply = Reply(texts[:max_tokens], ids[:max_tokens], LENGTH)
         if tokens is not None:
-            reply = biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
+            reply = tokens.rewrite(reply, request, self._tokenizer, rng)
         return as_thoughts(stopped(reply, request))
 
     def _constrained_text(
