@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from urllib3 import encode_multipart_formdata
 
 from app.core.server.http.response import Response
-from app.extensions.journal.journal import Journal, masked_json
+from app.extensions.journal.entries import masked_json
+from app.extensions.journal.journal import Journal
 from tests.application import app_of, request
 
 CHAT = "/v1/chat/completions"

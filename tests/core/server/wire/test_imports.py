@@ -95,7 +95,7 @@ def test_lists_of_late_modules_name_modules_and_disabled_extensions() -> None:
     assert off == set(OFF_EXTENSIONS)
 
 
-MAX_IMPORTED_TOKENS = 162_000
+MAX_IMPORTED_TOKENS = 155_000
 """Python tokens of ours that a default server has imported after its first requests.
 
 This number only falls.
