@@ -9,15 +9,22 @@ OTHER_EXTENSIONS = {
     "console/wire/test_figures.py": "lab",
     "console/wire/test_server.py": "llm",
     "devmode/test_weight_versions.py": "disaggregation",
+    "disaggregation/test_forms.py": "forms",
+    "journal/test_forms.py": "forms",
     "lab/test_proxy_arguments.py": "recording",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",
+    "openapi/test_kv_index.py": "kv_index",
+    "openapi/test_responses.py": "responses",
     "recording/test_proxy.py": "lab",
     "recording/test_script.py": "scripts",
     "recording/test_writer.py": "lab",
     "recording/wire/test_ways.py": "llm",
     "responses/test_protocol.py": "forms",
     "scripts/test_journal.py": "journal",
+    "scripts/test_plugins.py": "plugins",
+    "scripts/test_pooling.py": "pooling",
+    "scripts/test_responses.py": "responses",
 }
 """File of tests -> the other extension that it needs."""
 PRESENT = {extension.name for extension in present_extensions()}
