@@ -12,7 +12,7 @@ from app.extensions.lab.fleet.command import compare_policies, running_proxy
 from app.extensions.lab.fleet.fleet import Fleet
 from app.extensions.lab.fleet.routing import policies_of
 from app.extensions.lab.fleet.workload import Workload
-from tests.extensions.lab.fleet import stubs
+from tests import stubs
 
 POLICIES = policies_of((), {})
 
