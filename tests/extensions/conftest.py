@@ -11,7 +11,6 @@ OTHER_EXTENSIONS = {
     "devmode/test_weight_versions.py": "disaggregation",
     "disaggregation/test_forms.py": "forms",
     "journal/test_forms.py": "forms",
-    "lab/test_proxy_arguments.py": "recording",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",
     "openapi/test_kv_index.py": "kv_index",
