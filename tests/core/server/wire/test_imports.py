@@ -127,7 +127,7 @@ def test_default_server_imports_few_tokens_for_its_first_requests(tmp_path: Path
     with running_command(command, port, env):
         model = json.loads(get(port, "/v1/models").body)["data"][0]["id"]
         for path, fields in REQUESTS:
-            assert post(port, path, {**fields, "model": model}).status == 200
+            assert post(port, {**fields, "model": model}, path).status == 200
         files = {Path(file) for file in json.loads(get(port, "/imported").body)}
     ours = [
         file
