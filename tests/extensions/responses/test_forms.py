@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from app.core.api.chat.parts import tool_calls_of
+from app.core.api.chat.tools import tool_calls_of
 
 from app.extensions.forms.schema import Schemas
 from config.loader import load
