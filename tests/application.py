@@ -25,6 +25,15 @@ def app_of(*flags: str) -> Understudy:
     return create_app(load(flags, {}))
 
 
+def cache_sizes(app: Understudy) -> dict[str, dict[str, int]]:
+    """Returns size and limit in bytes of each cache that GET /admin/memory lists, by its name."""
+    answer = app.test_client().get("/admin/memory").json
+    assert answer is not None
+    caches: dict[str, dict[str, int]] = answer["caches"]
+    assert answer["size_bytes"] == sum(cache["size_bytes"] for cache in caches.values())
+    return caches
+
+
 class NoEngine:
     draining, healthy = False, True
     withdrawn = False

@@ -47,9 +47,6 @@ class ReplyParts(NamedTuple):
     thinking_budget: int | None = None
 
 
-ONLY_TEXT = ReplyParts()
-
-
 @dataclass(slots=True)
 class RequestBuilder:
     """Makes engine requests, with the parts of the server that they need."""
@@ -93,7 +90,7 @@ class RequestBuilder:
         if PRIORITY_HEADER in context.headers:
             priority = priority_of(context, priority)
         hit_threshold = self._hit_threshold(request, context)
-        parts = ONLY_TEXT
+        parts = ReplyParts()
         if isinstance(request, ChatCompletionRequest):
             parts = self._parts(request)
         sampling, form = self._real_options(accepted, parts, prompt.ids)
