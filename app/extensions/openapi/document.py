@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from app.core.base.clock.pause import call_off_hub
+from app.core.base.clock.pause import call_off_hub, pause_if_possible
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get
@@ -98,8 +98,12 @@ def document_routes(
         """This document."""
         nonlocal json_document
         if json_document is None:
-            # Importing and building would hold the event loop for too long.
-            json_document = call_off_hub(document, tuple(served()), root_path, model)
+            routes = []
+            for route in served():
+                routes.append(route.loaded())
+                pause_if_possible()
+            # Building would hold the event loop for too long.
+            json_document = call_off_hub(document, routes, root_path, model)
         return json_response(json_document)
 
     def page(context: RequestContext) -> Response:
@@ -141,12 +145,12 @@ def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
 
 
 def _operations(routes: Iterable[Route]) -> list[tuple[str, Route]]:
-    """Returns each method of each route, without HEAD. Loads late routes."""
+    """Returns each method of each route, without HEAD."""
     operations = []
     for route in routes:
         for method in route.methods:
             if method != "HEAD":
-                operations.append((method, route.loaded()))
+                operations.append((method, route))
     return operations
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from app.core.base.clock.pause import call_off_hub
+from app.core.base.late_imports import import_modules
 from app.core.extensions import Command, Extension
 from app.core.server.http.late_routes import late_routes
 from app.extensions.faults import Faults
@@ -20,7 +19,14 @@ if TYPE_CHECKING:
     from app.extensions.scripts.script_set import ScriptSet
     from config import Settings
 
-SCRIPT_SET = "app.extensions.scripts.script_set"
+SCRIPT_MODULES = (
+    "yaml",
+    "regex",
+    "app.extensions.forms.schema.keywords",
+    "app.extensions.scripts.action",
+    "app.extensions.scripts.script_set",
+)
+"""What the first script needs, in the order of dependencies."""
 """Module that imports YAML and Jinja; a server without rules does not need it."""
 RULES = (
     "GET /admin/script/rules",
@@ -70,7 +76,7 @@ class Scripts(Extension):
             raise bad_request(
                 "Rules for replies need the simulated engine, and a model that generates text."
             )
-        call_off_hub(import_module, SCRIPT_SET)
+        import_modules(*SCRIPT_MODULES)
         if self._script_set is None:
             from app.extensions.scripts.script_set import open_scripts
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from app.core.base.clock.pause import call_off_hub
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route
@@ -38,13 +37,13 @@ class RouteGroup:
         self._routes: dict[Operation, Route] = {}
 
     def route(self, operation: Operation) -> Route:
-        """Returns a loaded route. The modules of the group are imported in a thread.
+        """Returns a loaded route. The first call imports the modules of the group.
 
         Raises:
             LookupError: the loaded routes have other methods and paths than the declared ones.
         """
         if not self._routes:
-            routes = call_off_hub(self._loaded_routes)
+            routes = self._loaded_routes()
             if not self._routes:  # no other request has loaded them meanwhile
                 self._routes = routes
         return self._routes[operation]
@@ -61,9 +60,8 @@ def late_routes(load: Load, *operations: str) -> list[Route]:
     """Returns routes for `operations`, such as "POST /tokenize" or "GET,HEAD /docs".
 
     `load` imports a module and returns its routes, with exactly these methods and paths. The first
-    request to one of them calls it in a thread while other requests go on; two first requests may
-    both call it. It only builds routes: what has effects belongs in the hook that is called at the
-    start.
+    request to one of them calls it on the event loop, so importing should take less than 20 ms. It
+    only builds routes: what has effects belongs in the hook that is called at the start.
     """
     keys = [_parsed(operation) for operation in operations]
     group = RouteGroup(load, keys)
