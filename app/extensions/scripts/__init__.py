@@ -26,7 +26,7 @@ SCRIPT_MODULES = (
     "app.extensions.scripts.action",
     "app.extensions.scripts.script_set",
 )
-"""What the first script needs, in the order of dependencies."""
+"""Modules that the first script needs, in the order of dependencies."""
 """Module that imports YAML and Jinja; a server without rules does not need it."""
 RULES = (
     "GET /admin/script/rules",

@@ -1,4 +1,4 @@
-"""Whether a model thinks before it replies, by the variables of its chat template."""
+"""Decides if a model thinks before it replies, by the variables of its chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes whose modules are imported by the first request to one of them.
+"""Routes whose modules are imported by their first request.
 
 A start imports what a chat needs. The modules of other routes take memory and part of the start's
 time in every server, and most servers never need them.
@@ -29,7 +29,7 @@ class LateRoute(Route):
 
 
 class RouteGroup:
-    """Routes that are loaded together, at the first use of any of them."""
+    """Routes that are loaded together, at the first use of any route."""
 
     def __init__(self, load: Load, operations: Iterable[Operation]) -> None:
         self._load = load
@@ -60,8 +60,8 @@ def late_routes(load: Load, *operations: str) -> list[Route]:
     """Returns routes for `operations`, such as "POST /tokenize" or "GET,HEAD /docs".
 
     `load` imports a module and returns its routes, with exactly these methods and paths. The first
-    request to one of them calls it on the event loop, so importing should take less than 20 ms. It
-    only builds routes: what has effects belongs in the hook that is called at the start.
+    request for such a route calls it on the event loop, so importing should take less than 20 ms.
+    It only builds routes: what has effects belongs in the hook that is called at the start.
     """
     keys = [_parsed(operation) for operation in operations]
     group = RouteGroup(load, keys)

@@ -28,8 +28,10 @@ COMPILER_MODULES = (
     "app.extensions.forms.schema.validation",
     "app.extensions.forms.schema.draw",
 )
-"""What compiling needs, in the order of dependencies."""
-"""Imported at first use: with its libraries it takes 50 ms, a sixth of a server's start."""
+"""Modules of the compiler, in the order of dependencies.
+
+They are imported at first use: that takes 50 ms, a sixth of a server's start.
+"""
 MAX_SCHEMA_BYTES = 500_000
 """Maximum size of a schema as JSON."""
 WORK_PER_CHARACTER = 8
