@@ -83,26 +83,26 @@ def on_starting(server):
 
 
 def when_ready(server):
-    """What the workers inherit is looked at no more, so that it stays shared memory."""
+    """Log the console, and keep inherited objects from the garbage collector: they stay shared."""
     log_console(server.log, server.settings)
     gc.freeze()
     gc.enable()
 
 
 def on_reload(server):
-    """Tell what is served from now on."""
+    """Log the model that is served from now on."""
     gc.enable()
     log_model(server.log, settings)
 
 
 def pre_fork(server, worker):
-    """The place of a rank that has no worker, or whose worker gets a successor."""
+    """Assign the place of a rank that has no worker, or whose worker gets a successor."""
     server.log.is_start = worker.age <= len(settings.server.ranks)
     worker.place = ranks.vacant_place(server.WORKERS.values(), len(settings.server.ranks))
 
 
 def post_fork(server, worker):
-    """The worker becomes the rank of its place."""
+    """Prepare the worker to serve the rank of its place."""
     gc.disable()
     worker.certificate = getattr(
         server, "certificate", None
@@ -114,7 +114,7 @@ def post_fork(server, worker):
 
 
 def post_worker_init(worker):
-    """The application is there, and connections are accepted in a moment: the one before may go."""
+    """Start the application; the worker that this one succeeds may end."""
     gc.enable()
     ranks.note_stage(worker, ranks.SERVING)
     if hasattr(worker.wsgi, "begin"):
@@ -122,12 +122,12 @@ def post_worker_init(worker):
 
 
 def worker_exit(server, worker):
-    """Let go of what lived as long as the worker did."""
+    """End the application with its worker."""
     if hasattr(getattr(worker, "wsgi", None), "end"):
         worker.wsgi.end()
 
 
 def pre_exec(server):
-    """SIGUSR2 starts a new server, which reads its settings itself."""
+    """Remove exported settings: the new server that SIGUSR2 starts reads its own."""
     for name in (ranks.SETTINGS, ranks.ENDPOINT):
         server.cfg.env_orig.pop(name, None)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from app.core.engine.request import Constraint, ToolCalls
     from app.core.protocol.validation import AcceptedRequest, GenerationRequest
     from app.core.server.http.context import RequestContext
-    from config.settings import Settings
+    from config.validation import LiveSettings
 
 REQUESTS_PER_SLICE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
@@ -47,19 +47,15 @@ class ReplyParts(NamedTuple):
     thinking_budget: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestBuilder:
     """Makes engine requests, with the parts of the server that they need."""
 
-    settings: Settings
+    live: LiveSettings
     models: ServedModels
     schemas: Constraints
     chat_rules: ChatRules
     real: RealModel | None
-
-    def on_settings(self, settings: Settings) -> None:
-        """Uses changed settings from now on."""
-        self.settings = settings
 
     def build(
         self,
@@ -82,7 +78,7 @@ class RequestBuilder:
         prompt = prompts[0]
         fault = context.kept(Fault)
         transfer = request.kv_transfer_params
-        if transfer and not self.settings.kvcache.transfers:
+        if transfer and not self.live.current.kvcache.transfers:
             transfer = None
         if self.real is not None:
             self.real.check(request, prompt.features is not None)
@@ -146,7 +142,7 @@ class RequestBuilder:
         ):
             return inf
         if request.cache_hit_threshold is None:
-            return self.settings.kvcache.global_cache_hit_threshold
+            return self.live.current.kvcache.global_cache_hit_threshold
         return request.cache_hit_threshold
 
     def _parts(self, request: ChatCompletionRequest) -> ReplyParts:
@@ -155,12 +151,13 @@ class RequestBuilder:
         Raises:
             ApiError: 400 for invalid tools.
         """
+        settings = self.live.current
         tool_calls = None
         if request.tools:
             computes = self.real is not None
-            tool_calls = tool_calls_of(request, self.settings.tools, self.schemas, computes)
+            tool_calls = tool_calls_of(request, settings.tools, self.schemas, computes)
         thinks: Thinking = "no"
-        parser = self.settings.reply.reasoning_parser
+        parser = settings.reply.reasoning_parser
         if parser:
             thinks = thinking(request, parser, self.chat_rules.template_kwargs)
         return ReplyParts(tool_calls, thinks, request.thinking_token_budget)

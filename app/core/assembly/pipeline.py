@@ -48,7 +48,7 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         any_name=model.takes_any_name,
     )
     builder = RequestBuilder(
-        settings=settings,
+        live=parts.live,
         models=models,
         schemas=parts.constraints,
         chat_rules=ChatRules.of(settings.api),
@@ -73,7 +73,6 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         scripts=_reply_rules(parts),
         keeps_fast_path=keeps_fast_path,
     )
-    parts.live.subscribe(builder.on_settings)
     parts.live.subscribe(pipeline.on_settings)
     return pipeline
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from config import Settings
 
 SCRIPT_MODULES = (
+    "encodings.unicode_escape",
     "yaml",
     "regex",
     "app.extensions.forms.schema.keywords",

@@ -1,6 +1,6 @@
 """GET /admin/memory: every cache is there, and none is larger than it may be."""
 
-from tests.application import app_of, cache_sizes
+from tests.application import app_of, cache_sizes, check_caches
 
 NAMES = {
     "KV cache blocks",
@@ -18,10 +18,7 @@ NAMES = {
 
 def test_memory_lists_every_cache_of_the_core_with_its_limit_and_growth() -> None:
     app = app_of("--enable-kvcache")
-    before = cache_sizes(app)
-    assert set(before) >= NAMES
-    for name, cache in before.items():
-        assert 0 <= cache["size_bytes"] <= cache["limit_bytes"], name
+    before = check_caches(app, NAMES)
     chat = {"messages": [{"role": "user", "content": "Remember me."}], "max_tokens": 4}
     assert app.test_client().post("/v1/chat/completions", json=chat).status_code == 200
     after = cache_sizes(app)
