@@ -19,7 +19,7 @@ class ServerConsole(Extension):
     """GET /console, and the routes that it reads."""
 
     name = "console"
-    requires = ("devmode",)
+    requires = ("devmode", "explanation")
     _console: Console
 
     @classmethod

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
+from app.extensions.explanation import Explanations
 
 if TYPE_CHECKING:
     from app.core.server.middleware.stack import Middleware
@@ -16,6 +17,7 @@ class Tracing(Extension):
     """Sends a span for each request, with child spans for the phases of its sequences."""
 
     name = "tracing"
+    requires = ("explanation",)
 
     @classmethod
     def is_enabled(cls, settings: Settings) -> bool:
@@ -30,4 +32,5 @@ class Tracing(Extension):
         parts = self.parts
         sender, make_tracer = create_tracing(parts.settings.tracing)
         caches = {"spans": sender}
-        return {Position.OUTSIDE: [Traces(make_tracer, parts.clock, parts.delays, caches=caches)]}
+        delays = parts.get(Explanations).delays
+        return {Position.OUTSIDE: [Traces(make_tracer, parts.clock, delays, caches=caches)]}

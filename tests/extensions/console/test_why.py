@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.core.engine.explanation import Explanation
 from app.extensions.console.observer import RequestReport
+from app.extensions.explanation.explanation import Explanation
 from config.settings import StepSettings
 from tests.application import app_of
 from tests.extensions.console.watched import Watched, quick_profile

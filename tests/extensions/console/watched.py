@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from app.core.engine.delays import DelayLog
 from app.core.engine.lifecycle import Lifecycle
 from app.extensions.console.bars import Origin
 from app.extensions.console.block_map import FREE
 from app.extensions.console.frames import FIGURES, Frame, Picture, encode_event
 from app.extensions.console.observer import ObservedEngine, Observer
+from app.extensions.explanation.delays import DelayLog
 from config.datasheet import profile_of
 from config.profile import Profile
 from tests.core.engine.harness import Harness
