@@ -10,8 +10,6 @@ from app.extensions.explanation.delays import DelayLog
 from tests.application import app_of
 from tests.extensions.console.watched import Watched
 
-pytestmark = pytest.mark.ci
-
 
 def report_of(it: Watched, request_id: str) -> RequestReport:
     """The report of a request, which survives the way to a page."""

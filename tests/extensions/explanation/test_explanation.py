@@ -10,8 +10,6 @@ from app.extensions.explanation.explanation import Explanation
 from config.settings import StepSettings
 from tests.extensions.explanation.explained import Explained, quick_profile
 
-pytestmark = pytest.mark.ci
-
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}
 both = pytest.mark.parametrize("timing", ["requests", "steps"])
 
