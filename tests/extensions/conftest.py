@@ -15,6 +15,7 @@ OTHER_EXTENSIONS = {
     "llm/test_rehearse.py": "lab",
     "openapi/test_kv_index.py": "kv_index",
     "openapi/test_responses.py": "responses",
+    "recording/test_faults.py": "faults",
     "recording/test_scripts.py": "scripts",
     "recording/wire/test_ways.py": "llm",
     "responses/test_forms.py": "forms",

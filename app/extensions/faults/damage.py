@@ -4,12 +4,10 @@ The request's own greenlet writes a damaged stream chunk by chunk. The configure
 is sent before a break, over TLS and HTTP/1.0, too.
 """
 
-import errno
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
 
 from app.core.api.fault import Fault
-from app.core.server.http.client_connection import BrokenOffError, ClientConnection
+from app.core.server.http.client_connection import ClientConnection, break_off
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, StreamingBody
 from app.extensions.faults.fault import Damage
@@ -149,14 +147,3 @@ def _breaking(start: bytes, connection: ClientConnection | None) -> Iterator[byt
     if start:
         yield start
     break_off(connection)
-
-
-def break_off(connection: ClientConnection | None) -> NoReturn:
-    """Ends the connection at once, without TLS close_notify.
-
-    Raises:
-        BrokenOffError: Always; gunicorn handles it like a client that closed the connection.
-    """
-    if connection is not None:
-        connection.shut()
-    raise BrokenOffError(errno.ECONNRESET, "connection broken by a fault")

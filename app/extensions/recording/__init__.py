@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, Position
-from app.extensions.faults import Faults
 from app.extensions.journal import RequestJournal
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class Recordings(Extension):
     """Answers requests with recorded exchanges, and asks a target for missing ones."""
 
     name = "recording"
-    requires = ("faults", "journal")
+    requires = ("journal",)
 
     def __init__(self, parts: ServerParts) -> None:
         from app.core.base.clock.clock import LiveClock
@@ -39,7 +38,6 @@ class Recordings(Extension):
         clock = LiveClock()  # a clock has one alarm; the engine uses that of `parts.clock`
         services = ReplayServices(
             body_limits=parts.body,
-            faults=parts.get(Faults).injector,
             wheel=TimerWheel(clock),
             now=clock.now,
             journal=parts.get(RequestJournal).journal,
@@ -78,6 +76,7 @@ class Recordings(Extension):
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the replay, which answers instead of the routes."""
+        self._replay.faults = self.parts.pipeline.faults
         return {Position.INNERMOST: [self._replay]}
 
     def routes(self) -> Mapping[str, Sequence[Route]]:

@@ -16,12 +16,11 @@ from gevent.event import Event
 from msgspec import Struct
 
 from app.core.server.http.client import HttpConnection, Target
-from app.core.server.http.client_connection import ClientConnection
+from app.core.server.http.client_connection import ClientConnection, break_off
 from app.core.server.http.errors import ApiError, not_found, timed_out
 from app.core.server.http.relay import HOP_BY_HOP, READ_TIMEOUT_S, pieces_of, watching
 from app.core.server.http.response import StreamingBody, error_event
 from app.core.server.middleware.masking import mask_headers, mask_query
-from app.extensions.faults.damage import break_off
 from app.extensions.recording.exchange import (
     MAX_BODY_BYTES,
     Exchange,

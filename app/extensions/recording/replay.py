@@ -8,11 +8,11 @@ from weakref import WeakValueDictionary
 
 from gevent.event import Event
 
-from app.core.api.fault import Fault
+from app.core.api.fault import Fault, FaultInjection
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.server.http.client import KEYS
-from app.core.server.http.client_connection import ClientConnection
+from app.core.server.http.client_connection import ClientConnection, break_off
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, internal, not_found
 from app.core.server.http.relay import HOP_BY_HOP, NOT_FORWARDED
@@ -25,8 +25,6 @@ from app.core.server.http.response import (
 )
 from app.core.server.middleware.masking import MASK
 from app.core.server.middleware.stack import Middleware
-from app.extensions.faults.damage import break_off, damage
-from app.extensions.faults.injector import FaultInjector
 from app.extensions.journal.journal import Journal
 from app.extensions.recording.exchange import (
     MAX_BODY_BYTES,
@@ -80,7 +78,6 @@ class ReplayServices:
 
     Attributes:
         body_limits: Limits for reading the bodies of requests.
-        faults: Injects faults into replayed answers.
         wheel: Calls when a chunk is due.
         now: Returns monotonic seconds, on the clock of the wheel.
         journal: Gets the texts of replayed answers.
@@ -89,7 +86,6 @@ class ReplayServices:
     """
 
     body_limits: BodyLimits
-    faults: FaultInjector
     wheel: TimerWheel
     now: Callable[[], float]
     journal: Journal
@@ -117,6 +113,8 @@ class Replay(Middleware):
         """Requests answered by a similar one."""
         self.missed_count = 0
         """Requests without a recorded answer."""
+        self.faults: FaultInjection | None = None
+        """Injects faults into the answers."""
         self._services = services
         self._now = services.now
         self._miss = miss
@@ -210,8 +208,8 @@ class Replay(Middleware):
         Raises:
             RecordingError: the file has changed.
         """
-        if form.model is not None:
-            self._services.faults.inject(context, form.model)
+        if form.model is not None and self.faults is not None:
+            self.faults.inject(context, form.model)
         answer = self.recording.next_answer(key)
         if key == form.key:
             self.equal_count += 1
@@ -236,7 +234,9 @@ class Replay(Middleware):
             if "Content-Length" in headers and context.method != "HEAD":
                 headers["Content-Length"] = str(body.bytes_sent)
             response.headers = headers
-        return damage(response, context.kept(Fault), context)
+        if self.faults is None:
+            return response
+        return self.faults.damage(response, context.kept(Fault), context)
 
     def _complete_entry(
         self, context: RequestContext, model: str | None, answer: RecordedAnswer
@@ -295,8 +295,8 @@ class Replay(Middleware):
         """
         check_path(target)
         model = None if form is None else form.model
-        if model is not None:
-            self._services.faults.inject(context, model)
+        if model is not None and self.faults is not None:
+            self.faults.inject(context, model)
         dropped_headers = SERVER_HEADERS
         if self._services.has_keys():
             dropped_headers = dropped_headers.union(KEYS)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import gevent
@@ -15,7 +14,6 @@ from app.core.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response
-from app.extensions.faults.injector import FaultInjector
 from app.extensions.journal.journal import Journal
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.library import Recording
@@ -35,10 +33,8 @@ def replaying(
     """A middleware that answers from `exchanges`; settings are `given`."""
     file = written(path / "recording", exchanges)
     recording = Recording(file, given.get("replay_miss") == "nearest")
-    faults = FaultInjector(Random(1), clock.now)
     services = ReplayServices(
         body_limits=BodyLimits.from_settings(ServerSettings()),
-        faults=faults,
         wheel=TimerWheel(clock),
         now=clock.now,
         journal=given.get("journal", Journal(0)),
@@ -210,22 +206,6 @@ def test_broken_recorded_answer_breaks_off(tmp_path: Path) -> None:
         with pytest.raises(ConnectionResetError):
             rest.get(timeout=5)
         response.close()
-
-
-def test_fault_applies_to_a_recorded_answer_without_consuming_it(tmp_path: Path) -> None:
-    recorded = [exchange(chat("Hi"), (0, text)) for text in (b"1", b"2")]
-    with replaying(tmp_path, recorded, VirtualClock()) as replay:
-        with pytest.raises(ApiError) as struck:
-            replay.begin(asking(chat("Hi"), **{"x-return-error": "503"}))
-        assert struck.value.status == 503
-        response = replay.begin(asking(chat("Hi")))
-        assert response is not None
-        assert response.body == b"1"
-    clock = VirtualClock()
-    with replaying(tmp_path, [exchange(chat("Hi"), *STREAM)], clock) as replay:
-        response = replay.begin(asking(chat("Hi"), **{"x-fault": "truncate; after=1"}))
-        assert response is not None
-        assert b"".join(piece for _, piece in came(clock, response, 3.0)) == b"data: 1\n\n"
 
 
 def test_thousands_of_due_chunks_do_not_block_the_loop(tmp_path: Path) -> None:

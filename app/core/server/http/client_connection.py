@@ -1,9 +1,11 @@
 """A client's socket, which notices when the client disconnects."""
 
+import errno
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import gevent.socket
 
@@ -95,6 +97,17 @@ class ClientConnection:
                 reset_when_closed(self._raw)
             else:
                 self._raw.shutdown(socket.SHUT_RDWR)
+
+
+def break_off(connection: ClientConnection | None) -> NoReturn:
+    """Ends the connection at once, without TLS close_notify.
+
+    Raises:
+        BrokenOffError: Always; gunicorn handles it like a client that closed the connection.
+    """
+    if connection is not None:
+        connection.shut()
+    raise BrokenOffError(errno.ECONNRESET, "connection broken by a fault")
 
 
 def reset_when_closed(sock: socket.socket) -> None:
