@@ -9,7 +9,7 @@ The docstring under the field is the help and the documentation of the setting; 
 `About`. `msgspec.Meta` has the limits that msgspec checks; a `SettingRule` has any other limit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,6 +110,17 @@ def check_installed(extra: Extra, wanted_by: str) -> None:
 
 class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A group of settings; the docstring is the heading in help and documentation."""
+
+    def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
+        """Yields the name of a setting and the rule that it breaks, for each conflict.
+
+        `settings` are all settings of the server, a `config.Settings`.
+        """
+        yield from ()
+
+    def extras(self) -> Mapping[Extra, str]:
+        """Returns the optional parts that these settings need, each with the setting's name."""
+        return {}
 
 
 class About(Struct, frozen=True):

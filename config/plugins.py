@@ -15,13 +15,13 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from config.declaration import ConfigError, Section
 from config.kinds import SWITCH
-from config.settings import BY_NAME, Plugin, PluginSettings, Settings, rows, table_of
+from config.settings import Plugin, PluginSettings, Settings, rows, table_of, with_sections
 from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, REMOVED, Sources
 from config.validation import read
 
@@ -35,47 +35,40 @@ RESERVED_NAMES = frozenset(("config", "help", "v", "version", CONFIG))
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-def settings_kind(sources: Sources) -> type[Settings]:
-    """Returns the settings with the sections of all plugins.
+def settings_kind(sources: Sources, base: type[Settings]) -> type[Settings]:
+    """Returns the settings `base` with the sections of all plugins.
 
     Raises:
         ConfigError: A plugin cannot be imported or used.
     """
     values: dict[str, Any] = {}
-    for row in (BY_NAME["plugin"], BY_NAME["installed-plugins"]):
+    for row in rows("plugins", PluginSettings):
         source = sources.value_of(row)
         if source is not None:
             raw, source_name = source
             values[row.attribute] = read(row, raw, source_name)
-    return kind_with(PluginSettings(**values))
+    return kind_with(PluginSettings(**values), base)
 
 
-def kind_with(named: PluginSettings) -> type[Settings]:
-    """Returns the settings with sections of these plugins; plain `Settings` without plugins."""
-    plugins = list(_imported(named))
+def kind_with(named: PluginSettings, base: type[Settings]) -> type[Settings]:
+    """Returns `base` with the sections of these plugins; `base` itself without plugins."""
+    plugins = tuple(_imported(named))
     if not plugins:
-        return Settings
-    used_groups = set(Settings.__struct_fields__) | set(dir(Settings))
-    sections: list[tuple[str, type, Section]] = []
+        return base
+    used_groups = set(base.__struct_fields__) | set(dir(base))
+    sections: dict[str, type[Section]] = {}
     for plugin in plugins:
         if plugin.group in used_groups:
             raise _plugin_error(plugin, "this name is taken")
         used_groups.add(plugin.group)
         if plugin.settings is not None:
             try:
-                rows(plugin.group, plugin.settings)
-                defaults = msgspec.structs.asdict(plugin.settings())
-                section = msgspec.convert(defaults, plugin.settings)
+                rows(plugin.group, plugin.settings, f"{plugin.group}_")
+                msgspec.convert(msgspec.structs.asdict(plugin.settings()), plugin.settings)
             except Exception as error:
                 raise _plugin_error(plugin, f"its Settings: {_describe(error)}") from None
-            sections.append((plugin.group, plugin.settings, section))
-    namespace = {"PLUGINS": tuple(plugins)}
-    kind = cast(
-        type[Settings],
-        msgspec.defstruct(
-            "Settings", sections, bases=(Settings,), namespace=namespace, kw_only=True
-        ),
-    )
+            sections[plugin.group] = plugin.settings
+    kind = with_sections(base, sections, plugins)
     _check_setting_names(kind)
     return kind
 
@@ -99,12 +92,12 @@ def to_plain(settings: Settings) -> dict[str, Any]:
     return {"settings": msgspec.to_builtins(settings), "plugins": len(settings.PLUGINS)}
 
 
-def from_plain(values: Mapping[str, Any]) -> Settings:
-    """Restores the settings of `to_plain`. Raises ConfigError as `kind_with`."""
+def from_plain(values: Mapping[str, Any], base: type[Settings]) -> Settings:
+    """Restores the settings of `to_plain`, a `base`. Raises ConfigError as `kind_with`."""
     plain = values["settings"]
-    kind = Settings
+    kind = base
     if values["plugins"]:  # finding plugins is slow
-        kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings))
+        kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings), base)
     return msgspec.convert(plain, kind)
 
 

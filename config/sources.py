@@ -198,6 +198,10 @@ class Sources:
             yield f"not a setting, ignored: environment variable {', '.join(unknown)}"
 
 
+def ignore_warning(text: str) -> None:
+    """Drops a warning, which a server reports when it reads the same sources."""
+
+
 def ignored(written: str) -> str:
     """Returns the warning about a name in `IGNORED`; `written` is the flag or key."""
     return f"{written} is accepted and ignored"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from config.declaration import PORTS, ConfigError, shown, suggestion
-from config.settings import BY_NAME, MASK, SECTIONS, ServerSettings, Setting, Settings, Table
+from config.settings import MASK, LatencySettings, ServerSettings, Setting, Settings, Table
 
 FIRST = (
     "model",
@@ -47,7 +47,7 @@ SIMULATED_ONLY = (
     "force-dummy-tokenizer",
     "role",
     "fake-metrics",
-    *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),
+    *(name.replace("_", "-") for name in LatencySettings.__struct_fields__),
 )
 """Settings of the simulated engine; a real engine (`engine: llm`) accepts only their defaults."""
 
@@ -89,7 +89,7 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
             if flaw:
                 raise wrong(row, row.write(value), sources.get(row.name, "default"), flaw)
     for name, flaw in _conflicts(settings):
-        row = BY_NAME[name]
+        row = settings.table.by_name[name]
         raise wrong(row, row.write(row.value(settings)), sources.get(row.name, "default"), flaw)
 
 
@@ -112,6 +112,8 @@ def _conflicts(settings: Settings) -> Conflicts:
     yield from _grpc_conflicts(settings)
     if settings.engine.is_real:
         yield from _real_engine_conflicts(settings)
+    for group in settings.table.sections:
+        yield from getattr(settings, group).conflicts(settings)
 
 
 def _certificate_conflicts(settings: Settings) -> Conflicts:
@@ -193,7 +195,7 @@ def _grpc_conflicts(settings: Settings) -> Conflicts:
 
 
 def _real_engine_conflicts(settings: Settings) -> Conflicts:
-    for row in (BY_NAME[name] for name in SIMULATED_ONLY):
+    for row in (settings.table.by_name[name] for name in SIMULATED_ONLY):
         if row.value(settings) != row.default:
             yield row.name, "is for the simulated engine only: engine is llm"
     if settings.steps.device not in ("", "auto", "cuda", "mps", "cpu"):

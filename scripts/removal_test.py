@@ -37,7 +37,7 @@ OFF = re.compile(r"^extension (\w+) is off: it requires \w+$", re.MULTILINE)
 """The line of an extension that requires the deleted one."""
 CHAT = """
 from app.core.application import create_app
-from config.loader import load
+from app.core.settings import load
 
 client = create_app(load(("--force-dummy-tokenizer",), {})).test_client()
 message = {"role": "user", "content": "Hello!"}

@@ -26,8 +26,7 @@ from app.core.application import create_app
 from app.core.base.clock.random_streams import Streams
 from app.core.cli import listed_commands
 from app.core.server.flask.application import METRICS, Understudy
-from config.loader import load
-from config.settings import BY_NAME
+from app.core.settings import load, settings_table
 
 SURFACE_FILE = Path(__file__).resolve().parents[1] / "tests" / "surface" / "surface.json"
 SCRIPT = """
@@ -72,7 +71,7 @@ def surface() -> dict[str, object]:
 def settings() -> dict[str, str]:
     """Returns default, environment variables and other flags of each setting, by its name."""
     texts = {}
-    for name, setting in sorted(BY_NAME.items()):
+    for name, setting in sorted(settings_table().by_name.items()):
         other_flags = [f"--{other}" for other in setting.about.also]
         default = json.dumps(setting.shown(setting.default))
         texts[name] = " ".join([default, *setting.env, *other_flags])

@@ -13,7 +13,7 @@ from app.core.server.flask.application import Understudy
 from app.core.server.http.context import RequestContext
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware, MiddlewareStack
-from config.loader import load
+from app.core.settings import load
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:

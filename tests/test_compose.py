@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from config.loader import load
-from config.settings import BY_NAME
+from app.core.settings import load, settings_table
 from tests.running_server import ROOT
+
+BY_NAME = settings_table().by_name
 
 COMPOSE = ROOT / "docker-compose.yml"
 SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from app.core.settings import load, settings_table
 from config import VERSION
-from config.loader import load
-from config.settings import BY_NAME
 from tests import helm_chart
 from tests.running_server import ROOT
+
+BY_NAME = settings_table().by_name
 
 VARIABLES = {f"SIM_{name.upper().replace('-', '_')}" for name in BY_NAME}
 FOLDER = ROOT / "deploy" / "kubernetes"

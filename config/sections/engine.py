@@ -1,6 +1,6 @@
 """Settings of the engine: scheduling, latencies, the KV cache, and the index of KV blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,6 +11,7 @@ from config.declaration import (
     About,
     Count,
     Duration,
+    Extra,
     Json,
     NonEmpty,
     NotNegative,
@@ -116,6 +117,12 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     def is_real(self) -> bool:
         """True for an engine that runs a model."""
         return self.engine == "llm"
+
+    def extras(self) -> Mapping[Extra, str]:
+        """Returns the optional part of a real engine."""
+        if not self.is_real:
+            return {}
+        return {"engine": "engine: 'llm'"}
 
 
 class SchedulingSettings(Section, frozen=True, kw_only=True):

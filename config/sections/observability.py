@@ -1,21 +1,12 @@
-"""Settings of metrics, logs and traces."""
+"""Settings of metrics and logs."""
 
 from typing import Annotated, Literal
-
-from msgspec import Meta
 
 from config.declaration import LIVE, About, Json, PositiveDuration, Section, understood_by
 from config.fake_metrics import parse
 
 TRACE = 5
 """Number of the level `trace` in `logging`, below DEBUG (10)."""
-CollectorUrl = Annotated[
-    str,
-    Meta(
-        pattern="^https?://",
-        description="must begin with http:// or https://: spans are sent as OTLP over HTTP",
-    ),
-]
 
 
 class MetricsSettings(Section, frozen=True, kw_only=True):
@@ -52,13 +43,3 @@ class LogSettings(Section, frozen=True, kw_only=True):
     log_http: Annotated[bool, LIVE] = False
     """Log method, path, headers and body of every request and of every complete response, with
     secrets masked."""
-
-
-class TracingSettings(Section, frozen=True, kw_only=True):
-    """OpenTelemetry traces."""
-
-    otlp_traces_endpoint: Annotated[
-        CollectorUrl | None, About(env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",))
-    ] = None
-    """Address for spans (OTLP over HTTP), such as http://collector:4318/v1/traces; tracing is off
-    when empty."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from app.core.settings import load
 from config import ConfigError
-from config.loader import load
 
 Write = Callable[[str], str]
 

@@ -13,7 +13,7 @@ from app.core.built_in import (
     import_extension,
     present_extensions,
 )
-from config.loader import load
+from app.core.settings import load
 from tests.running_server import ROOT
 
 

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from config.settings import TABLE
+from app.core.settings import settings_table
 from tests.client import Client
+
+TABLE = settings_table().rows
 
 
 def test_all_settings_are_shown_and_every_live_one_can_be_set_to_what_it_is(client: Client) -> None:

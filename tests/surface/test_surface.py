@@ -8,12 +8,14 @@ import json
 import re
 
 from app.core.cli import listed_commands
-from config.settings import BY_NAME
+from app.core.settings import settings_table
 from scripts.surface import SURFACE_FILE, surface
 from tests.application import app_of
 from tests.core.api.test_memory import sizes
 from tests.running_server import ROOT
 from tests.surface.test_documents import ROWS, SEEDS
+
+BY_NAME = settings_table().by_name
 
 
 def test_the_surface_is_the_stored_one() -> None:

@@ -32,6 +32,7 @@ from app.core.policies import (
 )
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware
+from app.core.settings import settings_type
 from app.extensions.plugins.api import Plugin
 from app.extensions.plugins.guard import (
     Guard,
@@ -330,7 +331,9 @@ def plugged_costs(
 
 
 def _plugged_cost(plain: dict[str, Any], profile: Profile) -> CostModel:
-    named_cost = registry_of(from_plain(plain)).step_cost(profile, partial(_fail, "step_cost"))
+    named_cost = registry_of(from_plain(plain, settings_type())).step_cost(
+        profile, partial(_fail, "step_cost")
+    )
     return StepCost(profile.cost) if named_cost is None else named_cost[1]
 
 
@@ -347,4 +350,4 @@ def plugged_autoscalers(settings: Settings) -> dict[str, AutoscalerStart]:
 
 
 def _plugged_autoscaler(plain: dict[str, Any], name: str, pods: int) -> Decide:
-    return registry_of(from_plain(plain)).autoscalers()[name](pods)
+    return registry_of(from_plain(plain, settings_type())).autoscalers()[name](pods)

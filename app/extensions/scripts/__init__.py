@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from app.core.base.clock.pause import call_off_hub
 from app.core.extensions import Command, Extension
 from app.extensions.faults import Faults
 
@@ -62,6 +61,8 @@ class Scripts(Extension):
             raise bad_request(
                 "Rules for replies need the simulated engine, and a model that generates text."
             )
+        from app.core.base.clock.pause import call_off_hub  # imports gevent
+
         call_off_hub(import_module, SCRIPT_SET)
         if self._script_set is None:
             from app.extensions.scripts.script_set import open_scripts

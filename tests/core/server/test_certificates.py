@@ -18,7 +18,7 @@ from app.core.server.gunicorn.certificates import (
     ServerCertificate,
     make_pair,
 )
-from config.loader import load
+from app.core.settings import load
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
+from app.core.settings import load
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.datasets.dataset import Dataset
 from app.extensions.datasets.library import DatasetError, dataset_of, open_datasets, prepare
 from config import ConfigError
-from config.loader import load
 from config.settings import DatasetSettings
 from tests.extensions.datasets.files import PROMPT, TABLE, make_file, row
 

@@ -20,11 +20,11 @@ from app.core.base.metrics.instruments import Exposition
 from app.core.base.metrics.recorder import Recorder
 from app.core.server.http.context import BodyLimits
 from app.core.server.middleware.http_metrics import HttpMetrics
+from app.core.settings import load
 from app.extensions.fake_metrics.families import HISTOGRAMS, FakeFamilies, value_at
 from app.extensions.fake_metrics.routes import fake_metrics_routes
 from config import ConfigError
 from config.fake_metrics import FakeMetrics, FakeMetricsError, Function, merged, parse
-from config.loader import load
 from config.validation import LiveSettings
 from tests.application import app_of, application
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.api.fault import RequestFacts
+from app.core.settings import load
 from app.extensions.faults.fault import PATHS, FaultScript
 from config import ConfigError
 from config.fault_rules import (
@@ -23,7 +24,6 @@ from config.fault_rules import (
     parse_fault_rules,
     rule_kinds,
 )
-from config.loader import load
 from config.sections.api import FAILURE_TYPES
 from tests.extensions.faults.client import CHAT, TEXT, asking
 

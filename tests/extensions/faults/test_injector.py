@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from app.core.settings import load
 from app.extensions.faults.fault import failure
 from app.extensions.faults.injector import MAX_HEADER_CHARACTERS, MAX_HEADER_RULES, FaultInjector
-from config.loader import load
 from config.sections.api import FAILURE_TYPES
 from config.validation import LiveSettings
 from tests.extensions.faults.client import asking

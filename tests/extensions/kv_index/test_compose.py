@@ -6,9 +6,9 @@ from msgspec.structs import replace
 from app.core.assembly.derived import publishing
 from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored
 from app.core.engine.kvcache.publisher import EventSender
+from app.core.settings import load
 from app.core.text.huggingface import default_tokenizer
 from app.extensions.kv_index.service import build_index
-from config.loader import load
 from tests.test_compose import SERVICES
 
 

@@ -9,10 +9,10 @@ import yaml
 
 from app import create_app
 from app.core.cli import main
+from app.core.settings import load
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.to_script import script_of
 from app.extensions.scripts.template import Template
-from config.loader import load
 from tests.extensions.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]

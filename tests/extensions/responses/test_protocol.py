@@ -13,6 +13,7 @@ from app.core.protocol.chat import Message
 from app.core.protocol.coercion import ConversionError
 from app.core.protocol.decoding import decode
 from app.core.protocol.options import NamedToolChoice
+from app.core.settings import load
 from app.extensions.forms.schema import Schemas
 from app.extensions.responses.chat import ResponsesChat, chat_request, echo_text
 from app.extensions.responses.protocol import ResponsesRequest
@@ -23,7 +24,6 @@ from app.extensions.responses.tools import (
     convert_tool_choice,
     convert_tools,
 )
-from config.loader import load
 from tests.core.protocol.refused import refused
 
 WEATHER = {"type": "function", "name": "weather", "description": "How it is", "parameters": {}}

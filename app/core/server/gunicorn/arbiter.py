@@ -35,7 +35,6 @@ from app.core.server.gunicorn.certificates import (
     check_pair,
 )
 from config import ConfigError, Settings
-from config.loader import load
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -79,6 +78,7 @@ class ServerChecks:
     """Checks whether settings can be served: each raises an error if not.
 
     Attributes:
+        load: Reads the settings of a reload; its argument gets warnings.
         prepare: Fetches and checks the files that the settings name. Called once at the start,
             before the ranks need the same files, and before every reload.
         create: Builds the application, to try out the settings of a reload; may raise SystemExit.
@@ -86,6 +86,7 @@ class ServerChecks:
         new_engine_process: Returns a real engine's process, which is not started yet.
     """
 
+    load: Callable[[Callable[[str], None]], Settings]
     prepare: Callable[[Settings], None]
     create: Callable[[Settings], object]
     engine_options: Callable[[Settings], EngineProcessOptions]
@@ -275,7 +276,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         Raises:
             Exception, SystemExit: the settings cannot be served.
         """
-        settings = load((), os.environ, warn=self.log.warning)
+        settings = self.checks.load(self.log.warning)
         settings = ranks.with_address(settings, self.cfg.address)
         if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
             raise ConfigError(

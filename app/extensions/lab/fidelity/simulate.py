@@ -9,6 +9,8 @@ from functools import partial
 
 import msgspec
 
+from app.core.settings import load as load_settings
+from app.core.settings import settings_type
 from app.extensions.lab.fidelity.job import Job, read_load
 from app.extensions.lab.fidelity.job_flags import (
     PluginAutoscalers,
@@ -38,7 +40,6 @@ from app.extensions.lab.load.progress import progress_bar
 from config.datasheet import AUTO
 from config.declaration import check_installed
 from config.flags import as_command
-from config.loader import load as load_settings
 
 
 @as_command()
@@ -48,11 +49,11 @@ def run(
     plugin_autoscalers: PluginAutoscalers = no_plugin_autoscalers,
 ) -> int:
     """Runs the command; returns its exit status."""
-    options, words = make_parser().parse_beside_settings(argv, plugins_only=True)
+    options, words = make_parser().parse_beside_settings(argv, settings_type(), plugins_only=True)
 
     def job_with(flags: Sequence[str]) -> Job:
         run_options, run_words = make_parser().parse_beside_settings(
-            [*argv, *flags], plugins_only=True
+            [*argv, *flags], settings_type(), plugins_only=True
         )
         settings = load_settings(run_words, {})
         return make_job(run_options, settings, plugin_costs, plugin_autoscalers)

@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 
 from app.core.built_in import enabled_extensions, present_extensions
-from config import Settings
+from app.core.settings import load
 from tests.running_server import ROOT
 
 LAZY_PACKAGES = (
@@ -64,7 +64,8 @@ OFF_EXTENSIONS = (
     "tracing",
 )
 """Extensions that the default settings disable: their packages are imported, no modules."""
-MODULES_OF_IS_ENABLED = ("app.extensions.pooling.paths",)
+SETTINGS_MODULES = tuple(f"app.extensions.{name}.settings" for name in OFF_EXTENSIONS)
+MODULES_OF_IS_ENABLED = ("app.extensions.pooling.paths", *SETTINGS_MODULES)
 """Small modules that decide whether their extension is enabled."""
 
 
@@ -85,7 +86,7 @@ def test_start_does_not_import_late_modules() -> None:
 def test_lists_of_late_modules_name_modules_and_disabled_extensions() -> None:
     assert [name for name in LAZY_MODULES if find_spec(name) is None] == []
     extensions = present_extensions()
-    enabled = enabled_extensions(Settings())
+    enabled = enabled_extensions(load((), {}))
     off = {extension.name for extension in extensions if extension not in enabled}
     assert off == set(OFF_EXTENSIONS)
 
