@@ -189,7 +189,7 @@ def _flags(row: Setting) -> Iterator[Flag]:
     elif is_switch:
         takes = "maybe"
     for name in row.names:
-        yield Flag(name=name, forms=(f"--{name}",), takes=takes)
+        yield Flag(name=name, forms=(f"--{name}",), takes=takes, repeated=row.about.repeated)
         if is_switch:
             yield Flag(name=name, forms=(f"--no-{name}",), takes="nothing", const="false")
 

@@ -135,6 +135,13 @@ class About(Struct, frozen=True):
     """Names in other programs, accepted as flags, YAML keys and ``SIM_`` variables."""
     live: bool = False
     """May change while the server runs."""
+    simulated: bool = False
+    """For the simulated engine only: a real engine accepts only the default."""
+    repeated: bool = False
+    """A list whose flag may be repeated: each flag adds an item."""
+    merge: Callable[[Any, object], object] | None = None
+    """Returns the value after a change of its parts; raises ValueError for a wrong change. None
+    for a setting that only changes as a whole."""
     secret: bool = False
     """Masked in messages and logs."""
     path: bool = False
@@ -145,6 +152,10 @@ class About(Struct, frozen=True):
 
 LIVE = About(live=True)
 """Facts of a setting that may change while the server runs."""
+
+
+SIMULATED = About(simulated=True)
+"""Facts of a setting for the simulated engine only."""
 
 
 class SettingRule(Struct, frozen=True):

@@ -22,11 +22,10 @@ from config.declaration import DURATION, JSON, About, Section, SettingRule
 from config.durations import format_duration
 from config.kind import Kind, checked
 from config.kinds import kind_of, limits, written
-from config.sections.api import ApiSettings, FailureSettings
+from config.sections.api import ApiSettings
 from config.sections.engine import (
     EngineSettings,
     KVCacheSettings,
-    KVIndexSettings,
     LatencySettings,
     SchedulingSettings,
     StepSettings,
@@ -34,10 +33,7 @@ from config.sections.engine import (
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings
 from config.sections.reply import (
-    DatasetSettings,
-    ReplaySettings,
     ReplySettings,
-    ScriptSettings,
     ToolSettings,
 )
 from config.sections.server import (
@@ -68,16 +64,11 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     tokenizer: TokenizerSettings = TokenizerSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     reply: ReplySettings = ReplySettings()
-    replay: ReplaySettings = ReplaySettings()
     tools: ToolSettings = ToolSettings()
-    dataset: DatasetSettings = DatasetSettings()
-    scripts: ScriptSettings = ScriptSettings()
     plugins: PluginSettings = PluginSettings()
     kvcache: KVCacheSettings = KVCacheSettings()
-    kvindex: KVIndexSettings = KVIndexSettings()
     steps: StepSettings = StepSettings()
     latency: LatencySettings = LatencySettings()
-    failures: FailureSettings = FailureSettings()
     api: ApiSettings = ApiSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()

@@ -70,6 +70,8 @@ def _variables() -> list[tuple[str, str]]:
 
 def _filled(page: Path, tables: Mapping[str, str]) -> str:
     def fill(place: re.Match[str]) -> str:
+        if place[2] not in tables:
+            return place[0]  # the extension with these settings was deleted
         return f"{place[1]}\n{tables[place[2]]}\n\n{place[3]}"
 
     return GENERATED.sub(fill, page.read_text("utf-8"))

@@ -2,8 +2,7 @@
 
 from typing import Annotated, Literal
 
-from config.declaration import LIVE, About, Json, PositiveDuration, Section, understood_by
-from config.fake_metrics import parse
+from config.declaration import LIVE, About, Section
 
 TRACE = 5
 """Number of the level `trace` in `logging`, below DEBUG (10)."""
@@ -14,14 +13,6 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
 
     disable_log_stats: bool = False
     """Omit vLLM's metric families; those of HTTP and of the process remain."""
-    fake_metrics: Annotated[
-        Json | None,
-        LIVE,
-        understood_by(parse, "must have only keys and values that docs/metrics.md describes"),
-    ] = None
-    """JSON object of metrics that replace the real ones; see docs/metrics.md."""
-    fake_metrics_refresh_interval: PositiveDuration = 0.1
-    """Time between updates of fake metrics that are functions of time."""
     simulator_metrics: bool = False
     """Report three families under their older names, too, which vLLM has removed; see
     docs/metrics.md."""

@@ -186,7 +186,7 @@ class Plugin(Struct, frozen=True):
 class PluginSettings(Section, frozen=True, kw_only=True):
     """Plugins."""
 
-    plugin: Annotated[NonEmptyItems, About(path=True)] = ()
+    plugin: Annotated[NonEmptyItems, About(path=True, repeated=True)] = ()
     """Plugins, each a module or a path to a file FILE.py. The flag may be repeated."""
     installed_plugins: bool = True
     """Use the plugins of installed packages, too: entry points of the group understudy."""

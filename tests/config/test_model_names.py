@@ -93,8 +93,8 @@ def test_empty_words_are_ignored_around_arguments() -> None:
 
 
 def test_an_empty_word_behind_a_switch_leaves_the_switch_on() -> None:
-    assert loaded("--console", "", "--port", "1").api.console
-    assert served("model", "--console", "").api.console
+    assert loaded("--console", "", "--port", "1").get("console", False)
+    assert served("model", "--console", "").get("console", False)
 
 
 def test_empty_words_are_dropped_from_lists() -> None:

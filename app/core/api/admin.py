@@ -17,8 +17,7 @@ from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError, bad_request, malformed, unavailable
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs, probe
-from config import VLLM_VERSION, ConfigError
-from config.fake_metrics import FakeMetricsError, merged
+from config import VLLM_VERSION, Settings
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-FAKE_METRICS = "fake-metrics"
-"""The only setting that may be set in parts."""
 RANK_TIMEOUT_S = 5.0
 """Longest time that another rank may take to answer, in seconds."""
 FORWARDED_HEADERS = ("authorization", "x-admin-key", "content-type")
@@ -195,12 +192,10 @@ def routes(
         data = body.read(context)
         values = json_body(data, dict[str, Any])
         try:
-            if FAKE_METRICS in values:
-                values[FAKE_METRICS] = merged(
-                    live.current.metrics.fake_metrics, values[FAKE_METRICS]
-                )
+            for name, value in values.items():
+                values[name] = _merged_value(live.current, name, value)
             changed = live.changed(values)
-        except (ConfigError, FakeMetricsError) as error:
+        except ValueError as error:
             raise bad_request(f"{error}.") from None
         if context.query().get("check") == "true":
             return changed.dump()
@@ -225,6 +220,18 @@ def routes(
         action("POST /admin/config", change, change_docs),
         action("POST /admin/drain", drain, RouteDocs(query=RanksQuery)),
     ]
+
+
+def _merged_value(settings: Settings, name: str, value: object) -> object:
+    """Returns the new value of a setting; that of a setting with parts keeps its other parts.
+
+    Raises:
+        ValueError: `value` has a wrong part.
+    """
+    row = settings.table.by_name.get(name)
+    if row is None or row.about.merge is None:
+        return value
+    return row.about.merge(row.value(settings), value)
 
 
 class PeerRanks:

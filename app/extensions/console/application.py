@@ -157,7 +157,7 @@ class Console(Middleware):
             "block_size": settings.kvcache.block_size,
             "adapter_slots": engine.lora.capacity if isinstance(engine, Engine) else 0,
             "publishes": self._observed.publisher is not None,
-            "index": settings.kvindex.kv_index,
+            "index": settings.get("kv-index", False),
             "scripts": any(route.path == "/admin/script" for route in self._parts.routes()),
         }
 

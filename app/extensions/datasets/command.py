@@ -24,6 +24,7 @@ from app.core.engine.errors import DatasetError
 from app.core.settings import load, settings_type
 from app.core.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
 from app.extensions.datasets.catalogue import ids_hash
+from app.extensions.datasets.settings import DatasetSettings
 from app.extensions.datasets.table import replies_table
 from app.extensions.datasets.tokens import RecordedTokens, encode
 from config import ConfigError, Settings
@@ -79,7 +80,7 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     parser = _parser()
     options, flags = parser.parse_beside_settings(argv, settings_type())
     settings = load(flags, os.environ, warn=_warn)
-    table: str = options.table_name or settings.dataset.dataset_table_name
+    table: str = options.table_name or settings.section(DatasetSettings).dataset_table_name
     if not table.isidentifier():
         raise ConfigError(
             f"argument --table-name: {table!r} must be a name of letters, digits and underscores"

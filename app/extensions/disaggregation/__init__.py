@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.extensions.disaggregation.settings import DisaggregationSettings
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
@@ -15,6 +16,7 @@ class Disaggregation(Extension):
     """Generation of token ids, rendering and derendering, and where KV events are published."""
 
     name = "disaggregation"
+    Settings = DisaggregationSettings
     requires = ("anthropic", "responses")
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
@@ -24,11 +26,12 @@ class Disaggregation(Extension):
 
         parts = self.parts
         settings = parts.settings
+        section = settings.section(DisaggregationSettings)
         blueprints: dict[str, Sequence[Route]] = {}
         if settings.model.task == "generate":
             blueprints["generate"] = generate.routes(
                 parts.pipeline,
-                settings.api.enable_scale_out or settings.api.tokens_only,
+                section.enable_scale_out or section.tokens_only,
                 parts.weights,
                 parts.server.server_dev_mode,
             )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.extensions.fake_metrics.settings import FakeMetricsSettings
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
@@ -16,6 +17,7 @@ class FakeMetrics(Extension):
     """Shows a router any state: metric families with numbers of the settings or of a request."""
 
     name = "fake_metrics"
+    Settings = FakeMetricsSettings
 
     def engine_metrics(self, families: Families) -> Families:
         """Returns the fake families while any are set, and `families` otherwise."""

@@ -11,8 +11,8 @@ from app.core.api.fault import Fault
 from app.core.server.http.context import RequestContext, client_name
 from app.core.server.http.response import CLIENT_GONE, Response, StreamingBody
 from app.core.server.middleware.stack import Middleware
+from app.extensions.faults.fault_rules import MissingDoneRule
 from app.extensions.faults.injector import FaultInjector
-from config.fault_rules import MissingDoneRule
 
 MAX_CLIENTS = 1000
 """Most clients, by last use."""

@@ -14,9 +14,9 @@ from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
 from app.extensions.faults.damage import damage
 from app.extensions.faults.fault import FaultScript, error_type, failure
-from config.fault_rules import parse_fault, parse_fault_rules
-from config.sections.api import FAILURE_TYPES
-from config.settings import Settings
+from app.extensions.faults.fault_rules import parse_fault, parse_fault_rules
+from app.extensions.faults.settings import FAILURE_TYPES, FailureSettings
+from config.settings import ModelSettings, Settings
 
 RETURN_ERROR = "X-Return-Error"
 FAULT = "X-Fault"
@@ -49,7 +49,8 @@ class FaultInjector:
         self._rng = rng
         self._now = now
         self._sources = tuple(sources)
-        self._settings = Settings()
+        self._failures = FailureSettings()
+        self._model = ModelSettings()
         self._rules: str | None = None
         self._script: FaultScript | None = None
         self.limit_bytes = MAX_HEADER_RULES * RULE_BYTES
@@ -63,7 +64,7 @@ class FaultInjector:
     @property
     def is_quiet(self) -> bool:
         """True when only a header can request a fault; changes only with the settings."""
-        rate = self._settings.failures.failure_injection_rate
+        rate = self._failures.failure_injection_rate
         return not rate and self._script is None and not self._sources
 
     @property
@@ -73,8 +74,9 @@ class FaultInjector:
 
     def on_settings(self, settings: Settings) -> None:
         """Applies `settings`; unchanged rules keep their counters."""
-        self._settings = settings
-        rules = settings.failures.fault_rules
+        self._failures = settings.section(FailureSettings)
+        self._model = settings.model
+        rules = self._failures.fault_rules
         if rules != self._rules:
             self._rules = rules
             self._read_rules(self._script)
@@ -137,8 +139,8 @@ class FaultInjector:
 
     def _random_failure(self, request: RequestFacts) -> Fault | None:
         """Draws one of the configured failure types, or of all, with the rate in percent."""
-        failures = self._settings.failures
-        model = self._settings.model
+        failures = self._failures
+        model = self._model
         rate = failures.failure_injection_rate
         if not rate or self._rng.randint(1, 100) > rate:
             return None

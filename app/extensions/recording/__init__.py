@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Command, Extension, Position
 from app.extensions.faults import Faults
 from app.extensions.journal import RequestJournal
+from app.extensions.recording.settings import ReplaySettings
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from app.core.server.middleware.stack import Middleware
     from app.extensions.recording.library import Recording
     from app.extensions.recording.recorder import Upstream
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class Recordings(Extension):
     """Answers requests with recorded exchanges, and asks a target for missing ones."""
 
     name = "recording"
+    Settings = ReplaySettings
     requires = ("faults", "journal")
 
     def __init__(self, parts: ServerParts) -> None:
@@ -45,15 +47,16 @@ class Recordings(Extension):
             journal=parts.get(RequestJournal).journal,
             has_keys=self._has_keys,
         )
-        self._replay = Replay(recording, services, parts.settings.replay.replay_miss, upstream)
+        miss = parts.settings.section(ReplaySettings).replay_miss
+        self._replay = Replay(recording, services, miss, upstream)
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether a recording is set."""
-        return bool(settings.replay.replay)
+        return bool(settings.section(ReplaySettings).replay)
 
     @classmethod
-    def prepare(cls, settings: Settings) -> None:
+    def prepare(cls, settings: AllSettings) -> None:
         """Checks the recording and its targets. Raises ConfigError."""
         recording, upstream = open_recording(settings, warns=False)  # the workers repeat warnings
         recording.close()
@@ -72,7 +75,7 @@ class Recordings(Extension):
     def _has_keys(self) -> bool:
         return bool(self.parts.live.current.access.api_key)
 
-    def keeps_fast_path(self, settings: Settings) -> bool:
+    def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns False: each request is looked up in the recording."""
         return False
 
@@ -96,7 +99,7 @@ class Recordings(Extension):
         return () if self._upstream is None else (self._upstream.file,)
 
 
-def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, Upstream | None]:
+def open_recording(settings: AllSettings, warns: bool = True) -> tuple[Recording, Upstream | None]:
     """Opens the recording of the settings, and the upstream of their targets.
 
     The upstream adds the answers of the targets to the file of the recording. `warns` logs a line
@@ -112,7 +115,7 @@ def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, U
     from app.extensions.recording.writer import RecordingFile
     from config import ConfigError
 
-    replay = settings.replay
+    replay = settings.section(ReplaySettings)
     upstream = None
     try:
         if replay.target:

@@ -12,7 +12,7 @@ import pytest
 from app.core.settings import load
 from app.extensions.faults.fault import failure
 from app.extensions.faults.injector import MAX_HEADER_CHARACTERS, MAX_HEADER_RULES, FaultInjector
-from config.sections.api import FAILURE_TYPES
+from app.extensions.faults.settings import FAILURE_TYPES
 from config.validation import LiveSettings
 from tests.extensions.faults.client import asking
 

@@ -9,6 +9,7 @@ from app.core.engine.kvcache.publisher import EventSender
 from app.core.settings import load
 from app.core.text.huggingface import default_tokenizer
 from app.extensions.kv_index.service import build_index
+from app.extensions.kv_index.settings import KVIndexSettings
 from tests.test_compose import SERVICES
 
 
@@ -19,7 +20,9 @@ def test_the_indexer_tells_its_three_pods_apart() -> None:
     ]
     model, at = pods[0].model.model, load((), SERVICES["indexer"]["environment"])
     index = build_index(
-        replace(at, kvindex=replace(at.kvindex, kv_index_bind="tcp://127.0.0.1:*")),
+        replace(
+            at, kv_index=replace(at.section(KVIndexSettings), kv_index_bind="tcp://127.0.0.1:*")
+        ),
         default_tokenizer(),
     )
     index.open()
