@@ -286,11 +286,6 @@ def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any
 @pytest.mark.parametrize(
     ("name", "given", "handed"),
     [
-        (
-            "dataset-path",
-            ["here", "m=here", "o=nowhere.sqlite3"],
-            "{here},m={here},o=nowhere.sqlite3",
-        ),
         ("kv-index-tokenizers", ["m=./here", "o=org/on-the-hub"], "m={here},o=org/on-the-hub"),
     ],
 )

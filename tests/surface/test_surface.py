@@ -9,6 +9,7 @@ import re
 
 from app.core.cli import listed_commands
 from app.core.settings import settings_table
+from scripts.settings_tables import SERVE, options_page
 from scripts.surface import SURFACE_FILE, surface
 from tests.application import app_of
 from tests.core.api.test_memory import sizes
@@ -51,3 +52,7 @@ CACHES_OF_EXTENSIONS = {
 def test_caches_of_extensions_are_described_with_those_of_the_core() -> None:
     names = set(sizes(app_of("--enable-kvcache", "--kv-index")))
     assert names >= CACHES_OF_EXTENSIONS
+
+
+def test_the_page_of_vllm_options_is_not_stale() -> None:
+    assert SERVE.read_text("utf-8") == options_page(), "run: python -m scripts.settings_tables"
