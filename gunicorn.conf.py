@@ -23,8 +23,8 @@ import sys  # noqa: E402
 
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
-from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks  # noqa: E402
-from app.core.server.gunicorn.certificates import CertificateError  # noqa: E402
+from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402
+from app.core.server.gunicorn.errors import CertificateError  # noqa: E402
 from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E402
 from app.core.server.gunicorn.startup_log import log_console, log_model  # noqa: E402
 from app.core.settings import load, settings_type  # noqa: E402
@@ -42,7 +42,7 @@ except ConfigError as error:
     sys.exit(f"error: {error}")
 
 bind = ranks.addresses(settings.server)
-if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `RankArbiter` warns about it
+if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_over` warns about it
     workers = len(settings.server.ranks)
 worker_class = "app.core.server.gunicorn.worker.Worker"
 worker_connections = 16_384  # or as many as open files allow
@@ -60,7 +60,12 @@ control_socket_disable = True
 
 
 def on_starting(server):
-    """Refuse what cannot be served before a worker tries to, and tell what is served."""
+    """Check what a worker would have to serve, log it, and run our arbiter until the server ends.
+
+    Our arbiter calls this hook, too.
+    """
+    if isinstance(server, RankArbiter):
+        return
     try:
         checks = ServerChecks(
             load=lambda warn: load((), os.environ, warn),
@@ -69,35 +74,36 @@ def on_starting(server):
             engine_options=application.engine_options,
             new_engine_process=application.new_engine_process,
         )
-        RankArbiter.take_over(server, settings, checks)
+        arbiter = take_over(server, settings, checks)
     except (ConfigError, CertificateError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
     for warning in [*warnings, *option_warnings(server.cfg)]:
-        server.log.warning("%s", warning)
-    log_model(server.log, server.settings)
+        arbiter.log.warning("%s", warning)
+    log_model(arbiter.log, arbiter.settings)
+    arbiter.run()
 
 
 def when_ready(server):
-    """What the workers inherit is looked at no more, so that it stays shared memory."""
+    """Log the console, and keep inherited objects from the garbage collector: they stay shared."""
     log_console(server.log, server.settings)
     gc.freeze()
     gc.enable()
 
 
 def on_reload(server):
-    """Tell what is served from now on."""
+    """Log the model that is served from now on."""
     gc.enable()
     log_model(server.log, settings)
 
 
 def pre_fork(server, worker):
-    """The place of a rank that has no worker, or whose worker gets a successor."""
+    """Assign the place of a rank that has no worker, or whose worker gets a successor."""
     server.log.is_start = worker.age <= len(settings.server.ranks)
     worker.place = ranks.vacant_place(server.WORKERS.values(), len(settings.server.ranks))
 
 
 def post_fork(server, worker):
-    """The worker becomes the rank of its place."""
+    """Prepare the worker to serve the rank of its place."""
     gc.disable()
     worker.certificate = getattr(
         server, "certificate", None
@@ -109,7 +115,7 @@ def post_fork(server, worker):
 
 
 def post_worker_init(worker):
-    """The application is there, and connections are accepted in a moment: the one before may go."""
+    """Start the application; the worker that this one succeeds may end."""
     gc.enable()
     ranks.note_stage(worker, ranks.SERVING)
     if hasattr(worker.wsgi, "begin"):
@@ -117,12 +123,12 @@ def post_worker_init(worker):
 
 
 def worker_exit(server, worker):
-    """Let go of what lived as long as the worker did."""
+    """End the application with its worker."""
     if hasattr(getattr(worker, "wsgi", None), "end"):
         worker.wsgi.end()
 
 
 def pre_exec(server):
-    """SIGUSR2 starts a new server, which reads its settings itself."""
+    """Remove exported settings: the new server that SIGUSR2 starts reads its own."""
     for name in (ranks.SETTINGS, ranks.ENDPOINT):
         server.cfg.env_orig.pop(name, None)

@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
     show_machine()
     load, plan = _load(options), _plan(options)
     simulated = simulate(load, plan).lives
-    processes = Processes(time.monotonic, gevent.sleep)
+    processes = Processes()
     try:
         fleet = LiveFleet(plan, load, processes)
         fleet.run(options.seconds)

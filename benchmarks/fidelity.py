@@ -22,10 +22,10 @@ from app.extensions.lab.fidelity.recording_client import RecordedRequest, Record
 from app.extensions.lab.fidelity.simulation import (
     SimulationOutcome,
     SimulationPlan,
-    ignore_progress,
     simulate,
 )
 from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.progress import ignore_progress
 from app.extensions.lab.load.statistics import FIGURE_NAMES, latency_figures, quantile
 from benchmarks import cores, servers
 from benchmarks.connections import HOST

@@ -36,7 +36,7 @@ from benchmarks.processes import collect_as_a_worker
 from benchmarks.report import number, ratio, show, show_machine
 from benchmarks.rounds import interleaved
 
-NAIVE, OURS, KEYS = "dict of sets, cbor2", "index", "index, keys are known"
+NAIVE, OURS = "dict of sets, cbor2", "index"
 PACKED = ", packed ids"
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -115,13 +115,11 @@ def _show_scores(options: argparse.Namespace) -> None:
         event = fleet.event(prompt[: held * BLOCK])
         naive.store(f"pod{pod}", event)
         _ingest(index, f"pod{pod}", event)
-    keys = index.block_keys(MODEL, prompt)
     if {score.pod: score.score for score in index.score(MODEL, prompt)} != naive.score(prompt):
         raise RuntimeError("the scores differ")
     asked = {
         NAIVE: lambda: naive.score(prompt),
         OURS: lambda: index.score(MODEL, prompt),
-        KEYS: lambda: index.score_keys(MODEL, keys),
     }
     rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
     title = (

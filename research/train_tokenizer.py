@@ -1,10 +1,10 @@
-"""Train the embedded tokenizer: byte-level BPE on our own sentences and word list.
+"""Trains the embedded tokenizer: byte-level BPE on the sample sentences and a list of words.
 
-    python research/train_tokenizer.py [--output app/core/text/data]
+    python -m research.train_tokenizer [--output app/core/text/data]
 
 Writes `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. The same sources always
-give the same bytes. The vocabulary holds all 256 byte symbols, so that any Unicode text survives
-encode and decode.
+give the same bytes. The vocabulary has all 256 byte symbols, so that any Unicode text survives
+encoding and decoding.
 """
 
 import argparse
@@ -23,7 +23,7 @@ VOCABULARY_SIZE = 6144
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 
-# Roles outside the four are text between the same brackets; tool definitions open the conversation.
+# Other roles are text between the same brackets. Definitions of tools begin the conversation.
 CHAT_TEMPLATE = """\
 {%- if tools %}<|system|>
 You can call these functions. To call one, answer with a JSON object that has its name and its arguments.
@@ -40,59 +40,54 @@ You can call these functions. To call one, answer with a JSON object that has it
 {% endif %}"""
 
 
-def sentences() -> Iterator[str]:
-    """Yield every sample sentence, with the line feeds and tabs of the code samples restored."""
+def read_sentences() -> Iterator[str]:
+    """Yields every sample sentence; `\\n` and `\\t` in samples of code are line feeds and tabs."""
     for name in ("english", "cjk", "emoji", "code"):
-        text = (SENTENCES / f"{name}.txt").read_text(encoding="utf-8")
-        for line in text.splitlines():
-            yield line.replace("\\n", "\n").replace("\\t", "\t") if name == "code" else line
+        for line in (SENTENCES / f"{name}.txt").read_text("utf-8").splitlines():
+            if name == "code":
+                line = line.replace("\\n", "\n").replace("\\t", "\t")
+            yield line
 
 
 def inflections(word: str) -> list[str]:
-    """Return `word` with the common English endings, spelled roughly right (a vocabulary, not a
-    grammar).
-    """
+    """Returns a word with the common English endings; the spelling is only roughly right."""
+    plural = f"{word}s"
+    if word.endswith("y") and word[-2:-1] not in "aeiou":
+        plural = f"{word[:-1]}ies"
     stem = word[:-1] if word.endswith("e") else word
-    plural = f"{word[:-1]}ies" if word.endswith("y") and word[-2:-1] not in "aeiou" else f"{word}s"
     return [plural, f"{stem}ed", f"{stem}ing"]
 
 
 def composed_lines(words: list[str], count: int = 12_000) -> Iterator[str]:
-    """Yield lines of random words, earlier words more often, in the shapes of prose, code and
-    numbers.
-    """
-    dice = random.Random(20240229)
-    # Zipf: the word list is ordered by how common a word is, and natural text falls off like 1 /
-    # rank.
+    """Yields lines of random words in the shapes of prose, code and numbers."""
+    rng = random.Random(20240229)
+    # The list is ordered by frequency, which falls like 1 / rank in natural text (Zipf).
     weights = [1.0 / (rank + 20) for rank in range(len(words))]
-    for line in range(count):
-        chosen = dice.choices(words, weights, k=dice.randint(5, 14))
-        if line % 3 == 0:
-            chosen = [dice.choice(inflections(word)) if len(word) > 3 else word for word in chosen]
-        yield (" ".join(chosen)).capitalize() + dice.choice(".....?!:")
-        if line % 10 == 0:
-            call = f"{'_'.join(chosen[:2])}({', '.join(chosen[2:4])})"
-            yield f"{dice.randint(0, 9999)} {dice.random() * 100:.2f} {call}"
+    for number in range(count):
+        line = rng.choices(words, weights, k=rng.randint(5, 14))
+        if number % 3 == 0:
+            line = [rng.choice(inflections(word)) if len(word) > 3 else word for word in line]
+        yield " ".join(line).capitalize() + rng.choice(".....?!:")
+        if number % 10 == 0:
+            call = f"{'_'.join(line[:2])}({', '.join(line[2:4])})"
+            yield f"{rng.randint(0, 9999)} {rng.random() * 100:.2f} {call}"
 
 
 def corpus() -> Iterator[str]:
-    """Yield the whole training text:
-
-    sentences weigh most, then every listed word, then composed lines.
-    """
-    words = (DATA / "words.txt").read_text(encoding="utf-8").split()
-    for sentence in sentences():
+    """Yields the training text: sentences, which weigh most, then every word, then composed lines."""
+    words = (DATA / "words.txt").read_text("utf-8").split()
+    for sentence in read_sentences():
         yield from [sentence] * 8
     for word in words:
-        yield f"{word} {word} {word.capitalize()} {' '.join(inflections(word)) if len(word) > 3 else word}"
+        forms = [word]
+        if len(word) > 3:
+            forms = inflections(word)
+        yield " ".join([word, word, word.capitalize(), *forms])
     yield from composed_lines(words)
 
 
 def train() -> Tokenizer:
-    """Return the trained tokenizer:
-
-    no normaliser, GPT-2's splitting rule, byte-level symbols both ways.
-    """
+    """Returns a tokenizer without a normalizer, with GPT-2's rule for words and its byte symbols."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -108,19 +103,21 @@ def train() -> Tokenizer:
 
 
 def main() -> None:
-    """Train and write the three files."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, default=DATA, help="folder to write into")
+    """Trains the tokenizer, and writes the three files."""
+    parser = argparse.ArgumentParser(description="Trains the embedded tokenizer.")
+    parser.add_argument("--output", type=Path, default=DATA, help="folder of the three files")
     folder: Path = parser.parse_args().output
     tokenizer = train()
-    config = {"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, "model_max_length": 131072}
     compact = json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
+    config = {"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, "model_max_length": 131072}
+    files = {
+        "tokenizer.json": compact + "\n",
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+        "chat_template.jinja": CHAT_TEMPLATE,
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(compact + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(config, indent=2) + "\n", encoding="utf-8"
-    )
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
     print(f"{tokenizer.get_vocab_size()} entries, {len(compact.encode()) // 1024} KiB in {folder}")
 
 

@@ -1,13 +1,15 @@
 """Prints the surface of a server as JSON: what users and plugins can see of it.
 
     $ python -m scripts.surface           # print the surface of this checkout
-    $ python -m scripts.surface --write   # store it in tests/surface/surface.json
+    $ python -m scripts.surface --write   # store it in tests/surface/surface.json; takes minutes
 
 A restructuring must keep the surface: the settings, the commands, and, for each configuration in
 `CONFIGURATIONS`, the routes, the middleware from the outermost to the innermost, the names of the
 random streams (renaming one changes every seeded reply) and the metric families. A test compares
 the stored surface with that of the checkout, so that each change of the surface is a line of a
-diff.
+diff. `--write` also stores in `extensions.json` what each extension adds to the surface: what is
+missing in a copy of the checkout from which its folder was deleted. So the comparison is exact
+where extensions are missing, too.
 """
 
 from __future__ import annotations
@@ -15,20 +17,29 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from app.core.application import create_app
 from app.core.base.clock.random_streams import Streams
+from app.core.built_in import BUILT_IN, present_extensions
 from app.core.cli import listed_commands
 from app.core.server.flask.application import METRICS, Understudy
 from app.core.settings import load, settings_table
+from scripts.removal_test import copy_without, dependents
 
-SURFACE_FILE = Path(__file__).resolve().parents[1] / "tests" / "surface" / "surface.json"
+FOLDER = Path(__file__).resolve().parents[1] / "tests" / "surface"
+SURFACE_FILE = FOLDER / "surface.json"
+EXTENSIONS_FILE = FOLDER / "extensions.json"
+"""For each extension, the part of the surface that it adds. The parts of extensions that require it
+are not included.
+"""
 SCRIPT = """
 rules:
 - then: {text: Hello}
@@ -55,10 +66,14 @@ CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "pooling": ("--task=pooling",),
 }
 """Flags by the name of a configuration."""
+VARIABLE = re.compile(r"<(?:\w+:)?(\w+)>")
+"""Variable part of a path in Flask."""
+Surface = dict[str, Any]
+"""Dictionaries and lists of texts."""
 FAMILY = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
 
 
-def surface() -> dict[str, object]:
+def surface() -> Surface:
     """Returns the surface of this checkout, made of JSON types only."""
     configurations = {name: configuration_surface(flags) for name, flags in CONFIGURATIONS.items()}
     return {
@@ -78,12 +93,12 @@ def settings() -> dict[str, str]:
     return texts
 
 
-def configuration_surface(flags: tuple[str, ...]) -> dict[str, object]:
+def configuration_surface(flags: tuple[str, ...]) -> Surface:
     """Returns routes, middleware, random streams and metric families of a server with `flags`."""
     with tempfile.TemporaryDirectory() as folder, recorded_streams() as stream_names:
         script = Path(folder) / "script.yaml"
         script.write_text(SCRIPT, "utf-8")
-        arguments = ["--force-dummy-tokenizer", "--seed=7", *flags]
+        arguments = ["--force-dummy-tokenizer", "--seed=7", *filter(is_flag, flags)]
         if flags == EVERY_FEATURE:
             arguments.append(f"--script={script}")
         app = create_app(load(arguments, {}))
@@ -93,6 +108,11 @@ def configuration_surface(flags: tuple[str, ...]) -> dict[str, object]:
         "random streams": sorted(set(stream_names)),
         "metric families": metric_families(app),
     }
+
+
+def is_flag(argument: str) -> bool:
+    """Returns whether the setting of a flag is there: an extension may have declared it."""
+    return argument.removeprefix("--").partition("=")[0] in settings_table().by_name
 
 
 @contextmanager
@@ -127,7 +147,84 @@ def metric_families(app: Understudy) -> dict[str, str]:
     return dict(sorted(FAMILY.findall(page)))
 
 
-def as_text(value: dict[str, object]) -> str:
+def subtract(whole: Any, part: Any) -> Any:
+    """Returns a surface without the texts of a part of it. What then is empty stays there."""
+    if isinstance(whole, list):
+        return [text for text in whole if text not in part]
+    remaining = {}
+    for name, value in whole.items():
+        if name not in part:
+            remaining[name] = value
+        elif not isinstance(value, str):
+            remaining[name] = subtract(value, part[name])
+    return remaining
+
+
+def without_empty(value: Any) -> Any:
+    """Returns a part of a surface without its empty dictionaries and lists."""
+    if not isinstance(value, dict):
+        return value
+    members = {name: without_empty(member) for name, member in value.items()}
+    return {name: member for name, member in members.items() if member}
+
+
+def parts_of_extensions(whole: Surface) -> dict[str, Surface]:
+    """Returns what each extension adds to the surface `whole`, by its name.
+
+    Raises:
+        ValueError: without an extension, the surface has something that it does not have with it.
+    """
+    missing = {}
+    for name in BUILT_IN:
+        reduced = surface_without(name)
+        missing[name] = subtract(whole, reduced)
+        if subtract(whole, missing[name]) != reduced:
+            raise ValueError(f"the surface without {name} is not a part of the whole surface")
+    parts = {}
+    for name, part in missing.items():
+        for dependent in sorted(dependents(name)):
+            part = subtract(part, missing[dependent])
+        parts[name] = without_empty(part)
+    return parts
+
+
+def surface_without(name: str) -> Surface:
+    """Returns the surface of a copy of this checkout without an extension."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy_without(name, Path(folder))
+        command = [sys.executable, "-m", "scripts.surface"]
+        output = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True).stdout
+    reduced: Surface = json.loads(output)
+    return reduced
+
+
+def stored_surface() -> Surface:
+    """Returns the stored surface of the core and of the extensions that are present."""
+    stored: Surface = json.loads(SURFACE_FILE.read_text("utf-8"))
+    for part in absent_parts():
+        stored = subtract(stored, part)
+    return stored
+
+
+def absent_paths() -> set[str]:
+    """Returns the paths of the routes that extensions add which are not present."""
+    paths = set()
+    for part in absent_parts():
+        for configuration in part.get("configurations", {}).values():
+            for route in configuration.get("routes", ()):
+                path = route.split()[1]
+                paths.add(VARIABLE.sub(r"{\1}", path))
+    return paths
+
+
+def absent_parts() -> list[Surface]:
+    """Returns the stored parts of the extensions that are not present."""
+    parts: dict[str, Surface] = json.loads(EXTENSIONS_FILE.read_text("utf-8"))
+    present = {extension.name for extension in present_extensions()}
+    return [part for name, part in parts.items() if name not in present]
+
+
+def as_text(value: Mapping[str, object]) -> str:
     """Returns the JSON text of a surface, for lines of a diff."""
     return json.dumps(value, indent=1, sort_keys=True) + "\n"
 
@@ -140,11 +237,12 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help=f"store the surface in {SURFACE_FILE.name}"
     )
-    text = as_text(surface())
+    whole = surface()
     if parser.parse_args().write:
-        SURFACE_FILE.write_text(text, "utf-8")
+        SURFACE_FILE.write_text(as_text(whole), "utf-8")
+        EXTENSIONS_FILE.write_text(as_text(parts_of_extensions(whole)), "utf-8")
     else:
-        print(text, end="")
+        print(as_text(whole), end="")
     return 0
 
 

@@ -5,7 +5,7 @@ whole ones by their flags, small ones with routes of their own and middleware.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from app.core.application import create_app
@@ -23,6 +23,27 @@ if TYPE_CHECKING:
 def app_of(*flags: str) -> Understudy:
     """The application that a server with these flags has."""
     return create_app(load(flags, {}))
+
+
+def check_caches(app: Understudy, names: Set[str]) -> dict[str, dict[str, int]]:
+    """Checks that GET /admin/memory lists caches of these names, none above its limit.
+
+    Returns the sizes of all caches, as `cache_sizes`.
+    """
+    caches = cache_sizes(app)
+    assert set(caches) >= names
+    for name, cache in caches.items():
+        assert 0 <= cache["size_bytes"] <= cache["limit_bytes"], name
+    return caches
+
+
+def cache_sizes(app: Understudy) -> dict[str, dict[str, int]]:
+    """Returns size and limit in bytes of each cache that GET /admin/memory lists, by its name."""
+    answer = app.test_client().get("/admin/memory").json
+    assert answer is not None
+    caches: dict[str, dict[str, int]] = answer["caches"]
+    assert answer["size_bytes"] == sum(cache["size_bytes"] for cache in caches.values())
+    return caches
 
 
 class NoEngine:

@@ -30,7 +30,7 @@ class Verdict:
     """Reactions of clients to errors and faults, as in `GET /admin/verdict` (docs/faults.md)."""
 
     clean: bool
-    clients: dict[str, dict[str, Json]]
+    clients: dict[str, dict[str, Any]]
     """Address of a client, or a hash of its key -> its counters."""
 
     @property
@@ -39,7 +39,7 @@ class Verdict:
         return [
             f"{client}: {finding['kind']} ({finding['count']}): {finding['what']}"
             for client, counters in self.clients.items()
-            for finding in _rows(counters, "findings")
+            for finding in counters["findings"]
         ]
 
     def count(self, counter: str) -> int:
@@ -64,8 +64,8 @@ class Reply:
     def answered(self) -> int:
         """Number of requests that the rule has answered, on all ranks."""
         ranks = self._server.ask("GET", f"{SCRIPT_RULES}?ranks=all").values()
-        rules = [rule for rank in ranks for rule in _rows(rank, "rules") if rule["id"] == self._id]
-        return sum(_count(rule, "answered") for rule in rules)
+        rules = [rule for rank in ranks for rule in rank["rules"] if rule["id"] == self._id]
+        return sum(rule["answered"] for rule in rules)
 
     def remove(self) -> None:
         """Removes the rule from the server."""
@@ -111,7 +111,7 @@ class Server:
         return self.log_file.read_text(errors="replace")
 
     @property
-    def settings(self) -> dict[str, Json]:
+    def settings(self) -> dict[str, Any]:
         """Settings by their names in docs/configuration.md; secrets are masked."""
         return self.ask("GET", "/admin/config")
 
@@ -131,7 +131,7 @@ class Server:
     @property
     def faults(self) -> list[Rule]:
         """Fault rules in force, in the order of their evaluation."""
-        return list(_rows(self.settings, FAULT_RULES))
+        return self.settings[FAULT_RULES] or []
 
     def fault(self, action: str, **fields: Json) -> None:
         """Appends a fault rule (docs/faults.md): `fault("error", status=429, times=2)`."""
@@ -144,14 +144,8 @@ class Server:
 
     def verdict(self, over: bool = True) -> Verdict:
         """Fetches the verdict. With `over=False`, retries of cut streams may still come."""
-        report = self.ask("GET", f"/admin/verdict?over={str(over).lower()}")
-        clients = report["clients"]
-        if not isinstance(clients, dict):
-            clients = {}
-        counters_by_client = {
-            client: counters for client, counters in clients.items() if isinstance(counters, dict)
-        }
-        return Verdict(report["clean"] is True, counters_by_client)
+        verdict = self.ask("GET", f"/admin/verdict?over={str(over).lower()}")
+        return Verdict(verdict["clean"], verdict["clients"])
 
     def reply(
         self,
@@ -176,8 +170,8 @@ class Server:
         query = _query({"ranks": "all", "scope": scope})
         self._has_replies = True
         ranks = self.ask("POST", f"{SCRIPT_RULES}?{query}", rule)
-        [new_rule] = _rows(next(iter(ranks.values())), "rules")
-        return Reply(self, _count(new_rule, "id"))
+        [new_rule] = next(iter(ranks.values()))["rules"]
+        return Reply(self, new_rule["id"])
 
     def requests(
         self, route: str | None = None, contains: str | None = None, scope: str | None = None
@@ -188,8 +182,8 @@ class Server:
         """
         query = _query({"ranks": "all", "route": route, "contains": contains, "scope": scope})
         ranks = self.ask("GET", f"/admin/journal?{query}").values()
-        rows = [JournalEntry(**row) for rank in ranks for row in _rows(rank, "entries")]
-        return sorted(rows, key=attrgetter("at"))
+        entries = [JournalEntry(**entry) for rank in ranks for entry in rank["entries"]]
+        return sorted(entries, key=attrgetter("at"))
 
     def assert_called(
         self,
@@ -229,9 +223,7 @@ class Server:
         if self._has_scripts:
             self.ask("DELETE", "/admin/script")
 
-    def ask(
-        self, method: str, path: str, body: Mapping[str, Json] | None = None
-    ) -> dict[str, Json]:
+    def ask(self, method: str, path: str, body: Mapping[str, Json] | None = None) -> dict[str, Any]:
         """Sends a request with the admin key; returns the JSON object of the response, or {}.
 
         Raises:
@@ -289,22 +281,10 @@ def _query(fields: Mapping[str, str | None]) -> str:
     return urlencode(_without_none(fields))
 
 
-def _rows(answer: Json, name: str) -> list[dict[str, Any]]:
-    """Returns the objects in the list `name` of an answer."""
-    if not isinstance(answer, dict):
-        return []
-    rows = answer.get(name)
-    if not isinstance(rows, list):
-        return []
-    return [row for row in rows if isinstance(row, dict)]
-
-
-def _count(counters: Mapping[str, Json], name: str) -> int:
-    """Returns a counter, which may be among the errors or the faults."""
-    count = counters.get(name)
-    for table in (counters.get("errors"), counters.get("faults")):
-        if count is None and isinstance(table, dict):
-            count = table.get(name)
-    if not isinstance(count, int):
-        return 0
-    return count
+def _count(counters: Mapping[str, Any], name: str) -> int:
+    """Returns a counter, which may be among the errors or the faults; 0 without one."""
+    for table in (counters, counters["errors"], counters["faults"]):
+        count = table.get(name)
+        if isinstance(count, int):
+            return count
+    return 0

@@ -83,7 +83,9 @@ def _start(
     for warning in flags.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if flags.headless:
-        return _headless()
+        from app.core.headless import run
+
+        return run()
     os.chdir(ROOT)
     os.environ.update(variables)
     sys.stdout.flush()
@@ -110,12 +112,6 @@ def _completion(argv: Sequence[str]) -> int:
     flags = [f"--{row.name}" for row in settings_table().rows]
     runners = {name: command.run for name, command in listed_commands().items()}
     return run(argv, runners, flags)
-
-
-def _headless() -> int:
-    from app.core.headless import run
-
-    return run()
 
 
 def _init(argv: Sequence[str]) -> int:

@@ -9,7 +9,6 @@ once, while the application is built, so no request passes through this module.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     from gunicorn.glogging import Logger
 
-    from app.core.api.admin import PeerRanks
     from app.core.api.fault import Fault, FaultInjection, RequestFacts
+    from app.core.api.peer_ranks import PeerRanks
     from app.core.api.pipeline import RequestPipeline
     from app.core.api.reply_rules import ReplyRules
     from app.core.api.sampling import RealModel
@@ -35,11 +34,12 @@ if TYPE_CHECKING:
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.kvcache.events import EventSource, PublisherSettings
     from app.core.engine.kvcache.publisher import Publisher
-    from app.core.engine.lifecycle import Operations, WeightUpdates
+    from app.core.engine.lifecycle import Operations
     from app.core.engine.lora import LoRARegistry
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.simulated.model import RecordedReplies
     from app.core.engine.step_cost import CostModel
+    from app.core.engine.weight_updates import WeightUpdates
     from app.core.engine.wire import EngineProcessOptions
     from app.core.server.flask.application import BackgroundService, Understudy
     from app.core.server.gunicorn.arbiter import EngineProcess
@@ -85,63 +85,61 @@ class OtherEngine(NamedTuple):
     """Publishes the events of the engine's own KV cache."""
 
 
-@dataclass(kw_only=True)
 class ServerParts:
     """The parts of one rank's server.
 
-    The first four exist in every process, the next ones before any extension is made. The others
-    are set while the server is built, in this order; the hooks of an extension may use those that
-    their descriptions name.
+    Settings, clock and streams exist in every process, and the parts up to `keys` before any
+    extension is made. The others are set while the server is built, in this order; the hooks of an
+    extension may use those that their descriptions name.
     """
 
-    settings: AllSettings
-    """The settings at the start."""
-    live: LiveSettings
-    """The settings in force, with a subscription to their changes."""
-    clock: Clock
-    streams: Streams
-    """Returns the random stream of a name, which depends on the seed and the rank."""
-
-    server: ServerSettings = field(init=False)
+    server: ServerSettings
     """The server settings of this rank, with the rank's port."""
-    rank: int = field(init=False)
-    tokenizer: Tokenizer = field(init=False)
-    body: BodyLimits = field(init=False)
+    rank: int
+    tokenizer: Tokenizer
+    body: BodyLimits
     """Reads the bodies of requests, within the limit of the settings."""
-    recorder: Recorder = field(init=False)
+    recorder: Recorder
     """The metrics of the engine."""
-    adapters: LoRARegistry = field(init=False)
-    kv_events: PublisherSettings = field(init=False)
+    adapters: LoRARegistry
+    kv_events: PublisherSettings
     """How this rank publishes KV events."""
-    keys: ApiKeys = field(init=False)
+    keys: ApiKeys
     """The API keys in force."""
-    extensions: list[Extension] = field(init=False)
+    extensions: list[Extension]
     """The enabled extensions, in the order of `BUILT_IN`."""
-    constraints: Constraints = field(init=False)
+    constraints: Constraints
     """Texts and values that satisfy the schemas, patterns and grammars of requests."""
-    cache: KVCacheManager | None = field(init=False, default=None)
+    cache: KVCacheManager | None = None
     """The simulated KV cache; None for an encoder and for a real engine."""
-    publisher: Publisher | None = field(init=False, default=None)
+    publisher: Publisher | None = None
     """Publishes the events of the cache; None where no client can receive them."""
-    event_source: EventSource | None = field(init=False, default=None)
+    event_source: EventSource | None = None
     """The publisher, or a real engine's own events."""
-    engine: EngineClient = field(init=False)
-    lifecycle: Operations = field(init=False)
+    engine: EngineClient
+    lifecycle: Operations
     """Sleep, pause and cache resets of the engine."""
-    real_model: RealModel | None = field(init=False, default=None)
+    real_model: RealModel | None = None
     """Facts about the model of a real engine; None for a simulated one."""
-    pipeline: RequestPipeline = field(init=False)
+    pipeline: RequestPipeline
     """Validates requests for generation, and hands them to the engine."""
-    weights: WeightUpdates = field(init=False)
-    """The version of the weights, and the updates by a trainer."""
-    peers: PeerRanks = field(init=False)
-    """The other ranks of this server."""
-    is_ready: Callable[[], bool] = field(init=False)
+    is_ready: Callable[[], bool]
     """True while requests are welcome: after the start, and before the server is drained."""
-    routes: Callable[[], Iterator[Route]] = field(init=False)
+    routes: Callable[[], Iterator[Route]]
     """Returns the routes of the application; complete when the application is built."""
-    until_drained: list[Callable[[], None]] = field(init=False, default_factory=list)
-    """Called at SIGTERM to end work that has no end."""
+
+    def __init__(
+        self, *, settings: AllSettings, live: LiveSettings, clock: Clock, streams: Streams
+    ) -> None:
+        self.settings = settings
+        """The settings at the start."""
+        self.live = live
+        """The settings in force, with a subscription to their changes."""
+        self.clock = clock
+        self.streams = streams
+        """Returns the random stream of a name, which depends on the seed and the rank."""
+        self.until_drained: list[Callable[[], None]] = []
+        """Called at SIGTERM to end work that has no end."""
 
     @cached_property
     def delays(self) -> DelayLog:
@@ -149,6 +147,25 @@ class ServerParts:
         from app.core.engine.delays import DelayLog  # few servers explain latencies
 
         return DelayLog().attach(self.engine)
+
+    @cached_property
+    def weights(self) -> WeightUpdates:
+        """The version of the weights, and the updates by a trainer."""
+        from app.core.engine.weight_updates import WeightUpdates  # few servers have a trainer
+
+        settings = self.settings
+        model = settings.model
+        can_transfer = settings.server.weight_transfer and not settings.engine.is_real
+        return WeightUpdates(model.model, model.tensor_parallel_size, can_transfer)
+
+    @cached_property
+    def peers(self) -> PeerRanks:
+        """The other ranks of this server."""
+        from app.core.api.peer_ranks import PeerRanks  # few requests are for all ranks
+        from app.core.server.gunicorn.ranks import rank_urls
+
+        others = [(rank, url) for rank, url in rank_urls(self.settings) if rank != self.rank]
+        return PeerRanks(self.rank, others)
 
     @property
     def logs_delays(self) -> bool:

@@ -5,6 +5,7 @@ every route has an example, tables are whole, what docs/seeds.md promises is the
 
 import re
 
+from scripts.surface import is_flag
 from tests.application import app_of
 from tests.running_server import ROOT
 
@@ -23,7 +24,7 @@ OTHER_NAMES = {
 def routes() -> set[str]:
     paths: set[str] = set()
     for task in ("generate", "pooling"):
-        app = app_of(*EVERYTHING, "--task", task)
+        app = app_of(*filter(is_flag, EVERYTHING), "--task", task)
         paths |= {rule.rule for rule in app.url_map.iter_rules()}
     return {re.sub(r"<(?:\w+:)?\w+>", "{id}", path) for path in paths}
 

@@ -1,70 +1,23 @@
-"""Routes of operators: health, metrics, other reports; settings of all ranks, scripts, draining."""
+"""Routes of operators: settings of all ranks, draining, and the sizes of caches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from app.core.api.responder import ServerLoad
-from app.core.base import Bounded
-from app.core.base.clock.clock import Clock
-from app.core.base.metrics.instruments import CONTENT_TYPE, Exposition
+from app.core.api.peer_ranks import PeerRanks
+from app.core.base import Bounded, Caches
 from app.core.engine.client import EngineClient
 from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import ApiError, bad_request, malformed, unavailable
-from app.core.server.http.response import Response, json_response
-from app.core.server.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs, probe
-from config import VLLM_VERSION, Settings
+from app.core.server.http.errors import bad_request, malformed
+from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
+from config.settings import Settings
 from config.validation import LiveSettings
 
-if TYPE_CHECKING:
-    from urllib3 import PoolManager
-
-
 T = TypeVar("T")
-RANK_TIMEOUT_S = 5.0
-"""Longest time that another rank may take to answer, in seconds."""
-FORWARDED_HEADERS = ("authorization", "x-admin-key", "content-type")
-ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-"""vLLM mounts the metrics as a separate application, which ignores the method."""
-EMPTY_ANSWER = RouteDocs(media=NO_MEDIA)
-ANY_OBJECT = dict[str, object]
-"""Type of a body that may be any JSON object."""
-
-Caches = Callable[[], Mapping[str, Bounded]]
-"""Returns the caches of a part of the server, by name; some exist only after the start."""
-Work = Callable[[RequestContext], object]
-
-
-class Drains(Protocol):
-    """A service that can be drained."""
-
-    withdrawn: bool
-
-    @property
-    def draining(self) -> bool:
-        """No requests are admitted any more."""
-
-    @property
-    def healthy(self) -> bool:
-        """Requests can be answered."""
-
-    def drain(self) -> None:
-        """Stops admitting requests."""
-
-
-def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
-    """Returns a check that is true from `startup_s` seconds after now until `service` withdraws."""
-    ready_at_s = clock.now() + startup_s
-
-    def is_ready() -> bool:
-        is_ending = service.withdrawn or service.draining
-        return clock.now() >= ready_at_s and service.healthy and not is_ending
-
-    return is_ready
 
 
 class RanksQuery(Struct):
@@ -72,23 +25,6 @@ class RanksQuery(Struct):
 
     check: bool = False
     ranks: Literal["all"] | None = None
-
-
-def action(operation: str, work: Work, docs: RouteDocs = NO_DOCS) -> Route:
-    """Returns a route, for "METHOD /path", that answers the value of `work` as JSON.
-
-    For None the answer is an empty 200.
-    """
-
-    def handle(context: RequestContext) -> Response:
-        answer = work(context)
-        if answer is None:
-            return Response()
-        return json_response(answer)
-
-    handle.__doc__ = work.__doc__
-    method, _, path = operation.partition(" ")
-    return Route(methods=(method,), path=path, handle=handle, docs=docs)
 
 
 def json_body(data: bytes, body_type: type[T]) -> T:
@@ -101,47 +37,6 @@ def json_body(data: bytes, body_type: type[T]) -> T:
         return msgspec.json.decode(data, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(f"body: {error}", "body") from None
-
-
-def health_routes(
-    healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad
-) -> list[Route]:
-    """Returns the routes of health, version and load."""
-
-    def health(context: RequestContext) -> Response:
-        """200 as long as the process serves at all; 503 while a separate engine process is gone."""
-        return Response(b"", 200 if healthy() else 503)
-
-    def health_ready(context: RequestContext) -> Response:
-        """200 when requests are admitted; 503 while starting up and while draining."""
-        return Response(b"", 200 if ready() else 503)
-
-    def version(context: RequestContext) -> Response:
-        """The emulated vLLM version."""
-        return json_response({"version": VLLM_VERSION})
-
-    def server_load(context: RequestContext) -> Response:
-        """Requests being answered now; always 0 unless tracking is on."""
-        return json_response({"server_load": load.count})
-
-    return [
-        probe("/health", health, docs=EMPTY_ANSWER),
-        probe("/ping", health, "POST", docs=EMPTY_ANSWER),
-        probe("/health/ready", health_ready, docs=EMPTY_ANSWER),
-        probe("/ready", health_ready, docs=EMPTY_ANSWER),
-        probe("/version", version),
-        probe("/load", server_load),
-    ]
-
-
-def metrics_routes(exposition: Exposition) -> list[Route]:
-    """Returns the route of the metrics."""
-
-    def metrics(context: RequestContext) -> Response:
-        """All families in Prometheus' text format."""
-        return Response(exposition.render(), 200, content_type=CONTENT_TYPE)
-
-    return [Route(methods=ANY_METHOD, path="/metrics", handle=metrics)]
 
 
 def memory_routes(cache_sources: Iterable[Caches]) -> list[Route]:
@@ -232,72 +127,3 @@ def _merged_value(settings: Settings, name: str, value: object) -> object:
     if row is None or row.about.merge is None:
         return value
     return row.about.merge(row.value(settings), value)
-
-
-class PeerRanks:
-    """The other ranks of this server, by number and base URL.
-
-    Requests with `?ranks=all` reach them, too.
-    """
-
-    def __init__(self, own_rank: int, others: Sequence[tuple[int, str]]) -> None:
-        self.own_rank = own_rank
-        self._others = others
-        self._pool: PoolManager | None = None
-        if others:
-            from urllib3 import PoolManager  # a slow import, and most servers have one rank
-
-            self._pool = PoolManager(timeout=RANK_TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
-
-    def answers(self, context: RequestContext, own_answer: object, body: bytes = b"") -> object:
-        """Returns the answer of this rank; with `?ranks=all` every rank's answer, by rank.
-
-        Raises:
-            ApiError: as `ask` does.
-        """
-        if context.query().get("ranks") != "all":
-            return own_answer
-        _, _, query = context.target.partition("?")
-        forwarded_query = "&".join(part for part in query.split("&") if part != "ranks=all")
-        path = context.path
-        if forwarded_query:
-            path += "?" + forwarded_query
-        answers = self.ask(context.method, path, context.headers, body)
-        answers[str(self.own_rank)] = own_answer
-        return dict(sorted(answers.items()))
-
-    def ask(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
-    ) -> dict[str, Any]:
-        """Returns the JSON answers of the other ranks, by rank.
-
-        Raises:
-            ApiError: with the status and message of the first rank that rejects the request; 503
-                for a rank that does not answer.
-        """
-        forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
-        return {
-            str(rank): self._ask(rank, method, url + path, headers=forwarded, body=body)
-            for rank, url in self._others
-        }
-
-    def _ask(
-        self, rank: int, method: str, url: str, *, headers: Mapping[str, str], body: bytes
-    ) -> Any:
-        from urllib3.exceptions import HTTPError
-
-        assert self._pool is not None
-        try:
-            response = self._pool.request(method, url, headers=headers, body=body)
-            answer = response.json()
-        except (HTTPError, ValueError) as error:
-            raise unavailable(f"Rank {rank} does not answer: {error}") from None
-        if response.status == 200:
-            return answer
-        details = None
-        if isinstance(answer, dict):
-            details = answer.get("error")
-        if not isinstance(details, dict):
-            details = {"message": f"status {response.status}"}
-        message = f"Rank {rank}: {details.get('message')}"
-        raise ApiError(response.status, details.get("type", "Error"), message)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct, UnsetType
 
+from app.core.api.answer_limits import check_repeated
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.choice_state import ChoiceState
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
-from app.core.api.pipeline import RequestPipeline, check_repeated
+from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import ChunkWriter, PlainChoice
 from app.core.engine.outputs import Started, Tokens
 from app.core.protocol import common

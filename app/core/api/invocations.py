@@ -30,20 +30,17 @@ def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -
     handlers: dict[type[Request], Handler] = {}
     """Handlers by the type of their request, once the first request has come."""
 
-    def find_handlers() -> None:
-        routes_by_path = {route.path: route for route in served()}
-        for path in FAMILIES:
-            if path in routes_by_path:
-                route = routes_by_path[path]
-                [request_type] = route.docs.body
-                handlers[request_type] = route.handle
-
     def invocations(context: RequestContext) -> Response:
         """Answers as the route of the body's family does."""
         check_content_type(context.content_type)
         values = read_json(body.read(context))
         if not handlers:
-            find_handlers()
+            routes_by_path = {route.path: route for route in served()}
+            for path in FAMILIES:
+                if path in routes_by_path:
+                    route = routes_by_path[path].loaded()
+                    [request_type] = route.docs.body
+                    handlers[request_type] = route.handle
         request_type = None
         if isinstance(values, dict):
             adapter = context.headers.get(ADAPTER_HEADER)

@@ -1,4 +1,4 @@
-"""Served models: GET /v1/models, loading of adapters, and the model that a request names."""
+"""Served models: GET /v1/models, and the model that a request names."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -7,14 +7,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from app.core.api.identity import Identity
-from app.core.engine.lora import AdapterError, LoRARegistry
-from app.core.protocol.coercion import ConversionError, convert
-from app.core.protocol.decoding import Request, decode, read_json
-from app.core.protocol.rules import check_unicode
-from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import malformed, not_found
+from app.core.engine.lora import LoRARegistry
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import not_found
 from app.core.server.http.response import Response, json_response
-from app.core.server.http.route import Route, RouteDocs, get, post
+from app.core.server.http.route import Route, get
 
 MAX_NAME_CHARS = 256
 """Longest model name that a server of any name accepts: each event of a stream has it."""
@@ -134,86 +131,3 @@ def anthropic_models(models: ServedModels, now_s: int) -> dict[str, object]:
         for name in names
     ]
     return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
-
-
-class LoadAdapterRequest(Request, kw_only=True):
-    """The body of ``POST /v1/load_lora_adapter``."""
-
-    lora_name: str
-    lora_path: str
-    load_inplace: bool = False
-    is_3d_lora_weight: bool = False
-    base_model_name: str | None = None
-
-
-class RegisterAdapterRequest(Request, kw_only=True):
-    """The body of SageMaker's ``POST /adapters``."""
-
-    name: str
-    src: str
-
-
-class UnloadAdapterRequest(Request, kw_only=True):
-    """The body of ``POST /v1/unload_lora_adapter``."""
-
-    lora_name: str
-    lora_int_id: int | None = None
-
-
-def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
-    """Returns the routes that load and unload adapters, of vLLM and of SageMaker."""
-
-    def load(name: str, path: str, in_place: bool = False) -> None:
-        if not name or not path:
-            raise AdapterError("lora_name and lora_path must not be empty.")
-        if name in models.names:
-            raise AdapterError(f"The name {name!r} is the base model's.")
-        models.adapters.load(name, path, in_place)
-
-    def load_lora_adapter(context: RequestContext) -> Response:
-        """Serves an adapter from now on, under its name. At most its rank is read from its path."""
-        request = decode(body.read(context), context.content_type, LoadAdapterRequest)
-        load(request.lora_name, request.lora_path, request.load_inplace)
-        return Response(f"Success: adapter {request.lora_name!r} is loaded.".encode())
-
-    def register_adapter(context: RequestContext) -> Response:
-        """Serves an adapter from now on."""
-        value = read_json(body.read(context))
-        check_unicode(value)
-        try:
-            request = convert(RegisterAdapterRequest, value)
-        except ConversionError as misfit:
-            path = ".".join(map(str, misfit.path))
-            raise malformed(f"{path}: expected {misfit.expected}") from None
-        load(request.name, request.src)
-        return Response(f"Adapter {request.name} is registered.".encode())
-
-    def unregister_adapter(context: RequestContext) -> Response:
-        """Stops serving an adapter; its running requests continue."""
-        name = context.params["adapter_name"]
-        models.adapters.unload(name)
-        return Response(f"Adapter {name} is unregistered.".encode())
-
-    def unload(context: RequestContext) -> Response:
-        """Stops serving an adapter; its running requests continue."""
-        request = decode(body.read(context), context.content_type, UnloadAdapterRequest)
-        if not request.lora_name:
-            raise AdapterError("lora_name must not be empty.")
-        models.adapters.unload(request.lora_name)
-        return Response(f"Success: adapter {request.lora_name!r} is unloaded.".encode())
-
-    load_docs = RouteDocs(
-        body=(LoadAdapterRequest,),
-        example={"lora_name": "sql", "lora_path": "/sql"},
-    )
-    unload_docs = RouteDocs(body=(UnloadAdapterRequest,), example={"lora_name": "sql"})
-    register_docs = RouteDocs(
-        body=(RegisterAdapterRequest,),
-        example={"name": "sql", "src": "/sql"},
-    )
-    return [
-        post("/v1/load_lora_adapter", load_lora_adapter, docs=load_docs),
-        post("/v1/unload_lora_adapter", unload, docs=unload_docs),
-        post("/adapters", register_adapter, docs=register_docs),
-        Route(methods=("DELETE",), path="/adapters/{adapter_name}", handle=unregister_adapter),
-    ]

@@ -1,97 +1,59 @@
 """Shared path of the generating API families, from a body to engine requests and the answer."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from app.core.api.chat.media import BuiltPrompt, encoded, placeholders
-from app.core.api.chat.parts import Thinking, constraint_of, tag_of, thinking, tool_calls_of
-from app.core.api.fault import Fault, FaultInjection
-from app.core.api.identity import Identity, ResponseMeta, address_of
-from app.core.api.models import ServedModels
-from app.core.api.responder import Responder
-from app.core.api.sampling import RealModel, SamplingDefaults, check_real, text_form
-from app.core.api.writer import ResponseWriter
+from app.core.api.answer_limits import check_answer_size
+from app.core.api.chat.constraints import constraint_of, tag_of
+from app.core.api.chat.media import encoded
+from app.core.api.chat.rules import ChatRules
+from app.core.api.fault import Fault
+from app.core.api.headers import RANK_HEADER, check_rank
+from app.core.api.identity import address_of
 from app.core.base.clock.pause import Slices
-from app.core.engine.constraints import Constraints
-from app.core.engine.request import Constraint, EngineRequest, ToolCalls
-from app.core.engine.wire import Sampling, TextForm
-from app.core.protocol.chat import ChatCompletionRequest
-from app.core.protocol.common import ECTransferParams, UsageOverrides
+from app.core.engine.request import Constraint
+from app.core.protocol.common import UsageOverrides
 from app.core.protocol.decoding import Request, decode
-from app.core.protocol.validation import GenerationRequest, ModelLimits, ValidatedRequest, too_long
-from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import ApiError, bad_request
-from app.core.server.http.response import Response
-from app.core.text.base import Tokenizer
-from config.sections.api import ApiSettings, json_object
-from config.settings import Settings
+from app.core.protocol.validation import GenerationRequest, ValidatedRequest, too_long
+from app.core.server.http.errors import ApiError
 
 if TYPE_CHECKING:
+    from random import Random
+
+    from app.core.api.chat.media import BuiltPrompt
+    from app.core.api.engine_requests import RequestBuilder
+    from app.core.api.fault import FaultInjection
+    from app.core.api.identity import Identity, ResponseMeta
+    from app.core.api.models import ServedModels
     from app.core.api.reply_rules import ReplyRules
+    from app.core.api.responder import Responder
+    from app.core.api.sampling import RealModel
+    from app.core.api.writer import ResponseWriter
+    from app.core.engine.constraints import Constraints
+    from app.core.protocol.common import ECTransferParams
+    from app.core.protocol.validation import AcceptedRequest, ModelLimits
+    from app.core.server.http.context import BodyLimits, RequestContext
+    from app.core.server.http.response import Response
+    from app.core.text.base import Tokenizer
+    from config.settings import Settings
 
 SLICE = 12_000
 """Values processed between two pauses: about 4 ms."""
 CHARS_PER_VALUE = 2
 """Characters of a text to tokenize that count as one processed value."""
-REQUESTS_PER_SLICE = 1_000
-"""Engine requests made between two pauses; each takes about 2 us."""
-MAX_ANSWER_BYTES = 64 << 20
-"""Most memory, in bytes, of one whole answer in the process."""
-TOKEN_BYTES = 48
-"""Memory of a token, text and id, until its answer is written; 36 bytes were measured."""
-ENTRY_BYTES = 80
-"""Memory of a log probability in an answer, in bytes; about 75 are JSON."""
-MAX_REPEATED = 1 << 20
-"""Most token ids and characters of prompts that a stream repeats at its start: about 20 ms."""
-MAX_REPEATED_LOGPROBS = 20_000
-"""Most log probabilities of prompts that a stream repeats at its start: about 10 ms of work."""
-
-RANK_HEADER = "x-data-parallel-rank"
-PRIORITY_HEADER = "x-vllm-priority"
-IMAGE_HEADER = "x-send-image"
-CACHE_THRESHOLD_HEADER = "x-cache-threshold-finish-reason"
-BOOLEANS = {
-    "1": True,
-    "t": True,
-    "true": True,
-    "0": False,
-    "f": False,
-    "false": False,
-}
-"""Values of boolean headers, in lower case."""
 
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
-AcceptedRequest = ValidatedRequest[GenerationRequest]
 
 
 def always_fast(settings: Settings) -> bool:
     """Returns True: no extension needs to see plain requests."""
     return True
-
-
-class ChatRules(Struct, frozen=True):
-    """Permissions of requests to change the chat template, and its default variables."""
-
-    trusts_templates: bool = False
-    template_kwargs: Mapping[str, object] = {}
-    hides_unused_tools: bool = False
-
-    @classmethod
-    def of(cls, api: ApiSettings) -> "ChatRules":
-        """Returns the rules of the settings."""
-        return cls(
-            trusts_templates=api.trust_request_chat_template,
-            template_kwargs=json_object(api.default_chat_template_kwargs or "{}"),
-            hides_unused_tools=api.exclude_tools_when_tool_choice_none,
-        )
 
 
 @dataclass(slots=True)
@@ -107,6 +69,7 @@ class RequestPipeline:
     faults: FaultInjection | None
     limits: ModelLimits
     schemas: Constraints
+    builder: RequestBuilder
     images: Random
     """Draws which replies have an image."""
     chat_rules: ChatRules = ChatRules()
@@ -114,7 +77,7 @@ class RequestPipeline:
     real: RealModel | None = None
     keeps_turns: bool = False
     """Prompts carry the texts of their messages, which datasets look up."""
-    scripts: "ReplyRules | None" = None
+    scripts: ReplyRules | None = None
     """Rules that decide replies; None while there are none."""
     keeps_fast_path: Callable[[Settings], bool] = always_fast
     """Returns whether plain requests may take the fast path while the settings are in force."""
@@ -231,12 +194,8 @@ class RequestPipeline:
         num_choices = len(prompts) * accepted.n
         if num_choices > 1:  # a hostile request must not make too many engine requests
             responder.engine.check_admission(num_choices)
-        requests = (
-            self._build_requests(
-                accepted, meta, prompts, context=context, constraint=constraint, image=writer.image
-            )
-            if prompts
-            else []
+        requests = self.builder.build(
+            accepted, meta, prompts, context=context, constraint=constraint, image=writer.image
         )
         if self.scripts is not None:
             requests = self.scripts.direct(
@@ -262,210 +221,3 @@ class RequestPipeline:
                 writer.usage = UsageOverrides(cached_tokens=cached_tokens)
         if features:
             writer.encoded_media = self.encoded_media(features["mm_hashes"])
-
-    def _build_requests(
-        self,
-        accepted: AcceptedRequest,
-        meta: ResponseMeta,
-        prompts: Sequence[BuiltPrompt],
-        *,
-        context: RequestContext,
-        constraint: Constraint | None,
-        image: bool,
-    ) -> list[EngineRequest]:
-        """Returns the engine's requests for all choices of all prompts.
-
-        Raises:
-            ApiError: 400 for invalid headers or tools.
-        """
-        request = accepted.request
-        prompt = prompts[0]
-        fault = context.kept(Fault)
-        kvcache = self.settings.kvcache
-        transfer = request.kv_transfer_params
-        if transfer and not kvcache.transfers:
-            transfer = None
-        if self.real is not None:
-            check_real(request, prompt.features is not None)
-        priority = priority_of(context, request.priority)
-        hit_threshold = request.cache_hit_threshold
-        if boolean_header(context, CACHE_THRESHOLD_HEADER):
-            hit_threshold = inf
-        elif hit_threshold is None:
-            hit_threshold = kvcache.global_cache_hit_threshold
-        tool_calls = None
-        thinking_budget = None
-        thinks: Thinking = "no"
-        if isinstance(request, ChatCompletionRequest):
-            thinking_budget = request.thinking_token_budget
-            tool_calls = tool_calls_of(
-                request, self.settings.tools, self.schemas, self.real is not None
-            )
-            parser = self.settings.reply.reasoning_parser
-            thinks = thinking(request, parser, self.chat_rules.template_kwargs)
-        sampling, form = self._real_options(accepted, tool_calls, thinks != "no", prompt.ids)
-        first = EngineRequest(
-            request_id=meta.engine_id(0),
-            index=0,
-            model=accepted.model,
-            prompt_ids=prompt.ids,
-            echo_text=prompt.echo_text,
-            turns=prompt.turns,
-            max_tokens=accepted.max_tokens[0],
-            limited=accepted.requested is not None,
-            arrival_s=context.arrival_s,
-            min_tokens=request.min_tokens,
-            ignore_eos=request.ignore_eos,
-            stop=accepted.stop,
-            stop_token_ids=accepted.stop_token_ids,
-            include_stop=request.include_stop_str_in_output,
-            seed=accepted.seed,
-            greedy=accepted.greedy,
-            logprobs=accepted.logprobs,
-            logprob_ids=tuple(request.logprob_token_ids or ()),
-            prompt_logprobs=accepted.prompt_logprobs,
-            tool_calls=tool_calls,
-            constraint=constraint,
-            sampling=sampling,
-            form=form,
-            reasoning=thinks != "no",
-            only_thoughts=thinks == "all",
-            thinking_budget=thinking_budget,
-            adapter=self.models.adapter_of(accepted.model),
-            priority=priority,
-            cache_salt=request.cache_salt,
-            media=() if prompt.features is None else placeholders(prompt.features),
-            cache_hit_threshold=hit_threshold,
-            image=image,
-            remote_prefill=bool(transfer and transfer.get("do_remote_prefill")),
-            delays=() if fault is None else fault.delays,
-            remote_decode=bool(transfer and transfer.get("do_remote_decode")),
-            n=accepted.n,
-            beams=request.use_beam_search,
-            num_choices=len(prompts) * accepted.n,
-            observers=context.observers,
-        )
-        if first.num_choices == 1:
-            return [first]
-        return every_choice(first, accepted, meta, prompts)
-
-    def _real_options(
-        self,
-        accepted: AcceptedRequest,
-        calls: ToolCalls | None,
-        thinks: bool,
-        prompt_ids: Sequence[int],
-    ) -> tuple[Sampling | None, TextForm | None]:
-        """Returns the sampling and the form of the text for a model that computes.
-
-        A simulation needs only a sampling, and only where the request restricts tokens.
-        """
-        request = accepted.request
-        if self.real is None:
-            if request.logit_bias or request.allowed_token_ids:
-                return SamplingDefaults().for_request(request), None
-            return None, None
-        form = text_form(accepted.structured_outputs, calls)
-        thoughts = self.real.thoughts
-        if form is not None and thinks and thoughts is not None:
-            form = replace(form, thoughts=thoughts.after(prompt_ids))
-        return self.real.defaults.for_request(request), form
-
-
-def every_choice(
-    first: EngineRequest,
-    accepted: AcceptedRequest,
-    meta: ResponseMeta,
-    prompts: Sequence[BuiltPrompt],
-) -> list[EngineRequest]:
-    """Makes all n choices of each prompt, which differ in index and seed. Pauses between many."""
-    requests: list[EngineRequest] = []
-    slices = Slices(REQUESTS_PER_SLICE)
-    for number, (prompt, max_tokens) in enumerate(zip(prompts, accepted.max_tokens, strict=True)):
-        request = replace(
-            first,
-            request_id=meta.engine_id(number),
-            index=number * first.n,
-            prompt_ids=prompt.ids,
-            echo_text=prompt.echo_text,
-            turns=prompt.turns,
-            max_tokens=max_tokens,
-            media=placeholders(prompt.features),
-        )
-        requests.append(request)
-        slices.spend()
-        for choice in range(1, first.n):
-            seed = None if request.seed is None else request.seed + choice
-            requests.append(replace(request, index=request.index + choice, seed=seed))
-            slices.spend()
-    return requests
-
-
-def check_answer_size(accepted: AcceptedRequest, prompt_tokens: int) -> None:
-    """Raises ApiError 400 when a whole answer may have too many tokens or log probabilities."""
-    n = accepted.n
-    tokens = n * sum(accepted.max_tokens)
-    entries = tokens * accepted.entries_per_token
-    entries += n * prompt_tokens * accepted.entries_per_prompt_token
-    size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
-    if size > MAX_ANSWER_BYTES:
-        raise bad_request(
-            f"n={n * len(accepted.max_tokens)} choices of up to {tokens} tokens and {entries} "
-            f"log probabilities together would take {size >> 20} MiB, "
-            f"more than {MAX_ANSWER_BYTES >> 20}. Ask for less, or for a stream."
-        )
-
-
-def check_repeated(param: str, values: int, entries: int = 0) -> None:
-    """Raises ApiError 400 for a stream that repeats too much of its prompts.
-
-    `values` counts token ids and characters, `entries` log probabilities.
-    """
-    if values > MAX_REPEATED or entries > MAX_REPEATED_LOGPROBS:
-        raise bad_request(
-            f"Of its prompts a stream repeats at most {MAX_REPEATED} token ids and characters, "
-            f"and {MAX_REPEATED_LOGPROBS} log probabilities.",
-            param,
-        )
-
-
-def check_rank(context: RequestContext, rank: int) -> None:
-    """Raises ApiError 400 for a request to another rank.
-
-    As in vLLM, a header without a number is ignored.
-    """
-    try:
-        requested_rank = int(context.headers[RANK_HEADER])
-    except ValueError:
-        return
-    if requested_rank != rank:
-        raise bad_request(
-            f"X-data-parallel-rank is {requested_rank}, but this port serves rank {rank} only."
-        )
-
-
-def priority_of(context: RequestContext, default: int) -> int:
-    """Returns the priority of the header, else `default`.
-
-    Raises:
-        ApiError: 400 when the header is not an integer.
-    """
-    text = context.headers.get(PRIORITY_HEADER, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise bad_request(f"X-Vllm-Priority must be an integer, got {text[:40]!r}") from None
-
-
-def boolean_header(context: RequestContext, header: str) -> bool | None:
-    """Returns the value of a boolean header, or None without the header.
-
-    Raises:
-        ApiError: 400 for another word.
-    """
-    text = context.headers.get(header)
-    if text is None:
-        return None
-    if text.lower() not in BOOLEANS:
-        raise bad_request(f"{header.title()} must be true or false, got {text[:40]!r}")
-    return BOOLEANS[text.lower()]

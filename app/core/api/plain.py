@@ -14,14 +14,14 @@ from msgspec.structs import replace
 
 from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.core.api.identity import ResponseMeta, ResponseOptions
-from app.core.api.pipeline import (
+from app.core.api.headers import (
     CACHE_THRESHOLD_HEADER,
     IMAGE_HEADER,
     PRIORITY_HEADER,
     RANK_HEADER,
-    RequestPipeline,
 )
+from app.core.api.identity import ResponseMeta, ResponseOptions
+from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import ResponseWriter
 from app.core.engine.kvcache.hashing import PART_BLOCKS
 from app.core.engine.request import EngineRequest

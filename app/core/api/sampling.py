@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from app.core.engine.choice_request import Sampling, TextForm, Thoughts
 from app.core.engine.request import JsonSchema, ToolCalls
-from app.core.engine.wire import Sampling, TextForm, Thoughts
 from app.core.protocol.options import StructuredOutputs
 from app.core.protocol.validation import GenerationRequest
 from app.core.server.http.errors import bad_request
@@ -154,19 +154,32 @@ class RealModel(Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults = SamplingDefaults()
     thoughts: ThoughtTokens | None = None
 
+    def check(self, request: GenerationRequest, has_media: bool) -> None:
+        """Raises ApiError 400 for features that only a simulation or vLLM's engine supports."""
+        if has_media:
+            raise bad_request(
+                f"{request.model or 'The model'} is not a multimodal model: it reads text alone."
+            )
+        unsupported = [name for name in SIMULATED_FIELDS if getattr(request, name)]
+        transfer = request.kv_transfer_params or {}
+        if transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"):
+            unsupported.append("kv_transfer_params")
+        for name in unsupported:
+            raise bad_request(f"The engine of this server does not support {name}.", name)
 
-def check_real(request: GenerationRequest, has_media: bool) -> None:
-    """Raises ApiError 400 for features that only a simulation or vLLM's own engine supports."""
-    if has_media:
-        raise bad_request(
-            f"{request.model or 'The model'} is not a multimodal model: it reads text alone."
-        )
-    unsupported = [name for name in SIMULATED_FIELDS if getattr(request, name)]
-    transfer = request.kv_transfer_params or {}
-    if transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"):
-        unsupported.append("kv_transfer_params")
-    for name in unsupported:
-        raise bad_request(f"The engine of this server does not support {name}.", name)
+    def form(
+        self,
+        structured_outputs: StructuredOutputs | None,
+        calls: ToolCalls | None,
+        prompt_ids: Sequence[int],
+        *,
+        thinks: bool,
+    ) -> TextForm | None:
+        """Returns the constraint on the text, which holds behind the thoughts of a prompt."""
+        form = text_form(structured_outputs, calls)
+        if form is None or not thinks or self.thoughts is None:
+            return form
+        return replace(form, thoughts=self.thoughts.after(prompt_ids))
 
 
 def _or_default(value: float | None, default: float) -> float:

@@ -21,12 +21,14 @@ from app.core.protocol.common import (
     ChunkHead,
     ChunkTail,
     ECTransferParams,
+    KnownMetrics,
     KVTransferParams,
     PerRequestMetrics,
     Usage,
     UsageOverrides,
     encode,
     template,
+    usage_of,
 )
 from app.core.protocol.completions import CompletionChunkChoice
 from app.core.server.http.response import DONE, error_event
@@ -93,14 +95,7 @@ class ResponseWriter:
         tokens = 0
         for choice in choices:
             tokens += choice.tokens
-        prompt_tokens, tokens = self.usage.override(prompt_tokens, tokens)
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            total_tokens=prompt_tokens + tokens,
-            completion_tokens=tokens,
-            prompt_tokens_details=missing,
-            completion_tokens_details=missing,
-        )
+        return usage_of(*self.usage.override(prompt_tokens, tokens), missing)
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """Returns the bytes before and after the text in the event of a plain token.
@@ -125,23 +120,15 @@ class ResponseWriter:
             created_tokens = self.started.created_tokens
         return max(0, self.cached_tokens + created_tokens - self.reported_cached_tokens)
 
-    def timing(self, missing: None | UnsetType = None) -> PerRequestMetrics | None:
-        """Returns the times of the only choice, or None for several choices.
-
-        Unknown times are `missing`.
-        """
+    def timing(
+        self, metrics_type: type[PerRequestMetrics] = PerRequestMetrics
+    ) -> PerRequestMetrics | None:
+        """Returns the times of the only choice, or None for several choices."""
         if len(self.choices) != 1:
             return None
         [choice] = self.choices
         started = self.started
-        metrics = PerRequestMetrics(
-            time_to_first_token_ms=missing,
-            generation_time_ms=missing,
-            queue_time_ms=missing,
-            mean_itl_ms=missing,
-            tokens_per_second=missing,
-            speculative_decoding=missing,
-        )
+        metrics = metrics_type()
         if started is None or not choice.ended_s:
             return metrics
         decode_s = max(0.0, choice.ended_s - started.at_s)
@@ -324,7 +311,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             return DONE
         tail = ChunkTail(self._total_usage(UNSET), self._meta.signature)
         if options.metrics:
-            tail.metrics = self.timing(UNSET) or UNSET
+            tail.metrics = self.timing(KnownMetrics) or UNSET
         return self._head + chunk_end(tail) + DONE
 
     def _build_answer(

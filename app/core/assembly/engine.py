@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from app.core.assembly.derived import cache_config
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
-from app.core.engine.constraints import Constraints, NoConstraints
+from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.hashing import BlockHasher
-from app.core.engine.kvcache.residency import Residency
 from app.core.engine.kvcache.stores import store_of
 from app.core.engine.lifecycle import Lifecycle
 from app.core.engine.lora import AdapterMemory
@@ -81,7 +80,7 @@ def build_constraints(parts: ServerParts) -> Constraints:
         constraints = extension.constraints()
         if constraints is not None:
             return constraints
-    return NoConstraints()
+    return Constraints()
 
 
 def add_cache(parts: ServerParts) -> None:
@@ -111,6 +110,8 @@ def add_cache(parts: ServerParts) -> None:
         store=store_of(options.kv_connector, options.block_size),
     )
     if options.kv_cache_metrics:
+        from app.core.engine.kvcache.residency import Residency
+
         residency = Residency(
             parts.recorder,
             options.kv_cache_metrics_sample,

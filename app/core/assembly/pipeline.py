@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
+from app.core.api.chat.rules import ChatRules
+from app.core.api.engine_requests import RequestBuilder
 from app.core.api.identity import Identity, pod_headers
 from app.core.api.models import ServedModels
-from app.core.api.pipeline import ChatRules, RequestPipeline
+from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder, ServerLoad
 from app.core.protocol.validation import ModelLimits
 
@@ -38,24 +40,33 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
     def keeps_fast_path(changed: Settings) -> bool:
         return all(extension.keeps_fast_path(changed) for extension in parts.extensions)
 
+    models = ServedModels(
+        names=model.served_names,
+        root=model.model,
+        max_model_len=model.max_model_len,
+        adapters=parts.adapters,
+        any_name=model.takes_any_name,
+    )
+    builder = RequestBuilder(
+        live=parts.live,
+        models=models,
+        schemas=parts.constraints,
+        chat_rules=ChatRules.of(settings.api),
+        real=parts.real_model,
+    )
     pipeline = RequestPipeline(
         settings=settings,
         body=parts.body,
-        models=ServedModels(
-            names=model.served_names,
-            root=model.model,
-            max_model_len=model.max_model_len,
-            adapters=parts.adapters,
-            any_name=model.takes_any_name,
-        ),
+        models=models,
         tokenizer=parts.tokenizer,
         identity=Identity(settings, host, parts.streams("ids")),
         responder=responder,
         faults=faults,
         limits=_limits(parts),
         schemas=parts.constraints,
+        builder=builder,
         images=parts.streams("images"),
-        chat_rules=ChatRules.of(settings.api),
+        chat_rules=builder.chat_rules,
         rank=parts.rank,
         real=parts.real_model,
         keeps_turns=any(extension.reads_messages for extension in parts.extensions),

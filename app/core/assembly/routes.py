@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from app.core.api import admin, completions, invocations, models
+from app.core.api import completions, health, models
 from app.core.api.chat import completions as chat
-from app.core.api.chat import prompt
 from app.core.api.plain import plain_chats, plain_completions
+from app.core.server.http.late_routes import late_routes
 
 if TYPE_CHECKING:
     from app.core.api.responder import ServerLoad
     from app.core.base.metrics.instruments import Exposition
     from app.core.extensions import ServerParts
     from app.core.server.flask.application import Understudy
+    from app.core.server.http.route import Route
+
+TOKENS = ("POST /tokenize", "POST /detokenize")
+TOKENIZER_INFO = "GET /tokenizer_info"
+ADAPTERS = (
+    "POST /v1/load_lora_adapter",
+    "POST /v1/unload_lora_adapter",
+    "POST /adapters",
+    "DELETE /adapters/{adapter_name}",
+)
+ADMIN = (
+    "GET /admin/config",
+    "GET /admin/config/live",
+    "POST /admin/config",
+    "POST /admin/drain",
+)
 
 
 def add_model_routes(app: Understudy, parts: ServerParts) -> None:
@@ -21,20 +38,25 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
     settings = parts.settings
     pipeline = parts.pipeline
     if settings.model.task == "generate":
-        app.after_start.append(parts.constraints.load)
         chats = plain_chats(pipeline)
         texts = plain_completions(pipeline)
         parts.live.subscribe(chats.on_settings)
         parts.live.subscribe(texts.on_settings)
         memos = {"plain chats": chats.known_prompts, "plain prompts": texts.known_prompts}
         app.caches.append(lambda: memos)
-        app.add_routes("chat", chat.routes(pipeline, chats))
+        batch = late_routes(partial(_batch_routes, parts), "POST /v1/chat/completions/batch")
+        app.add_routes("chat", [*chat.routes(pipeline, chats), *batch])
         app.add_routes("completions", completions.routes(pipeline, texts))
-    app.add_routes("invocations", invocations.invocation_routes(parts.body, parts.routes))
+    app.add_routes(
+        "invocations", late_routes(partial(_invocation_routes, parts), "POST /invocations")
+    )
     app.add_routes("models", models.routes(pipeline.models, pipeline.identity))
-    app.add_routes("tokens", prompt.routes(pipeline, settings.api.enable_tokenizer_info_endpoint))
+    operations = [*TOKENS]
+    if settings.api.enable_tokenizer_info_endpoint:
+        operations.append(TOKENIZER_INFO)
+    app.add_routes("tokens", late_routes(partial(_token_routes, parts), *operations))
     if settings.lora.allow_runtime_lora_updating:
-        app.add_routes("lora", models.adapter_routes(parts.body, pipeline.models))
+        app.add_routes("lora", late_routes(partial(_adapter_routes, parts), *ADAPTERS))
 
 
 def add_operator_routes(
@@ -45,10 +67,42 @@ def add_operator_routes(
     def is_healthy() -> bool:
         return parts.engine.healthy
 
-    app.add_routes("health", admin.health_routes(is_healthy, parts.is_ready, load))
-    app.add_routes("metrics", admin.metrics_routes(exposition))
-    app.add_routes(
-        "admin",
-        admin.routes(parts.live, parts.engine, parts.body, parts.peers),
-    )
-    app.add_routes("memory", admin.memory_routes(app.caches))
+    def memory_routes() -> list[Route]:
+        from app.core.api.admin import memory_routes
+
+        return memory_routes(app.caches)
+
+    app.add_routes("health", health.health_routes(is_healthy, parts.is_ready, load))
+    app.add_routes("metrics", health.metrics_routes(exposition))
+    app.add_routes("admin", late_routes(partial(_admin_routes, parts), *ADMIN))
+    app.add_routes("memory", late_routes(memory_routes, "GET /admin/memory"))
+
+
+def _batch_routes(parts: ServerParts) -> list[Route]:
+    from app.core.api.chat.batch import routes
+
+    return routes(parts.pipeline)
+
+
+def _invocation_routes(parts: ServerParts) -> list[Route]:
+    from app.core.api.invocations import invocation_routes
+
+    return invocation_routes(parts.body, parts.routes)
+
+
+def _token_routes(parts: ServerParts) -> list[Route]:
+    from app.core.api.tokenize import routes
+
+    return routes(parts.pipeline, parts.settings.api.enable_tokenizer_info_endpoint)
+
+
+def _adapter_routes(parts: ServerParts) -> list[Route]:
+    from app.core.api.adapters import adapter_routes
+
+    return adapter_routes(parts.body, parts.pipeline.models)
+
+
+def _admin_routes(parts: ServerParts) -> list[Route]:
+    from app.core.api.admin import routes
+
+    return routes(parts.live, parts.engine, parts.body, parts.peers)

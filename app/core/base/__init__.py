@@ -1,5 +1,6 @@
 """Clocks, metrics and spans of all systems; the interface of containers with a memory limit."""
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 
@@ -13,3 +14,7 @@ class Bounded(Protocol):
     @property
     def limit_bytes(self) -> int:
         """Estimated memory when full."""
+
+
+Caches = Callable[[], Mapping[str, Bounded]]
+"""Returns the caches of a part of the server, by name; some exist only after the start."""

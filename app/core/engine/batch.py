@@ -65,8 +65,16 @@ class SequenceState(CachedSequence):
     """True if the blocks stay assigned after the end, until `Scheduler.release`."""
 
     __slots__ = (
-        *("arrived", "decodes", "held", "last", "lead", "output_tokens", "place", "priority"),
-        *("running", "written"),
+        "arrived",
+        "decodes",
+        "held",
+        "last",
+        "lead",
+        "output_tokens",
+        "place",
+        "priority",
+        "running",
+        "written",
     )
 
     def __init__(

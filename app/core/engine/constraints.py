@@ -1,6 +1,6 @@
 """The port for constrained replies: values of JSON schemas, texts of patterns and grammars.
 
-The extension `forms` implements it. Without it, requests with such a form are refused.
+Without the extension `forms`, requests with such a form are refused.
 """
 
 from __future__ import annotations
@@ -65,17 +65,23 @@ class SchemaCompiler(Protocol):
         """
 
 
-class Constraints(SchemaCompiler, Protocol):
-    """Compiles schemas, patterns and grammars, and writes texts that satisfy them."""
+class Constraints:
+    """Compiles schemas, patterns and grammars, and writes texts that satisfy them.
 
-    def load(self) -> None:
-        """Imports what compiling needs, off the event loop."""
+    These methods refuse everything; the extension `forms` overrides them.
+    """
+
+    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
+        """See `SchemaCompiler`."""
+        self._refuse()
 
     def refused_keyword(self, schema: object) -> str | None:
         """Returns the keyword for which vLLM refuses a compiled schema; None without one."""
+        return None
 
     def compile_structural_tag(self, tag: str) -> Grammar:
         """Returns the grammar of a structural tag. Raises SchemaError."""
+        self._refuse()
 
     def compile_grammar(self, text: str) -> Grammar:
         """Returns the grammar that `text` describes, in EBNF or Lark's notation.
@@ -83,6 +89,7 @@ class Constraints(SchemaCompiler, Protocol):
         Raises:
             SchemaError: the text is no grammar.
         """
+        self._refuse()
 
     def derive_text(
         self,
@@ -96,46 +103,10 @@ class Constraints(SchemaCompiler, Protocol):
 
         `free_text` writes text where the grammar allows any. Raises SchemaError.
         """
+        self._refuse()
 
     def matching_text(self, pattern: str, rng: Random) -> str:
         """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
-
-
-class NoConstraints:
-    """Refuses every schema, pattern and grammar: the extension `forms` is off."""
-
-    def load(self) -> None:
-        """Does nothing: there is nothing to import."""
-
-    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
-        """Raises SchemaError."""
-        self._refuse()
-
-    def refused_keyword(self, schema: object) -> str | None:
-        """Returns None: no schema is ever compiled."""
-        return None
-
-    def compile_structural_tag(self, tag: str) -> Grammar:
-        """Raises SchemaError."""
-        self._refuse()
-
-    def compile_grammar(self, text: str) -> Grammar:
-        """Raises SchemaError."""
-        self._refuse()
-
-    def derive_text(
-        self,
-        grammar: Grammar,
-        characters: int,
-        rng: Random,
-        settings: ToolSettings,
-        free_text: Callable[[int, Random], str],
-    ) -> str:
-        """Raises SchemaError."""
-        self._refuse()
-
-    def matching_text(self, pattern: str, rng: Random) -> str:
-        """Raises SchemaError."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -14,8 +14,7 @@ from app.core.base.clock.pause import Pace
 from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import FinishedSequence, Recorder
-from app.core.engine.batch import Blocks, LoRASlots
-from app.core.engine.beam_search import BeamSearch
+from app.core.engine.batch import LoRASlots
 from app.core.engine.client import EngineClient
 from app.core.engine.errors import PromptExceedsCacheError
 from app.core.engine.executor import SequenceContext
@@ -93,13 +92,11 @@ class Engine(EngineClient):
         """The slots of sequences with latencies of their own and without a cache."""
         self.executor: SequencePool | StepExecutor
         self._sequence: Callable[..., Any]
-        self._blocks: Blocks[Any] | None
         if profile is None:
             by_priority = scheduling.scheduling_policy == "priority"
             pool = SequencePool(scheduling.max_num_seqs, parts.lora, by_priority, self._context)
             self.executor = pool
             self._sequence = partial(TimedSequence, pool)
-            self._blocks = parts.cache
             if parts.cache is None:
                 self._pool = pool
         else:
@@ -117,7 +114,6 @@ class Engine(EngineClient):
             )
             self.executor = steps
             self._sequence = partial(SteppedSequence, steps)
-            self._blocks = steps.blocks
         parts.recorder.read_load = self._load
         self._ended = Handle(self._active)
         """The handle of requests that end as they are submitted."""
@@ -143,8 +139,8 @@ class Engine(EngineClient):
     def _load(self) -> tuple[int, int, float]:
         executor = self.executor
         used = 0.0
-        if self._blocks is not None:
-            used = 1.0 - self._blocks.free / self._blocks.capacity
+        if executor.blocks is not None:
+            used = 1.0 - executor.blocks.free / executor.blocks.capacity
         return executor.running, executor.queued, used
 
     def _free(self, adapter: str | None) -> int:
@@ -157,8 +153,7 @@ class Engine(EngineClient):
         if not requests:
             return self._ended
         if requests[0].beams:
-            beams = list(zip(requests, self._beams(requests), strict=True))
-            return BeamSearch(self.run, self._context, beams, emit)
+            return self._search(requests, emit)
         replies = [self._model.reply(requests[0])]
         if len(requests) > 1:
             pause_if_due = Pace(self.clock.now)
@@ -166,6 +161,12 @@ class Engine(EngineClient):
                 pause_if_due()
                 replies.append(self._model.reply(request))
         return self.run(requests, replies, emit, awaited)
+
+    def _search(self, requests: ListOf[EngineRequest], emit: Emit) -> Handle:
+        from app.core.engine.beam_search import BeamSearch  # few requests search
+
+        beams = list(zip(requests, self._beams(requests), strict=True))
+        return BeamSearch(self.run, self._context, beams, emit)
 
     def _beams(self, requests: ListOf[EngineRequest]) -> list[Reply]:
         """Returns the beams of each prompt in turn, best first."""

@@ -43,6 +43,8 @@ class SequenceExecutor(Executor):
 
     context: SequenceContext
     is_shut_down = False
+    running: int
+    """Number of sequences that have a place."""
 
     @property
     def waiting(self) -> int:
@@ -81,7 +83,7 @@ class SequenceExecutor(Executor):
 
     def is_idle(self) -> bool:
         """Returns whether no sequence runs or waits."""
-        raise NotImplementedError
+        return not self.running and not self.waiting
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Rejects new sequences; see `concurrent.futures.Executor.shutdown`.

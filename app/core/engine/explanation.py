@@ -342,15 +342,17 @@ class _Case:
         """Names the request whose prompt held a slot for half of this time; only without steps."""
         if self.steps:
             return ""
-        longest: tuple[float, Admission | None] = (0.0, None)
-        for admission in islice(reversed(self._log.admissions), MAX_HOLDERS):
-            starts_before = admission.at_s < to_s and from_s < admission.first_s < inf
-            if admission.key != self.key and starts_before:
-                held_s = min(admission.first_s, to_s) - max(admission.at_s, from_s)
-                if longest[1] is None or (held_s, admission) > longest:
-                    longest = held_s, admission
-        held_s, holder = longest
-        if holder is None or 2 * held_s < to_s - from_s:
+        holders = [
+            (min(admission.first_s, to_s) - max(admission.at_s, from_s), admission)
+            for admission in islice(reversed(self._log.admissions), MAX_HOLDERS)
+            if admission.key != self.key
+            and admission.at_s < to_s
+            and from_s < admission.first_s < inf
+        ]
+        if not holders:
+            return ""
+        held_s, holder = max(holders)
+        if 2 * held_s < to_s - from_s:
             return ""
         return f", one by the prompt of {holder.name}"
 
@@ -443,8 +445,6 @@ class _Sentence:
         return f", {share} of it in steps with other prompts: {content_of(longest, case.key)}"
 
     def _is_slow(self, step: Step) -> bool:
-        if step.prefill_tokens < SLOW_TOKENS:
-            return False
         others = [chunk.tokens for chunk in step.chunks if chunk.key != self._case.key]
         return sum(others) >= SLOW_TOKENS
 

@@ -1,9 +1,8 @@
-"""Operator's commands to the simulated engine: sleep, pause, cache, updates of weights."""
+"""Operator's commands to the simulated engine: sleep, pause and cache."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from hashlib import blake2b
+from collections.abc import Collection
 from typing import Protocol
 
 from gevent.event import Event
@@ -12,17 +11,14 @@ from app.core.base.metrics.recorder import Recorder
 from app.core.engine.engine import Engine
 from app.core.engine.errors import (
     CallerLeftError,
-    CommandFailedError,
     MemoryNotResidentError,
     PauseNotCompleteError,
 )
 from app.core.engine.kvcache.cache import KVCacheManager
-from app.core.engine.wire import MEMORY, PauseMode, woken_by
+from app.core.engine.sleep import MEMORY, PauseMode, woken_by
 
 POLL_S = 0.01
 """Interval, in seconds, at which a pause checks that running requests have ended."""
-TENSOR_NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
-"""Tensor names in checksums; every model has some of these tensors."""
 
 
 class Operations(Protocol):
@@ -188,93 +184,3 @@ class Lifecycle:
     def _resume_if_unblocked(self) -> None:
         if not self._is_blocked:
             self._engine.executor.resume()
-
-
-class WeightUpdates:
-    """Simulates updates of `model`'s weights on `devices`; requests continue meanwhile.
-
-    `transfers` is true if vLLM's `--weight-transfer-config` is set. A method raises
-    CommandFailedError where vLLM rejects the call.
-    """
-
-    def __init__(self, model: str, devices: int, transfers: bool) -> None:
-        self.version = "default"
-        self.devices = devices
-        self._model = model
-        self._transfers = transfers
-        self._connected = False
-        self._updating = False
-        self._content = "loaded"
-
-    def connect(self) -> None:
-        """Connects a trainer."""
-        self._check_configured()
-        self._connected = True
-
-    def disconnect(self) -> None:
-        """Disconnects the trainer."""
-        if self._updating:
-            raise CommandFailedError("A trainer cannot leave during a weight update.")
-        self._connected = False
-
-    def start(self) -> None:
-        """Starts an update."""
-        self._check_configured()
-        if self._updating:
-            raise CommandFailedError(
-                "A weight update is active already: call finish_weight_update first."
-            )
-        self._updating = True
-
-    def start_draft(self) -> None:
-        """Always raises CommandFailedError: there is no draft model to update."""
-        self._check_configured()
-        raise CommandFailedError("There is no draft model whose weights could be updated.")
-
-    def update(self) -> None:
-        """Replaces weights; a failing call ends the update."""
-        self._check_updating("update_weights")
-        if not self._connected:
-            self._updating = False
-            raise CommandFailedError(
-                "Weight transfer is not initialized: call init_weight_transfer_engine first."
-            )
-        self._content += " updated"
-        self._content = blake2b(self._content.encode(), digest_size=8).hexdigest()
-
-    def finish(self, version: str | None) -> None:
-        """Ends an update; the weights get `version` unless it is None."""
-        self._check_updating("finish_weight_update")
-        self._updating = False
-        if version is not None:
-            self.version = version
-
-    def reset(self) -> None:
-        """Sets all weights to zero."""
-        self._content = "zero"
-
-    def checksums(self) -> dict[str, str]:
-        """Returns a digest for each tensor of each device.
-
-        An update or a reset changes all digests.
-        """
-        return {
-            f"dp0:pp0:pcp0:tp{device}:{name}": blake2b(
-                f"{self._model} {device} {name} {self._content}".encode(), digest_size=32
-            ).hexdigest()
-            for device in range(self.devices)
-            for name in TENSOR_NAMES
-        }
-
-    def _check_configured(self) -> None:
-        if not self._transfers:
-            raise CommandFailedError(
-                "Weight transfer is not configured: set weight_transfer_config."
-            )
-
-    def _check_updating(self, name: str) -> None:
-        self._check_configured()
-        if not self._updating:
-            raise CommandFailedError(
-                f"No weight update is active: start_weight_update comes before {name}."
-            )

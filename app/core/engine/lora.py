@@ -1,20 +1,15 @@
-"""LoRA adapters: registry of loaded ones, memory that holds weights, metrics of both."""
+"""LoRA adapters: registry of loaded ones, and the memory that holds weights."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from app.core.base.metrics.families import EngineFamilies
-from app.core.base.metrics.instruments import Family, Gauge
-from app.core.base.metrics.table import ADAPTERS
 from app.core.engine.kvcache.hashing import Adapter
 from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
@@ -32,14 +27,6 @@ class AdapterError(Exception):
 
 class AdapterNotFoundError(AdapterError):
     """No adapter has this name."""
-
-
-def rank_of(path: str) -> int | None:
-    """Reads the rank from the adapter's folder; None if there is no rank."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        rank = msgspec.json.decode((Path(path) / "adapter_config.json").read_bytes())["r"]
-        return rank if isinstance(rank, int) else None
-    return None
 
 
 class LoRARegistry:
@@ -217,47 +204,3 @@ class AdapterMemory:
 
     def _oldest(self, names: list[str]) -> str:
         return next((name for name in names if not self._running[name]), names[0])
-
-
-class LoraResidency:
-    """Metric families of the adapters in `memory`; `rank` returns the rank of an adapter."""
-
-    def __init__(
-        self,
-        memory: AdapterMemory,
-        rank: Callable[[str], int],
-        server: Mapping[str, str],
-        now: Callable[[], float],
-    ) -> None:
-        self._memory = memory
-        self._rank = rank
-        self._server = server
-        self._ranks: dict[str, int] = {}
-        """Ranks of the adapters in memory; each is looked up once."""
-        self._families = EngineFamilies(ADAPTERS, server, now)
-        self._families.counter("max_gpu_lora_adapters").value = memory.max_gpu
-
-    def render(self) -> str:
-        """Returns the families in the text format of Prometheus."""
-        memory = self._memory
-        counter = self._families.counter
-        levels = dict(memory)
-        self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}
-        on_gpu = [name for name, level in levels.items() if level == "gpu"]
-        counter("num_cpu_loaded_lora_adapters").value = len(levels)
-        counter("num_gpu_loaded_lora_adapters").value = len(on_gpu)
-        for transition, times in (("load", memory.loads), ("activate", memory.activations)):
-            histogram = self._families.histogram("lora_adapter_load_seconds", transition=transition)
-            histogram.counts[0] = times
-        loaded: Family[Gauge] = Family(
-            "vllm:lora_adapter_loaded", "1 for an adapter in memory.", Gauge, kind="gauge"
-        )
-        for name, level in levels.items():
-            labels = {
-                "adapter_name": name,
-                "level": level,
-                "pinned": "false",
-                "rank": str(self._ranks[name]),
-            }
-            loaded.labels(**self._server, **labels).value = 1
-        return loaded.render() + self._families.render()

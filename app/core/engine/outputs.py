@@ -11,6 +11,7 @@ from itertools import chain, count
 from typing import Literal, TypeVar, overload
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 StopCause = Literal["stop", "length", "abort", "cache_threshold", "content_filter"]
 T = TypeVar("T", covariant=True)
@@ -99,14 +100,12 @@ class Tokens(Struct, gc=False):
         return self._slice(slice(count), None), self._slice(slice(count, None), self.finish)
 
     def _slice(self, positions: slice, finish: Finish | None) -> Tokens:
-        return Tokens(
-            index=self.index,
+        return replace(
+            self,
             texts=self.texts[positions],
             ids=self.ids[positions],
-            at_s=self.at_s,
             logprobs=self.logprobs and self.logprobs[positions],
             finish=finish,
-            part=self.part,
         )
 
 
@@ -139,15 +138,7 @@ class TokenBacklog:
             tail.at_s = output.at_s
             tail.finish = output.finish
             return
-        tail = Tokens(
-            index=output.index,
-            texts=[*output.texts],
-            ids=[*output.ids],
-            at_s=output.at_s,
-            logprobs=output.logprobs,
-            finish=output.finish,
-            part=output.part,
-        )
+        tail = replace(output, texts=[*output.texts], ids=[*output.ids])
         self._tails[output.index] = tail
         waiting.append(tail)
 

@@ -18,8 +18,15 @@ class ReplySequence(Sequence):
     """A choice with a known reply. Due tokens of one part are sent in one output."""
 
     __slots__ = (
-        *("_context", "_delays", "_ids", "_part", "_part_end", "_parts_done"),
-        *("_position", "_reply", "_texts"),
+        "_context",
+        "_delays",
+        "_ids",
+        "_part",
+        "_part_end",
+        "_parts_done",
+        "_position",
+        "_reply",
+        "_texts",
     )
     fills_cache = True
     """True where the sequence fills blocks of the KV cache itself, token by token.

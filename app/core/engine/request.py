@@ -13,12 +13,13 @@ from typing import NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.engine.choice_request import ChoiceRequest, Sampling
 from app.core.engine.constraints import Grammar
 from app.core.engine.outputs import Finish, Part, StopCause, TokenLogprob
-from app.core.engine.wire import ChoiceRequest, Sampling
 
 STOP = Finish("stop")
 LENGTH = Finish("length")
+REASONING = Part("reasoning")
 JsonSchema = Mapping[str, object] | bool
 Span = tuple[int, Part | None]
 """Number of the last token + 1, and the part of tokens up to there."""
@@ -80,6 +81,17 @@ class ScriptedReply(Struct, frozen=True, kw_only=True):
     per_token_s: float = 0.0
     token_delays: Mapping[int, float] = {}
     """Token number, from 0, to the wait before that token."""
+
+    def delays(self, tokens: int) -> list[tuple[int, float]]:
+        """Returns the waits, as token number and seconds, for a reply of `tokens` tokens."""
+        delays: dict[int, float] = {}
+        if self.per_token_s:
+            delays = dict.fromkeys(range(1, tokens), self.per_token_s)
+        if self.first_token_s:
+            delays[0] = self.first_token_s
+        for token, seconds in self.token_delays.items():
+            delays[token] = delays.get(token, 0.0) + seconds
+        return list(delays.items())
 
 
 class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
@@ -256,6 +268,25 @@ def joined(first: Reply, second: Reply) -> Reply:
         finish=second.finish,
         spans=without_empty(spans),
     )
+
+
+def as_thoughts(reply: Reply) -> Reply:
+    """Returns a reply that consists of thoughts."""
+    return replace(reply, spans=[(len(reply.texts), REASONING)])
+
+
+class RecordedReply(Struct, frozen=True):
+    """A recorded reply, cut to the limit: `texts[i]` is the text of token `ids[i]`."""
+
+    ids: Sequence[int]
+    texts: Sequence[str]
+    missing: int
+    """Tokens to append so that the reply has its minimum length."""
+    reached_limit: bool
+    """The reply reaches its limit, missing tokens included.
+
+    It finishes with `length`, else with `stop`.
+    """
 
 
 class Model(Protocol):

@@ -188,8 +188,7 @@ class Scheduler(Generic[S]):
             self.waiting.left(sequence)
 
     def _forget(self, sequence: S) -> None:
-        if sequence.held:
-            self.blocks.release(sequence, sequence.held, 0)
+        self.release(sequence)
         self.blocks.forget(sequence)
 
     def _continue(self, batch: Batch[S]) -> bool:

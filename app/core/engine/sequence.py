@@ -42,18 +42,23 @@ class Sequence(SequenceState):
 
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
-        *(
-            "_emit",
-            "_first_s",
-            "created_future",
-            "_handle",
-            "_last_s",
-            "_leave",
-            "_now",
-            "_recorder",
-        ),
-        *("_take_token", "adapter", "begun", "over", "queued_s", "request", "scheduled_s"),
-        *("tokens", "watches"),
+        "_emit",
+        "_first_s",
+        "_handle",
+        "_last_s",
+        "_leave",
+        "_now",
+        "_recorder",
+        "_take_token",
+        "adapter",
+        "begun",
+        "created_future",
+        "over",
+        "queued_s",
+        "request",
+        "scheduled_s",
+        "tokens",
+        "watches",
     )
 
     def __init__(

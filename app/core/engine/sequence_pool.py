@@ -32,6 +32,7 @@ class SequencePool(SequenceExecutor):
         self.paused = False
         self.queue: WaitingQueue[TimedSequence] = WaitingQueue(lora, by_priority)
         self.context = context
+        self.blocks = context.cache
         self.watch_queue: Callable[[float], None] | None = None
         """Receives the time when the queue may wait for something else than before."""
         self.watch_start: Callable[[TimedSequence], None] | None = None
@@ -44,10 +45,6 @@ class SequencePool(SequenceExecutor):
         return len(self.queue.members)
 
     queued = waiting
-
-    def is_idle(self) -> bool:
-        """Returns whether no sequence runs or waits."""
-        return not self.running and not self.queue.members
 
     def not_started(self) -> Iterable[TimedSequence]:
         """Returns the waiting sequences, in order of arrival."""

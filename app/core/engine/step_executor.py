@@ -106,7 +106,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._is_in_turn = False
 
     @property
-    def running(self) -> int:
+    def running(self) -> int:  # type: ignore[override]  # the scheduler counts them
         """Number of running sequences."""
         return len(self.scheduler.running)
 
@@ -119,10 +119,6 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
     def waiting(self) -> int:
         """Number of waiting sequences, including those in the front end."""
         return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
-
-    def is_idle(self) -> bool:
-        """Returns whether no sequence runs or waits."""
-        return not self.running and not self.waiting
 
     def not_started(self) -> Iterator[SteppedSequence]:
         """Yields the waiting sequences, without preempted ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 
 from app.core.engine.batch import Phase, SequenceStatus
 from app.core.engine.executor import SequenceExecutor
@@ -55,14 +56,6 @@ class SteppedSequence(ReplySequence):
             first_s=self._first_s,
         )
 
-    def hand_out(self, at_s: float, count: int) -> None:
-        """Emits `count` tokens, due at `at_s`; an error of the writer ends the sequence."""
-        try:
-            self.take(at_s, count)
-        except Exception as error:
-            log.exception("a token could not be handed out")
-            self.fail(error)
-
     def preempted(self) -> None:
         """Counts the preemption."""
         if not self.over:
@@ -70,34 +63,44 @@ class SteppedSequence(ReplySequence):
             if self.adapter is not None:
                 self._recorder.adapter_moved(self, self.adapter, "waiting")
 
-    def take(self, at_s: float, count: int) -> None:
-        """Emits the next `count` tokens, due at `at_s`, or postpones them by deliberate delays."""
+    def hand_out(self, at_s: float, count: int) -> None:
+        """Emits the next `count` tokens, due at `at_s`, or postpones them by deliberate delays.
+
+        An error of the writer ends the sequence.
+        """
         take_token = self._take_token
         start = self._position
-        if (
-            take_token is not None
-            and count == 1
-            and start
-            and start + 1 < self._part_end
-            and self._part is None
-        ):
-            self._position = start + 1
-            self._recorder.decoded(1, at_s - self._last_s, at_s)
-            self.tokens += 1
-            self._last_s = at_s
-            take_token(self._texts[start], self._ids[start], at_s)
-            return
-        if self._delays is not None:
-            for number in range(self._promised, self._promised + count):
-                self._shift_s += self._delays.get(number, 0.0)
-            self._promised += count
-            if self._shift_s:
-                due_s = at_s + self._shift_s
-                self._late.append((due_s, count))
-                if len(self._late) == 1:
-                    self._context.wheel.add(due_s, self)
-                return
-        self._emit_parts(at_s, count)
+        try:
+            if (
+                take_token is not None
+                and count == 1
+                and start
+                and start + 1 < self._part_end
+                and self._part is None
+            ):
+                self._position = start + 1
+                self._recorder.decoded(1, at_s - self._last_s, at_s)
+                self.tokens += 1
+                self._last_s = at_s
+                take_token(self._texts[start], self._ids[start], at_s)
+            elif self._delays is None or not self._postpone(self._delays, at_s, count):
+                self._emit_parts(at_s, count)
+        except Exception as error:
+            log.exception("a token could not be handed out")
+            self.fail(error)
+
+    def _postpone(self, delays: Mapping[int, float], at_s: float, count: int) -> bool:
+        """Postpones the next `count` tokens by deliberate delays; returns False without any."""
+        for number in range(self._promised, self._promised + count):
+            self._shift_s += delays.get(number, 0.0)
+        self._promised += count
+        if not self._shift_s:
+            return False
+        due_s = at_s + self._shift_s
+        self._late.append((due_s, count))
+        if len(self._late) == 1:
+            self._context.wheel.add(due_s, self)
+        return True
 
     def run_due(self, now_s: float) -> float | None:
         """Emits delayed tokens that are due; returns the due time of the next one."""

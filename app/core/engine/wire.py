@@ -7,19 +7,16 @@ Moments are monotonic seconds, on the clock that all processes of a machine shar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from app.core.engine.choice_request import ChoiceRequest, Sampling
 from app.core.engine.kvcache.events import PublisherSettings
 from app.core.engine.kvcache.hashing import Algorithm
+from app.core.engine.sleep import PauseMode
 from config.sections.engine import SpeculativeConfig
 
-DEEPEST_SLEEP: Final = 2
-MEMORY: Final = frozenset(("weights", "kv_cache"))
-
-PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
 
 
@@ -67,68 +64,6 @@ class EngineProcessOptions(EngineSizes, frozen=True, kw_only=True, omit_defaults
     max_queue_size: int = 10_000
     kv_events: PublisherSettings | None = None
     log_level: str = "INFO"
-
-
-class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling parameters, with vLLM's names and meanings."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = {}
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-    skip_special_tokens: bool = True
-
-
-class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Thoughts before a text that has a form: any tokens up to `end_id`."""
-
-    end_id: int
-    begin_id: int | None = None
-    """Token that begins the thoughts; None: the prompt has begun the thoughts."""
-
-
-class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Required form of a text: one of these fields."""
-
-    json_schema: str | None = None
-    regex: str | None = None
-    choices: tuple[str, ...] = ()
-    grammar: str | None = None
-    structural_tag: str | None = None
-    thoughts: Thoughts | None = None
-    """None: the form holds from the first token."""
-
-
-class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields of `EngineRequest` that an engine in another process needs, too."""
-
-    request_id: str
-    prompt_ids: Sequence[int]
-    max_tokens: int
-    """Maximum reply tokens, already limited to the context's remaining room."""
-    arrival_s: float
-    """In monotonic seconds."""
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = frozenset()
-    include_stop: bool = False
-    seed: int | None = None
-    logprobs: int | None = None
-    """Alternatives wanted per generated token; None when no log probabilities are wanted."""
-    prompt_logprobs: int | None = None
-    form: TextForm | None = None
-    priority: int = 0
-    """Lower runs earlier, under a scheduling policy with priorities."""
-    cache_salt: str | None = None
-    """Prompts with different salts share no cached block."""
 
 
 class EngineCoreRequest(
@@ -260,14 +195,3 @@ class CommandResult(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 Notice: TypeAlias = Ready | EngineCoreOutput | EngineLoad | PublishedEvents | CommandResult
-
-
-def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:
-    """Returns the memory that `wake_up` restores.
-
-    The result is all memory that `tags` name, or nothing if one tag is not asleep.
-    """
-    woken = set(asleep)
-    if tags is not None:
-        woken = set(tags) - {"scheduling"}
-    return woken if woken <= set(asleep) else set()

@@ -7,13 +7,13 @@ one of OpenAI's six kinds, or have any other role with text or parts. A message 
 them is reported as an invalid developer message, the first kind that vLLM tries.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, TypeGuard
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.core.protocol import common, rules
-from app.core.protocol.coercion import ConversionError, JsonObject, format_param
+from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, format_param
 from app.core.protocol.decoding import RawRequest
 from app.core.protocol.options import Effort, GenerationFields, Tool, ToolChoice
 from app.core.protocol.rules import get_field
@@ -258,11 +258,11 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     mm_processor_kwargs: JsonObject | None = None
     return_prompt_text: bool | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[LaxFields] = {
         "messages": convert_messages,
         "tool_choice": ToolChoice,
     }
-    rule_defaults: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
+    rule_defaults: ClassVar[JsonObject] = {"messages": [], "tool_choice": "none"}
 
     def __post_init__(self) -> None:
         if self.tool_choice is UNSET:
@@ -319,7 +319,7 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     early_stopping: bool = False
     guided_decoding_backend: str | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
+    lax_fields: ClassVar[LaxFields] = {"messages": convert_conversations}
 
     def check_rules(self: "BatchChatRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""

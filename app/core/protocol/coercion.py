@@ -9,13 +9,14 @@ client's ``param``. Start reading at `convert`.
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import FunctionType, NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT, Struct, UnsetType
+from msgspec import Struct, UnsetType
+from msgspec.structs import FieldInfo
+from msgspec.structs import fields as fields_of
 
 T = TypeVar("T", bound=Struct)
 K = TypeVar("K", str, int)
@@ -23,12 +24,13 @@ Converter = Callable[[object], object]
 Path = tuple[str | int, ...]
 """Keys and list indexes that lead from a body to a value."""
 
+LaxFields = Mapping[str, Hashable]
+"""Names of fields, each with a wider annotation or a function, for the lax conversion."""
 JsonObject = dict[str, object]
 """A JSON object of a client, with unchecked contents."""
 
 INTEGER_PATTERN = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 MAX_DIGITS = 4300
-SCALAR_TYPES = (str, int, float, bool, object)
 BOOLEAN_WORDS = {
     **dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True),
     **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),
@@ -63,8 +65,7 @@ def convert(kind: type[T], value: object) -> T:
         ConversionError: A value does not fit.
         ApiError: A struct's ``__post_init__`` rejects its values.
     """
-    struct = _converter(kind)(value)
-    assert isinstance(struct, kind)
+    struct: T = convert_value(kind, value)
     return struct
 
 
@@ -134,72 +135,74 @@ def _to_boolean(value: object) -> bool:
 
 @cache
 def _converter(annotation: object) -> Converter:
-    origin = get_origin(annotation)
-    args = get_args(annotation)
-    if annotation in SCALAR_TYPES:
-        return _converter_of_scalar(annotation)
-    if origin is Annotated:
-        return StrictConverter(annotation, convert_first=_converter(args[0]))
-    if origin is Literal:
-        return StrictConverter(annotation, convert_first=unconverted)
-    if origin is list:
-        is_scalar = args[0] in SCALAR_TYPES or get_origin(args[0]) is Annotated
-        return ListConverter(annotation if is_scalar else None, _converter(args[0]))
-    if origin is dict:
-        return MappingConverter(_converter(args[1]))
-    if origin in (Union, UnionType):
-        return _converter_of_union(args)
-    if isinstance(annotation, type) and issubclass(annotation, Struct):
-        return _converter_of_struct(annotation)
-    raise TypeError(f"no lax conversion for {annotation!r}")
-
-
-def _converter_of_scalar(kind: object) -> Converter:
-    converters: Mapping[object, Converter] = {
+    scalar_converters: Mapping[object, Converter] = {
         str: _to_string,
         int: _to_integer,
         float: _to_number,
         bool: _to_boolean,
         object: unconverted,
     }
-    return converters[kind]
+    if annotation in scalar_converters:
+        return scalar_converters[annotation]
+    origin = get_origin(annotation)
+    args = get_args(annotation)
+    if origin is Annotated:
+        return _strict_converter(annotation, _converter(args[0]))
+    if origin is Literal:
+        return _strict_converter(annotation, unconverted)
+    if origin is list:
+        has_scalars = args[0] in scalar_converters or get_origin(args[0]) is Annotated
+        return _list_converter(annotation, _converter(args[0]), has_scalars)
+    if origin is dict:
+        return _object_converter(_converter(args[1]))
+    if origin in (Union, UnionType):
+        return _converter_of_members(args)
+    if isinstance(annotation, type) and issubclass(annotation, Struct):
+        return _struct_converter(annotation)
+    raise TypeError(f"no lax conversion for {annotation!r}")
 
 
-def _converter_of_union(members: tuple[object, ...]) -> Converter:
-    nullable = NoneType in members
-    branches = [member for member in members if member not in (NoneType, UnsetType)]
-    structs = [kind for kind in branches if isinstance(kind, type) and issubclass(kind, Struct)]
-    if len(structs) == len(branches) and all(kind.__struct_config__.tag for kind in structs):
-        return TaggedConverter(
-            nullable=nullable,
-            tag_field=structs[0].__struct_config__.tag_field or "type",
-            by_tag={kind.__struct_config__.tag: _converter(kind) for kind in structs},
-        )
-    return UnionConverter(
-        nullable=nullable,
-        by_exact_type={
-            branch: _converter(branch) for branch in branches if branch in (str, int, float)
-        },
-        converters=[_converter(branch) for branch in branches],
-    )
+def _strict_converter(annotation: object, convert_first: Converter) -> Converter:
+    """Converts with `convert_first`, and then requires the constraints of `annotation`."""
+
+    def convert_strictly(value: object) -> object:
+        value = convert_first(value)
+        try:
+            return msgspec.convert(value, annotation)
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            # UnicodeEncodeError: msgspec cannot compare a lone surrogate with the words of an enum.
+            expected = str(error).removeprefix("Expected ")
+            expected = expected.replace("Invalid enum value", "another value than")
+            raise ConversionError(expected) from None
+
+    return convert_strictly
 
 
-def _converter_of_struct(kind: type[Struct]) -> Converter:
-    lax_fields: dict[str, Hashable] = getattr(kind, "lax_fields", {})
-    fields: list[Field] = []
-    for field in msgspec.structs.fields(kind):
-        converter = lax_fields.get(field.name, field.type)
-        if not isinstance(converter, FunctionType):
-            converter = _converter(converter)
-        fields.append(
-            Field(
-                name=field.name,
-                key=field.encode_name,
-                required=field.default is NODEFAULT and field.default_factory is NODEFAULT,
-                convert=converter,
-            )
-        )
-    return StructConverter(kind, fields)
+def _list_converter(annotation: object, convert_item: Converter, has_scalars: bool) -> Converter:
+    """Converts a list; msgspec usually converts a list of scalars in one call."""
+
+    def convert_list(value: object) -> object:
+        if not isinstance(value, list):
+            raise ConversionError("a list")
+        if has_scalars:
+            try:
+                return msgspec.convert(value, annotation)
+            except (msgspec.ValidationError, UnicodeEncodeError):
+                pass
+        return [element for _, element in _convert_items(convert_item, enumerate(value))]
+
+    return convert_list
+
+
+def _object_converter(convert_item: Converter) -> Converter:
+    """Converts the values of a JSON object."""
+
+    def convert_object(value: object) -> object:
+        if not isinstance(value, dict):
+            raise ConversionError("an object")
+        return dict(_convert_items(convert_item, value.items()))
+
+    return convert_object
 
 
 def _convert_items(
@@ -212,77 +215,34 @@ def _convert_items(
             raise error.prefixed(step) from None
 
 
-@dataclass(frozen=True, slots=True)
-class StrictConverter:
-    """Converts with `convert_first`, and then requires the constraints of an annotation."""
+def _converter_of_members(members: tuple[object, ...]) -> Converter:
+    branches = [member for member in members if member not in (NoneType, UnsetType)]
+    structs = [kind for kind in branches if isinstance(kind, type) and issubclass(kind, Struct)]
+    if len(structs) == len(branches) and all(kind.__struct_config__.tag for kind in structs):
+        convert_member = _tagged_converter(structs)
+    else:
+        convert_member = _union_converter(branches)
+    if NoneType not in members:
+        return convert_member
 
-    annotation: object
-    convert_first: Converter
-
-    def __call__(self, value: object) -> object:
-        """Returns the converted value, or raises `ConversionError`."""
-        value = self.convert_first(value)
-        try:
-            return msgspec.convert(value, self.annotation)
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            # UnicodeEncodeError: msgspec cannot compare a lone surrogate with the words of an enum.
-            expected = str(error).removeprefix("Expected ")
-            expected = expected.replace("Invalid enum value", "another value than")
-            raise ConversionError(expected) from None
-
-
-@dataclass(frozen=True, slots=True)
-class ListConverter:
-    """Converts a list.
-
-    `scalars` is the annotation of a list of scalars, which msgspec usually converts in one call.
-    """
-
-    scalars: object
-    convert_item: Converter
-
-    def __call__(self, value: object) -> object:
-        """Returns the converted list, or raises `ConversionError`."""
-        if not isinstance(value, list):
-            raise ConversionError("a list")
-        if self.scalars is not None:
-            try:
-                return msgspec.convert(value, self.scalars)
-            except (msgspec.ValidationError, UnicodeEncodeError):
-                pass
-        return [element for _, element in _convert_items(self.convert_item, enumerate(value))]
-
-
-@dataclass(frozen=True, slots=True)
-class MappingConverter:
-    """Converts the values of a JSON object."""
-
-    convert_item: Converter
-
-    def __call__(self, value: object) -> JsonObject:
-        """Returns the converted object, or raises `ConversionError`."""
-        if not isinstance(value, dict):
-            raise ConversionError("an object")
-        return dict(_convert_items(self.convert_item, value.items()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnionConverter:
-    """Converts to the member of the value's exact type, else to the first member that fits."""
-
-    nullable: bool
-    by_exact_type: Mapping[object, Converter]
-    converters: Iterable[Converter]
-
-    def __call__(self, value: object) -> object:
-        """Returns the converted value, or raises the first member's `ConversionError`."""
-        if value is None and self.nullable:
+    def convert_nullable(value: object) -> object:
+        if value is None:
             return None
-        convert_exact = self.by_exact_type.get(type(value))
-        if convert_exact is not None:
-            return convert_exact(value)
+        return convert_member(value)
+
+    return convert_nullable
+
+
+def _union_converter(branches: Iterable[object]) -> Converter:
+    """Converts to the member of the value's exact type, else to the first member that fits."""
+    converters = {branch: _converter(branch) for branch in branches}
+
+    def convert_union(value: object) -> object:
+        exact_type = type(value)
+        if exact_type in (str, int, float) and exact_type in converters:
+            return converters[exact_type](value)
         failures: list[tuple[str, Path]] = []  # no exceptions: they would refer to this frame
-        for convert_member in self.converters:
+        for convert_member in converters.values():
             try:
                 return convert_member(value)
             except ConversionError as error:
@@ -291,68 +251,66 @@ class UnionConverter:
         alternatives = [expected for expected, path in failures if path == first_path]
         raise ConversionError(", or ".join(alternatives), *first_path)
 
+    return convert_union
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedConverter:
+
+def _tagged_converter(structs: Iterable[type[Struct]]) -> Converter:
     """Converts to the struct with the value's tag; the path of an error includes the tag."""
+    converters: dict[object, Converter] = {}
+    for kind in structs:
+        converters[kind.__struct_config__.tag] = _converter(kind)
+        tag_field = kind.__struct_config__.tag_field or "type"
 
-    nullable: bool
-    tag_field: str
-    by_tag: Mapping[object, Converter]
-
-    def __call__(self, value: object) -> object:
-        """Returns the struct, or raises `ConversionError`."""
-        if value is None and self.nullable:
-            return None
-        tag = value.get(self.tag_field) if isinstance(value, dict) else None
-        if not isinstance(tag, str) or tag not in self.by_tag:
-            raise ConversionError(
-                f"{self.tag_field} to be one of {', '.join(map(str, self.by_tag))}"
-            )
+    def convert_tagged(value: object) -> object:
+        tag = value.get(tag_field) if isinstance(value, dict) else None
+        if not isinstance(tag, str) or tag not in converters:
+            raise ConversionError(f"{tag_field} to be one of {', '.join(map(str, converters))}")
         try:
-            return self.by_tag[tag](value)
+            return converters[tag](value)
         except ConversionError as error:
             raise error.prefixed(tag) from None
 
-
-class Field(NamedTuple):
-    """One field of a struct: its attribute, its key in JSON, and its converter."""
-
-    name: str
-    key: str
-    required: bool
-    convert: Converter
+    return convert_tagged
 
 
-@dataclass(frozen=True, slots=True)
-class StructConverter:
+def _field_converters(kind: type[Struct]) -> Iterator[tuple[FieldInfo, Converter]]:
+    lax_fields: LaxFields = getattr(kind, "lax_fields", {})
+    for field in fields_of(kind):
+        convert_field = lax_fields.get(field.name, field.type)
+        if not isinstance(convert_field, FunctionType):
+            convert_field = _converter(convert_field)
+        yield field, convert_field
+
+
+def _struct_converter(kind: type[Struct]) -> Converter:
     """Converts a JSON object to a struct of type `kind`."""
+    fields = [*_field_converters(kind)]
 
-    kind: type[Struct]
-    fields: Iterable[Field]
-
-    def __call__(self, value: object) -> Struct:
+    def convert_struct(value: object) -> object:
         """Converts every field, and raises the first `ConversionError`.
 
         An `ApiError` of any field takes precedence.
         """
-        if isinstance(value, self.kind):
+        if isinstance(value, kind):
             return value
         if not isinstance(value, dict):
             raise ConversionError("an object")
         arguments: JsonObject = {}
         failures: list[tuple[str, Path]] = []
-        for field in self.fields:
+        for field, convert_field in fields:
+            key = field.encode_name
             try:
-                if field.key in value:
-                    arguments[field.name] = field.convert(value[field.key])
+                if key in value:
+                    arguments[field.name] = convert_field(value[key])
                 elif field.required:
                     raise ConversionError("a value, it is missing")
             except ConversionError as error:
-                failures.append((error.expected, (field.key, *error.path)))
-        if self.kind.__struct_config__.forbid_unknown_fields:
-            unknown_keys = value.keys() - {field.key for field in self.fields}
+                failures.append((error.expected, (key, *error.path)))
+        if kind.__struct_config__.forbid_unknown_fields:
+            unknown_keys = value.keys() - {field.encode_name for field, _ in fields}
             failures += [("no such field", (key,)) for key in sorted(unknown_keys)]
         for expected, path in failures:
             raise ConversionError(expected, *path)
-        return self.kind(**arguments)
+        return kind(**arguments)
+
+    return convert_struct

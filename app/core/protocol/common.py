@@ -19,7 +19,6 @@ HOLE = Raw(GAP)
 """A field of a template that is filled in later."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Figure = float | None | UnsetType
 ECTransferParams = Mapping[str, Mapping[str, str | int]]
 """`ec_transfer_params` of an encoder's answer: locations of encodings by item hash."""
 PromptLogprobs = Sequence[Mapping[str, object] | None]
@@ -63,6 +62,17 @@ class Usage(Struct):
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | None | UnsetType = UNSET
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, missing: None | UnsetType = None) -> Usage:
+    """Returns the usage of these counts; `missing` stands for the details."""
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        completion_tokens=completion_tokens,
+        prompt_tokens_details=missing,
+        completion_tokens_details=missing,
+    )
 
 
 class UsageOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,12 +143,16 @@ class PerRequestMetrics(Struct):
     Times are in milliseconds. `tokens_per_second` covers the time from scheduling to the end.
     """
 
-    time_to_first_token_ms: Figure = None
-    generation_time_ms: Figure = None
-    queue_time_ms: Figure = None
-    mean_itl_ms: Figure = None
-    tokens_per_second: Figure = None
-    speculative_decoding: None | UnsetType = None
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+    speculative_decoding: None = None
+
+
+class KnownMetrics(PerRequestMetrics, omit_defaults=True):
+    """`metrics` of a chunk, which omits unknown times."""
 
 
 class ChunkHead(Struct):

@@ -1,12 +1,12 @@
 """``POST /v1/completions``: the body and its answers, with keys in vLLM's order."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, cast
 
 from msgspec import Raw, Struct
 
 from app.core.protocol import common, rules
-from app.core.protocol.coercion import convert_value
+from app.core.protocol.coercion import LaxFields, convert_value
 from app.core.protocol.decoding import RawRequest
 from app.core.protocol.options import GenerationFields, Natural
 from app.core.server.http.errors import bad_request
@@ -43,7 +43,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt_embeds: str | list[str] | None = None
     add_special_tokens: bool = True
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {"prompt": convert_prompt}
+    lax_fields: ClassVar[LaxFields] = {"prompt": convert_prompt}
 
     def __post_init__(self) -> None:
         if self.max_tokens is None:
@@ -59,7 +59,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     def check_rules(self: "CompletionRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""
-        for name, value in (("prompt", self.prompt), ("prompt_embeds", self.prompt_embeds)):
+        for name in ("prompt", "prompt_embeds"):
+            value = getattr(self, name)
             if not isinstance(value, list) or len(value) <= MAX_PROMPTS:
                 continue
             if not set(map(type, value)) <= {int, bool}:

@@ -7,7 +7,7 @@ vLLM's order: not JSON; the request's rules, on raw values; the schema. A body i
 """
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
@@ -16,7 +16,14 @@ import msgspec
 from msgspec import Struct
 
 from app.core.base.clock.pause import pause_if_possible
-from app.core.protocol.coercion import ConversionError, JsonObject, Path, convert, format_param
+from app.core.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    LaxFields,
+    Path,
+    convert,
+    format_param,
+)
 from app.core.protocol.rules import check_unicode
 from app.core.server.http.errors import ApiError, malformed
 
@@ -25,7 +32,6 @@ LARGE_BODY_BYTES = 1 << 17
 """Size of a body above which other requests may run before the body's rules are checked."""
 
 T = TypeVar("T", bound="Request")
-U = TypeVar("U", bound="Request")
 S = TypeVar("S", bound=Struct)
 
 
@@ -39,8 +45,8 @@ class Request(Struct, kw_only=True):
     `rule_defaults` maps missing fields to the values that rules see instead of None.
     """
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {}
-    rule_defaults: ClassVar[Mapping[str, object]] = {}
+    lax_fields: ClassVar[LaxFields] = {}
+    rule_defaults: ClassVar[JsonObject] = {}
 
     @classmethod
     def error_path(cls, values: JsonObject, path: Path) -> Path:
@@ -90,19 +96,8 @@ class UnparsableBodyError(ApiError):
         return msgspec.json.encode({"detail": self.message})
 
 
-def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
-    """Returns the request in `body`; unknown fields are accepted.
-
-    Raises:
-        ApiError: Status 400 for an invalid body.
-    """
-    return decode_first(body, content_type, (kind,))
-
-
-def decode_first(
-    body: bytes, content_type: str | None, kinds: tuple[type[T]] | tuple[type[T], type[U]]
-) -> T | U:
-    """Returns the request in `body` as the first of `kinds` that fits.
+def decode(body: bytes, content_type: str | None, *kinds: type[T]) -> T:
+    """Returns the request in `body` as the first of `kinds` that fits; accepts unknown fields.
 
     Raises:
         ApiError: Status 400 for an invalid body: the error of the last kind.
@@ -115,9 +110,7 @@ def decode_first(
     values = _parse_json(body) if body else None
     if not isinstance(values, dict):
         raise malformed("body: a JSON object is needed", "body")
-    converted = _convert_first(values, kinds, body)
-    assert isinstance(converted, kinds)
-    return converted
+    return _convert_first(values, kinds, body)
 
 
 def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
@@ -146,9 +139,7 @@ def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
         param = f"body.{kind.__struct_fields__[0]}"
         raise malformed(f"{param}: expected an object around it", param)
     fields = {name: value for name, value in (values or {}).items() if value is not None}
-    request = _convert_first(fields, (kind,), body)
-    assert isinstance(request, kind)
-    return request
+    return _convert_first(fields, (kind,), body)
 
 
 def read_json(body: bytes) -> object:
@@ -223,7 +214,7 @@ def _parse_json(body: bytes) -> object:
         raise UnparsableBodyError from None
 
 
-def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: bytes) -> Request:
+def _convert_first(values: JsonObject, kinds: Sequence[type[T]], body: bytes) -> T:
     for kind in kinds:
         kind.check_rules(RawRequest(values, kind.rule_defaults))
     for kind in kinds:

@@ -1,13 +1,12 @@
 """Bodies of routes that tokenize prompts, or that score pods by their cached blocks."""
 
-from collections.abc import Hashable, Mapping
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
 from app.core.protocol import rules
 from app.core.protocol.chat import Message, convert_messages
-from app.core.protocol.coercion import JsonObject
+from app.core.protocol.coercion import JsonObject, LaxFields
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.protocol.options import INT64_MAX, Tool
 
@@ -29,7 +28,7 @@ class TokenizeChatRequest(Request, kw_only=True):
     mm_processor_kwargs: JsonObject | None = None
     tools: list[Tool] | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
+    lax_fields: ClassVar[LaxFields] = {"messages": convert_messages}
 
     def check_rules(self: "TokenizeChatRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""
@@ -95,5 +94,8 @@ class ScoreTokensRequest(Request, kw_only=True):
     media: list[MediaSpan] | None = None
 
 
-TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
+TOKENIZE_REQUESTS: tuple[type[TokenizeChatRequest | TokenizePromptRequest], ...] = (
+    TokenizeChatRequest,
+    TokenizePromptRequest,
+)
 """The two forms of a body of ``POST /tokenize``, in order of trial."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.protocol.chat import ChatCompletionRequest
@@ -136,6 +137,13 @@ class ModelLimits:
         return not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size
 
 
+def check_media_options(request: Struct) -> None:
+    """Raises `ApiError` for options of media: the served model takes text only."""
+    for option in ("mm_processor_kwargs", "media_io_kwargs"):
+        if getattr(request, option, None):
+            raise bad_request(f"{option} is for models that take more than text.", option)
+
+
 def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
     """Raises `ApiError` for JSON that nests deeper than `levels` objects and lists."""
     if isinstance(schema, dict):
@@ -213,11 +221,11 @@ class ValidatedRequest(Generic[R]):
         self.n = 1 if request.n is None else request.n
         self.requested, max_tokens_field = requested_max_tokens(request)
         """The request's own limit of generated tokens."""
-        if not 1 <= self.n <= MAX_CHOICES:
-            raise _choice_count_error(self.n)
-        for option in ("mm_processor_kwargs", "media_io_kwargs"):
-            if getattr(request, option, None):
-                raise bad_request(f"{option} is for models that take more than text.", option)
+        if self.n < 1:
+            raise bad_request(f"n must be at least 1, got {self.n}")
+        if self.n > MAX_CHOICES:
+            raise bad_request(f"n must be at most {MAX_CHOICES}, got {self.n}")
+        check_media_options(request)
         context_tokens = limits.max_model_len
         for param, tokens in (
             (max_tokens_field, self.requested),
@@ -231,9 +239,12 @@ class ValidatedRequest(Generic[R]):
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.seed = None if request.seed == -1 else request.seed
         self.greedy = request.temperature is not None and request.temperature < GREEDY_BELOW
-        logprobs = request.logprobs if isinstance(request, CompletionRequest) else None
-        if isinstance(request, ChatCompletionRequest) and request.logprobs:
-            logprobs = request.top_logprobs
+        if isinstance(request, ChatCompletionRequest):
+            echo_logprobs = request.top_logprobs
+            logprobs = echo_logprobs if request.logprobs else None
+        else:
+            echo_logprobs = request.logprobs
+            logprobs = echo_logprobs
         self.logprobs = len(request.logprob_token_ids or ()) or logprobs
         """Alternatives per generated token (-1: all); None without log probabilities."""
         self.prompt_logprobs = request.prompt_logprobs
@@ -241,9 +252,7 @@ class ValidatedRequest(Generic[R]):
         if request.use_beam_search:
             self.logprobs = _beam_logprobs(logprobs, self.n, limits)
         elif request.echo and self.prompt_logprobs is None:
-            self.prompt_logprobs = (
-                request.top_logprobs if isinstance(request, ChatCompletionRequest) else logprobs
-            )
+            self.prompt_logprobs = echo_logprobs
         self.max_tokens: Sequence[int] = ()
         """Most tokens to generate for each prompt; set by `check_sampling`."""
         self.structured_outputs: StructuredOutputs | None = None
@@ -359,12 +368,6 @@ class ValidatedRequest(Generic[R]):
         return 1 + self._limits.logprobs(self.logprobs)
 
 
-def _choice_count_error(count: int) -> ApiError:
-    if count < 1:
-        return bad_request(f"n must be at least 1, got {count}")
-    return bad_request(f"n must be at most {MAX_CHOICES}, got {count}")
-
-
 def _beam_logprobs(logprobs: int | None, beams: int, limits: ModelLimits) -> int | None:
     if logprobs is None:
         return None
@@ -403,6 +406,9 @@ def combine_constraints(request: GenerationRequest) -> StructuredOutputs | None:
         except RecursionError:
             raise bad_request("response_format is nested too deeply", "response_format") from None
     return StructuredOutputs(**fields)  # type: ignore[arg-type]
+
+
+AcceptedRequest = ValidatedRequest[GenerationRequest]
 
 
 def check_constraint(constraints: StructuredOutputs) -> None:

@@ -4,10 +4,12 @@ The server's own templates run in this process. A template of a request is an un
 it runs in another process, which can be stopped (`template_process`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from app.core.base.clock.pause import call_off_hub
 from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
@@ -19,8 +21,9 @@ from app.core.text.compiled_template import (
 )
 from app.core.text.files import DEFAULT_TEMPLATE
 from app.core.text.template_environment import json_length
-from app.core.text.template_process import TemplateProcess
-from app.core.text.template_protocol import RenderRequest
+
+if TYPE_CHECKING:
+    from app.core.text.template_protocol import RenderRequest
 
 LONG_CHAT = 20_000
 """Members and characters above which a conversation is rendered in a native thread."""
@@ -61,19 +64,19 @@ class ChatTemplates:
         self._special_tokens = special_tokens
         self._now = now
         self._takes_media = takes_media
-        self._renderer = renderer or TemplateProcess()
+        if renderer is not None:
+            self._renderer = renderer
         self.is_time_dependent = any(map(CHANGING.search, sources.values()))
         """True if a template reads the clock or draws random values.
 
         Equal conversations may then have different prompts.
         """
-        self._compiler = ChatTemplateCompiler(
+        self.compiler = ChatTemplateCompiler(
             special_tokens,
             now=now,
             takes_media=takes_media,
             limit_bytes=limit_bytes,
         )
-        self.limit_bytes = limit_bytes
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """Returns the prompt of a conversation; a native thread renders a long one."""
@@ -83,20 +86,33 @@ class ChatTemplates:
                 return prompt
         source = self._source(options)
         if source not in self._trusted_sources:
-            request = RenderRequest(
-                source=source,
-                special_tokens=self._special_tokens,
-                takes_media=self._takes_media,
-                now=self._now(),
-                options=options,
-                messages=messages,
-            )
-            return self._renderer.render(request)
-        template = self._compiler.compile(source)
+            return self._render_untrusted(source, messages, options)
+        template = self.compiler.compile(source)
         inputs = messages, options.tools, options.documents, options.chat_template_kwargs
         if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
             return call_off_hub(template.render, messages, options)
         return template.render(messages, options)
+
+    def _render_untrusted(
+        self, source: str, messages: Sequence[Message], options: ChatOptions
+    ) -> str:
+        from app.core.text.template_protocol import RenderRequest  # few requests have templates
+
+        request = RenderRequest(
+            source=source,
+            special_tokens=self._special_tokens,
+            takes_media=self._takes_media,
+            now=self._now(),
+            options=options,
+            messages=messages,
+        )
+        return self._renderer.render(request)
+
+    @cached_property
+    def _renderer(self) -> RequestTemplateRenderer:
+        from app.core.text.template_process import TemplateProcess
+
+        return TemplateProcess()
 
     @cached_property
     def _default(self) -> CompiledTemplate:
@@ -104,12 +120,7 @@ class ChatTemplates:
 
     def compiled(self, options: ChatOptions) -> CompiledTemplate:
         """Returns the template that renders with `options`."""
-        return self._compiler.compile(self._source(options))
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory of the compiled templates, in bytes."""
-        return self._compiler.size_bytes
+        return self.compiler.compile(self._source(options))
 
     def _source(self, options: ChatOptions) -> str:
         """Returns the request's template, else `tool_use` for tools, else `default`.

@@ -38,8 +38,16 @@ MODALITIES: Mapping[str, str] = {
 PART_TYPES = ", ".join(sorted([*TEXT_FIELDS, *MODALITIES, "prompt_embeds", "tool_reference"]))
 """All types, for an error message."""
 TYPE_FIELDS = (
-    *("image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
-    *("audio_url", "input_audio", "video_url", "tool_reference"),
+    "image_url",
+    "image_pil",
+    "image_embeds",
+    "audio_embeds",
+    "video_embeds",
+    "prompt_embeds",
+    "audio_url",
+    "input_audio",
+    "video_url",
+    "tool_reference",
 )
 """Fields that determine the type of a part without `type`, or with a `uuid`; the first one wins."""
 SIMPLE_FIELDS = ("uuid", "image_url", "audio_url", "video_url")

@@ -24,7 +24,15 @@ LONG_JSON_LENGTH = 20_000
 """Members and characters of a value from which its JSON is written in pieces."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 ITERATOR_FILTERS = (
-    *("batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"),
+    "batch",
+    "items",
+    "map",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "select",
+    "selectattr",
+    "slice",
     "unique",
 )
 """Jinja's filters that return an iterator."""

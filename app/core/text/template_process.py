@@ -88,8 +88,7 @@ class TemplateProcess:
         worker = self._worker
         self._worker = None
         if worker is not None:
-            worker.stop()
-            wait_off_hub(worker.process.wait)
+            worker.end()
 
     def _exchange(self, data: bytes) -> RenderAnswer:
         worker = self._worker
@@ -103,18 +102,16 @@ class TemplateProcess:
                 answer = worker.exchange(data)
         except (ConnectionError, EOFError, msgspec.DecodeError):
             self._worker = None
-            worker.stop()
-            raise ChatTemplateError(self._reason(wait_off_hub(worker.process.wait))) from None
+            raise ChatTemplateError(self._reason(worker.end())) from None
         except BaseException:
             # The request has ended: its answer must not become the answer of the next one.
             self._worker = None
             worker.stop()
-            gevent.spawn(wait_off_hub, worker.process.wait)
+            gevent.spawn(worker.end)
             raise
         if answer.is_last:
             self._worker = None
-            worker.stop()
-            wait_off_hub(worker.process.wait)
+            worker.end()
         return answer
 
     def _start(self) -> "RunningWorker":
@@ -173,10 +170,15 @@ class RunningWorker:
         return msgspec.msgpack.decode(self._read(length), type=RenderAnswer)
 
     def stop(self) -> None:
-        """Kills the process; the caller waits for its end."""
+        """Kills the process, without waiting for its end."""
         self._connection.close()
         with suppress(ProcessLookupError):
             self.process.kill()
+
+    def end(self) -> int:
+        """Kills the process, and returns its exit status."""
+        self.stop()
+        return wait_off_hub(self.process.wait)
 
     def _read(self, count: int) -> bytearray:
         data = bytearray()

@@ -8,7 +8,7 @@ that wrote it.
 import pickle
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from io import BytesIO
 
@@ -52,8 +52,7 @@ class RenderAnswer(Struct):
 
 def request_parts(request: RenderRequest) -> Iterator[bytes]:
     """Yields the bytes of a request, without their length; the caller may pause between parts."""
-    template = request.source, dict(request.special_tokens), request.takes_media, request.now
-    yield pickle.dumps((template, request.options, len(request.messages)))
+    yield pickle.dumps((replace(request, messages=()), len(request.messages)))
     for start in range(0, len(request.messages), MESSAGES_PER_PART):
         yield pickle.dumps([*request.messages[start : start + MESSAGES_PER_PART]])
 
@@ -61,18 +60,12 @@ def request_parts(request: RenderRequest) -> Iterator[bytes]:
 def read_request(data: bytes) -> RenderRequest:
     """Reads the bytes of a request."""
     stream = BytesIO(data)
-    (source, special_tokens, takes_media, now), options, message_count = pickle.load(stream)
+    request: RenderRequest
+    request, message_count = pickle.load(stream)
     messages: list[Message] = []
     while len(messages) < message_count:
         messages += pickle.load(stream)
-    return RenderRequest(
-        source=source,
-        special_tokens=special_tokens,
-        takes_media=takes_media,
-        now=now,
-        options=options,
-        messages=messages,
-    )
+    return replace(request, messages=messages)
 
 
 def prompt_limit(request_bytes: int) -> int:

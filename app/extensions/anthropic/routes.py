@@ -4,9 +4,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 
-from app.core.api.chat.parts import check_tool_choice
 from app.core.api.chat.prompt import chat_options, chat_prompt
-from app.core.api.pipeline import ChatRules, RequestPipeline
+from app.core.api.chat.rules import ChatRules
+from app.core.api.chat.tools import check_tool_choice
+from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.options import Effort

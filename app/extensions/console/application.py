@@ -80,7 +80,9 @@ class Console(Middleware):
         self._settings = settings
         for row in settings.table.rows:
             if row.value(settings) != row.value(previous):
-                kind = "fault" if row.name.startswith(("fault-", "failure-")) else "setting"
+                kind = "setting"
+                if row.name.startswith(("fault-", "failure-")):
+                    kind = "fault"
                 value = row.shown(row.value(settings))
                 if not isinstance(value, str):
                     value = msgspec.json.encode(value).decode()
@@ -98,10 +100,11 @@ class Console(Middleware):
         if context.method != "POST":
             return
         if response.status < 400:
-            mark = MARKS.get(context.path)
-            if mark:
-                kind = "scale" if "scale" in mark else "pause"
-                self.observer.mark(kind, mark)
+            mark = MARKS.get(context.path, "")
+            if "scale" in mark:
+                self.observer.mark("scale", mark)
+            elif mark:
+                self.observer.mark("pause", mark)
         elif not context.path.startswith(HIDDEN_PREFIXES):
             origin = context.kept(Origin) or Origin.from_context(context)
             if not origin.choices:
@@ -130,6 +133,9 @@ class Console(Middleware):
         engine = self._observed.engine
         cache = self._observed.cache
         steps = self.observer.executor
+        adapter_slots = 0
+        if isinstance(engine, Engine):
+            adapter_slots = engine.lora.capacity
         profile = ""
         budget = 0
         blocks = 0
@@ -143,11 +149,14 @@ class Console(Middleware):
         first_port = self._server.port
         if len(self._ranks) > 1:
             first_port -= rank
+        ports = {}
+        for index, number in enumerate(self._ranks):
+            ports[str(number)] = first_port + index
         return {
             "plays": VLLM_VERSION,
             "model": settings.model.served_names[0],
             "rank": rank,
-            "ranks": {str(rank): first_port + index for index, rank in enumerate(self._ranks)},
+            "ranks": ports,
             "places": settings.scheduling.max_num_seqs,
             "shared_steps": steps is not None,
             "profile": profile,
@@ -155,7 +164,7 @@ class Console(Middleware):
             "blocks": blocks,
             "numbered": cache is not None,
             "block_size": settings.kvcache.block_size,
-            "adapter_slots": engine.lora.capacity if isinstance(engine, Engine) else 0,
+            "adapter_slots": adapter_slots,
             "publishes": self._observed.publisher is not None,
             "index": settings.get("kv-index", False),
             "scripts": any(route.path == "/admin/script" for route in self._parts.routes()),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from operator import attrgetter
 
 from cachetools import LRUCache
 from msgspec import Struct
@@ -48,12 +49,11 @@ class Origin(Struct):
     @classmethod
     def from_context(cls, context: RequestContext) -> "Origin":
         """Takes the trace id from the client's `traceparent` header (W3C trace context)."""
+        origin = cls(path=context.path[:MAX_TEXT_CHARACTERS], client=client_name(context))
         trace = TRACE_PARENT.match(context.headers.get("traceparent", ""))
-        return cls(
-            path=context.path[:MAX_TEXT_CHARACTERS],
-            client=client_name(context),
-            trace_id=trace[1] if trace else "",
-        )
+        if trace is not None:
+            origin.trace_id = trace[1]
+        return origin
 
 
 class Bar(Struct, gc=False, eq=False):
@@ -73,6 +73,13 @@ class Bar(Struct, gc=False, eq=False):
     end: EndRow | None = None
 
     @property
+    def end_ms(self) -> float:
+        """Time of the end in milliseconds; 0 before."""
+        if self.end is None:
+            return 0.0
+        return self.end[2]
+
+    @property
     def size_bytes(self) -> int:
         """Estimated memory of the bar."""
         return BAR_BYTES + TOKEN_BYTES * (len(self.request.prompt_ids) + self.tokens)
@@ -80,6 +87,9 @@ class Bar(Struct, gc=False, eq=False):
     def row(self, began_s: float) -> NewBar:
         """Returns the row of a new bar."""
         request = self.request
+        adapter = request.adapter
+        if adapter is not None:
+            adapter = adapter[:MAX_TEXT_CHARACTERS]
         return (
             self.number,
             request.request_id[:MAX_TEXT_CHARACTERS],
@@ -87,29 +97,24 @@ class Bar(Struct, gc=False, eq=False):
             len(request.prompt_ids),
             request.max_tokens,
             to_ms(request.arrival_s - began_s),
-            request.adapter and request.adapter[:MAX_TEXT_CHARACTERS],
+            adapter,
             self.origin.path,
             request.n,
         )
-
-
-def _size_of(bar: Bar) -> int:
-    return bar.size_bytes
 
 
 class EndedBars(LRUCache[int, Bar]):
     """Bars of ended requests by number, in the order of their ends, up to `MAX_ENDED_BYTES`."""
 
     def __init__(self) -> None:
-        super().__init__(MAX_ENDED_BYTES, getsizeof=_size_of)
+        super().__init__(MAX_ENDED_BYTES, getsizeof=attrgetter("size_bytes"))
         self.dropped_ms = 0.0
         """Latest end of a bar that was dropped."""
 
     def popitem(self) -> tuple[int, Bar]:
         """Drops the oldest bar, and returns it with its number."""
         number, bar = super().popitem()
-        if bar.end is not None:
-            self.dropped_ms = max(self.dropped_ms, bar.end[2])
+        self.dropped_ms = max(self.dropped_ms, bar.end_ms)
         return number, bar
 
     def recent(self, oldest_ms: float) -> tuple[list[Bar], float]:
@@ -118,10 +123,9 @@ class EndedBars(LRUCache[int, Bar]):
         The second value is a time in milliseconds: no bar that ended later is missing.
         """
         since_ms = self.dropped_ms
-        bars = [bar for bar in self.values() if bar.end is not None and bar.end[2] >= oldest_ms]
+        bars = [bar for bar in self.values() if bar.end_ms >= oldest_ms]
         for bar in bars[:-MAX_PAST_BARS]:
-            if bar.end is not None:
-                since_ms = max(since_ms, bar.end[2])
+            since_ms = max(since_ms, bar.end_ms)
         return bars[-MAX_PAST_BARS:], since_ms
 
 
@@ -228,7 +232,9 @@ class RequestBars:
         return to_ms(time_s - self._began_s)
 
     def _optional_ms(self, time_s: float | None) -> float | None:
-        return None if time_s is None else self._ms(time_s)
+        if time_s is None:
+            return None
+        return self._ms(time_s)
 
     def write_changes(self, frame: Frame) -> None:
         """Writes the changes since the last frame into `frame`."""
@@ -274,7 +280,9 @@ class RequestBars:
             start_ms = self._ms(start_s)  # else the sequence continues after a preemption
         skipped = status.phase == Phase.DECODE and bar.phase == Phase.QUEUED
         if skipped and not bar.preemptions and scheduled_s is not None:
-            phase = Phase.TRANSFER if sequence.request.remote_prefill else Phase.PREFILL
+            phase = Phase.PREFILL
+            if sequence.request.remote_prefill:
+                phase = Phase.TRANSFER
             frame.phases.append((bar.number, int(phase), self._ms(scheduled_s), 0))
         bar.since_ms = start_ms
         bar.phase = int(status.phase)
@@ -292,8 +300,10 @@ class RequestBars:
                 frame.ended.append(bar.end)
         for bar in self._live.values():
             frame.new.append(bar.row(self._began_s))
-            first_s = None if bar.sequence is None else bar.sequence.status().first_s
-            if bar.preemptions and first_s is not None:
+            first_s = None
+            if bar.preemptions and bar.sequence is not None:
+                first_s = bar.sequence.status().first_s
+            if first_s is not None:
                 frame.phases.append((bar.number, int(Phase.DECODE), self._ms(first_s), 0))
             frame.phases.append((bar.number, bar.phase, bar.since_ms, bar.preemptions))
             frame.tokens += (bar.number, bar.tokens)
@@ -314,10 +324,10 @@ class RequestBars:
 
     def find(self, number: int) -> Bar | None:
         """Returns the bar with this number, or None once it is forgotten."""
-        ended = self._past.get(number)
-        if ended is not None:
-            return ended
-        return next((bar for bar in self._live.values() if bar.number == number), None)
+        for bar in self._live.values():
+            if bar.number == number:
+                return bar
+        return self._past.get(number)
 
     def of_request(self, request_id: str) -> list[Bar]:
         """Returns the bars of a request, by its own id (`x`) or that of its answer (`cmpl-x`)."""

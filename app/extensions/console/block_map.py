@@ -39,8 +39,10 @@ class BlockMap(BlockObserver):
         self._pool.observers.append(self)
         used = [block for sequence in self._cache.running for block in sequence.blocks]
         for block in (*self._pool.free_blocks(), *used):
-            cached = NO_USES_BUT_CACHED if block.hash else 0
-            self._set(block.number, block.references or cached)
+            uses = block.references
+            if not uses and block.hash:
+                uses = NO_USES_BUT_CACHED
+            self._set(block.number, uses)
 
     def detach(self) -> None:
         """Stops to observe the cache, and forgets all blocks."""
@@ -76,9 +78,9 @@ class BlockMap(BlockObserver):
 
     def cleared(self) -> None:
         """Records that the whole cache was emptied."""
-        cached = [block for block, uses in self._uses.items() if uses == NO_USES_BUT_CACHED]
-        for block in cached:
-            self._set(block, 0)
+        for block, uses in list(self._uses.items()):
+            if uses == NO_USES_BUT_CACHED:
+                self._set(block, 0)
 
     def _set(self, block: int, uses: int) -> None:
         if block < MAX_BLOCKS:

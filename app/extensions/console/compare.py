@@ -179,14 +179,15 @@ def _verdict(a: RunFigures, b: RunFigures) -> tuple[str | None, str]:
         hint = f"; but the loads differ in {different_loads}"
     else:  # a greater load has more of both
         names += [GPU_HOURS, OUTPUT]
-    winner = b
-    loser = a
     head = _leading_figure({name: gains[name] for name in names})
     cost = _leading_figure({name: -gains[name] for name in names})
     if -gains[cost] > gains[head]:
         winner = a
         loser = b
         head, cost = cost, head
+    else:
+        winner = b
+        loser = a
     if not gains[head]:
         return None, f"Neither is better: no figure that decides differs by 5 %{hint}."
     gain_text = _against(head, winner, loser)
@@ -203,14 +204,18 @@ def _verdict(a: RunFigures, b: RunFigures) -> tuple[str | None, str]:
 
 def _deciding_figures(a: RunFigures, b: RunFigures) -> list[str]:
     requests = min(run.figures.get(REQUESTS, 0.0) for run in (a, b))
-    tail = "p99" if requests >= P99_REQUESTS else "p90"
-    return [*(f"{time} {part}" for part in (tail, "p50") for time in TIMES), FAILED]
+    tail = "p90"
+    if requests >= P99_REQUESTS:
+        tail = "p99"
+    names = [f"{time} {part}" for part in (tail, "p50") for time in TIMES]
+    return [*names, FAILED]
 
 
 def _leading_figure(gains: Mapping[str, float]) -> str:
     """Returns the first figure with at least half of the greatest gain."""
     max_gain = max(gains.values())
-    return next(name for name, gain in gains.items() if gain >= max_gain / 2 or gain == max_gain)
+    least_gain = min(max_gain, max_gain / 2)
+    return next(name for name, gain in gains.items() if gain >= least_gain)
 
 
 def _against(name: str, run: RunFigures, other: RunFigures) -> str:
@@ -218,7 +223,9 @@ def _against(name: str, run: RunFigures, other: RunFigures) -> str:
     measure = _measure_by_name[name]
     value = run.figures[name]
     other_value = other.figures[name]
-    direction = "less" if value < other_value else "more"
+    direction = "more"
+    if value < other_value:
+        direction = "less"
     change = f"{measure.change(other_value, value)[1:]} {direction}"
     return f"{name} {measure.text(value)} against {measure.text(other_value)} ({change})"
 
@@ -227,8 +234,11 @@ def _reason(head: str, winner: RunFigures, loser: RunFigures) -> str:
     """Returns why `winner` is better in figure `head`, as far as other figures show it."""
     if head in (FAILED, GPU_HOURS):
         return ""
+    causes = [*REASONS]
+    if head.startswith("ITL"):
+        causes = [CACHED]
     reasons: list[str] = []
-    for name in (CACHED,) if head.startswith("ITL") else REASONS:
+    for name in causes:
         loser_value = loser.figures.get(name, 0.0)
         winner_value = winner.figures.get(name, loser_value)
         if name == CACHED:

@@ -119,7 +119,9 @@ def _brief_repr() -> Repr:
 
 def describe_setting(row: Setting, live: LiveSettings) -> dict[str, object]:
     """Returns a setting with its value, its limits and its help."""
-    is_choice = row.kind.name.startswith("one of ")
+    choices = []
+    if row.kind.name.startswith("one of "):
+        choices = list(row.kind.type.__args__)
     return {
         "name": row.name,
         "group": row.group,
@@ -127,7 +129,7 @@ def describe_setting(row: Setting, live: LiveSettings) -> dict[str, object]:
         "help": row.help,
         "unit": row.about.unit,
         "limits": row.limits,
-        "choices": list(row.kind.type.__args__) if is_choice else [],
+        "choices": choices,
         "optional": row.optional,
         "secret": row.about.secret,
         "value": row.shown(row.value(live.current)),
@@ -146,9 +148,10 @@ def error_summary(response: Response) -> str:
 
 
 def _error_message(response: Response) -> str:
+    if not isinstance(response.body, bytes):
+        return ""
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        data = response.body if isinstance(response.body, bytes) else b""
-        body = msgspec.json.decode(data, type=dict[str, Any])
+        body = msgspec.json.decode(response.body, type=dict[str, Any])
         error = body.get("error") or body.get("message", "")
         if isinstance(error, dict):
             error = error.get("message", "")

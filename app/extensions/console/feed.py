@@ -153,6 +153,9 @@ class Feed:
         self._skipped = 0
         picture = b""
         for client in list(self._clients):  # empty if all browsers left during a pause
-            if client.needs_picture and not picture:
+            if not client.needs_picture:
+                client.put(frame)
+                continue
+            if not picture:
                 picture = encode_event("picture", self._observer.picture(self._server()))
-            client.put(picture if client.needs_picture else frame)
+            client.put(picture)

@@ -112,13 +112,16 @@ class Generator:
         Due times are absolute, so that the time to send does not lower the rate.
         """
         sentences = sample_sentences()
-        text = self._tokenizer.encode(" ".join([*sentences.prose, *sentences.others]))
+        words = " ".join([*sentences.prose, *sentences.others])
+        text = self._tokenizer.encode(words)
         prefixes = [self._random_tokens(text, plan.shared) for _ in range(plan.groups)]
         start_s = time.monotonic()
         due_s = start_s + self._rng.expovariate(plan.rate)
         while due_s < start_s + plan.seconds:
             gevent.sleep(max(0.0, due_s - time.monotonic()))
-            prefix = self._rng.choice(prefixes) if prefixes else []
+            prefix: list[int] = []
+            if prefixes:
+                prefix = self._rng.choice(prefixes)
             counts.sent += 1
             prompt = prefix + self._random_tokens(text, plan.prompt_tokens - len(prefix))
             self._running.spawn(self._send, prompt, plan.output_tokens, counts)
@@ -146,14 +149,13 @@ class Generator:
             "max_tokens": max_tokens,
             "ignore_eos": True,
         }
-        data = msgspec.json.encode(body)
         error = ""
         try:
             status, _ = exchange(
                 self._address,
                 "POST",
                 COMPLETIONS,
-                body=data,
+                body=msgspec.json.encode(body),
                 timeout_s=TIMEOUT_S,
                 headers=headers,
             )
@@ -161,9 +163,11 @@ class Generator:
                 error = f"status {status}"
         except OSError as problem:
             error = repr(problem)
-        counts.answered += not error
-        counts.failed += bool(error)
-        counts.error = error or counts.error
+        if error:
+            counts.failed += 1
+            counts.error = error
+        else:
+            counts.answered += 1
 
 
 def _load_error(reason: str) -> ApiError:

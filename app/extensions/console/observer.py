@@ -93,7 +93,9 @@ class Observer:
             if isinstance(engine.executor, StepExecutor):
                 self.executor = engine.executor
         self.bars = RequestBars(engine, now, self._began_s)
-        self._map = None if observed.cache is None else BlockMap(observed.cache)
+        self._map: BlockMap | None = None
+        if observed.cache is not None:
+            self._map = BlockMap(observed.cache)
         self._publisher = observed.publisher
         self.delays = observed.delays
         self._sent_steps = 0
@@ -136,7 +138,8 @@ class Observer:
         self._last_figures = None
 
     def _step_row(self, step: Step) -> StepRow:
-        start_ms = round((step.start_s - self._began_s) * 1000, 2)
+        start_s = step.start_s - self._began_s
+        start_ms = round(start_s * 1000, 2)
         duration_ms = round((step.end_s - step.start_s) * 1000, 3)
         return start_ms, duration_ms, step.prefill_tokens, step.decodes, step.sequences
 
@@ -174,7 +177,9 @@ class Observer:
         """Explains a choice, which is `sequence` while it waits or runs; None if it was refused."""
         outcome = bar.outcome
         if outcome is None and sequence is not None:
-            status = "waiting" if sequence.scheduled_s is None else "running"
+            status = "running"
+            if sequence.scheduled_s is None:
+                status = "waiting"
             outcome = sequence.outcome(status, self._now())
         if outcome is None:
             return None
@@ -301,11 +306,10 @@ class Observer:
         return rows
 
     def _numbers(self, figures: Figures) -> list[float]:
-        counts = {**figures.finished, "refused": self.bars.refusals}
+        counts: dict[str, float] = {**figures.finished, "refused": self.bars.refusals}
         numbers: list[float] = []
         for name in FIGURES:
-            number = getattr(figures, name, None)
-            numbers.append(counts.get(name, 0.0) if number is None else number)
+            numbers.append(getattr(figures, name, counts.get(name, 0.0)))
         return numbers
 
 
@@ -315,7 +319,7 @@ def event_row(event: KVEvent, message_number: int) -> EventRow:
         return "cleared", message_number, 0, 0, "", ""
     first_hash = ""
     if event.block_hashes:
-        first_hash = _hex(event.block_hashes[0])[:16]
+        first_hash = _hex(event.block_hashes[0])
     blocks = len(event.block_hashes)
     if isinstance(event, BlockRemoved):
         return "removed", message_number, blocks, 0, first_hash, ""
@@ -326,7 +330,7 @@ def event_row(event: KVEvent, message_number: int) -> EventRow:
 def _hex(block_hash: int | bytes) -> str:
     if isinstance(block_hash, int):
         return f"{block_hash % (1 << 64):016x}"
-    return block_hash.hex()
+    return block_hash.hex()[:16]
 
 
 def flat_pairs(counts: Mapping[int, int]) -> list[int]:

@@ -11,9 +11,9 @@ from app.extensions.datasets.settings import DatasetSettings
 if TYPE_CHECKING:
     from random import Random
 
-    from app.core.engine.request import EngineRequest
+    from app.core.engine.request import EngineRequest, RecordedReply
     from app.core.extensions import ServerParts
-    from app.extensions.datasets.dataset import Dataset, Recorded
+    from app.extensions.datasets.dataset import Dataset
     from config import Settings as AllSettings
 
 
@@ -25,7 +25,7 @@ class DatasetReplies:
 
     def reply(
         self, request: EngineRequest, *, min_tokens: int, max_tokens: int, rng: Random
-    ) -> Recorded | None:
+    ) -> RecordedReply | None:
         """Returns a reply from the dataset of the request's model; None without one."""
         from app.extensions.datasets.library import dataset_of
 

@@ -11,10 +11,10 @@ from random import Random
 
 import sqlalchemy as sql
 from gevent import monkey
-from msgspec import Struct
 
 from app.core.base.clock.pause import call_off_hub
 from app.core.engine.errors import DatasetError
+from app.core.engine.request import RecordedReply
 from app.core.text.base import Tokenizer
 from app.extensions.datasets.catalogue import Catalogue, Turn, ids_hash, text_hash
 from app.extensions.datasets.table import (
@@ -29,20 +29,6 @@ from app.extensions.datasets.tokens import complete, decode
 ROWS_PER_READ = 10_000
 
 logger = logging.getLogger(__name__)
-
-
-class Recorded(Struct, frozen=True):
-    """A recorded reply, cut to the limit: `texts[i]` is the text of token `ids[i]`."""
-
-    ids: Sequence[int]
-    texts: Sequence[str]
-    missing: int
-    """Tokens to append so that the reply has its minimum length."""
-    reached_limit: bool
-    """The reply reaches its limit, missing tokens included.
-
-    It finishes with `length`, else with `stop`.
-    """
 
 
 class Dataset:
@@ -105,7 +91,7 @@ class Dataset:
         min_tokens: int,
         max_tokens: int,
         rng: Random,
-    ) -> Recorded | None:
+    ) -> RecordedReply | None:
         """Returns a reply that was recorded for the prompt, else a random one.
 
         Prefers `min_tokens` to `max_tokens` tokens. Longer recorded replies come next, then shorter
@@ -136,7 +122,7 @@ class Dataset:
         length = len(tokens)
         missing = max(0, min_tokens - length)
         reached_limit = length + missing >= max_tokens
-        return Recorded(tokens.ids, tokens.strings, missing, reached_limit)
+        return RecordedReply(tokens.ids, tokens.strings, missing, reached_limit)
 
     def read(self, key: int) -> object:
         """Returns `gen_tokens` of a row. Other greenlets may run meanwhile.

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.core.server.http.late_routes import late_routes
 from app.extensions.devmode.settings import DevelopmentSettings
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
+
+ELASTIC = ("POST /scale_elastic_ep", "POST /is_scaling_elastic_ep")
 
 
 class DevelopmentRoutes(Extension):
@@ -23,27 +26,31 @@ class DevelopmentRoutes(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes by the name of their group."""
-        from app.extensions.devmode.elastic import elastic_routes
-        from app.extensions.devmode.lifecycle import lifecycle_routes
-        from app.extensions.devmode.profiler import profiler_routes
-        from app.extensions.devmode.weights import weight_routes
-
         parts = self.parts
         body = parts.pipeline.body
-        rank_count = parts.server.data_parallel_size
         routes: dict[str, Sequence[Route]] = {}
         if parts.settings.model.task == "generate":
-            routes["elastic"] = elastic_routes(body, rank_count)
+            routes["elastic"] = late_routes(self._load_elastic, *ELASTIC)
         if parts.server.server_dev_mode:
+            from app.extensions.devmode.lifecycle import lifecycle_routes
+            from app.extensions.devmode.weights import weight_routes
+
             routes["lifecycle"] = lifecycle_routes(
                 parts.lifecycle,
                 sleep_enabled=parts.settings.section(DevelopmentSettings).enable_sleep_mode,
                 settings=self._shown_settings,
             )
-            routes["weights"] = weight_routes(parts.weights, body, rank_count)
+            routes["weights"] = weight_routes(parts.weights, body, parts.server.data_parallel_size)
         if parts.server.profiling:
+            from app.extensions.devmode.profiler import profiler_routes
+
             routes["profiler"] = profiler_routes(body)
         return routes
+
+    def _load_elastic(self) -> list[Route]:
+        from app.extensions.devmode.elastic import elastic_routes
+
+        return elastic_routes(self.parts.body, self.parts.server.data_parallel_size)
 
     def _shown_settings(self) -> Mapping[str, object]:
         return self.parts.live.current.dump()

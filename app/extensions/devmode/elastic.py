@@ -1,10 +1,9 @@
 """Routes that scale the number of ranks, which never changes here."""
 
-from app.core.api.admin import ANY_OBJECT, action
 from app.core.protocol.decoding import check_content_type, read_json
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError, internal, malformed
-from app.core.server.http.route import Route, RouteDocs
+from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 
 FIELD_DEFAULTS = {"new_data_parallel_size": None, "drain_timeout": 120}
 

@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 from gevent.event import Event
 from msgspec import Meta, Struct
 
-from app.core.api.admin import EMPTY_ANSWER, action
 from app.core.engine.lifecycle import Operations
-from app.core.engine.wire import DEEPEST_SLEEP, PauseMode
+from app.core.engine.sleep import DEEPEST_SLEEP, PauseMode
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.client_connection import watched
 from app.core.server.http.context import RequestContext
-from app.core.server.http.route import Route, RouteDocs
+from app.core.server.http.route import EMPTY_ANSWER, Route, RouteDocs, action
 
 
 class SleepQuery(Struct):

@@ -2,11 +2,10 @@
 
 import re
 
-from app.core.api.admin import EMPTY_ANSWER, action
 from app.core.protocol.decoding import RawRequest, Request, decode
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, malformed
-from app.core.server.http.route import NO_MEDIA, Route, RouteDocs
+from app.core.server.http.route import EMPTY_ANSWER, NO_MEDIA, Route, RouteDocs, action
 
 PREFIX = re.compile(r"[a-zA-Z0-9][\w.-]{0,127}", re.ASCII)
 FIELD_TYPES = {"profile_prefix": str, "delay_iterations": int, "max_iterations": int}

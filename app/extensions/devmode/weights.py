@@ -5,13 +5,12 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from app.core.api.admin import ANY_OBJECT, action
-from app.core.engine.lifecycle import WeightUpdates
+from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import Request, decode_embedded, decode_query, read_json
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, internal, malformed
-from app.core.server.http.route import NO_DOCS, Route, RouteDocs
+from app.core.server.http.route import ANY_OBJECT, NO_DOCS, Route, RouteDocs, action
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -83,14 +82,12 @@ class WeightHandlers:
         path: str,
         run: Callable[[], None],
         message: str,
-        *,
-        body_type: type[Request] | None = None,
         docs: RouteDocs = NO_DOCS,
     ) -> Route:
         """Returns a route for a step of an update; `run` does the step."""
 
         def handle(context: RequestContext) -> object:
-            if body_type is not None:
+            for body_type in docs.body:
                 self._read(context, body_type)
             run()
             return {"message": message}
@@ -173,8 +170,7 @@ def weight_routes(weights: WeightUpdates, body_limits: BodyLimits, rank_count: i
             "init_weight_transfer_engine",
             weights.connect,
             "Weight transfer initialized",
-            body_type=InitTransferRequest,
-            docs=RouteDocs(body=(InitTransferRequest,), example={"init_info": {}}),
+            RouteDocs(body=(InitTransferRequest,), example={"init_info": {}}),
         ),
         handlers.step_route(
             "shutdown_weight_transfer_engine", weights.disconnect, "Weight transfer shut down"
@@ -187,8 +183,7 @@ def weight_routes(weights: WeightUpdates, body_limits: BodyLimits, rank_count: i
             "update_weights",
             weights.update,
             "Weights updated",
-            body_type=UpdateWeightsRequest,
-            docs=RouteDocs(body=(UpdateWeightsRequest,), example={"update_info": {}}),
+            RouteDocs(body=(UpdateWeightsRequest,), example={"update_info": {}}),
         ),
         action("POST /finish_weight_update", handlers.finish, finish_docs),
         action("POST /update_weight_version", handlers.set_version, version_docs),

@@ -6,10 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.core.server.http.late_routes import late_routes
 from app.extensions.disaggregation.settings import DisaggregationSettings
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
+
+GENERATE = (
+    "POST /inference/v1/generate",
+    "POST /v1/chat/completions/render",
+    "POST /v1/messages/render",
+    "POST /v1/completions/render",
+    "POST /v1/responses/render",
+    "POST /v1/chat/completions/derender",
+    "POST /v1/completions/derender",
+)
+ABORT = "POST /abort_requests"
+ABORT_NAMED = "POST /inference/v1/abort_requests"
+SOURCES = ("GET /kv_event_sources", "GET /query")
 
 
 class Disaggregation(Extension):
@@ -21,24 +35,33 @@ class Disaggregation(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of generation, and the routes that routers read at their start."""
-        from app.extensions.disaggregation import routes as generate
+        blueprints: dict[str, Sequence[Route]] = {}
+        if self.parts.settings.model.task == "generate":
+            operations = [*GENERATE, ABORT_NAMED]
+            if self._scales_out or self.parts.server.server_dev_mode:
+                operations.insert(len(GENERATE), ABORT)
+            blueprints["generate"] = late_routes(self._load_generate, *operations)
+        blueprints["kv_event_sources"] = late_routes(self._load_sources, *SOURCES)
+        return blueprints
+
+    @property
+    def _scales_out(self) -> bool:
+        section = self.parts.settings.section(DisaggregationSettings)
+        return section.enable_scale_out or section.tokens_only
+
+    def _load_generate(self) -> list[Route]:
+        from app.extensions.disaggregation.routes import routes
+
+        parts = self.parts
+        return routes(parts.pipeline, self._scales_out, parts.weights, parts.server.server_dev_mode)
+
+    def _load_sources(self) -> list[Route]:
         from app.extensions.disaggregation.sources import source_routes
 
         parts = self.parts
-        settings = parts.settings
-        section = settings.section(DisaggregationSettings)
-        blueprints: dict[str, Sequence[Route]] = {}
-        if settings.model.task == "generate":
-            blueprints["generate"] = generate.routes(
-                parts.pipeline,
-                section.enable_scale_out or section.tokens_only,
-                parts.weights,
-                parts.server.server_dev_mode,
-            )
-        blueprints["kv_event_sources"] = source_routes(
+        return source_routes(
             parts.kv_events,
             publishes=parts.publisher is not None,
             server=parts.server,
-            first_port=settings.server.port,
+            first_port=parts.settings.server.port,
         )
-        return blueprints

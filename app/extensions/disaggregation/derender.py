@@ -19,11 +19,14 @@ from app.core.server.http.route import Route, RouteDocs, post
 from app.extensions.disaggregation import derender_protocol as derender
 from app.extensions.disaggregation.derender_parts import (
     chat_logprobs,
+    check_chat,
+    check_length,
     completion_logprobs,
+    head_of,
     reader_of,
     shown_ids,
 )
-from app.extensions.disaggregation.derender_stream import EventDerenderer
+from app.extensions.disaggregation.derender_stream import chat_event, completion_event
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
@@ -49,14 +52,13 @@ class DerenderHandlers:
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
-        self._events = EventDerenderer(pipeline)
 
     def derender_chat(self, context: RequestContext) -> Response:
         """The chat completion of token ids; with `stream` an event of a chat, and its state."""
         pipeline = self._pipeline
         if is_event(pipeline, context):
             event = pipeline.decode(context, derender.DerenderChatStreamRequest)
-            return json_response(self._events.chat_event(event))
+            return json_response(chat_event(pipeline, event))
         request = pipeline.decode(context, derender.DerenderChatRequest)
         answer = request.generate_response
         head = self._head(
@@ -65,10 +67,7 @@ class DerenderHandlers:
             prompt_tokens=request.prompt_tokens or 0,
             prompts=[request.prompt_token_ids],
         )
-        if pipeline.limits.parses and request.chat_request is None:
-            raise bad_request(
-                "chat_request is needed beside a parser: the reply would show its markup."
-            )
+        check_chat(pipeline, request.chat_request)
         choices = [self._chat_choice(request, choice) for choice in answer.choices]
         repeated: dict[str, Any] = {
             "prompt_logprobs": answer.prompt_logprobs,
@@ -84,7 +83,7 @@ class DerenderHandlers:
         chat = request.chat_request
         parses = pipeline.limits.parses
         token_ids: Sequence[int] = choice.token_ids or ()
-        skips_special = chat is None or chat.skip_special_tokens
+        skips_special = request.skips_special
         if parses:
             token_ids = shown_ids(pipeline, token_ids, choice.finish_reason)
             skips_special = False
@@ -92,12 +91,11 @@ class DerenderHandlers:
         read = reader_of(pipeline, chat, prompt_ids)
         pieces = read(pipeline.tokenizer.decode(token_ids, skips_special), True)
         message = self._message(chat, pieces)
-        entries = chat_logprobs(pipeline, choice.logprobs)
         shows_ids = chat and chat.return_token_ids and (not parses or chat.include_reasoning)
         return wire.ChatChoice(
             index=choice.index,
             message=message,
-            logprobs=None if entries is None else common.LogprobContent(entries),
+            logprobs=chat_logprobs(pipeline, choice.logprobs),
             finish_reason=choice.finish_reason or "stop",
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if shows_ids else None,
@@ -150,7 +148,7 @@ class DerenderHandlers:
         pipeline = self._pipeline
         if is_event(pipeline, context):
             event = pipeline.decode(context, derender.DerenderCompletionStreamRequest)
-            return json_response(self._events.completion_event(event))
+            return json_response(completion_event(pipeline, event))
         request = pipeline.decode(context, derender.DerenderCompletionRequest)
         answers = request.generate_responses
         if not answers:
@@ -161,14 +159,11 @@ class DerenderHandlers:
             prompt_tokens=sum(request.prompt_tokens or ()),
             prompts=request.prompt_token_ids or (),
         )
-        skips_special = (
-            request.completion_request is None or request.completion_request.skip_special_tokens
-        )
         choices = []
         for index, choice in enumerate(chain.from_iterable(answer.choices for answer in answers)):
             completion_choice = CompletionChoice(
                 index=index,
-                text=pipeline.tokenizer.decode(choice.token_ids or (), skips_special),
+                text=pipeline.tokenizer.decode(choice.token_ids or (), request.skips_special),
                 logprobs=completion_logprobs(pipeline, choice.logprobs),
                 finish_reason=choice.finish_reason or "stop",
                 stop_reason=choice.stop_reason,
@@ -199,28 +194,19 @@ class DerenderHandlers:
             ApiError: 404 for a wrong model; 400 without tokens, or for more tokens than a server
                 with this context could have returned.
         """
-        served_model = self._pipeline.models.resolve(model)
-        max_model_len = self._pipeline.limits.max_model_len
+        pipeline = self._pipeline
+        served_model = pipeline.models.resolve(model)
         choices = [choice for answer in answers for choice in answer.choices]
         id_lists = [choice.token_ids or () for choice in choices]
-        if any(len(ids or ()) > max_model_len for ids in (*prompts, *id_lists)):
-            raise bad_request(f"there are more tokens than max_model_len, {max_model_len}")
+        for ids in (*prompts, *id_lists):
+            check_length(pipeline, len(ids or ()))
         for choice in choices:
             if not choice.token_ids:
                 raise bad_request(f"choice {choice.index} has no token_ids")
-        tokens = sum(map(len, id_lists))
         return {
-            "id": answers[0].request_id or self._pipeline.identity.fresh_id(),
-            "created": self._pipeline.identity.now_s(),
-            "model": model or served_model,
+            **head_of(pipeline, answers[0].request_id, model or served_model),
             "system_fingerprint": None,
-            "usage": common.Usage(
-                prompt_tokens=prompt_tokens,
-                total_tokens=prompt_tokens + tokens,
-                completion_tokens=tokens,
-                prompt_tokens_details=None,
-                completion_tokens_details=None,
-            ),
+            "usage": common.usage_of(prompt_tokens, sum(map(len, id_lists))),
         }
 
 

@@ -3,13 +3,39 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 from app.core.api.logprobs import token_bytes
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.parsing import THINK_BEGIN, THINK_END, Read, hermes, listed, plain, thoughts
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
+from app.core.server.http.errors import bad_request
 from app.extensions.disaggregation import derender_protocol as derender
+
+
+def head_of(pipeline: RequestPipeline, request_id: str, model: str) -> dict[str, Any]:
+    """Returns the first fields of a whole answer, or of an event."""
+    return {
+        "id": request_id or pipeline.identity.fresh_id(),
+        "created": pipeline.identity.now_s(),
+        "model": model,
+    }
+
+
+def check_chat(pipeline: RequestPipeline, chat: ChatCompletionRequest | None) -> None:
+    """Raises ApiError 400 if a parser needs the chat that was answered."""
+    if pipeline.limits.parses and chat is None:
+        raise bad_request(
+            "chat_request is needed beside a parser: the reply would show its markup."
+        )
+
+
+def check_length(pipeline: RequestPipeline, tokens: int) -> None:
+    """Raises ApiError 400 for more tokens than the context has."""
+    max_model_len = pipeline.limits.max_model_len
+    if tokens > max_model_len:
+        raise bad_request(f"there are more tokens than max_model_len, {max_model_len}")
 
 
 def reader_of(
@@ -45,6 +71,16 @@ def shown_ids(
 
 def chat_logprobs(
     pipeline: RequestPipeline, logprobs: derender.Logprobs | None
+) -> common.LogprobContent | None:
+    """Returns the log probabilities of a chat; None without any."""
+    entries = named_logprobs(pipeline, logprobs)
+    if entries is None:
+        return None
+    return common.LogprobContent(entries)
+
+
+def named_logprobs(
+    pipeline: RequestPipeline, logprobs: derender.Logprobs | None
 ) -> list[common.ChatLogprob] | None:
     """Returns log probabilities with the texts of their tokens; None without any."""
     if logprobs is None or logprobs.content is None:
@@ -65,7 +101,7 @@ def completion_logprobs(
     pipeline: RequestPipeline, logprobs: derender.Logprobs | None, text_offset: int = 0
 ) -> common.CompletionLogprobs | None:
     """Returns the lists of a text completion; the first token starts at `text_offset`."""
-    entries = chat_logprobs(pipeline, logprobs)
+    entries = named_logprobs(pipeline, logprobs)
     if entries is None:
         return None
     tokens = [entry.token for entry in entries]

@@ -3,14 +3,14 @@
 Answers have their keys in vLLM's order; UNSET fields are omitted.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.core.protocol import chat, common, completions, options
 from app.core.protocol.chat import ChatCompletionRequest
-from app.core.protocol.coercion import JsonObject, Path, convert_natural_numbers
+from app.core.protocol.coercion import JsonObject, LaxFields, Path, convert_natural_numbers
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.server.http.errors import malformed
@@ -48,7 +48,7 @@ class RenderedChoice(Struct, kw_only=True):
     token_ids: list[options.Natural] | None = None
     logprobs: Logprobs | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {"token_ids": convert_natural_numbers}
+    lax_fields: ClassVar[LaxFields] = {"token_ids": convert_natural_numbers}
 
 
 class CountedTokens(Struct, kw_only=True):
@@ -131,6 +131,24 @@ class DerenderRequest(Request, kw_only=True):
         """Returns the path that vLLM reports for a conversion error at `path` of the body."""
         return (cls.__name__, *path)
 
+    @property
+    def original(self) -> ChatCompletionRequest | CompletionRequest | None:
+        """The request that was answered, if the body has it."""
+        request: ChatCompletionRequest | CompletionRequest | None = None
+        for name in ("chat_request", "completion_request"):
+            request = request or getattr(self, name, None)
+        return request
+
+    @property
+    def skips_special(self) -> bool:
+        """Texts leave special tokens out."""
+        return self.original is None or self.original.skip_special_tokens
+
+    def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema."""
+        if self.original is not None:
+            self.original.check_rules()
+
 
 def check_is_whole(stream: object, param: str) -> None:
     """Checks that the field `stream` is missing or false, as a stream has a different body.
@@ -153,11 +171,6 @@ class DerenderChatRequest(DerenderRequest, kw_only=True):
     def check_rules(self: "DerenderChatRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""
         check_is_whole(self.stream, "body.DerenderChatRequest.stream")
-
-    def check_converted(self) -> None:
-        """Applies vLLM's rules that come after the schema."""
-        if self.chat_request is not None:
-            self.chat_request.check_rules()
 
 
 class DerenderCompletionRequest(DerenderRequest, kw_only=True):
@@ -183,8 +196,7 @@ class DerenderCompletionRequest(DerenderRequest, kw_only=True):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.generate_responses):
                 raise malformed(f"body: {name} must be as many as generate_responses", "body")
-        if self.completion_request is not None:
-            self.completion_request.check_rules()
+        super().check_converted()
 
 
 class DerenderStreamRequest(DerenderRequest, kw_only=True):
@@ -195,12 +207,13 @@ class DerenderStreamRequest(DerenderRequest, kw_only=True):
     prompt_tokens: int | None = None
     prompt_token_ids: list[options.Natural] | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {"prompt_token_ids": convert_natural_numbers}
+    lax_fields: ClassVar[LaxFields] = {"prompt_token_ids": convert_natural_numbers}
 
     def check_converted(self) -> None:
         """Applies vLLM's rules that come after the schema."""
         if self.stream_state is not None:
             self.stream_state.check(f"body.{type(self).__name__}.stream_state")
+        super().check_converted()
 
 
 class DerenderChatStreamRequest(DerenderStreamRequest, kw_only=True):
@@ -208,23 +221,11 @@ class DerenderChatStreamRequest(DerenderStreamRequest, kw_only=True):
 
     chat_request: ChatCompletionRequest | None = None
 
-    def check_converted(self) -> None:
-        """Applies vLLM's rules that come after the schema."""
-        super().check_converted()
-        if self.chat_request is not None:
-            self.chat_request.check_rules()
-
 
 class DerenderCompletionStreamRequest(DerenderStreamRequest, kw_only=True):
     """An event of a completion."""
 
     completion_request: CompletionRequest | None = None
-
-    def check_converted(self) -> None:
-        """Applies vLLM's rules that come after the schema."""
-        super().check_converted()
-        if self.completion_request is not None:
-            self.completion_request.check_rules()
 
 
 class StreamSwitch(Struct):

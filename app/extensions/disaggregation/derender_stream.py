@@ -5,12 +5,13 @@ returned, as with vLLM. Without a parser the state has the last few tokens; with
 tokens of the choice, which are parsed again with each event.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from app.core.api.identity import Identity
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.outputs import Piece
 from app.core.engine.parsing import TextReader
@@ -18,12 +19,16 @@ from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionChunkChoice
+from app.core.protocol.options import NamedToolChoice
 from app.core.server.http.errors import bad_request
 from app.core.text.base import Tokenizer
 from app.extensions.disaggregation import derender_protocol as derender
 from app.extensions.disaggregation.derender_parts import (
     chat_logprobs,
+    check_chat,
+    check_length,
     completion_logprobs,
+    head_of,
     reader_of,
     shown_ids,
 )
@@ -34,184 +39,175 @@ LOGPROB_CONTEXT_TOKENS = 4
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-class EventDerenderer:
-    """Derenders one event of each request.
+def chat_event(
+    pipeline: RequestPipeline, request: derender.DerenderChatStreamRequest
+) -> derender.DerenderedEvent:
+    """Returns an event of a chat, and the state for the next one.
 
-    Its methods raise ApiError 400, and 404 for an unknown model.
+    Raises:
+        ApiError: 400, or 404 for an unknown model.
     """
-
-    def __init__(self, pipeline: RequestPipeline) -> None:
-        self._pipeline = pipeline
-
-    def chat_event(self, request: derender.DerenderChatStreamRequest) -> derender.DerenderedEvent:
-        """Returns an event of a chat, and the state for the next one."""
-        model = self._pipeline.models.resolve(request.model)
-        parses = self._pipeline.limits.parses
-        if parses and request.chat_request is None:
-            raise bad_request(
-                "chat_request is needed beside a parser: the reply would show its markup."
-            )
-        if parses and request.prompt_token_ids is None:
-            raise bad_request(
-                "prompt_token_ids are needed beside a parser: thoughts may begin in the prompt."
-            )
-        self._check(request)
-        state = request.stream_state or derender.StreamState()
-        choices: list[derender.ChatEventChoice] = []
-        for choice in request.generate_chunk.choices:
-            shown, state = self._chat_choice(request, choice, state)
-            choices.append(shown)
-        chunk = derender.ChatEvent(choices=choices, **self._head(request, model))
-        return derender.DerenderedEvent(chunk, state)
-
-    def completion_event(
-        self, request: derender.DerenderCompletionStreamRequest
-    ) -> derender.DerenderedEvent:
-        """Returns an event of a text completion, and the state for the next one."""
-        model = self._pipeline.models.resolve(request.model)
-        self._check(request)
-        state = request.stream_state or derender.StreamState()
-        skips_special = (
-            request.completion_request is None or request.completion_request.skip_special_tokens
+    model = pipeline.models.resolve(request.model)
+    check_chat(pipeline, request.chat_request)
+    if pipeline.limits.parses and request.prompt_token_ids is None:
+        raise bad_request(
+            "prompt_token_ids are needed beside a parser: thoughts may begin in the prompt."
         )
-        choices: list[CompletionChunkChoice] = []
-        for choice in request.generate_chunk.choices:
-            offset = state.logprob_text_offset
-            text, state = added_text(self._pipeline.tokenizer, choice, state, skips_special)
-            shown = CompletionChunkChoice(
-                index=choice.index,
-                text=text,
-                logprobs=completion_logprobs(self._pipeline, choice.logprobs, offset),
-                finish_reason=choice.finish_reason,
-                stop_reason=choice.stop_reason,
-            )
-            choices.append(shown)
-        chunk = derender.CompletionEvent(choices=choices, **self._head(request, model))
-        return derender.DerenderedEvent(chunk, state)
+    state = checked_state(pipeline, request)
+    choices: list[derender.ChatEventChoice] = []
+    for choice in request.generate_chunk.choices:
+        shown, state = _chat_choice(pipeline, request, choice, state)
+        choices.append(shown)
+    chunk = derender.ChatEvent(choices=choices, **_event_head(pipeline, request, model))
+    return derender.DerenderedEvent(chunk, state)
 
-    def _head(self, request: derender.DerenderStreamRequest, model: str) -> dict[str, Any]:
-        """Returns the fields that chats and completions share; `model` is the served one."""
-        event = request.generate_chunk
-        return {
-            "id": event.request_id or self._pipeline.identity.fresh_id(),
-            "created": self._pipeline.identity.now_s(),
-            "model": request.model or model,
-            "usage": usage_of(request),
-            "metrics": event.metrics,
-        }
 
-    def _check(self, request: derender.DerenderStreamRequest) -> None:
-        """Raises ApiError 400 for several choices, and for more tokens than the context has."""
-        choices = request.generate_chunk.choices
-        if len(choices) > 1:
-            raise bad_request(
-                f"An event has at most one choice, got {len(choices)}: one state is for one choice."
-            )
-        state = request.stream_state or derender.StreamState()
-        tokens = len(request.prompt_token_ids or ()) + len(state.output_token_ids)
-        tokens += sum(len(choice.token_ids or ()) for choice in choices)
-        max_model_len = self._pipeline.limits.max_model_len
-        if tokens > max_model_len:
-            raise bad_request(f"there are more tokens than max_model_len, {max_model_len}")
+def completion_event(
+    pipeline: RequestPipeline, request: derender.DerenderCompletionStreamRequest
+) -> derender.DerenderedEvent:
+    """Returns an event of a text completion, and the state for the next one.
 
-    def _chat_choice(
-        self,
-        request: derender.DerenderChatStreamRequest,
-        choice: derender.RenderedChoice,
-        state: derender.StreamState,
-    ) -> tuple[derender.ChatEventChoice, derender.StreamState]:
-        chat = request.chat_request
-        finish_reason = choice.finish_reason
-        logprobs = None
-        if self._pipeline.limits.parses and chat is not None:
-            delta, state = self._parsed(request, chat, choice, state)
-            if finish_reason is not None and state.tools_streamed and not names_tool(chat):
-                finish_reason = "tool_calls"
-            shows_ids = chat.return_token_ids and chat.include_reasoning
-        else:
-            skips_special = chat is None or chat.skip_special_tokens
-            text, state = added_text(self._pipeline.tokenizer, choice, state, skips_special)
-            delta = derender.ChatDelta(content=text or None)
-            entries = chat_logprobs(self._pipeline, choice.logprobs)
-            if entries is not None:
-                logprobs = common.LogprobContent(entries)
-            shows_ids = chat is not None and chat.return_token_ids
-        if not state.role_sent:
-            delta.role = "assistant"
-            state = replace(state, role_sent=True)
-        shown = derender.ChatEventChoice(
+    Raises:
+        ApiError: 400, or 404 for an unknown model.
+    """
+    model = pipeline.models.resolve(request.model)
+    state = checked_state(pipeline, request)
+    choices: list[CompletionChunkChoice] = []
+    for choice in request.generate_chunk.choices:
+        offset = state.logprob_text_offset
+        text, state = added_text(pipeline.tokenizer, choice, state, request.skips_special)
+        shown = CompletionChunkChoice(
             index=choice.index,
-            delta=delta,
-            logprobs=logprobs,
-            finish_reason=finish_reason,
+            text=text,
+            logprobs=completion_logprobs(pipeline, choice.logprobs, offset),
+            finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
-            token_ids=choice.token_ids if shows_ids else None,
         )
-        return shown, state
+        choices.append(shown)
+    chunk = derender.CompletionEvent(choices=choices, **_event_head(pipeline, request, model))
+    return derender.DerenderedEvent(chunk, state)
 
-    def _parsed(
-        self,
-        request: derender.DerenderChatStreamRequest,
-        chat: ChatCompletionRequest,
-        choice: derender.RenderedChoice,
-        state: derender.StreamState,
-    ) -> tuple[derender.ChatDelta, derender.StreamState]:
-        """Parses all tokens so far, and returns what this event has added."""
-        reader = TextReader(reader_of(self._pipeline, chat, request.prompt_token_ids))
-        old_ids = state.output_token_ids
-        token_ids = choice.token_ids or []
-        reply = shown_ids(self._pipeline, [*old_ids, *token_ids], choice.finish_reason)
-        tokenizer = self._pipeline.tokenizer
-        has_ended = choice.finish_reason is not None
-        sent = complete_text(tokenizer, old_ids, has_ended=False)
-        text = complete_text(tokenizer, reply, has_ended)
-        reader.feed(sent)
-        pieces = reader.feed(text[len(sent) :])
-        if has_ended:
-            pieces += reader.finish()
-        call_ids = list(state.last_tool_call_ids)
-        delta = delta_of(pieces, chat, call_ids, self._new_call_id)
-        lengths = state.output_chunk_lens
-        if token_ids:
-            lengths = [*lengths, len(token_ids)]
-        return delta, replace(
-            state,
-            output_token_ids=[*old_ids, *token_ids],
-            output_chunk_lens=lengths,
-            tools_streamed=state.tools_streamed or delta.tool_calls is not UNSET,
-            last_tool_call_ids=call_ids,
+
+def _event_head(
+    pipeline: RequestPipeline, request: derender.DerenderStreamRequest, model: str
+) -> dict[str, Any]:
+    """Returns the fields that chats and completions share; `model` is the served one."""
+    event = request.generate_chunk
+    return {
+        **head_of(pipeline, event.request_id, request.model or model),
+        "usage": event_usage(request),
+        "metrics": event.metrics,
+    }
+
+
+def checked_state(
+    pipeline: RequestPipeline, request: derender.DerenderStreamRequest
+) -> derender.StreamState:
+    """Returns the state before the event.
+
+    Raises:
+        ApiError: 400 for several choices, and for more tokens than the context has.
+    """
+    choices = request.generate_chunk.choices
+    if len(choices) > 1:
+        raise bad_request(
+            f"An event has at most one choice, got {len(choices)}: one state is for one choice."
         )
-
-    def _new_call_id(self) -> str:
-        return f"chatcmpl-tool-{self._pipeline.identity.fresh_id()}"
-
-
-def names_tool(chat: ChatCompletionRequest) -> bool:
-    """Returns whether the client has named the tool that is called."""
-    return chat.tool_choice is not None and not isinstance(chat.tool_choice, str)
+    state = request.stream_state or derender.StreamState()
+    tokens = len(request.prompt_token_ids or ()) + len(state.output_token_ids)
+    tokens += sum(len(choice.token_ids or ()) for choice in choices)
+    check_length(pipeline, tokens)
+    return state
 
 
-def usage_of(request: derender.DerenderStreamRequest) -> common.Usage | None:
+def _chat_choice(
+    pipeline: RequestPipeline,
+    request: derender.DerenderChatStreamRequest,
+    choice: derender.RenderedChoice,
+    state: derender.StreamState,
+) -> tuple[derender.ChatEventChoice, derender.StreamState]:
+    chat = request.chat_request
+    finish_reason = choice.finish_reason
+    logprobs = None
+    if pipeline.limits.parses and chat is not None:
+        delta, state = _parsed(pipeline, request, chat, choice=choice, state=state)
+        if (
+            finish_reason is not None
+            and state.tools_streamed
+            and not isinstance(chat.tool_choice, NamedToolChoice)
+        ):
+            finish_reason = "tool_calls"
+        shows_ids = chat.return_token_ids and chat.include_reasoning
+    else:
+        text, state = added_text(pipeline.tokenizer, choice, state, request.skips_special)
+        delta = derender.ChatDelta(content=text or None)
+        logprobs = chat_logprobs(pipeline, choice.logprobs)
+        shows_ids = chat is not None and chat.return_token_ids
+    if not state.role_sent:
+        delta.role = "assistant"
+        state = replace(state, role_sent=True)
+    shown = derender.ChatEventChoice(
+        index=choice.index,
+        delta=delta,
+        logprobs=logprobs,
+        finish_reason=finish_reason,
+        stop_reason=choice.stop_reason,
+        token_ids=choice.token_ids if shows_ids else None,
+    )
+    return shown, state
+
+
+def _parsed(
+    pipeline: RequestPipeline,
+    request: derender.DerenderChatStreamRequest,
+    chat: ChatCompletionRequest,
+    *,
+    choice: derender.RenderedChoice,
+    state: derender.StreamState,
+) -> tuple[derender.ChatDelta, derender.StreamState]:
+    """Parses all tokens so far, and returns what this event has added."""
+    reader = TextReader(reader_of(pipeline, chat, request.prompt_token_ids))
+    old_ids = state.output_token_ids
+    token_ids = choice.token_ids or []
+    reply = shown_ids(pipeline, [*old_ids, *token_ids], choice.finish_reason)
+    tokenizer = pipeline.tokenizer
+    has_ended = choice.finish_reason is not None
+    sent = complete_text(tokenizer, old_ids, has_ended=False)
+    text = complete_text(tokenizer, reply, has_ended)
+    reader.feed(sent)
+    pieces = reader.feed(text[len(sent) :])
+    if has_ended:
+        pieces += reader.finish()
+    call_ids = list(state.last_tool_call_ids)
+    delta = delta_of(pieces, chat, call_ids, pipeline.identity)
+    lengths = state.output_chunk_lens
+    if token_ids:
+        lengths = [*lengths, len(token_ids)]
+    return delta, replace(
+        state,
+        output_token_ids=[*old_ids, *token_ids],
+        output_chunk_lens=lengths,
+        tools_streamed=state.tools_streamed or delta.tool_calls is not UNSET,
+        last_tool_call_ids=call_ids,
+    )
+
+
+def event_usage(request: derender.DerenderStreamRequest) -> common.Usage | None:
     """Returns the usage of an event; `prompt_tokens` of the request take precedence."""
     usage = request.generate_chunk.usage
     if usage is None:
         return None
-    prompt_tokens = usage.prompt_tokens if request.prompt_tokens is None else request.prompt_tokens
-    completion_tokens = usage.completion_tokens or 0
-    return common.Usage(
-        prompt_tokens=prompt_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        completion_tokens=completion_tokens,
-        prompt_tokens_details=None,
-        completion_tokens_details=None,
-    )
+    prompt_tokens = request.prompt_tokens
+    if prompt_tokens is None:
+        prompt_tokens = usage.prompt_tokens
+    return common.usage_of(prompt_tokens, usage.completion_tokens or 0)
 
 
 def delta_of(
     pieces: Sequence[Piece],
     chat: ChatCompletionRequest,
     call_ids: list[str],
-    new_call_id: Callable[[], str],
+    identity: Identity,
 ) -> derender.ChatDelta:
     """Returns what `pieces` add to a message; appends the ids of new calls to `call_ids`."""
     delta = derender.ChatDelta()
@@ -225,7 +221,7 @@ def delta_of(
         elif part.raw or (part.number and chat.parallel_tool_calls is False):
             continue
         elif part.number >= len(call_ids):
-            call_ids.append(new_call_id())
+            call_ids.append(f"chatcmpl-tool-{identity.fresh_id()}")
             calls[part.number] = wire.ToolCall(
                 id=call_ids[-1],
                 type="function",

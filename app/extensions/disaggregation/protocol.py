@@ -4,14 +4,20 @@ Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is enco
 is encoded in parts.
 """
 
-from collections.abc import Hashable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.core.protocol import common, options, rules
-from app.core.protocol.coercion import ConversionError, JsonObject, convert, convert_natural_numbers
+from app.core.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    LaxFields,
+    convert,
+    convert_natural_numbers,
+)
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.server.http.errors import bad_request, malformed
@@ -164,7 +170,7 @@ class GenerateRequest(Request, kw_only=True):
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[LaxFields] = {
         "token_ids": convert_token_ids,
         "sampling_params": convert_sampling_params,
     }

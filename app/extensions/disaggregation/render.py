@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from msgspec.structs import fields
 
 from app.core.api.chat.media import BuiltPrompt
-from app.core.api.chat.parts import check_tool_choice
 from app.core.api.chat.prompt import chat_options, chat_prompt
+from app.core.api.chat.tools import check_tool_choice
 from app.core.api.completions import completion_prompt
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.parsing import THINK_BEGIN, THINK_END
@@ -207,8 +207,8 @@ class RenderHandlers:
         """Returns the variables of the chat template that a parser of thoughts reads."""
         if not self._pipeline.limits.reasons:
             return None
-        kwargs = dict(self._pipeline.chat_rules.template_kwargs or {})
-        kwargs |= chat.chat_template_kwargs or {}
+        defaults = self._pipeline.chat_rules.template_kwargs
+        kwargs: JsonObject = {**defaults, **(chat.chat_template_kwargs or {})}
         for name in (
             "add_generation_prompt",
             "continue_final_message",

@@ -8,7 +8,7 @@ from functools import wraps
 
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.lifecycle import WeightUpdates
+from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import read_json
 from app.core.server.http.context import RequestContext
@@ -88,7 +88,7 @@ class GenerateHandlers:
             prompt_ids=body.token_ids,
             text=body.output_mode == "text",
             logprobs=completion.logprobs is not None,
-            weights=self._weight_version,
+            weights=self._weights,
         )
         writer = GenerateWriter(meta, options)
         writer.encoded_media = pipeline.encoded_media(body.mm_hashes)
@@ -105,9 +105,6 @@ class GenerateHandlers:
             return pipeline.responder.broken(error, writer)
         prompt = BuiltPrompt(body.token_ids, pipeline.tokenizer.decode(body.token_ids, False))
         return pipeline.submit(accepted, meta, [prompt], writer, context)
-
-    def _weight_version(self) -> str:
-        return self._weights.version
 
     def abort_requests(self, context: RequestContext) -> Response:
         """Ends requests by their ids, or all requests; their clients receive `abort`."""
@@ -136,10 +133,8 @@ class GenerateHandlers:
 
 def texts_of(request_ids: object) -> list[str]:
     """Returns the texts among some ids, as vLLM reads them; a text is one id."""
-    if isinstance(request_ids, str):
-        if request_ids:
-            return [request_ids]
-        return []
+    if isinstance(request_ids, str) and request_ids:
+        return [request_ids]
     if isinstance(request_ids, list | dict):
         return [request_id for request_id in request_ids if isinstance(request_id, str)]
     return []

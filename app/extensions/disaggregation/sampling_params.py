@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import fields
 
-from app.core.api.chat.parts import tool_calls_of
+from app.core.api.chat.tools import tool_calls_of
 from app.core.api.sampling import text_form
 from app.core.engine.constraints import Constraints
 from app.core.engine.request import ToolCalls

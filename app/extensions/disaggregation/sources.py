@@ -3,10 +3,9 @@
 import socket
 from uuid import NAMESPACE_URL, uuid5
 
-from app.core.api.admin import action
 from app.core.engine.kvcache.events import PublisherSettings, of_rank
 from app.core.server.http.context import RequestContext
-from app.core.server.http.route import Route
+from app.core.server.http.route import Route, action
 from config.settings import ServerSettings
 
 

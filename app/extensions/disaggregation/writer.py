@@ -9,18 +9,19 @@ from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
 from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import EngineOutput, TokenLogprob, Tokens
+from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol import common
 from app.core.server.http.response import DONE, event_of
 from app.extensions.disaggregation import protocol as wire
 
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """Content of a response. `weights` returns the version of the loaded weights."""
+    """Content of a response."""
 
     prompt_ids: Sequence[int]
     text: bool = False
     logprobs: bool = False
-    weights: Callable[[], str]
+    weights: WeightUpdates
 
 
 class GenerateWriter(ResponseWriter):
@@ -97,7 +98,7 @@ class GenerateWriter(ResponseWriter):
         """Records the version of the weights that made these tokens."""
         spans = self._versions[output.index]
         start = self.choices[output.index].tokens
-        version = self._options.weights()
+        version = self._options.weights.version
         if not spans or spans[-1].version != version:
             spans.append(wire.WeightVersion(version, start, start))
         spans[-1].end = start + len(output.ids)

@@ -1,10 +1,9 @@
 """POST /fake_metrics; POST /admin/config changes fake metrics, too."""
 
-from app.core.api.admin import ANY_OBJECT
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response
-from app.core.server.http.route import NO_MEDIA, Route, RouteDocs, post
+from app.core.server.http.route import ANY_OBJECT, NO_MEDIA, Route, RouteDocs, post
 from app.extensions.fake_metrics.document import merged
 from app.extensions.fake_metrics.settings import FakeMetricsSettings
 from config.validation import LiveSettings

@@ -1,9 +1,27 @@
-"""Settings of fake metrics."""
+"""Settings of fake metrics. Few servers have them, so their document is imported late."""
 
 from typing import Annotated
 
-from app.extensions.fake_metrics.document import merged, parse
 from config.declaration import About, Json, PositiveDuration, Section, understood_by
+
+
+def check_fake_metrics(text: str | None) -> None:
+    """Raises ValueError for metrics that cannot be read."""
+    if text is not None:
+        from app.extensions.fake_metrics.document import parse
+
+        parse(text)
+
+
+def merge_fake_metrics(current: str | None, changes: object) -> object:
+    """Returns the current metrics with `changes` of single keys.
+
+    Raises:
+        ValueError: A change is wrong.
+    """
+    from app.extensions.fake_metrics.document import merged
+
+    return merged(current, changes)
 
 
 class FakeMetricsSettings(Section, frozen=True, kw_only=True):
@@ -11,8 +29,10 @@ class FakeMetricsSettings(Section, frozen=True, kw_only=True):
 
     fake_metrics: Annotated[
         Json | None,
-        About(live=True, simulated=True, merge=merged),
-        understood_by(parse, "must have only keys and values that docs/metrics.md describes"),
+        About(live=True, simulated=True, merge=merge_fake_metrics),
+        understood_by(
+            check_fake_metrics, "must have only keys and values that docs/metrics.md describes"
+        ),
     ] = None
     """JSON object of metrics that replace the real ones; see docs/metrics.md."""
     fake_metrics_refresh_interval: PositiveDuration = 0.1

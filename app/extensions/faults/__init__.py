@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
+from app.core.server.http.late_routes import late_routes
 from app.extensions.faults.settings import FailureSettings
 
 if TYPE_CHECKING:
@@ -49,9 +50,12 @@ class Faults(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of the audit's verdict."""
+        return {"verdict": late_routes(self._load, "GET /admin/verdict", "DELETE /admin/verdict")}
+
+    def _load(self) -> list[Route]:
         from app.extensions.faults.routes import routes
 
-        return {"verdict": routes(self._audit)}
+        return routes(self._audit)
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the rules of headers, and the clients of the audit."""

@@ -1,151 +1,88 @@
-"""Failure injection: decides if and how a request fails."""
+"""Failure injection: stores the fault of a request, and carries it out.
 
-import re
+`FaultSources` decides which requests fail. Its module is imported with the first rule, failure
+rate, plugin or header: most servers inject no faults.
+"""
+
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from random import Random
-
-from cachetools import LRUCache
-from msgspec.structs import replace
+from typing import TYPE_CHECKING
 
 from app.core.api.fault import Fault, RequestFacts
 from app.core.server.http.context import RequestContext, client_name
-from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
-from app.extensions.faults.damage import damage
-from app.extensions.faults.fault import FaultScript, error_type, failure
-from app.extensions.faults.fault_rules import parse_fault, parse_fault_rules
-from app.extensions.faults.settings import FAILURE_TYPES, FailureSettings
+from app.extensions.faults.limits import MAX_HEADER_RULES, RULE_BYTES
+from app.extensions.faults.settings import FailureSettings
 from config.settings import ModelSettings, Settings
 
-RETURN_ERROR = "X-Return-Error"
-FAULT = "X-Fault"
-BYTES_PER_TOKEN = 4
-INTEGER = re.compile(r"[+-]?\d{1,9}", re.ASCII)
-MAX_HEADER_RULES = 500
-"""Most rules of X-Fault headers, by last use."""
-MAX_HEADER_CHARACTERS = 2048
-"""Longest X-Fault header."""
-RULE_BYTES = 4096
-"""Estimated memory of a rule."""
+if TYPE_CHECKING:
+    from app.extensions.faults.sources import FaultSource, FaultSources
 
-FaultSource = Callable[[RequestFacts], Fault | None]
-"""Returns the fault of a request, or None."""
+BYTES_PER_TOKEN = 4
 
 
 class FaultInjector:
-    """Decides which requests fail. `now` returns monotonic seconds.
+    """Makes requests fail. `now` returns monotonic seconds."""
 
-    The first source with a fault decides: X-Return-Error, X-Fault, plugins, rules, the failure
-    rate. Later sources do not see the request.
-    """
+    limit_bytes = MAX_HEADER_RULES * RULE_BYTES
 
-    def __init__(
-        self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()
-    ) -> None:
-        """`sources` come from plugins."""
+    def __init__(self, rng: Random, now: Callable[[], float]) -> None:
         self.active = False
         """True after the first injected fault."""
         self._rng = rng
         self._now = now
-        self._sources = tuple(sources)
+        self._plugin_sources: Sequence[FaultSource] = ()
         self._failures = FailureSettings()
         self._model = ModelSettings()
-        self._rules: str | None = None
-        self._script: FaultScript | None = None
-        self.limit_bytes = MAX_HEADER_RULES * RULE_BYTES
-        self._header_rules: LRUCache[tuple[str, str], FaultScript] = LRUCache(MAX_HEADER_RULES)
-        """Rules of X-Fault headers, by client and text."""
+
+    @cached_property
+    def _sources(self) -> FaultSources:
+        from app.extensions.faults.sources import FaultSources
+
+        return FaultSources(self._rng, self._now)
+
+    @property
+    def _has_sources(self) -> bool:
+        return "_sources" in vars(self)
 
     def use_sources(self, sources: Sequence[FaultSource]) -> None:
-        """Asks `sources` about each request, before rules and chance."""
-        self._sources = tuple(sources)
+        """Asks `sources`, which come from plugins, about each request, before rules and chance."""
+        self._plugin_sources = sources
 
     @property
     def is_quiet(self) -> bool:
         """True when only a header can request a fault; changes only with the settings."""
-        rate = self._failures.failure_injection_rate
-        return not rate and self._script is None and not self._sources
+        if self._failures.failure_injection_rate or self._plugin_sources:
+            return False
+        return "_sources" not in vars(self) or not self._sources.has_rules
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory of the rules of headers."""
-        return len(self._header_rules) * RULE_BYTES
+        if not self._has_sources:
+            return 0
+        return self._sources.header_rule_count * RULE_BYTES
 
     def on_settings(self, settings: Settings) -> None:
         """Applies `settings`; unchanged rules keep their counters."""
         self._failures = settings.section(FailureSettings)
         self._model = settings.model
         rules = self._failures.fault_rules
-        if rules != self._rules:
-            self._rules = rules
-            self._read_rules(self._script)
+        if self._has_sources or rules:
+            self._sources.use_rules(rules)
 
     def restart(self) -> None:
         """Resets the counters of all rules."""
         self.active = False
-        self._read_rules(None)
-        self._header_rules.clear()
-
-    def _read_rules(self, previous: FaultScript | None) -> None:
-        rules = parse_fault_rules(self._rules)
-        self._script = None
-        if rules:
-            self._script = FaultScript(rules, self._now(), previous)
+        if self._has_sources:
+            self._sources.restart()
 
     def fault_for(self, request: RequestFacts) -> Fault | None:
         """Returns the fault of a request, or None. An invalid header is a fault of status 400."""
-        headers: dict[str, str] = {}
-        for source in (
-            _return_error,
-            self._header_fault,
-            *self._sources,
-            self._rule_fault,
-            self._random_failure,
-        ):
-            fault = source(request)
-            if fault is not None:
-                headers |= fault.headers
-                if fault.name:
-                    return replace(fault, headers=headers)
-        if not headers:
-            return None
-        return Fault(headers=headers)
-
-    def _header_fault(self, request: RequestFacts) -> Fault | None:
-        """Applies X-Fault.
-
-        Requests of one client with the same text share one rule and its counters.
-        """
-        text = request.header(FAULT)
-        if not text:
-            return None
-        key = (request.client(), text)
-        script = self._header_rules.get(key)
-        try:
-            if len(text) > MAX_HEADER_CHARACTERS:
-                raise ValueError(f"it has more than {MAX_HEADER_CHARACTERS} characters")
-            if script is None:
-                script = FaultScript([parse_fault(text)], self._now())
-                self._header_rules[key] = script
-        except ValueError as error:
-            return Fault(name="x-fault", error=bad_request(f"{FAULT}: {error}."))
-        return script.fault_for(request, self._rng, self._now())
-
-    def _rule_fault(self, request: RequestFacts) -> Fault | None:
-        if self._script is None:
-            return None
-        return self._script.fault_for(request, self._rng, self._now())
-
-    def _random_failure(self, request: RequestFacts) -> Fault | None:
-        """Draws one of the configured failure types, or of all, with the rate in percent."""
-        failures = self._failures
-        model = self._model
-        rate = failures.failure_injection_rate
-        if not rate or self._rng.randint(1, 100) > rate:
-            return None
-        kind = self._rng.choice(failures.failure_types or FAILURE_TYPES)
-        return Fault(name=kind, error=failure(kind, model.model, model.max_model_len))
+        return self._sources.fault_for(request, self._plugin_sources, self._failures, self._model)
 
     def inject(self, context: RequestContext, model: str | None) -> None:
         """Decides about a decoded generation request, or raises `ApiError` as `apply`."""
@@ -171,6 +108,10 @@ class FaultInjector:
 
     def damage(self, response: Response, fault: Fault | None, context: RequestContext) -> Response:
         """Returns `response` with the headers and the damage of a fault."""
+        if fault is None:
+            return response
+        from app.extensions.faults.damage import damage
+
         return damage(response, fault, context)
 
 
@@ -187,21 +128,3 @@ def facts_of(context: RequestContext, model: str | None) -> RequestFacts:
         client=partial(client_name, context),
         tokens=(context.content_length or 0) / BYTES_PER_TOKEN,
     )
-
-
-def _return_error(request: RequestFacts) -> Fault | None:
-    """Applies X-Return-Error: an error of this status, or status 400 for an invalid one."""
-    text = request.header(RETURN_ERROR)
-    if not text:
-        return None
-    return Fault(name="return-error", error=_error_of_status(text))
-
-
-def _error_of_status(text: str) -> ApiError:
-    if not INTEGER.fullmatch(text):
-        return bad_request(f"{RETURN_ERROR} is {text[:40]!r}, which is not an integer.")
-    status = int(text)
-    if not 400 <= status <= 599:
-        return bad_request(f"{RETURN_ERROR} is {status}; it can be from 400 to 599.")
-    message = f"{RETURN_ERROR} asked for this status, {status}."
-    return ApiError(status, error_type(status), message)

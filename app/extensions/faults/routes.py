@@ -2,9 +2,8 @@
 
 from msgspec import Struct
 
-from app.core.api.admin import action
 from app.core.server.http.context import RequestContext
-from app.core.server.http.route import Route, RouteDocs
+from app.core.server.http.route import Route, RouteDocs, action
 from app.extensions.faults.audit import FaultAudit
 
 

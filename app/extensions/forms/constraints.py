@@ -6,19 +6,21 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from app.core.engine.constraints import Constraints
 from app.extensions.forms.schema import Schemas
-from app.extensions.forms.schema.backends import find_unsupported_keyword
 
 if TYPE_CHECKING:
     from app.extensions.forms.schema.derivation import Grammar
     from config.settings import ToolSettings
 
 
-class FormConstraints(Schemas):
+class FormConstraints(Schemas, Constraints):
     """See `app.core.engine.constraints.Constraints`. Grammars are not cached."""
 
     def refused_keyword(self, schema: object) -> str | None:
         """Returns the keyword for which vLLM refuses a compiled schema; None without one."""
+        from app.extensions.forms.schema.backends import find_unsupported_keyword
+
         return find_unsupported_keyword(schema)
 
     def compile_structural_tag(self, tag: str) -> Grammar:

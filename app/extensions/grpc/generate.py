@@ -6,10 +6,11 @@ from typing import cast
 
 import msgspec
 
+from app.core.api.answer_limits import check_repeated
 from app.core.api.chat.media import BuiltPrompt, Features
 from app.core.api.completions import completion_prompt
 from app.core.api.identity import ResponseMeta
-from app.core.api.pipeline import RequestPipeline, check_repeated
+from app.core.api.pipeline import RequestPipeline
 from app.core.protocol import rules
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest

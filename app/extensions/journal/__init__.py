@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
+from app.core.server.http.late_routes import late_routes
 from app.extensions.journal.settings import JournalSettings
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class RequestJournal(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that show and clear the journal."""
+        return {"journal": late_routes(self._load, "GET /admin/journal", "DELETE /admin/journal")}
+
+    def _load(self) -> list[Route]:
         from app.extensions.journal.routes import journal_routes
 
-        return {"journal": journal_routes(self.journal, self.parts.peers)}
+        return journal_routes(self.journal, self.parts.peers)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from app.core.api.admin import PeerRanks, action
+from app.core.api.peer_ranks import PeerRanks
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
-from app.core.server.http.route import Route, RouteDocs
+from app.core.server.http.route import Route, RouteDocs, action
 from app.extensions.journal.journal import Journal
-
-if TYPE_CHECKING:
-    pass
-
-RULES = "/admin/script/rules"
 
 
 class JournalQuery(Struct, forbid_unknown_fields=True):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from app.extensions.kv_index.backend import UNALIGNED, CoveredKeys, Store
 from app.extensions.kv_index.features import Features, fold_features
 from app.extensions.kv_index.keys import RequestKeys
-from app.extensions.kv_index.operations import UNALIGNED, CoveredKeys, Store
 
 TAIL_BYTES = 450
 """Memory of a tail besides its numbers, in bytes."""

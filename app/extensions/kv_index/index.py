@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from app.core.base import Bounded
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.hashing import Placeholder
-from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.backend import Backend, Outcome, Stamp
 from app.extensions.kv_index.decoding import PodBatch, field_losses
 from app.extensions.kv_index.features import requested_features
 from app.extensions.kv_index.holders import HolderLimitError, IndexedEngine
 from app.extensions.kv_index.ingest import Ingest
 from app.extensions.kv_index.keys import PrefixKeyCache, RequestKeys
 from app.extensions.kv_index.metrics import IndexMetrics
-from app.extensions.kv_index.operations import Outcome, Stamp
 from app.extensions.kv_index.scorer import DEFAULT_WEIGHTS, PodScore, score_prefixes
 from config.sections.observability import TRACE
 
@@ -36,13 +35,11 @@ class Index:
         block_size: int = 16,
         seed: str = "",
         weights: Mapping[str, float] = DEFAULT_WEIGHTS,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.backend = backend
         self.block_size = block_size
         self.metrics = IndexMetrics(field_losses())
         self._weights = weights
-        self._clock = clock
         self._keys = RequestKeys(block_size, seed)
         self._ingest = Ingest(backend, self._keys)
         self._prefix_keys = PrefixKeyCache(self._keys)
@@ -143,19 +140,8 @@ class Index:
             BackendUnavailableError: the backend does not answer.
         """
         log.log(TRACE, "score %s: tokens %s", lora or model, tokens)
-        started_s = self._clock()
+        started_s = time.perf_counter()
         keys = self.block_keys(model, tokens, lora=lora, salt=salt, media=media)
-        return self._score(model, keys, pods, started_s)
-
-    def score_keys(
-        self, model: str, keys: Sequence[int], *, pods: Collection[str] = ()
-    ) -> list[PodScore]:
-        """Scores engines as `score`, for request keys from `block_keys`."""
-        return self._score(model, keys, pods, self._clock())
-
-    def _score(
-        self, model: str, keys: Sequence[int], pods: Collection[str], started_s: float
-    ) -> list[PodScore]:
         scores: list[PodScore] = []
         if keys:
             lookup = self.backend.lookup(keys)
@@ -165,7 +151,7 @@ class Index:
             )
             log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
         matched = scores[0].matched if scores else 0
-        self.metrics.record_lookup(self._clock() - started_s, matched)
+        self.metrics.record_lookup(time.perf_counter() - started_s, matched)
         return scores
 
     def base_model(self, name: str) -> str:

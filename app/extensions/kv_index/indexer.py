@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from app.core.api import admin
+from app.core.api import admin, health
 from app.core.api.responder import ServerLoad
 from app.core.base import Bounded
 from app.core.base.clock.clock import LiveClock
@@ -62,11 +62,11 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
 
     app.caches.append(caches)
     app.add_routes("kv_index", routes(index, settings))
-    is_ready = admin.readiness(engine, LiveClock(), settings.server.startup_duration)
+    is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration)
     app.add_routes("memory", admin.memory_routes(app.caches))
-    app.add_routes("health", admin.health_routes(is_healthy, is_ready, ServerLoad(False)))
+    app.add_routes("health", health.health_routes(is_healthy, is_ready, ServerLoad(False)))
     exposition = Exposition([index.metrics_text, http_metrics.text], http_metrics.process_text)
-    app.add_routes("metrics", admin.metrics_routes(exposition))
+    app.add_routes("metrics", health.metrics_routes(exposition))
     return app
 
 

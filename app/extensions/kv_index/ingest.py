@@ -21,15 +21,12 @@ from app.core.engine.kvcache.events import (
 from app.core.engine.kvcache.hashing import low64
 from app.core.engine.kvcache.memo import Memo
 from app.extensions.kv_index.alignment import EngineBlocks, Tail, align
-from app.extensions.kv_index.backend import Backend
-from app.extensions.kv_index.features import published_features
-from app.extensions.kv_index.holders import IndexedEngine
-from app.extensions.kv_index.keys import RequestKeys
-from app.extensions.kv_index.operations import (
+from app.extensions.kv_index.backend import (
     CPU,
     GPU,
     MAX_TIERS,
     UNALIGNED,
+    Backend,
     Clear,
     CoveredKeys,
     Offload,
@@ -37,6 +34,9 @@ from app.extensions.kv_index.operations import (
     Remove,
     Store,
 )
+from app.extensions.kv_index.features import published_features
+from app.extensions.kv_index.holders import IndexedEngine
+from app.extensions.kv_index.keys import RequestKeys
 
 TAILS_LIMIT_BYTES = 64 << 20
 """Memory limit of all tails of an index, in bytes."""
@@ -83,17 +83,12 @@ class NewBlocks(Struct, gc=False):
 class Ingest:
     """Converts events to operations. Remembers prompts' tails."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        request_keys: RequestKeys,
-        tails_limit_bytes: int = TAILS_LIMIT_BYTES,
-    ) -> None:
+    def __init__(self, backend: Backend, request_keys: RequestKeys) -> None:
         self._backend = backend
         self._request_keys = request_keys
         self._block_size = request_keys.block_size
         self._tiers = {GPU, CPU}
-        self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = Memo(tails_limit_bytes)
+        self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = Memo(TAILS_LIMIT_BYTES)
         """Latest tails, by engine, KV cache group and the engine key before the tail."""
 
     def operations(

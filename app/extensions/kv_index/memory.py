@@ -8,7 +8,23 @@ from sys import getsizeof
 from msgspec import Struct
 
 from app.core.base.clock.pause import pause_if_possible
-from app.extensions.kv_index.backend import Backend, IndexSize, Lookup
+from app.extensions.kv_index.backend import (
+    CPU,
+    GPU,
+    MAX_TIERS,
+    Backend,
+    Clear,
+    CoveredKeys,
+    IndexSize,
+    Lookup,
+    Offload,
+    Operation,
+    Outcome,
+    Remove,
+    Stamp,
+    Store,
+    keys_of,
+)
 from app.extensions.kv_index.block_table import BlockTable
 from app.extensions.kv_index.copies import (
     Copies,
@@ -19,20 +35,6 @@ from app.extensions.kv_index.copies import (
     without_holder,
 )
 from app.extensions.kv_index.holders import MAX_HOLDERS, Holders, IndexedEngine
-from app.extensions.kv_index.operations import (
-    CPU,
-    GPU,
-    MAX_TIERS,
-    Clear,
-    CoveredKeys,
-    Offload,
-    Operation,
-    Outcome,
-    Remove,
-    Stamp,
-    Store,
-    keys_of,
-)
 
 MAX_COPIES = 10_000_000
 """Default bound of the index, in copies of blocks."""

@@ -111,7 +111,7 @@ class PolledSource(TargetSource):
     An error keeps the old list. Each new problem is logged as a warning, once.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | Path) -> None:
         super().__init__()
         self._name = name
         self._problem = ""
@@ -134,21 +134,17 @@ class PolledSource(TargetSource):
 class FileSource(PolledSource):
     """A file with one endpoint a line; `#` starts a comment. Invalid lines are skipped."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
-
     def _read(self) -> tuple[Sequence[PodEndpoint], str]:
         targets = []
         problems = []
-        for number, line in enumerate(self._path.read_text("utf-8").splitlines(), 1):
+        for number, line in enumerate(Path(self._name).read_text("utf-8").splitlines(), 1):
             entry = line.partition("#")[0].strip()
             if not entry:
                 continue
             try:
                 targets.append(parse_target(entry))
             except ValueError as error:
-                problems.append(f"skipping line {number} of {self._path}: {error}")
+                problems.append(f"skipping line {number} of {self._name}: {error}")
         return targets, "; ".join(problems)
 
 

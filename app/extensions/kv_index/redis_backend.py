@@ -12,7 +12,22 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from app.core.base.clock.pause import pause_if_possible, wait_off_hub
-from app.extensions.kv_index.backend import Backend, BackendUnavailableError, IndexSize, Lookup
+from app.extensions.kv_index.backend import (
+    CPU,
+    GPU,
+    Backend,
+    BackendUnavailableError,
+    Clear,
+    CoveredKeys,
+    IndexSize,
+    Lookup,
+    Offload,
+    Operation,
+    Outcome,
+    Remove,
+    Stamp,
+    Store,
+)
 from app.extensions.kv_index.copies import Copies
 from app.extensions.kv_index.decoding import MAX_EVENTS
 from app.extensions.kv_index.holders import (
@@ -21,17 +36,6 @@ from app.extensions.kv_index.holders import (
     HolderLimitError,
     Holders,
     IndexedEngine,
-)
-from app.extensions.kv_index.operations import (
-    CPU,
-    GPU,
-    Clear,
-    CoveredKeys,
-    Offload,
-    Operation,
-    Outcome,
-    Stamp,
-    Store,
 )
 
 SCRIPT = Path(__file__).with_name("redis.lua")
@@ -49,6 +53,8 @@ CALL_TIMEOUTS = 5
 
 Two to connect and two to answer, as a call is tried twice, and one spare.
 """
+KINDS = {Store: "s", Offload: "o", Remove: "r", Clear: "c"}
+"""Names of the operations in the script."""
 KEY_DIGITS = 16
 """Number of hexadecimal digits of a block key, as in the script."""
 
@@ -253,21 +259,18 @@ def source_name(source: IndexedEngine) -> str:
 
 def script_operation(operation: Operation, source: IndexedEngine) -> dict[str, object]:
     """Converts an operation to the format of the script."""
+    fields: dict[str, object] = {"kind": KINDS[type(operation)]}
     if isinstance(operation, Clear):
-        return {"kind": "c"}
-    fields: dict[str, object] = {
-        "kind": "r",
+        return fields
+    fields |= {
         "group": operation.group,
         "tier": operation.tier,
         "engine": "".join(map(hex_digits, operation.engine_keys)),
     }
-    if isinstance(operation, Offload):
-        fields["kind"] = "o"
     if not isinstance(operation, Store):
         return fields
     holder = source.pod, source.model, source.rank, operation.group
     fields |= {
-        "kind": "s",
         "owned": list(map(pack_keys, operation.covered)),
         "keys": pack_keys(tuple(operation.request_keys)),
         "joined": [(hex_digits(key), hex_digits(joined)) for key, joined in operation.joined],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 import gevent
@@ -67,9 +66,9 @@ class StreamResources:
         index: Index,
         settings: PoolSettings,
         *,
-        now: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        clock: Callable[[], float],
     ) -> None:
         self.index = index
         self.settings = settings

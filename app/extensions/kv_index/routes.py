@@ -5,7 +5,7 @@ from functools import wraps
 from typing import TypeVar
 
 from app.core.api.chat.prompt import chat_options
-from app.core.api.pipeline import ChatRules
+from app.core.api.chat.rules import ChatRules
 from app.core.engine.kvcache.hashing import Placeholder
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.decoding import Request, decode

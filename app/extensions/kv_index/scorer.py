@@ -5,10 +5,9 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from app.extensions.kv_index.backend import Lookup
+from app.extensions.kv_index.backend import CPU, GPU, Lookup
 from app.extensions.kv_index.copies import Copies, set_bits, union
 from app.extensions.kv_index.holders import EngineGroup, Holders, IndexedEngine
-from app.extensions.kv_index.operations import CPU, GPU
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """Tier -> weight of a block (llm-d's defaults)."""

@@ -23,14 +23,13 @@ from app.core.text.template_process import TemplateProcess
 from app.extensions.kv_index.backend import Backend, BackendUnavailableError
 from app.extensions.kv_index.index import Index
 from app.extensions.kv_index.memory import MAX_COPIES, MemoryBackend, weigh_bytes
-from app.extensions.kv_index.messages import PublishedMessage
+from app.extensions.kv_index.messages import PublishedMessage, parse_topic
 from app.extensions.kv_index.pods import TargetSource, target_sources
 from app.extensions.kv_index.pool import Pool
 from app.extensions.kv_index.settings import KVIndexSettings, tier_weights, tokenizer_sources
 from app.extensions.kv_index.subscriber import REFRESH_S, Context, Subscriber, SubscriberSettings
 from app.extensions.kv_index.tokenization import Tokenization
 from app.extensions.kv_index.tokenizers import TokenizerLibrary, TokenizerSources
-from app.extensions.kv_index.topics import parse_topic
 from config import ConfigError, Settings
 from config.sections.model import TokenizerSettings
 

@@ -15,11 +15,10 @@ from zmq.utils.monitor import parse_monitor_message
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.events import is_ipv6, is_name
 from app.core.engine.kvcache.sockets import address_of, affinity
-from app.extensions.kv_index.messages import PublishedMessage
+from app.extensions.kv_index.messages import PREFIX, PublishedMessage, Topic, parse_topic
 from app.extensions.kv_index.pods import PodEndpoint, TargetSource, resolve_host
 from app.extensions.kv_index.pool import Pool
 from app.extensions.kv_index.presence import PodTracker
-from app.extensions.kv_index.topics import PREFIX, Topic, parse_topic
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,6 @@ class Tokenization:
         get_tokenizer: Callable[[str], Tokenizer],
         metrics: IndexMetrics,
         timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates a tokenization with the tokenizers of `TokenizerLibrary.get`.
 
@@ -55,7 +54,6 @@ class Tokenization:
         self._get_tokenizer = get_tokenizer
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self._clock = clock
         self.prompts: Memo[tuple[str, bool, str], array[int]] = Memo(PROMPTS_LIMIT_BYTES)
         """Model, special tokens or not, and text -> token ids."""
         self._workers = BoundedSemaphore(WORKERS)
@@ -106,7 +104,7 @@ class Tokenization:
         self, model: str, tokenizer: Tokenizer, text: str, add_special_tokens: bool
     ) -> list[int]:
         """Returns token ids, cached for local tokenizers; a remote tokenizer is always called."""
-        started_s = self._clock()
+        started_s = time.monotonic()
         if isinstance(tokenizer, LocalTokenizer):
             key = (model, add_special_tokens, text)
             cached = self.prompts.get(key)
@@ -116,13 +114,13 @@ class Tokenization:
             ids = cached.tolist()
         else:
             ids = tokenizer.encode(text, add_special_tokens)
-        self._metrics.record_tokenization(tokenizer.name, self._clock() - started_s, len(ids))
+        self._metrics.record_tokenization(tokenizer.name, time.monotonic() - started_s, len(ids))
         return ids
 
     def _render_chat(
         self, tokenizer: Tokenizer, messages: Sequence[Message], options: ChatOptions
     ) -> str:
-        started_s = self._clock()
+        started_s = time.monotonic()
         text = tokenizer.render_chat(messages, options)
-        self._metrics.record_rendering(tokenizer.name, self._clock() - started_s)
+        self._metrics.record_rendering(tokenizer.name, time.monotonic() - started_s)
         return text

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.core.server.http.late_routes import late_routes
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
@@ -18,6 +19,12 @@ class LabelReads(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes by the name of their group."""
+        operations = ["POST /v1/systemone"]
+        if self.parts.settings.model.task == "generate":
+            operations.insert(0, "POST /generative_scoring")
+        return {"label_reads": late_routes(self._load, *operations)}
+
+    def _load(self) -> list[Route]:
         from app.extensions.label_reads.routes import routes
 
-        return {"label_reads": routes(self.parts.pipeline, self.parts.settings.model)}
+        return routes(self.parts.pipeline, self.parts.settings.model)

@@ -1,12 +1,12 @@
 """Requests and answers of /generative_scoring and /v1/systemone."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, cast
 
 from msgspec import Struct
 
 from app.core.protocol import rules
-from app.core.protocol.coercion import ConversionError, JsonObject, convert_value
+from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, convert_value
 from app.core.protocol.completions import CompletionRequest, TokenIds
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.protocol.options import Int64
@@ -45,7 +45,7 @@ class GenerativeScoringRequest(LabelRequest, kw_only=True):
     item_first: bool = False
     add_special_tokens: bool = True
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[LaxFields] = {
         "items": lambda items: convert_value(list[str] | list[list[int]], items)
     }
 
@@ -73,7 +73,7 @@ class DecisionRequest(LabelRequest, kw_only=True):
     videos: list[str] | None = None
     chat_template_kwargs: JsonObject | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {"questions": _convert_questions}
+    lax_fields: ClassVar[LaxFields] = {"questions": _convert_questions}
 
 
 class Decisions(Struct, kw_only=True):

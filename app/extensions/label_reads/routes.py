@@ -16,7 +16,7 @@ from app.core.api.choice_state import ChoiceState
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import WholeWriter
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.common import ItemList, Usage
+from app.core.protocol.common import ItemList, usage_of
 from app.core.protocol.completions import TokenIds
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
@@ -153,8 +153,7 @@ def _score(
             if request.apply_softmax:
                 score /= math.fsum(probabilities)
             data.append({"index": index, "object": "score", "score": score})
-        total_tokens = prompt_tokens + generated_tokens
-        usage = Usage(prompt_tokens, total_tokens, generated_tokens, None, None)
+        usage = usage_of(prompt_tokens, generated_tokens)
         return ItemList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 
     built_prompts = [BuiltPrompt(ids, "") for ids in prompts]

@@ -92,7 +92,9 @@ class RealEngine(Extension):
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the client of the engine process."""
-        return () if self._engine is None else (self._engine,)
+        if self._engine is None:
+            return ()
+        return (self._engine,)
 
 
 def _run_generate(argv: Sequence[str]) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Self
+from functools import cached_property
+from typing import Self
 
 from app.core.text.base import Message
 from app.extensions.llm.errors import RequestError
 from app.extensions.llm.library import (
-    DEFAULT_MODEL,
     Choice,
     Delivery,
     Library,
@@ -24,9 +24,6 @@ from app.extensions.llm.library import (
 )
 from app.extensions.llm.sampling_params import Priority
 
-if TYPE_CHECKING:
-    from app.extensions.llm.engine import LLMEngine
-
 
 class AsyncLLM(Library):
     """`LLM` for asyncio: the same results and items, for concurrent requests.
@@ -36,17 +33,10 @@ class AsyncLLM(Library):
 
     waits = False
 
-    def __init__(
-        self,
-        model: str | Callable[[], LLMEngine] = DEFAULT_MODEL,
-        device: str = "auto",
-        dtype: str | None = None,
-        *,
-        model_name: str | None = None,
-        **options: object,
-    ) -> None:
-        super().__init__(model, device, dtype, model_name=model_name, **options)
-        self._submitted: dict[int, asyncio.Task[Result | list[Result]]] = {}
+    @cached_property
+    def _submitted(self) -> dict[int, asyncio.Task[Result | list[Result]]]:
+        """The results of `submit_request` that `get_result` has not returned, by number."""
+        return {}
 
     async def __aenter__(self) -> Self:
         return self

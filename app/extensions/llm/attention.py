@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from app.extensions.llm.config import ModelConfig
@@ -65,21 +66,23 @@ class PagedStore:
         self.group = config.num_heads // config.num_kv_heads
         """Query heads that share the keys of one head."""
         shape = (num_blocks * block_size, 2, config.num_kv_heads, config.head_dim)
-        self.layers: list[torch.Tensor] = []
+        self.layers: list[Tensor] = []
         for _ in range(config.num_layers):
             self.layers.append(_zeros(shape, dtype, device))
         self._offsets = torch.arange(block_size)
 
-    def slots(self, blocks: Listed[int], start: int, end: int) -> torch.Tensor:
+    def slots(self, blocks: Listed[int], start: int, end: int) -> Tensor:
         """Returns the slots of a sequence's tokens from `start` to `end` (exclusive)."""
         size = self.block_size
         first = start // size
         last = -(-end // size)
         block_starts = torch.tensor(blocks[first:last]).unsqueeze(1) * size
-        return (block_starts + self._offsets).flatten()[start - first * size : end - first * size]
+        slots = (block_starts + self._offsets).flatten()
+        skipped = first * size
+        return slots[start - skipped : end - skipped]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # The zeros of numpy take memory only when they are written, those of torch at once.
@@ -92,9 +95,9 @@ class _ChunkView(NamedTuple):
 
     size: int
     """Number of tokens of the chunk."""
-    slots: torch.Tensor | None
+    slots: Tensor | None
     """Slots of all tokens so far; None at the start of a prompt."""
-    mask: torch.Tensor | None
+    mask: Tensor | None
 
 
 class StepAttention:
@@ -128,7 +131,7 @@ class StepAttention:
             self._views.pop()
         return len(self._slots)
 
-    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def __call__(self, layer: int, queries: Tensor, kv: Tensor) -> Tensor:
         """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
         stored = self._store.layers[layer]
         kv = kv.unflatten(1, (2, -1))
@@ -141,8 +144,12 @@ class StepAttention:
             output[:first] = self._decode(queries[:first], stored)
         for size, slots, mask in self._views:
             last = first + size
-            past = kv[first:last] if slots is None else stored.index_select(0, slots)
-            output[first:last] = _attend_chunk(queries[first:last].to(past.dtype), past, mask)
+            if slots is None:
+                past = kv[first:last]
+            else:
+                past = stored.index_select(0, slots)
+            chunk_queries = queries[first:last].to(past.dtype)
+            output[first:last] = _attend_chunk(chunk_queries, past, mask)
             first = last
         return output
 
@@ -177,7 +184,7 @@ class Decodes:
         self._rows = numpy.array(rows, numpy.int32)
         self._ends = numpy.array(ends, numpy.int32)
 
-    def __call__(self, queries: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    def __call__(self, queries: Tensor, stored: Tensor) -> Tensor:
         """Returns [tokens, heads, dim], the shape of `queries`."""
         wide = queries.float().contiguous()
         blocks = stored.unflatten(0, (-1, self._block_size))
@@ -202,28 +209,26 @@ class GatheredDecodes:
         positions = torch.arange(self._slots.shape[1], device=device)
         self._mask = (positions < ends.unsqueeze(1))[:, None, None]
 
-    def __call__(self, queries: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    def __call__(self, queries: Tensor, stored: Tensor) -> Tensor:
         """Returns [tokens, heads, dim], the shape of `queries`."""
         keys, values = stored[self._slots].permute((2, 0, 3, 1, 4))
         return _attend(queries.unsqueeze(1), keys, values, self._mask).squeeze(1)
 
 
-def _attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Returns [rows, tokens, heads, dim], the shape of `queries`.
 
     Keys and values are [rows, kv_heads, positions, dim], the mask is [..., group * tokens,
     positions]. The heads of a group share a product.
     """
-    grouped = queries.unflatten(2, (keys.shape[1], -1)).permute((0, 2, 3, 1, 4)).flatten(2, 3)
+    groups = queries.unflatten(2, (keys.shape[1], -1))
+    grouped = groups.permute((0, 2, 3, 1, 4)).flatten(2, 3)
     output = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-    return output.unflatten(2, (-1, queries.shape[1])).permute((0, 3, 1, 2, 4)).flatten(2, 3)
+    groups = output.unflatten(2, (-1, queries.shape[1]))
+    return groups.permute((0, 3, 1, 2, 4)).flatten(2, 3)
 
 
-def _attend_chunk(
-    queries: torch.Tensor, past: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
+def _attend_chunk(queries: Tensor, past: Tensor, mask: Tensor | None) -> Tensor:
     """Computes the attention of one chunk.
 
     Without a mask the attention is causal, for the start of a prompt.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from app.extensions.llm.decoder import Decoder
@@ -39,12 +40,12 @@ class TiledLinear(Linear):
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Returns x W' + b."""
         products = [self._linear(tile) for tile in _tiles(x)]
         return torch.cat(products)[: len(x)]
 
-    def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
+    def fused(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
         """Returns (x W' + b) * other for the operation "mul", and with + for "add"."""
         products = []
         for tile, other_tile in zip(_tiles(x), _tiles(other), strict=True):
@@ -52,7 +53,7 @@ class TiledLinear(Linear):
         return torch.cat(products)[: len(x)]
 
 
-def _tiles(rows: torch.Tensor) -> list[torch.Tensor]:
+def _tiles(rows: Tensor) -> list[Tensor]:
     """Returns `rows` in tiles, the last one filled up with zeros."""
     padded = functional.pad(rows, (0, 0, 0, -len(rows) % TILE_ROWS))
     return list(padded.split(TILE_ROWS))

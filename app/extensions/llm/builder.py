@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from app.extensions.llm.config import Checkpoint
 from app.extensions.llm.errors import ModelLoadError
@@ -35,9 +36,7 @@ class Builder:
         self._dtype = dtype
         self._packed = packed
 
-    def linear(
-        self, weights: Iterable[torch.Tensor], bias: torch.Tensor | None = None
-    ) -> Linear | Int8Linear:
+    def linear(self, weights: Iterable[Tensor], bias: Tensor | None = None) -> Linear | Int8Linear:
         """Returns the layer of several weights, one below the other."""
         if self.int8:
             return Int8Linear(map(Int8Matrix.quantized, weights), bias)
@@ -59,9 +58,11 @@ class Builder:
             bias = self.bias(f"{prefix}.{part}_proj.bias", heads * self.config.head_dim)
             if bias is not None:
                 biases.append(self.interleave(bias, part, heads))
-        return self.linear(weights, torch.cat(biases) if len(biases) == 3 else None)
+        if len(biases) < 3:
+            return self.linear(weights)
+        return self.linear(weights, torch.cat(biases))
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int) -> Tensor:
         """Returns the tensor `name`."""
         if name not in self._weights:
             raise ModelLoadError(f"The weights lack the tensor {name}.")
@@ -72,7 +73,7 @@ class Builder:
             )
         return tensor.to(device=self.device, dtype=self._dtype)
 
-    def table(self, name: str, *shape: int) -> torch.Tensor | Int8Matrix:
+    def table(self, name: str, *shape: int) -> Tensor | Int8Matrix:
         """Returns an embedding or a head, which may be the same."""
         tensor = self.tensor(name, *shape)
         if self.int8:
@@ -88,13 +89,13 @@ class Builder:
         weight = self.interleave(self.tensor(name, self.config.head_dim), "norm", 1)
         return RmsNorm(weight, self.config.rms_norm_eps)
 
-    def bias(self, name: str, size: int) -> torch.Tensor | None:
+    def bias(self, name: str, size: int) -> Tensor | None:
         """Returns the bias `name`; None if the model has none."""
         if name in self._weights:
             return self.tensor(name, size)
         return None
 
-    def interleave(self, tensor: torch.Tensor, part: str, heads: int) -> torch.Tensor:
+    def interleave(self, tensor: Tensor, part: str, heads: int) -> Tensor:
         """Returns a tensor whose rotary pairs are neighbors.
 
         Each head has the order (0, half, 1, half + 1, ...). Values, the `part` "v", are not
@@ -105,7 +106,7 @@ class Builder:
         shape = tensor.shape
         return tensor.reshape(heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
 
-    def _projection(self, prefix: str, part: str) -> torch.Tensor:
+    def _projection(self, prefix: str, part: str) -> Tensor:
         heads = self._heads(part)
         weight = self.tensor(
             f"{prefix}.{part}_proj.weight", heads * self.config.head_dim, self.config.hidden_size

@@ -59,7 +59,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
-    prompts = [] if arguments.prompt is None else [arguments.prompt]
+    prompts: list[str] = []
+    if arguments.prompt is not None:
+        prompts.append(arguments.prompt)
     if arguments.file is not None:
         lines = arguments.file.read_text("utf-8").splitlines()
         prompts += [line.strip() for line in lines if line.strip()]
@@ -115,9 +117,12 @@ def _chat(llm: LLM, params: SamplingParams, system: str | None) -> None:
     if system is not None:
         messages.append({"role": "system", "content": system})
     first_turn = len(messages)
+    question = ""
+    if sys.stdin.isatty():
+        question = "> "
     while True:
         try:
-            text = input("> " if sys.stdin.isatty() else "")
+            text = input(question)
         except EOFError:
             return
         match text.strip():

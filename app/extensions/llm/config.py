@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 from app.extensions.llm.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from app.extensions.llm.gguf_file import GGUFFile
 
@@ -90,7 +90,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         """Number of parameters, without norms and biases, which are few."""
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
         layer = attention + 3 * self.hidden_size * self.intermediate_size
-        tables = 1 if self.tied else 2
+        tables = 2
+        if self.tied:
+            tables = 1
         return self.num_layers * layer + tables * self.vocab_size * self.hidden_size
 
 
@@ -104,7 +106,7 @@ class Checkpoint:
     """
 
     config: ModelConfig
-    weights: Mapping[str, Callable[[], torch.Tensor]]
+    weights: Mapping[str, Callable[[], Tensor]]
     interleaved: bool = False
     eos_token_ids: frozenset[int] = frozenset()
     file: GGUFFile | None = None
@@ -154,7 +156,9 @@ def _architecture(fields: Mapping[str, object]) -> str:
 
 def _rope_parameters(fields: Mapping[str, object]) -> dict[str, object]:
     parameters = fields.get("rope_parameters") or fields.get("rope_scaling")
-    rope = dict(parameters) if isinstance(parameters, dict) else {}
+    rope: dict[str, object] = {}
+    if isinstance(parameters, dict):
+        rope.update(parameters)
     kind = rope.setdefault("rope_type", rope.get("type", "default"))
     if kind not in ROPE_TYPES:
         raise ModelLoadError(f"Rope of type {kind} is not supported, only {', '.join(ROPE_TYPES)}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from app.extensions.llm.attention import StepAttention
@@ -37,22 +38,21 @@ class Decoder:
 
     def __call__(
         self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
+        tokens: Tensor,
+        positions: Tensor,
         attention: StepAttention,
         is_late: Callable[[float], bool],
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Returns the last hidden states.
 
         Drops the last chunk if `is_late` returns True after a share of the layers.
         """
         table = self.embedding
         rotations = self.rope.rotations(positions)
-        x = (
-            table.rows(tokens)
-            if isinstance(table, Int8Matrix)
-            else functional.embedding(tokens, table)
-        )
+        if isinstance(table, Int8Matrix):
+            x = table.rows(tokens)
+        else:
+            x = functional.embedding(tokens, table)
         for layer in self.layers:
             if is_late(layer.number / len(self.layers)):
                 count = attention.drop_last()
@@ -61,7 +61,7 @@ class Decoder:
             x = layer(x, rotations, attention)
         return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [tokens, vocabulary] of hidden states."""
         return self.head(self.norm(hidden)).float()
 
@@ -98,9 +98,7 @@ class Layer:
             [builder.tensor(f"{mlp}.down_proj.weight", hidden_size, inner_size)]
         )
 
-    def __call__(
-        self, x: torch.Tensor, rotations: torch.Tensor, attention: StepAttention
-    ) -> torch.Tensor:
+    def __call__(self, x: Tensor, rotations: Tensor, attention: StepAttention) -> Tensor:
         """Returns the hidden states after this layer."""
         config = self.config
         heads = self.qkv(self.attention_norm(x)).view(len(x), -1, config.head_dim)
@@ -111,7 +109,8 @@ class Layer:
             for part, norm in zip((queries, keys), self.head_norms, strict=True):
                 part.copy_(norm(part))
         Rope.rotate(heads[:, : config.num_heads + config.num_kv_heads], rotations)
-        x = self.output.fused(attention(self.number, queries, kv).reshape(len(x), -1), x, "add")
+        attended = attention(self.number, queries, kv).reshape(len(x), -1)
+        x = self.output.fused(attended, x, "add")
         return self.down.fused(self.gated(self.mlp_norm(x)), x, "add")
 
 
@@ -129,12 +128,12 @@ class Rope:
         )
         self._rotations = torch.polar(torch.ones_like(angles), angles).to(device)
 
-    def rotations(self, positions: torch.Tensor) -> torch.Tensor:
+    def rotations(self, positions: Tensor) -> Tensor:
         """Returns the rotations [tokens, 1, pairs] for tokens at `positions`."""
         return self._rotations[positions].unsqueeze(1)
 
     @staticmethod
-    def rotate(x: torch.Tensor, rotations: torch.Tensor) -> None:
+    def rotate(x: Tensor, rotations: Tensor) -> None:
         """Rotates `x` [tokens, heads, head_dim] in place."""
         if x.dtype == torch.float32:
             torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(rotations)

@@ -57,7 +57,9 @@ class DeviceManager:
             cores = usable_cores()
             self.governor = ThreadGovernor(cores, first=round(cores - os.getloadavg()[0]))
         if dtype is None or dtype == "auto":
-            dtype = "float32" if is_cpu else "bfloat16"
+            dtype = "bfloat16"
+            if is_cpu:
+                dtype = "float32"
         dtype = dtype.removeprefix("torch.")
         if dtype not in DTYPES:
             raise ModelLoadError(f"The dtype {dtype} is not supported, only {', '.join(DTYPES)}.")
@@ -122,10 +124,13 @@ class DeviceManager:
 
     def info(self) -> dict[str, object]:
         """Returns the device and its settings, for statistics and messages."""
+        dtype = "int8"
+        if not self.int8:
+            dtype = str(self.dtype).removeprefix("torch.")
         return {
             "device": str(self.device),
             "device_type": DEVICE_KINDS[self.device.type],
-            "dtype": "int8" if self.int8 else str(self.dtype).removeprefix("torch."),
+            "dtype": dtype,
             "packed_linears": self.packs,
             "num_threads": torch.get_num_threads(),
         }

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Final
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from app.extensions.llm.sampling_params import SamplingParams
@@ -22,7 +23,7 @@ BLOCK_SIZE: Final = 64
 MASK_32: Final = 0xFFFF_FFFF
 
 
-def draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+def draw(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     """Returns a token id for each row of `logits` [rows, vocabulary], by exponential races.
 
     In a race each entrant comes after a random time, at the rate of its probability, and the first
@@ -32,13 +33,12 @@ def draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
     """
     device = logits.device
     params = [state.params for state in states]
-    temperatures = _column([param.temperature for param in params], logits)
-    probabilities = limit(logits / temperatures, params).softmax(-1)
+    temperatures = numbers_like(logits, [param.temperature for param in params])
+    probabilities = limit(logits / temperatures[:, None], params).softmax(-1)
     padding = -probabilities.shape[1] % BLOCK_SIZE
     blocks = functional.pad(probabilities, (0, padding)).unflatten(1, (-1, BLOCK_SIZE))
-    keys = torch.tensor(
-        [_key(state.seed, len(state.output_ids)) for state in states], device=device
-    )
+    words = [_key(state.seed, len(state.output_ids)) for state in states]
+    keys = torch.tensor(words, device=device)
     block_numbers = torch.arange(blocks.shape[1], device=device)
     # The noise of blocks has negative numbers.
     winning_block = race(blocks.sum(-1), -1 - block_numbers, keys)
@@ -48,39 +48,43 @@ def draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
     return first_ids + race(blocks[rows, winning_block], token_ids, keys)
 
 
-def race(rates: torch.Tensor, numbers: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def race(rates: Tensor, numbers: Tensor, keys: Tensor) -> Tensor:
     """Returns the index of the first entrant of each row of `rates` [rows, entrants].
 
     Times depend on the row of `keys` [rows, 2] and on the entrant's own number alone: `numbers` are
     [entrants] or [rows, entrants]. The hash is of 32 bits, in products of 63.
     """
     mixed = (numbers * 0x1E3779B9 + keys[:, :1]) & MASK_32
-    for shift, factor, key in ((16, 0x21F0AAAD, keys[:, 1:]), (15, 0x735A2D97, 0)):
-        mixed = (((mixed ^ mixed >> shift) * factor) & MASK_32) ^ key
+    mixed = ((mixed ^ mixed >> 16) * 0x21F0AAAD & MASK_32) ^ keys[:, 1:]
+    mixed = (mixed ^ mixed >> 15) * 0x735A2D97 & MASK_32
     uniform = (mixed ^ mixed >> 15).float().add_(0.5).mul_(2.0**-32)
     times = -torch.log1p(-uniform.clamp_(max=1 - 2.0**-24))
     return (rates / times).argmax(-1)
 
 
-def limit(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+def limit(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Sets tokens outside of min_p, then top_k, then top_p to -inf, in place; returns `logits`."""
     if any(param.min_p > 0 for param in params):
-        log_shares = [math.log(param.min_p) if param.min_p > 0 else -math.inf for param in params]
-        thresholds = logits.amax(-1, keepdim=True) + _column(log_shares, logits)
+        log_shares = numbers_like(logits, [_log(param.min_p) for param in params])
+        thresholds = logits.amax(-1, keepdim=True) + log_shares[:, None]
         logits.masked_fill_(logits < thresholds, -math.inf)
     size = logits.shape[1]
     rows = []
     top_k = []
     top_p = []
     for row, param in enumerate(params):
-        has_top_k = 0 < param.top_k < size
-        has_top_p = param.top_p < 1
-        if has_top_k or has_top_p:
+        k = size
+        if 0 < param.top_k < size:
+            k = param.top_k
+        p = ALL_TOKENS
+        if param.top_p < 1:
+            p = param.top_p
+        if k < size or p < ALL_TOKENS:
             rows.append(row)
-            top_k.append(param.top_k if has_top_k else size)
-            top_p.append(param.top_p if has_top_p else ALL_TOKENS)
+            top_k.append(k)
+            top_p.append(p)
     if rows:
-        selected = logits if len(rows) == len(logits) else logits[rows]
+        selected = select_rows(logits, rows)
         selected.masked_fill_(selected < _thresholds(selected, top_k, top_p), -math.inf)
         if selected is not logits:
             logits[rows] = selected
@@ -94,23 +98,29 @@ def _key(seed: int, position: int) -> tuple[int, int]:
 
 
 def _thresholds(
-    logits: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float], head: int = SORTED_HEAD
-) -> torch.Tensor:
+    logits: Tensor, top_k: Sequence[int], top_p: Sequence[float], head: int = SORTED_HEAD
+) -> Tensor:
     """Returns the least logit that each row keeps, [rows, 1]."""
     size = logits.shape[1]
-    width = min(size, max(head if k == size else k for k in top_k))
+    has_open_row = size in top_k
+    widths = [k for k in top_k if k < size]
+    if has_open_row:
+        widths.append(head)
+    width = min(size, max(widths))
     max_counts = torch.tensor(top_k, device=logits.device).unsqueeze(1)
     values = logits.topk(width).values
     columns = torch.arange(width, device=logits.device)
     values = values.masked_fill_(columns >= max_counts, -math.inf)
     log_total = values.logsumexp(-1, True)
-    if size in top_k:
+    if has_open_row:
         log_total = torch.where(max_counts < size, log_total, logits.logsumexp(-1, True))
     probabilities = (values - log_total).exp()
-    is_within = probabilities.cumsum(-1) - probabilities < _column(top_p, logits)
+    likelier = probabilities.cumsum(-1) - probabilities
+    is_within = likelier < numbers_like(logits, top_p)[:, None]
     counts = is_within.sum(-1, keepdim=True)
-    thresholds = values.gather(1, torch.minimum(counts, max_counts).clamp_(min=1) - 1)
-    if width < size and size in top_k:
+    last_columns = torch.minimum(counts, max_counts).clamp_(min=1) - 1
+    thresholds = values.gather(1, last_columns)
+    if width < size and has_open_row:
         # The head was too short for these rows: sort all their tokens.
         is_short = ((counts == width) & (max_counts == size)).squeeze(1).tolist()
         rows = [row for row, flag in enumerate(is_short) if flag]
@@ -120,6 +130,19 @@ def _thresholds(
     return thresholds
 
 
-def _column(numbers: Iterable[float], like: torch.Tensor) -> torch.Tensor:
-    """Returns `numbers` [rows, 1] with the dtype and the device of `like`."""
-    return torch.tensor(list(numbers), dtype=like.dtype, device=like.device)[:, None]
+def _log(share: float) -> float:
+    if share > 0:
+        return math.log(share)
+    return -math.inf
+
+
+def select_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Returns these rows of `tensor`: the tensor itself for all its rows."""
+    if len(rows) == len(tensor):
+        return tensor
+    return tensor[rows]
+
+
+def numbers_like(tensor: Tensor, numbers: Iterable[float]) -> Tensor:
+    """Returns `numbers` as a tensor with the dtype and the device of `tensor`."""
+    return torch.tensor(list(numbers), dtype=tensor.dtype, device=tensor.device)

@@ -15,11 +15,12 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.engine.batch import Batch, SchedulerLimits
+from app.core.engine.choice_request import TextForm
 from app.core.engine.kvcache.cache import EventHashes
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
-from app.core.engine.wire import EndReason, EngineCoreOutput, TextForm
+from app.core.engine.wire import EndReason, EngineCoreOutput
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.llm.attention import Chunk
 from app.extensions.llm.engine_options import EngineOptions, EngineStats
@@ -33,7 +34,7 @@ from app.extensions.llm.sequence import Detokenizer, PagedBlocks, QueuedRequest,
 from app.extensions.llm.speculation import PromptLookup
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from app.extensions.llm.structured_output import FormMatcher, Forms
 
@@ -129,14 +130,21 @@ class LLMEngine:
         """
         if request_id in self._choices:
             raise RequestError(f"The request id {request_id} is in use.")
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        params = SamplingParams() if params is None else params
+        if isinstance(prompt, str):
+            ids = self.encode(prompt)
+        else:
+            ids = list(prompt)
+        if params is None:
+            params = SamplingParams()
         self._check(ids, params)
         waiting_count = len(self._waiting.members)
         queue_size = self.options.max_queue_size
         if is_limited and waiting_count + params.n > max(queue_size, params.n):
             raise QueueFull(f"{waiting_count} requests wait, of at most {queue_size}.")
         queued_s = self._now()
+        deadline_s = math.inf
+        if max_wait_s is not None:
+            deadline_s = queued_s + max_wait_s
         max_output_tokens = self.max_tokens - len(ids)
         if params.max_tokens is not None:
             max_output_tokens = min(params.max_tokens, max_output_tokens)
@@ -147,16 +155,19 @@ class LLMEngine:
             priority=priority,
             max_output_tokens=max_output_tokens,
             queued_s=queued_s,
-            deadline_s=math.inf if max_wait_s is None else queued_s + max_wait_s,
+            deadline_s=deadline_s,
         )
         choices = []
         for index in range(params.n):
+            detokenizer = None
+            if self.tokenizer is not None:
+                detokenizer = Detokenizer(self.tokenizer.backend, params)
             sequence = Sequence(
                 request,
                 index,
                 prompt=self.cache.make_prompt(ids, salt=cache_salt, reads=reads_cache),
                 sampling=self._sampling(ids, params, index, form),
-                detokenizer=Detokenizer(self.tokenizer.backend, params) if self.tokenizer else None,
+                detokenizer=detokenizer,
             )
             choices.append(sequence)
         self.stats.requests += 1
@@ -202,7 +213,9 @@ class LLMEngine:
         """Computes one step, if any request can run, and returns the additions to each choice."""
         started = self._now()
         outputs = self._time_out(started)
-        batch = None if self.halted else self.scheduler.schedule()
+        batch = None
+        if not self.halted:
+            batch = self.scheduler.schedule()
         if batch is None:
             return outputs
         if self.watch is not None:
@@ -230,7 +243,9 @@ class LLMEngine:
         )
         event_hashes: EventHashes = None
         if options.kv_events:
-            event_hashes = "int" if options.int_hashes else "bytes"
+            event_hashes = "bytes"
+            if options.int_hashes:
+                event_hashes = "int"
         return PagedBlocks(
             options.num_blocks,
             hasher,
@@ -245,8 +260,9 @@ class LLMEngine:
             max_num_batched_tokens=options.max_num_batched_tokens,
             by_priority=True,
         )
-        config = options.speculative_config
-        lookup = None if config is None else PromptLookup(config)
+        lookup = None
+        if options.speculative_config is not None:
+            lookup = PromptLookup(options.speculative_config)
         scheduler: Scheduler[Sequence] = Scheduler(limits, self.cache, self._waiting, lookup)
         if options.step_time_s:
             scheduler.prefill_limit = self._prefill_limit
@@ -304,10 +320,11 @@ class LLMEngine:
         text = word.lstrip()
         first = self.encode(text, add_special_tokens=False)
         within = self.encode(" " + text, add_special_tokens=False)
-        variants = [first]
-        if within[:1] != first[:1] and len(within) == len(first):
-            variants.append(within)
-        return [ids for ids in variants if ids]
+        if not first:
+            return []
+        if within[:1] == first[:1] or len(within) != len(first):
+            return [first]
+        return [first, within]
 
     @cached_property
     def _forms(self) -> Forms:
@@ -481,8 +498,9 @@ class LLMEngine:
             if token in params.stop_token_ids:
                 update.stop_reason = token
             if detokenizer is not None:
-                shown = detokenizer.add(token) if params.include_stop_str_in_output else ""
-                update.texts[-1] = shown + detokenizer.finish()
+                if params.include_stop_str_in_output:
+                    update.texts[-1] = detokenizer.add(token)
+                update.texts[-1] += detokenizer.finish()
             return "stop"
         is_last = len(sequence.output_ids) >= sequence.output_tokens
         if detokenizer is not None:
@@ -524,7 +542,7 @@ class LLMEngine:
             self.stats.failed += 1
 
 
-def _add_prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> None:
+def _add_prompt_logprobs(chunk: Chunk, logits: Tensor) -> None:
     """Adds log probabilities of a prompt; after a preemption some are there already."""
     sequence = chunk.sequence
     first = chunk.start + 1

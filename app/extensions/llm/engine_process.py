@@ -182,7 +182,10 @@ class EngineProcess:
         has_ended = False
         while not has_ended:
             has_ended = not self._is_running()
-            while socket.poll(0 if has_ended else POLL_MS):
+            timeout_ms = POLL_MS
+            if has_ended:
+                timeout_ms = 0
+            while socket.poll(timeout_ms):
                 for notice in decode(socket.recv()):
                     if type(notice) is Ready:
                         return notice

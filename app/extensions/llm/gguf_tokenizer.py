@@ -87,7 +87,9 @@ def read_tokenizer(
 
 def _list_field(fields: Mapping[str, object], name: str) -> list[Any]:
     value = fields.get(f"tokenizer.ggml.{name}")
-    return value if isinstance(value, list) else []
+    if isinstance(value, list):
+        return value
+    return []
 
 
 def _pre_tokenizer(path: Path, fields: Mapping[str, object]) -> pre_tokenizers.PreTokenizer:

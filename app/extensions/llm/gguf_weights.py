@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
 
 from app.extensions.llm.config import ARCHITECTURES, Checkpoint, read_config
 from app.extensions.llm.errors import ModelLoadError
@@ -86,7 +87,7 @@ def read_gguf(path: Path) -> Checkpoint:
     )
 
 
-def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
+def read_tensor(file: GGUFFile, name: str) -> Tensor:
     """Returns a float32 copy of a tensor, by its name in the file.
 
     Raises:
@@ -115,7 +116,7 @@ class Encoding(NamedTuple):
     name: str
     block_size: int
     block_bytes: int
-    decode: Callable[[torch.Tensor], torch.Tensor]
+    decode: Callable[[Tensor], Tensor]
 
 
 def supported_encodings() -> Mapping[int, Encoding]:
@@ -140,36 +141,36 @@ def _hub_name(name: str) -> str:
     return f"{prefix}{HUB_NAMES.get(part, part)}.{suffix}"
 
 
-def _decode_f32(blocks: torch.Tensor) -> torch.Tensor:
+def _decode_f32(blocks: Tensor) -> Tensor:
     return blocks.view(torch.float32).clone()
 
 
-def _decode_f16(blocks: torch.Tensor) -> torch.Tensor:
+def _decode_f16(blocks: Tensor) -> Tensor:
     return blocks.view(torch.float16).float()
 
 
-def _decode_q4_0(blocks: torch.Tensor) -> torch.Tensor:
+def _decode_q4_0(blocks: Tensor) -> Tensor:
     return (_half_bytes(blocks[:, 2:]) - 8).mul_(_float16_head(blocks, 1))
 
 
-def _decode_q4_1(blocks: torch.Tensor) -> torch.Tensor:
+def _decode_q4_1(blocks: Tensor) -> Tensor:
     scale, minimum = _float16_head(blocks, 2).split(1, dim=1)
     return _half_bytes(blocks[:, 4:]).mul_(scale).add_(minimum)
 
 
-def _decode_q8_0(blocks: torch.Tensor) -> torch.Tensor:
+def _decode_q8_0(blocks: Tensor) -> Tensor:
     return blocks[:, 2:].view(torch.int8) * _float16_head(blocks, 1)
 
 
-def _decode_bf16(blocks: torch.Tensor) -> torch.Tensor:
+def _decode_bf16(blocks: Tensor) -> Tensor:
     return blocks.view(torch.bfloat16).float()
 
 
-def _float16_head(blocks: torch.Tensor, count: int) -> torch.Tensor:
+def _float16_head(blocks: Tensor, count: int) -> Tensor:
     """Returns the first `count` float16 numbers of each block."""
     return blocks[:, : 2 * count].contiguous().view(torch.float16).float()
 
 
-def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
+def _half_bytes(packed: Tensor) -> Tensor:
     """Returns the lower halves of all bytes of a block, then the upper halves."""
     return torch.cat((packed & 15, packed >> 4), dim=1).float()

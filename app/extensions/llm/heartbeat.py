@@ -101,7 +101,7 @@ class HeartbeatMonitor:
 
 
 def is_ending(pid: int) -> bool:
-    """Returns whether the process was killed or exits (Linux only).
+    """Returns whether the process was killed, exits or has ended (Linux only).
 
     The sockets of such a process stay open until its memory is freed. Returns False on other
     systems, where the connection ends later.
@@ -109,6 +109,6 @@ def is_ending(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return False
+        return Path("/proc/self").exists()
     fields = stat[stat.rindex(b")") + 2 :].split()  # from field 3 on, see proc_pid_stat(5)
     return bool(int(fields[6]) & EXITING or int(fields[28]) & KILLED)

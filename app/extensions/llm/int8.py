@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from app.extensions.llm.kernels import add_products, quantize
@@ -24,7 +25,7 @@ MIN_SCALE: Final = 1e-30
 class Int8Linear:
     """x W' + b for float32 `x` [rows, in], with W of several matrices, one below the other."""
 
-    def __init__(self, weights: Iterable[Int8Matrix], bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weights: Iterable[Int8Matrix], bias: Tensor | None = None) -> None:
         weight = Int8Matrix.stacked(weights)
         self._values = weight.values.numpy()
         self._scales = weight.scales[:, 0].numpy()
@@ -32,13 +33,15 @@ class Int8Linear:
         self._max_activation = float(max_activation(input_size))
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Returns x W' + b."""
         return self.fused(x, x.new_zeros(len(x), self._channels), "add")
 
-    def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
+    def fused(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
         """Returns x W' + b + other, in the memory of `other`; `operation` is "add"."""
-        sums = other if self._bias is None else other.add_(self._bias)
+        sums = other
+        if self._bias is not None:
+            sums.add_(self._bias)
         inputs = x.contiguous().numpy()
         values = numpy.empty(inputs.shape, numpy.int16)
         steps = numpy.empty(len(inputs), numpy.float32)
@@ -50,7 +53,7 @@ class Int8Linear:
 class Int8GatedLinear(Int8Linear):
     """silu(x G') * (x U'), of the weights G and U."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Returns the gated product [rows, out]."""
         gate, up = super().__call__(x).chunk(2, -1)
         return functional.silu(gate).mul_(up)
@@ -59,11 +62,11 @@ class Int8GatedLinear(Int8Linear):
 class Int8Matrix(NamedTuple):
     """`values` int8 [out, in] times `scales` float32 [out, 1]."""
 
-    values: torch.Tensor
-    scales: torch.Tensor
+    values: Tensor
+    scales: Tensor
 
     @classmethod
-    def quantized(cls, weight: torch.Tensor) -> Int8Matrix:
+    def quantized(cls, weight: Tensor) -> Int8Matrix:
         """Quantizes a float32 weight, which is overwritten."""
         max_weights = torch.linalg.vector_norm(weight, math.inf, -1, keepdim=True)
         scales = max_weights.div_(MAX_WEIGHT).clamp_min_(MIN_SCALE)
@@ -77,7 +80,7 @@ class Int8Matrix(NamedTuple):
             return cls(values[0], scales[0])
         return cls(torch.cat(values), torch.cat(scales))
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """Returns the rows of these `ids` as float32."""
         return self.values[ids] * self.scales[ids]
 

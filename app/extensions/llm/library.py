@@ -108,7 +108,10 @@ def pair_params(prompts: Prompts, params: ParamsList) -> list[tuple[Prompt, Para
     prompt_list: list[Prompt] = [prompt for prompt in prompts if not isinstance(prompt, int)]
     if ids:
         prompt_list = [ids]
-    params_list = params if isinstance(params, Sequence) else [params] * len(prompt_list)
+    if isinstance(params, Sequence):
+        params_list = params
+    else:
+        params_list = [params] * len(prompt_list)
     if len(params_list) != len(prompt_list):
         raise RequestError(
             f"{len(params_list)} sampling_params were given for {len(prompt_list)} prompts."
@@ -127,7 +130,7 @@ class Request:
     ) -> None:
         self.request_id = ""
         self.prompt = prompt
-        self.params = SamplingParams() if params is None else params
+        self.params = params or SamplingParams()
         self.priority = priority
         self.deliver = deliver
         self.choices = [Choice(self, index) for index in range(self.params.n)]
@@ -173,10 +176,13 @@ class Choice:
     def item(self) -> Result:
         """Returns the newest part, and the text so far."""
         update = self._outputs[-1].update
+        token_id = None
+        if update.ids:
+            token_id = update.ids[0]
         return self._summary() | {
             "index": self.index,
             "token": "".join(update.texts),
-            "token_id": update.ids[0] if update.ids else None,
+            "token_id": token_id,
             "text": self._text,
             "finished": self.finish_reason is not None,
         }
@@ -234,7 +240,7 @@ class Library:
         **options: object,
     ) -> None:
         source = model_name or model
-        self.model = source if isinstance(source, str) else ""
+        self.model = ""
         self._numbers = count()
         self._start_s = time.monotonic()
         self._requests: dict[Hashable, Request] = {}
@@ -242,6 +248,7 @@ class Library:
         self._is_closed = False
         self._pool = ThreadPoolExecutor(1, "llm-engine")
         if isinstance(source, str):
+            self.model = source
             self._engine = self._pool.submit(make_engine, source, device, dtype, **options)
         else:
             self._engine = self._pool.submit(source)

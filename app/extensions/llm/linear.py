@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from app.extensions.llm.kernels import multiply_bfloat16, normalize
@@ -23,16 +24,14 @@ class Linear:
     faster.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, packed: bool = False
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, packed: bool = False) -> None:
         if packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self.weight = weight
         self.bias = bias
         self.packed = packed
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Returns x W' + b."""
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -40,7 +39,7 @@ class Linear:
             return _float32_product(x, self.weight, self.bias)
         return functional.linear(x, self.weight, self.bias)
 
-    def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
+    def fused(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
         """Returns (x W' + b) * other for the operation "mul", and with + for "add"."""
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise.binary(
@@ -58,7 +57,7 @@ class GatedLinear:
         self.gate = gate
         self.up = up
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Returns the gated product [rows, out]."""
         return self.up.fused(x, functional.silu(self.gate(x), inplace=True), "mul")
 
@@ -66,21 +65,20 @@ class GatedLinear:
 class RmsNorm:
     """Normalizes the last dimension in float32, as in the models' training."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float) -> None:
         self._weight = weight.float()
         self._eps = eps
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Returns `x`, normalized, in its dtype."""
         if x.device.type != "cpu":
-            return functional.rms_norm(x.float(), self._weight.shape, self._weight, self._eps).to(
-                x.dtype
-            )
+            shape = self._weight.shape
+            return functional.rms_norm(x.float(), shape, self._weight, self._eps).to(x.dtype)
         weight = self._weight.numpy()
         numbers = x.float().contiguous().numpy()
         normed = numpy.empty_like(numbers)
-        shape = (-1, len(weight))
-        normalize(numbers.reshape(shape), weight, self._eps, normed.reshape(shape))
+        rows = numbers.reshape(-1, len(weight))
+        normalize(rows, weight, self._eps, normed.reshape(rows.shape))
         return torch.from_numpy(normed).type_as(x)
 
 
@@ -90,7 +88,9 @@ def packing_works(dtype: torch.dtype) -> bool:
     weight = torch.randn((24, 40), generator=generator).to(dtype)
     x = torch.randn((5, 40), generator=generator).to(dtype)
     other = torch.randn((5, 24), generator=generator).to(dtype)
-    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    tolerance = 0.1
+    if dtype == torch.float32:
+        tolerance = 1e-4
     try:
         packed = Linear(weight, other[0], packed=True)
         plain = Linear(weight, other[0])
@@ -101,14 +101,13 @@ def packing_works(dtype: torch.dtype) -> bool:
         ]
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
-    return all(
-        torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance) for a, b in pairs
-    )
+    for a, b in pairs:
+        if not torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance):
+            return False
+    return True
 
 
-def _float32_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _float32_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiplies in float32.
 
     CPUs that cannot pack bfloat16 take four times as long to multiply its rows.

@@ -59,8 +59,9 @@ class LLM(Library):
         for prompt, params in pair_params(prompts, sampling_params):
             queue = SimpleQueue[Delivery]()
             started.append((Request(prompt, params, priority, queue.put), queue))
-        # None shows the bar on a terminal only.
-        is_hidden = None if progress and len(started) > 1 else True
+        is_hidden: bool | None = True
+        if progress and len(started) > 1:
+            is_hidden = None  # shows the bar on a terminal only
         bar = tqdm(started, desc="prompts", dynamic_ncols=True, disable=is_hidden)
         self._call(self._add, [request for request, _ in started], is_limited=False)
         results: list[Result] = []

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import torch
+from torch import Tensor
 
 from app.core.text.base import TokenizerLoadError
 from app.core.text.files import read_json
@@ -32,8 +32,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise ModelLoadError(str(error)) from error
     if not config:
         raise ModelLoadError(f"{path} holds no config.json.")
-    names = set(map(str, index.values())) if isinstance(index, dict) else set()
-    files = [path / name for name in sorted(names)] or sorted(path.glob("*.safetensors"))
+    files = []
+    if isinstance(index, dict):
+        names = set(map(str, index.values()))
+        files = [path / name for name in sorted(names)]
+    if not files:
+        files = sorted(path.glob("*.safetensors"))
     if not files:
         raise ModelLoadError(f"{path} holds no .safetensors file.")
     eos_ids = generation.get("eos_token_id", config.get("eos_token_id"))
@@ -46,10 +50,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def _safetensors(files: Sequence[Path]) -> dict[str, Callable[[], torch.Tensor]]:
+def _safetensors(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:
     from safetensors import SafetensorError, safe_open
 
-    weights: dict[str, Callable[[], torch.Tensor]] = {}
+    weights: dict[str, Callable[[], Tensor]] = {}
     for file in files:
         if not file.is_file():
             raise ModelLoadError(f"{file}, which {INDEX_FILE} names, is missing.")

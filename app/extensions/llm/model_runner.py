@@ -8,6 +8,7 @@ from collections.abc import Sequence as Listed
 from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
 
 from app.extensions.llm.attention import Chunk, PagedStore, StepAttention
 from app.extensions.llm.batch_invariant import tile_linears
@@ -29,8 +30,8 @@ class StepLogits(NamedTuple):
     """
 
     sampled: list[Chunk]
-    next_token: torch.Tensor
-    prompts: list[tuple[Chunk, torch.Tensor]]
+    next_token: Tensor
+    prompts: list[tuple[Chunk, Tensor]]
 
 
 class ModelRunner:
@@ -71,8 +72,9 @@ class ModelRunner:
         device = self.device
         if checkpoint.config != self.config:
             raise ModelLoadError("The model's configuration has changed since the start.")
-        itemsize = 1 if device.int8 else device.dtype.itemsize
-        needed = self.config.num_parameters * itemsize
+        needed = self.config.num_parameters
+        if not device.int8:
+            needed *= device.dtype.itemsize
         free = device.free_bytes()
         if free is not None and needed > free:
             raise ModelLoadError(
@@ -100,8 +102,11 @@ class ModelRunner:
         """
         config = self.config
         device = self.device
-        dtype = torch.float32 if device.device.type == "cpu" else device.dtype
-        block_bytes = 2 * config.num_layers * config.kv_size * dtype.itemsize * self._block_size
+        dtype = device.dtype
+        if device.device.type == "cpu":
+            dtype = torch.float32
+        token_bytes = 2 * config.num_layers * config.kv_size * dtype.itemsize
+        block_bytes = token_bytes * self._block_size
         needed = self._num_blocks * block_bytes
         free = device.free_bytes()
         if free is not None and needed > free - SPARE_BYTES:
@@ -147,7 +152,7 @@ class ModelRunner:
             )
             return self._logits(hidden, [*decodes, *chunks])
 
-    def _logits(self, hidden: torch.Tensor, chunks: Listed[Chunk]) -> StepLogits:
+    def _logits(self, hidden: Tensor, chunks: Listed[Chunk]) -> StepLogits:
         """Applies the head to the requested tokens only: mostly the last one of a prompt."""
         sampled: list[Chunk] = []
         rows: list[int] = []

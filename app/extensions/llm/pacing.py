@@ -53,7 +53,9 @@ class StepPacer:
 
     def start(self, batch: Batch[Sequence], has_prompt: bool) -> None:
         """Starts to measure a step, on as many threads as help."""
-        self._kind = PREFILL_KIND if has_prompt else batch.tokens.bit_length()
+        self._kind = PREFILL_KIND
+        if not has_prompt:
+            self._kind = batch.tokens.bit_length()
         self._pairs = batch.attention + batch.context
         self._started_s = self._now()
         self._expected_s = self._times.seconds(batch.tokens, self._pairs)
@@ -75,7 +77,9 @@ class StepPacer:
             seconds = max(seconds, OUTLIER_FACTOR * self._expected_s)
         else:
             self._drops = 0
-        expected_s = self._expected_s if has_prompt else 1.0
+        expected_s = 1.0
+        if has_prompt:
+            expected_s = self._expected_s
         if expected_s:
             self._device.governor.add(self._kind, seconds / expected_s, crowded)
         self._times.add(batch.tokens, self._pairs, seconds, has_prompt=has_prompt)

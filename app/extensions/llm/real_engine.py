@@ -55,7 +55,9 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
     model = settings.model.model
     if os.path.exists(model):
         model = os.path.abspath(model)
-    max_model_len = settings.model.max_model_len
+    max_model_len: int | None = settings.model.max_model_len
+    if max_model_len == OWN_LENGTH:
+        max_model_len = None
     # Each rank applies the limit to its latest count; the engine must accept what all ranks send at
     # once.
     max_queue_size = limits.max_num_seqs + limits.max_waiting_queue_length
@@ -67,7 +69,7 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
         dtype=cast(Dtype, SHORT_DTYPES.get(section.dtype, section.dtype)),
         num_blocks=cache.kv_cache_size,
         block_size=cache.block_size,
-        max_model_len=None if max_model_len == OWN_LENGTH else max_model_len,
+        max_model_len=max_model_len,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=settings.steps.max_num_batched_tokens,
         step_time_s=section.engine_step_time,
@@ -180,7 +182,10 @@ def sampling_defaults(settings: Settings) -> SamplingDefaults:
 
 def _read_generation_config(settings: Settings, source: str) -> dict[str, object]:
     """Reads the file of the folder `source`; a missing file of the model has no values."""
-    folder = model_path(settings) if source == OWN_DEFAULTS else Path(source).expanduser()
+    if source == OWN_DEFAULTS:
+        folder = model_path(settings)
+    else:
+        folder = Path(source).expanduser()
     file = folder / "generation_config.json"
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, object])

@@ -20,12 +20,23 @@ from zmq.utils.monitor import recv_monitor_message
 from app.core.base.clock.clock import Clock
 from app.core.base.clock.pause import pause_if_possible
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine import wire
 from app.core.engine.client import EngineClient
 from app.core.engine.errors import EngineDeadError
 from app.core.engine.outputs import Emit
 from app.core.engine.request import EngineRequest, watches_of
 from app.core.engine.sequence import Handle
+from app.core.engine.wire import (
+    Abort,
+    CommandResult,
+    EngineCommand,
+    EngineCoreOutput,
+    EngineLoad,
+    Hello,
+    Notice,
+    Order,
+    PublishedEvents,
+    Ready,
+)
 from app.extensions.llm.heartbeat import MAX_SILENCE_S, Heartbeat, is_ending
 from app.extensions.llm.remote_sequence import NamesOf, ReaderOf, RemoteSequence
 from config.settings import Settings
@@ -64,7 +75,7 @@ class RemoteEngine(EngineClient):
         reader_of: ReaderOf,
     ) -> None:
         super().__init__(settings, recorder)
-        self.load = wire.EngineLoad()
+        self.load = EngineLoad()
         speculation = settings.engine.speculation()
         if speculation is not None:
             recorder.expect_drafts(speculation.num_speculative_tokens)
@@ -74,8 +85,7 @@ class RemoteEngine(EngineClient):
         """True once the engine has answered on the current connection."""
         self._wants_kv_events = False
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[wire.Notice]).decode
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
         self._socket: zmq.Socket[bytes] | None = None
         self._greenlets: list[Greenlet[[], None]] = []
         self.clock = clock
@@ -84,12 +94,12 @@ class RemoteEngine(EngineClient):
         self._heartbeat = Heartbeat(endpoint, clock.now)
         self._max_silence_s = min(MAX_SILENCE_S, settings.engine.engine_timeout / 2) or inf
         self._listener: BlocksListener | None = None
-        self._ready: wire.Ready | None = None
+        self._ready: Ready | None = None
         self._numbers = count(1)
         self._choices: dict[int, RemoteSequence] = {}
         self._other_workers = 0
         """Number of other workers' sequences."""
-        self._answers: dict[int, AsyncResult[wire.CommandResult]] = {}
+        self._answers: dict[int, AsyncResult[CommandResult]] = {}
 
     def listen(self, listener: BlocksListener) -> None:
         """Passes the engine's KV events to `listener`. Call before `start`."""
@@ -98,8 +108,7 @@ class RemoteEngine(EngineClient):
 
     def start(self) -> None:
         """Connects to the engine, which may not be there yet."""
-        self._context = context = zmq.Context()
-        self._socket = socket = context.socket(zmq.DEALER)
+        self._socket = socket = zmq.Context().socket(zmq.DEALER)
         socket.linger = 0
         socket.sndhwm = 0
         socket.rcvhwm = 0
@@ -118,10 +127,8 @@ class RemoteEngine(EngineClient):
         if self._socket is not None:
             self._socket.disable_monitor()
             self._socket.close()
-        if self._context is not None:
-            self._context.destroy()
+            self._socket.context.destroy()
         self._socket = None
-        self._context = None
 
     @property
     def healthy(self) -> bool:
@@ -167,25 +174,24 @@ class RemoteEngine(EngineClient):
             return Handle(self._active)
         handle = Handle(self._active, emit)
         self.check_admission(len(requests))
-        choices = [
-            RemoteSequence(self, request, next(self._numbers), handle) for request in requests
-        ]
-        for choice in choices:
-            choice.watches = watches_of(choice.request)
+        choices = []
+        for request in requests:
+            choice = RemoteSequence(self, request, next(self._numbers), handle)
+            choice.watches = watches_of(request)
+            choices.append(choice)
         if not self._send([choice.order() for choice in choices[:MAX_ORDERS]]):
             raise EngineDeadError
         self._choices |= {choice.key: choice for choice in choices}
         handle.begin(choices)
         for first in range(MAX_ORDERS, len(choices), MAX_ORDERS):
             pause_if_possible()
-            unfinished = [
-                choice for choice in choices[first : first + MAX_ORDERS] if not choice.over
-            ]
+            batch = choices[first : first + MAX_ORDERS]
+            unfinished = [choice for choice in batch if not choice.over]
             if not self._send([choice.order() for choice in unfinished]):
                 _fail(unfinished)
         return handle
 
-    def command(self, command: wire.EngineCommand) -> AsyncResult[wire.CommandResult]:
+    def command(self, command: EngineCommand) -> AsyncResult[CommandResult]:
         """Sends an operator's command under a new number; returns its future answer.
 
         Raises:
@@ -194,7 +200,7 @@ class RemoteEngine(EngineClient):
         number = next(self._numbers)
         if self._ready is None or not self._send([replace(command, number=number)]):
             raise EngineDeadError
-        answer: AsyncResult[wire.CommandResult] = AsyncResult()
+        answer: AsyncResult[CommandResult] = AsyncResult()
         self._answers[number] = answer
         return answer
 
@@ -202,9 +208,9 @@ class RemoteEngine(EngineClient):
         """Removes a choice, at its end."""
         self._choices.pop(choice.key, None)
         if choice.is_computed:
-            self._send([wire.Abort([choice.key])])
+            self._send([Abort([choice.key])])
 
-    def _send(self, orders: ListOf[wire.Order]) -> bool:
+    def _send(self, orders: ListOf[Order]) -> bool:
         """Sends without waiting; returns False when no engine is connected."""
         if self._socket is None:
             return False
@@ -225,7 +231,7 @@ class RemoteEngine(EngineClient):
                 self._handle_notice(notice)
 
     def _watch(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-        hello = [wire.Hello(self._wants_kv_events)]
+        hello = [Hello(self._wants_kv_events)]
         while True:
             if not monitor.poll(GREETING_MS):
                 if not self._is_greeted:
@@ -240,25 +246,26 @@ class RemoteEngine(EngineClient):
             elif event == CONNECTED:
                 self._send(hello)
 
-    def _handle_notice(self, notice: wire.Notice) -> None:
-        if type(notice) is wire.EngineCoreOutput:
-            self._handle_output(notice)
-        elif type(notice) is wire.EngineLoad:
-            self._record_load(notice)
-        elif type(notice) is wire.PublishedEvents:
-            if self._listener is not None:
-                self._listener(notice.topic, notice.sequence, notice.batch)
-        elif type(notice) is wire.CommandResult:
-            answer = self._answers.pop(notice.number, None)
-            if answer is not None:
-                answer.set(notice)
-        elif type(notice) is wire.Ready:
-            if self._ready is None or self._ready.boot != notice.boot:  # a new engine
-                self._forget_engine()
-            self._ready = notice
-            self._is_greeted = True
+    def _handle_notice(self, notice: Notice) -> None:
+        match notice:
+            case EngineCoreOutput():
+                self._handle_output(notice)
+            case EngineLoad():
+                self._record_load(notice)
+            case PublishedEvents():
+                if self._listener is not None:
+                    self._listener(notice.topic, notice.sequence, notice.batch)
+            case CommandResult():
+                answer = self._answers.pop(notice.number, None)
+                if answer is not None:
+                    answer.set(notice)
+            case Ready():
+                if self._ready is None or self._ready.boot != notice.boot:  # a new engine
+                    self._forget_engine()
+                self._ready = notice
+                self._is_greeted = True
 
-    def _handle_output(self, output: wire.EngineCoreOutput) -> None:
+    def _handle_output(self, output: EngineCoreOutput) -> None:
         choice = self._choices.get(output.key)
         if choice is None:  # aborted meanwhile
             return
@@ -268,7 +275,7 @@ class RemoteEngine(EngineClient):
             log.exception("an output of the engine could not be emitted")
             choice.fail(error)
 
-    def _record_load(self, load: wire.EngineLoad) -> None:
+    def _record_load(self, load: EngineLoad) -> None:
         """Records the load of the engine with all its workers; every worker records the same."""
         recorder = self.recorder
         previous = self.load
@@ -290,12 +297,12 @@ class RemoteEngine(EngineClient):
     def _forget_engine(self) -> None:
         """Fails all requests and commands of an engine that is gone."""
         self._ready = None
-        self._record_load(wire.EngineLoad())
+        self._record_load(EngineLoad())
         _fail(list(self._choices.values()))
         answers = self._answers
         self._answers = {}
         for number, answer in answers.items():
-            answer.set(wire.CommandResult(number=number, error=str(EngineDeadError())))
+            answer.set(CommandResult(number=number, error=str(EngineDeadError())))
 
 
 def _fail(choices: ListOf[RemoteSequence]) -> None:

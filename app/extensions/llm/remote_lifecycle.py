@@ -7,8 +7,9 @@ from collections.abc import Collection
 import gevent
 from gevent.event import AsyncResult, Event
 
-from app.core.engine import wire
 from app.core.engine.errors import CallerLeftError, CommandFailedError
+from app.core.engine.sleep import PauseMode
+from app.core.engine.wire import CommandResult, EngineCommand
 from app.extensions.llm.remote_engine import RemoteEngine
 
 
@@ -31,9 +32,9 @@ class RemoteLifecycle:
         """True from a pause or sleep until a resume, or until all memory is back."""
         return self._engine.load.paused
 
-    def sleep(self, level: int, mode: wire.PauseMode, caller_left: Event) -> None:
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
         """See `Lifecycle`. Levels 1 and 2 free weights and cache."""
-        self._run(wire.EngineCommand(name="sleep", level=level, mode=mode), caller_left)
+        self._run(EngineCommand(name="sleep", level=level, mode=mode), caller_left)
         self._engine.load.paused = True
         self._engine.load.sleep_level = level
         self._engine.recorder.sleeping(level)
@@ -47,8 +48,11 @@ class RemoteLifecycle:
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
         """See `Lifecycle`."""
-        tag_names = None if tags is None else tuple(tags)
-        is_awake = bool(self._run(wire.EngineCommand(name="wake_up", tags=tag_names)).value)
+        tag_names = None
+        if tags is not None:
+            tag_names = tuple(tags)
+        command = EngineCommand(name="wake_up", tags=tag_names)
+        is_awake = bool(self._run(command).value)
         if is_awake:
             self._engine.load.paused = False
             self._engine.load.sleep_level = None
@@ -56,30 +60,31 @@ class RemoteLifecycle:
         self._engine.recorder.slept("wake", 0.0)
         return is_awake
 
-    def pause(self, mode: wire.PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
         """See `Lifecycle`."""
-        self._run(wire.EngineCommand(name="pause", mode=mode, clear=clear_cache), caller_left)
+        self._run(EngineCommand(name="pause", mode=mode, clear=clear_cache), caller_left)
         self._engine.load.paused = True
 
     def resume(self) -> None:
         """Starts requests again."""
-        self._run(wire.EngineCommand(name="resume"))
+        self._run(EngineCommand(name="resume"))
         self._engine.load.paused = False
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
         """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
-        command = wire.EngineCommand(name="reset_prefix_cache", clear=under_requests)
+        command = EngineCommand(name="reset_prefix_cache", clear=under_requests)
         return bool(self._run(command).value)
 
-    def _run(
-        self, command: wire.EngineCommand, caller_left: Event | None = None
-    ) -> wire.CommandResult:
+    def _run(self, command: EngineCommand, caller_left: Event | None = None) -> CommandResult:
         """Sends a command, and waits for its result or for `caller_left`."""
-        answer: AsyncResult[wire.CommandResult] = self._engine.command(command)
-        gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
+        answer: AsyncResult[CommandResult] = self._engine.command(command)
+        awaited = [answer]
+        if caller_left is not None:
+            awaited.append(caller_left)
+        gevent.wait(awaited, count=1)
         if not answer.ready():
             raise CallerLeftError
-        result: wire.CommandResult = answer.get()
+        result: CommandResult = answer.get()
         if result.error is not None:
             raise CommandFailedError(result.error)
         return result

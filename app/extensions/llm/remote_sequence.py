@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine import wire
 from app.core.engine.batch import Phase, SequenceStatus
+from app.core.engine.choice_request import ChoiceRequest, Sampling
 from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import Finish, LazySequence, Part, TokenLogprob, Tokens
 from app.core.engine.parsing import TextReader
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import COUNTED_AS, Handle, Sequence
+from app.core.engine.wire import EngineCoreOutput, EngineCoreRequest, WireLogprob
 
 NamesOf = Callable[[ListOf[int]], ListOf[str]]
 """Returns the texts of token ids, each token alone."""
@@ -72,26 +73,27 @@ class RemoteSequence(Sequence):
         """Returns the reply so far, without thoughts and calls."""
         return "".join(self._content)
 
-    def order(self) -> wire.EngineCoreRequest:
+    def order(self) -> EngineCoreRequest:
         """Returns the message that starts the choice in the engine."""
         request = self.request
-        shared = {name: getattr(request, name) for name in wire.ChoiceRequest.__struct_fields__}
+        shared = {name: getattr(request, name) for name in ChoiceRequest.__struct_fields__}
         shared["prompt_ids"] = list(request.prompt_ids)
-        return wire.EngineCoreRequest(
-            key=self.key, sampling=request.sampling or wire.Sampling(), **shared
-        )
+        return EngineCoreRequest(key=self.key, sampling=request.sampling or Sampling(), **shared)
 
     def status(self) -> SequenceStatus:
         """Reports QUEUED until the first token: the engine reports nothing earlier."""
+        phase = Phase.DECODE
+        if self._first_s is None:
+            phase = Phase.QUEUED
         return SequenceStatus(
-            phase=Phase.QUEUED if self._first_s is None else Phase.DECODE,
+            phase=phase,
             computed=self.prompt_tokens,
             held=0,
             scheduled_s=self.scheduled_s,
             first_s=self._first_s,
         )
 
-    def take(self, output: wire.EngineCoreOutput) -> None:
+    def take(self, output: EngineCoreOutput) -> None:
         """Emits and counts the result of a step."""
         if self.over:
             return
@@ -104,9 +106,10 @@ class RemoteSequence(Sequence):
             self.is_computed = False
         if output.finish == "error" or output.finish == "timeout":
             message = output.error or "The request waited too long for its turn."
-            self.fail(
-                RequestRejectedError(message) if output.is_refused else EngineFailedError(message)
-            )
+            if output.is_refused:
+                self.fail(RequestRejectedError(message))
+            else:
+                self.fail(EngineFailedError(message))
             return
         finish = None
         if output.finish is not None:
@@ -115,7 +118,7 @@ class RemoteSequence(Sequence):
         if output.finish is not None and not self.over:
             self._end(COUNTED_AS[output.finish])
 
-    def _begin(self, output: wire.EngineCoreOutput) -> None:
+    def _begin(self, output: EngineCoreOutput) -> None:
         if self.created_future is not None:
             self.created_future.set_running_or_notify_cancel()
         self.running = True
@@ -132,13 +135,15 @@ class RemoteSequence(Sequence):
 
             def entry_at(place: int) -> TokenLogprob | None:
                 entry = entries[place]
-                return None if entry is None else self._entry(entry)
+                if entry is None:
+                    return None
+                return self._entry(entry)
 
             prompt_logprobs = LazySequence(entry_at, range(len(entries)))
         is_plain = self._reader is None and output.logprobs is None
         self._start(output.at_s, prompt_logprobs, is_plain)
 
-    def _emit_output(self, output: wire.EngineCoreOutput, finish: Finish | None) -> None:
+    def _emit_output(self, output: EngineCoreOutput, finish: Finish | None) -> None:
         logprobs = None
         if output.logprobs is not None:
             logprobs = [self._entry(entry) for entry in output.logprobs]
@@ -165,7 +170,7 @@ class RemoteSequence(Sequence):
     def _read(
         self,
         reader: TextReader,
-        output: wire.EngineCoreOutput,
+        output: EngineCoreOutput,
         logprobs: ListOf[TokenLogprob] | None,
         finish: Finish | None,
     ) -> None:
@@ -178,18 +183,22 @@ class RemoteSequence(Sequence):
                 self._held.append(output.ids[place])
             if logprobs is not None:
                 self._held_logprobs.append(logprobs[place])
-            end = finish if place == len(texts) - 1 else None
             pieces = list(reader.feed(text))
-            if end is not None:
-                pieces += reader.finish()
-                if not pieces:
-                    pieces = [(self._part, "")]
-            for number, (part, piece) in enumerate(pieces, 1):
-                is_last = number == len(pieces)
-                self._emit_piece(part, piece, output.at_s, end if is_last else None)
+            is_last_text = place == len(texts) - 1
+            if finish is None or not is_last_text:
+                for part, piece in pieces:
+                    self._emit_piece(part, piece, output.at_s)
+                continue
+            pieces += reader.finish()
+            if not pieces:
+                pieces.append((self._part, ""))
+            *earlier, (last_part, last_piece) = pieces
+            for part, piece in earlier:
+                self._emit_piece(part, piece, output.at_s)
+            self._emit_piece(last_part, last_piece, output.at_s, finish)
 
     def _emit_piece(
-        self, part: Part | None, piece: str, at_s: float, finish: Finish | None
+        self, part: Part | None, piece: str, at_s: float, finish: Finish | None = None
     ) -> None:
         """Emits a text with the held ids, whose last one it belongs to."""
         ids = self._held
@@ -214,7 +223,7 @@ class RemoteSequence(Sequence):
         )
         self._emit(tokens)
 
-    def _entry(self, entry: wire.WireLogprob) -> TokenLogprob:
+    def _entry(self, entry: WireLogprob) -> TokenLogprob:
         ids = [entry.token_id]
         values = [entry.logprob]
         for token_id, value in entry.top:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from app.core.api.admin import action
 from app.core.base.metrics.recorder import Figures
 from app.core.server.http.context import RequestContext
-from app.core.server.http.route import Route
+from app.core.server.http.route import Route, action
 
 
 def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:

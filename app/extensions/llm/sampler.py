@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from app.core.engine.wire import WireLogprob
-from app.extensions.llm.draw import draw
+from app.extensions.llm.draw import draw, numbers_like, select_rows
 from app.extensions.llm.errors import RequestError
 from app.extensions.llm.sampling_state import SamplingState
 
@@ -35,14 +36,16 @@ class Sampled(Struct):
     error: str | None = None
 
 
-def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
     """Samples one token for each row of `logits` [rows, vocabulary], which stays unchanged.
 
     All work is done on the device of the logits. Tokens are copied from it at once, and log
     probabilities, if requested, in a second copy.
     """
     adjusted_rows = [row for row, state in enumerate(states) if state.adjusts]
-    adjusted = logits.clone() if adjusted_rows else logits
+    adjusted = logits
+    if adjusted_rows:
+        adjusted = logits.clone()
     errors: dict[int, str] = {}
     for row in adjusted_rows:
         try:
@@ -52,8 +55,8 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     tokens = adjusted.argmax(-1)
     drawn_rows = [row for row, state in enumerate(states) if not state.params.is_greedy]
     if drawn_rows:
-        drawn = adjusted if len(drawn_rows) == len(adjusted) else adjusted[drawn_rows]
-        tokens[drawn_rows] = draw(drawn, [states[row] for row in drawn_rows])
+        drawn_states = [states[row] for row in drawn_rows]
+        tokens[drawn_rows] = draw(select_rows(adjusted, drawn_rows), drawn_states)
     tokens = tokens.where(adjusted.amax(-1).isfinite(), EMPTY_ROW)
     tokens = tokens.where(logits.amax(-1).isfinite(), INVALID_ROW)
     sampled = [_sampled(token, errors.get(row)) for row, token in enumerate(tokens.tolist())]
@@ -61,16 +64,15 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     return sampled
 
 
-def logprobs_of(
-    logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]
-) -> list[WireLogprob]:
+def logprobs_of(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[WireLogprob]:
     """Returns the log probability of a token in each row of `logits`, and of the likeliest tokens.
 
     `counts` has the number of likeliest tokens for each row. `logits` [rows, vocabulary] are the
     model's own, before temperature and limits, as in vLLM.
     """
     logprobs = logits.log_softmax(-1)
-    token_logprobs = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))
+    token_ids = torch.tensor(tokens, device=logits.device)
+    token_logprobs = logprobs.gather(1, token_ids.unsqueeze(1))
     ranks = (logprobs > token_logprobs).sum(-1, keepdim=True) + 1
     width = max(counts)
     top = logprobs.topk(width)
@@ -78,14 +80,14 @@ def logprobs_of(
     rows = torch.cat((token_logprobs, ranks, top.values, top.indices), dim=1).tolist()
     answers = []
     for token, count, row in zip(tokens, counts, rows, strict=True):
-        top_logprobs = row[2 : 2 + count]
-        top_ids = map(int, row[2 + width : 2 + width + count])
-        likeliest = list(zip(top_ids, top_logprobs, strict=True))
-        answers.append(WireLogprob(token, row[0], int(row[1]), likeliest))
+        logprob, rank, *top_row = row
+        top_ids = map(int, top_row[width : width + count])
+        likeliest = list(zip(top_ids, top_row[:count], strict=True))
+        answers.append(WireLogprob(token, logprob, int(rank), likeliest))
     return answers
 
 
-def adjust(row: torch.Tensor, state: SamplingState) -> None:
+def adjust(row: Tensor, state: SamplingState) -> None:
     """Applies masks, bias and penalties in vLLM's order, in place.
 
     Raises:
@@ -96,15 +98,10 @@ def adjust(row: torch.Tensor, state: SamplingState) -> None:
     if params.logit_bias:
         if state.bias is None:
             ids = torch.tensor(list(params.logit_bias), device=row.device)
-            state.bias = (ids, _tensor_like(row, params.logit_bias.values()))
+            state.bias = (ids, numbers_like(row, params.logit_bias.values()))
         row.index_add_(0, *state.bias)
     if params.penalizes:
         _penalize(row, state)
-
-
-def _tensor_like(tensor: torch.Tensor, numbers: Iterable[float]) -> torch.Tensor:
-    """Returns `numbers` as a tensor with the dtype and the device of `tensor`."""
-    return torch.tensor(list(numbers), dtype=tensor.dtype, device=tensor.device)
 
 
 def _sampled(token: int, error: str | None) -> Sampled:
@@ -112,11 +109,13 @@ def _sampled(token: int, error: str | None) -> Sampled:
         error = INVALID_LOGITS
     elif token == EMPTY_ROW:
         error = error or NO_TOKEN_LEFT
-    return Sampled(None if error else token, error=error)
+    if error:
+        return Sampled(None, error=error)
+    return Sampled(token)
 
 
 def _add_logprobs(
-    sampled: Sequence[Sampled], logits: torch.Tensor, states: Sequence[SamplingState]
+    sampled: Sequence[Sampled], logits: Tensor, states: Sequence[SamplingState]
 ) -> None:
     rows = []
     token_ids = []
@@ -128,14 +127,16 @@ def _add_logprobs(
             token_ids.append(result.token_id)
             counts.append(count)
     if rows:
-        selected = logits if len(rows) == len(logits) else logits[rows]
-        for row, logprobs in zip(rows, logprobs_of(selected, token_ids, counts), strict=True):
+        answers = logprobs_of(select_rows(logits, rows), token_ids, counts)
+        for row, logprobs in zip(rows, answers, strict=True):
             sampled[row].logprobs = logprobs
 
 
-def _mask(row: torch.Tensor, state: SamplingState) -> None:
+def _mask(row: Tensor, state: SamplingState) -> None:
     """Sets the logits of tokens that may not be next to -inf, in place."""
-    allowed = None if state.form is None else state.form.mask()
+    allowed = None
+    if state.form is not None:
+        allowed = state.form.mask()
     if allowed is not None:
         row.masked_fill_(~allowed.to(row.device), -math.inf)
     allowed_ids = state.params.allowed_token_ids
@@ -147,11 +148,9 @@ def _mask(row: torch.Tensor, state: SamplingState) -> None:
     output_ids = state.output_ids
     for word in state.bad_words:
         # The last token of a word is banned after the others.
-        others = len(word) - 1
-        if others <= len(output_ids):
-            latest_ids = output_ids[len(output_ids) - others :]
-            if list(latest_ids) == list(word[:-1]):
-                row[word[-1]] = -math.inf
+        *others, last = word
+        if others == output_ids[max(0, len(output_ids) - len(others)) :]:
+            row[last] = -math.inf
     if state.bans:
         end_ids = list(state.banned_ids)
         values = row[end_ids]
@@ -160,7 +159,7 @@ def _mask(row: torch.Tensor, state: SamplingState) -> None:
             row[end_ids] = values.where(~row.amax().isfinite(), -math.inf)
 
 
-def _penalize(row: torch.Tensor, state: SamplingState) -> None:
+def _penalize(row: Tensor, state: SamplingState) -> None:
     params = state.params
     factor = params.repetition_penalty
     if factor != 1.0:
@@ -169,5 +168,5 @@ def _penalize(row: torch.Tensor, state: SamplingState) -> None:
         row[seen_ids] = torch.where(values > 0, values / factor, values * factor)
     counts = Counter(state.output_ids)
     if counts and (params.presence_penalty or params.frequency_penalty):
-        times = _tensor_like(row, counts.values())
+        times = numbers_like(row, counts.values())
         row[list(counts)] -= params.frequency_penalty * times + params.presence_penalty

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from msgspec.structs import asdict, force_setattr
 
-from app.core.engine.wire import Sampling, TextForm
+from app.core.engine.choice_request import Sampling, TextForm
 from app.extensions.llm.errors import RequestError
 
 MAX_STOPS: Final = 16
@@ -109,7 +109,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         for name in ("stop", "stop_sequences"):
             if isinstance(getattr(self, name), str):
                 force_setattr(self, name, (getattr(self, name),))
-        max_tokens = math.inf if self.max_tokens is None else self.max_tokens
+        max_tokens = math.inf
+        if self.max_tokens is not None:
+            max_tokens = self.max_tokens
         allows_any = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
         are_texts = all(isinstance(stop, str) and stop for stop in self.stops)
         are_finite = all(map(math.isfinite, self.logit_bias.values()))

@@ -10,7 +10,7 @@ from msgspec import Struct
 from app.extensions.llm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from app.extensions.llm.structured_output import FormMatcher
 
@@ -27,9 +27,9 @@ class SamplingState(Struct):
     """Ids that end the sequence, banned before `min_tokens`."""
     form: FormMatcher | None = None
     bad_words: Sequence[Sequence[int]] = ()
-    bias: tuple[torch.Tensor, torch.Tensor] | None = None
+    bias: tuple[Tensor, Tensor] | None = None
     """Ids and values of `logit_bias`, which may be many; created in the first step."""
-    disallowed: torch.Tensor | None = None
+    disallowed: Tensor | None = None
     """True for each token outside of `allowed_token_ids`; created in the first step."""
 
     @property

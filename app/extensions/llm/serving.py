@@ -21,8 +21,8 @@ from msgspec.structs import asdict
 from app.core.engine.errors import EngineError
 from app.core.engine.kvcache.events import EventBatch, encoder
 from app.core.engine.kvcache.publisher import EventSender
+from app.core.engine.sleep import MEMORY, woken_by
 from app.core.engine.wire import (
-    MEMORY,
     Abort,
     CommandResult,
     EngineCommand,
@@ -34,7 +34,6 @@ from app.core.engine.wire import (
     Order,
     PublishedEvents,
     Ready,
-    woken_by,
 )
 from app.extensions.llm.config import Checkpoint
 from app.extensions.llm.engine import LLMEngine
@@ -119,8 +118,6 @@ class EngineService:
         self._encode_events = encoder("map")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[Order]).decode
-        if events is not None:
-            events.listen(self._add_kv_events)
         self._workers: dict[bytes, WorkerClient] = {}
         self._compilers = ThreadPoolExecutor(COMPILER_THREADS, "forms")
         self._compilations: dict[RequestId, _Compilation] = {}
@@ -131,9 +128,12 @@ class EngineService:
         """None when awake."""
         self._sent_s = -math.inf
         """Time of the latest messages to workers."""
-        self._events_due_s = math.inf if events is None else 0.0
+        self._events_due_s = math.inf
         """Time when `events` has to run next."""
         self._is_stopping = False
+        if events is not None:
+            events.listen(self._add_kv_events)
+            self._events_due_s = 0.0
 
     def stop(self) -> None:
         """Ends `run` after this step; safe in signal handlers."""
@@ -147,7 +147,10 @@ class EngineService:
         self._heartbeat.begin()
         try:
             while not self._is_stopping:
-                self.run_once(self._wait_seconds() if self._engine.idle else 0.0)
+                wait_s = 0.0
+                if self._engine.idle:
+                    wait_s = self._wait_seconds()
+                self.run_once(wait_s)
         except BaseException:
             self._end("The engine has failed.")
             raise
@@ -180,10 +183,9 @@ class EngineService:
             self._deferred_commands = []
             for worker, command in commands:
                 self._answer(worker, command)
-        has_news = (
-            has_orders or has_stepped or any(worker.notices for worker in self._workers.values())
-        )
-        if has_news or self._now() >= self._sent_s + IDLE_SECONDS:
+        has_notices = any(worker.notices for worker in self._workers.values())
+        is_due = self._now() >= self._sent_s + IDLE_SECONDS
+        if has_orders or has_stepped or has_notices or is_due:
             self._send()
 
     def sleep(self, level: int) -> None:
@@ -220,7 +222,9 @@ class EngineService:
         return True
 
     def _wait_seconds(self) -> float:
-        limit_s = COMPILING_SECONDS if self._compilations else IDLE_SECONDS
+        limit_s = IDLE_SECONDS
+        if self._compilations:
+            limit_s = COMPILING_SECONDS
         return min(limit_s, max(0.0, self._events_due_s - self._now()))
 
     def _receive(self) -> None:

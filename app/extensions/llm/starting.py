@@ -42,8 +42,10 @@ def start_service(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> E
         kv_events=options.kv_events is not None,
         form_cpu_s=FORM_CPU_SECONDS,
     )
+    events = None
     try:
-        events = None if options.kv_events is None else EventSender(options.kv_events)
+        if options.kv_events is not None:
+            events = EventSender(options.kv_events)
     except ValueError as error:
         raise ModelLoadError(f"The KV events cannot be published: {error}.") from error
     engine = assemble(path, checkpoint, options.device, options.dtype, options=engine_options)

@@ -8,7 +8,7 @@ import llguidance
 import torch
 from llguidance.gbnf_to_lark import any_to_lark
 
-from app.core.engine.wire import TextForm, Thoughts
+from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.forms.grammar.lark_writer import LarkWriter
 from app.extensions.llm.compile_sandbox import LIMITS, CompileSandbox

@@ -66,9 +66,10 @@ class ThreadGovernor:
 
     def __init__(self, most: int, first: int | None = None) -> None:
         self.counts = [most]
+        self._first = most
         if first is not None:
-            self.counts = sorted({1, most // 2 or 1, max(1, most - 1), most})
-        self._first = max(1, min(first or most, most))
+            self.counts = sorted({1, most // 2, most - 1, most} - {0})
+            self._first = max(1, min(first, most))
         self._trials = 0
         self._pause = FIRST_PAUSE
         self._kinds: dict[int, StepKind] = {}

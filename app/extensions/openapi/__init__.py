@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.core.server.http.late_routes import late_routes
 from app.extensions.openapi.settings import OpenApiSettings
 
 if TYPE_CHECKING:
     from app.core.server.flask.application import Understudy
     from app.core.server.http.route import Route
     from config import Settings as AllSettings
+
+DOCUMENTS = (
+    "GET,HEAD /openapi.json",
+    "GET,HEAD /docs",
+    "GET,HEAD /docs/oauth2-redirect",
+    "GET,HEAD /redoc",
+)
 
 
 class OpenApi(Extension):
@@ -23,25 +31,43 @@ class OpenApi(Extension):
     @classmethod
     def describe(cls, app: Understudy, settings: AllSettings) -> None:
         """Describes an indexer's routes."""
-        from app.extensions.openapi.document import document_routes, root_routes
 
         def all_routes() -> Iterator[Route]:
             return app.routes
 
-        app.add_routes("root", root_routes(all_routes, {"plays": "an index of KV blocks"}))
+        app.add_routes("root", _root_routes(all_routes, {"plays": "an index of KV blocks"}))
         if not settings.section(OpenApiSettings).disable_fastapi_docs:
-            app.add_routes("openapi", document_routes(all_routes, "", settings.model.model))
+            app.add_routes("openapi", _document_routes(all_routes, "", settings.model.model))
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes, with all others as their content."""
-        from app.extensions.openapi.document import document_routes, root_routes
         from config import VLLM_VERSION
 
         parts = self.parts
         served_names = parts.settings.model.served_names
         about = {"plays": f"vLLM {VLLM_VERSION}", "models": served_names}
-        blueprints = {"root": root_routes(parts.routes, about)}
+        blueprints = {"root": _root_routes(parts.routes, about)}
         if not parts.settings.section(OpenApiSettings).disable_fastapi_docs:
             root_path = parts.server.root_path.rstrip("/")
-            blueprints["openapi"] = document_routes(parts.routes, root_path, served_names[0])
+            blueprints["openapi"] = _document_routes(parts.routes, root_path, served_names[0])
         return blueprints
+
+
+def _root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, object]) -> list[Route]:
+    def load() -> list[Route]:
+        from app.extensions.openapi.document import root_routes
+
+        return root_routes(served, about)
+
+    return late_routes(load, "GET /")
+
+
+def _document_routes(
+    served: Callable[[], Iterable[Route]], root_path: str, model: str
+) -> list[Route]:
+    def load() -> list[Route]:
+        from app.extensions.openapi.document import document_routes
+
+        return document_routes(served, root_path, model)
+
+    return late_routes(load, *DOCUMENTS)

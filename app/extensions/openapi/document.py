@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from app.core.base.clock.pause import call_off_hub
+from app.core.base.clock.pause import call_off_hub, pause_if_possible
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get
@@ -43,7 +43,8 @@ ABOUT = (
     "Plays a vLLM server: its API, its metrics and its timing, without a model. Bodies are "
     "accepted as leniently as vLLM accepts them; a rule that no schema can express is a 400."
 )
-_VARIABLE = re.compile(r"\{(\w+)\}")
+VARIABLE = re.compile(r"\{(\w+)\}")
+NOT_IN_IDS = re.compile("[^a-z0-9]+")
 
 
 class ErrorInfo(Struct):
@@ -72,12 +73,14 @@ def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, objec
 
     def root(context: RequestContext) -> Response:
         """A description of this server, with the paths of its documents."""
-        paths = sorted({(route.path, method) for route in served() for method in route.methods})
-        routes = [f"{method} {path}" for path, method in paths if method != "HEAD"]
-        links = {name: path for name, path in LINKS.items() if f"GET {path}" in routes}
-        return json_response(
-            {"name": "understudy", "version": VERSION, **about, **links, "routes": routes}
-        )
+        operations = _operations(served())
+        paths = sorted({(route.path, method) for method, route in operations})
+        routes = [f"{method} {path}" for path, method in paths]
+        description: dict[str, object] = {"name": "understudy", "version": VERSION, **about}
+        for name, path in LINKS.items():
+            if f"GET {path}" in routes:
+                description[name] = path
+        return json_response({**description, "routes": routes})
 
     return [get("/", root)]
 
@@ -95,8 +98,12 @@ def document_routes(
         """This document."""
         nonlocal json_document
         if json_document is None:
-            # Importing and building would hold the event loop for too long.
-            json_document = call_off_hub(document, tuple(served()), root_path, model)
+            routes = []
+            for route in served():
+                routes.append(route.loaded())
+                pause_if_possible()
+            # Building would hold the event loop for too long.
+            json_document = call_off_hub(document, routes, root_path, model)
         return json_response(json_document)
 
     def page(context: RequestContext) -> Response:
@@ -106,18 +113,16 @@ def document_routes(
         text = PAGE.format(document=root_path + DOCUMENT, viewer=viewer)
         return Response(text.encode(), content_type=HTML)
 
-    handlers = {DOCUMENT: openapi, **dict.fromkeys(VIEWERS, page)}
-    return [
-        Route(methods=("GET", "HEAD"), path=path, handle=handle)
-        for path, handle in handlers.items()
-    ]
+    methods = ("GET", "HEAD")
+    routes = [Route(methods=methods, path=DOCUMENT, handle=openapi)]
+    for path in VIEWERS:
+        routes.append(Route(methods=methods, path=path, handle=page))
+    return routes
 
 
 def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
     """Returns the document as JSON. Examples name `model` where they need a model."""
-    operations = [
-        (method, route) for route in routes for method in route.methods if method != "HEAD"
-    ]
+    operations = _operations(routes)
     types: set[Any] = {Error, RoutingError}
     for _, route in operations:
         types.update(route.docs.body)
@@ -139,6 +144,16 @@ def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
     return msgspec.json.encode({"openapi": "3.1.0", **parts})
 
 
+def _operations(routes: Iterable[Route]) -> list[tuple[str, Route]]:
+    """Returns each method of each route, without HEAD."""
+    operations = []
+    for route in routes:
+        for method in route.methods:
+            if method != "HEAD":
+                operations.append((method, route))
+    return operations
+
+
 def _any_json(json_type: type) -> Schema:
     """Returns the schema of a type that msgspec has none for, such as a raw JSON value."""
     return {"description": "Any JSON."}
@@ -148,11 +163,11 @@ def _operation(method: str, route: Route, schema_of: Mapping[Any, Schema], model
     docs = route.docs
     errors = [schema_of[error] for error in (Error, RoutingError, *docs.errors)]
     failure = {"description": "Error.", "content": {JSON: {"schema": {"anyOf": errors}}}}
+    path_id = NOT_IN_IDS.sub("_", route.path.lower())
+    description = route.handle.__doc__ or ""
     operation: Schema = {
-        "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip(
-            "_"
-        ),
-        "summary": (route.handle.__doc__ or "").partition("\n")[0],
+        "operationId": f"{method.lower()}{path_id}".rstrip("_"),
+        "summary": description.partition("\n")[0],
         "parameters": _parameters(route),
         "responses": {str(docs.status): _success(docs, schema_of), "4XX": failure, "5XX": failure},
     }
@@ -163,10 +178,10 @@ def _operation(method: str, route: Route, schema_of: Mapping[Any, Schema], model
 
 def _parameters(route: Route) -> list[Schema]:
     """Returns the variable parts of the path, then the parameters of the query."""
-    parameters: list[Schema] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in _VARIABLE.findall(route.path)
-    ]
+    parameters: list[Schema] = []
+    text_schema = {"type": "string", "minLength": 1}
+    for name in VARIABLE.findall(route.path):
+        parameters.append({"name": name, "in": "path", "required": True, "schema": text_schema})
     if route.docs.query is not None:
         [query_schema] = msgspec.json.schema(route.docs.query)["$defs"].values()
         for name, schema in query_schema["properties"].items():
@@ -176,8 +191,10 @@ def _parameters(route: Route) -> list[Schema]:
 
 def _success(docs: RouteDocs, schema_of: Mapping[Any, Schema]) -> Schema:
     media = docs.media
-    if media is None:
-        media = ANY_MEDIA if docs.answer is None else (JSON,)
+    if media is None and docs.answer is None:
+        media = ANY_MEDIA
+    elif media is None:
+        media = (JSON,)
     content: Schema = {media_type: {} for media_type in media}
     if JSON in content:
         content[JSON] = {"schema": schema_of.get(docs.answer, {})}
@@ -189,7 +206,9 @@ def _success(docs: RouteDocs, schema_of: Mapping[Any, Schema]) -> Schema:
 
 def _request_body(docs: RouteDocs, schema_of: Mapping[Any, Schema], model: str) -> Schema:
     schemas = [schema_of[body] for body in docs.body]
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    schema: Schema = {"anyOf": schemas}
+    if len(schemas) == 1:
+        [schema] = schemas
     example = dict(docs.example)
     if "model" in example:
         example["model"] = model

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from app.core.extensions import Command, Extension, Position
+from app.core.server.http.route import action
 
 if TYPE_CHECKING:
     from random import Random
@@ -25,21 +26,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class FirstResult(Generic[P, T]):
-    """Asks functions in order, and returns the first result other than None."""
-
-    def __init__(self, functions: Sequence[Callable[P, T | None]]) -> None:
-        self._functions = functions
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Returns the first result; None without one."""
-        for function in self._functions:
-            result = function(*args, **kwargs)
-            if result is not None:
-                return result
-        return None
 
 
 class Plugins(Extension):
@@ -84,23 +70,31 @@ class Plugins(Extension):
 
     def step_cost(self, profile: Profile) -> CostModel | None:
         """Returns the cost model of the first plugin that has one."""
-        named_cost = None if self._registry is None else self._registry.step_cost(profile)
-        return None if named_cost is None else named_cost[1]
+        if self._registry is None:
+            return None
+        named_cost = self._registry.step_cost(profile)
+        if named_cost is None:
+            return None
+        _, cost = named_cost
+        return cost
 
     def reply(self) -> Callable[[EngineRequest, Random], ScriptedReply | None] | None:
         """Returns the first reply of a plugin."""
-        sources = [] if self._registry is None else self._registry.replies()
-        return FirstResult(sources) if sources else None
+        if self._registry is None:
+            return None
+        return _first_result(self._registry.replies())
 
     def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
         """Returns the first length of a plugin."""
-        sources = [] if self._registry is None else self._registry.lengths()
-        return FirstResult(sources) if sources else None
+        if self._registry is None:
+            return None
+        return _first_result(self._registry.lengths())
 
     def fault(self) -> Callable[[RequestFacts], Fault | None] | None:
         """Returns the first fault of a plugin."""
-        sources = [] if self._registry is None else self._registry.faults()
-        return FirstResult(sources) if sources else None
+        if self._registry is None:
+            return None
+        return _first_result(self._registry.faults())
 
     def keeps_fast_path(self, settings: Settings) -> bool:
         """Returns whether no plugin decides replies, and no plugin objects."""
@@ -110,12 +104,12 @@ class Plugins(Extension):
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the plugins' middleware."""
-        return {} if self._registry is None else self._registry.middleware()
+        if self._registry is None:
+            return {}
+        return self._registry.middleware()
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the report of plugins, and the plugins' own routes."""
-        from app.core.api.admin import action
-
         blueprints: dict[str, Sequence[Route]] = {
             "plugins": [action("GET /admin/plugins", self._report)]
         }
@@ -133,7 +127,27 @@ class Plugins(Extension):
 
     def metrics(self) -> Sequence[Families]:
         """Returns the plugins' metric families."""
-        return () if self._registry is None else self._registry.families()
+        if self._registry is None:
+            return ()
+        return self._registry.families()
+
+
+def _first_result(functions: Sequence[Callable[P, T | None]]) -> Callable[P, T | None] | None:
+    """Returns a function that returns the first result of `functions` other than None.
+
+    Returns None without functions.
+    """
+    if not functions:
+        return None
+
+    def ask_all(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        for function in functions:
+            result = function(*args, **kwargs)
+            if result is not None:
+                return result
+        return None
+
+    return ask_all
 
 
 def step_costs(
@@ -166,7 +180,7 @@ def routing_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    if not {"--help", "-h"} & {*argv}:
+    if "--help" not in argv and "-h" not in argv:
         from app.extensions.plugins.command import run
 
         return run(argv)

@@ -19,11 +19,16 @@ def run(argv: Sequence[str]) -> int:
     settings = load(argv, os.environ, ignore_warning)
     print("built-in extensions:")
     for extension in present_extensions():
-        state = "on" if extension.is_enabled(settings) else "off"
+        state = "off"
+        if extension.is_enabled(settings):
+            state = "on"
         summary = (extension.__doc__ or "").partition("\n")[0]
         print(f"  {extension.name:<16}{state:<5}{summary}")
-    print("plugins:" if settings.PLUGINS else "no plugins")
-    _print_plugins(settings)
+    if settings.PLUGINS:
+        print("plugins:")
+        _print_plugins(settings)
+    else:
+        print("no plugins")
     return 0
 
 
@@ -31,12 +36,18 @@ def _print_plugins(settings: Settings) -> None:
     guards = registry_of(settings).guards
     for plugin in settings.PLUGINS:
         summary = (plugin.extension.__doc__ or "").strip().partition("\n")[0]
-        print(f"  {plugin.name} {plugin.version}".rstrip() + f" ({plugin.origin}): {summary}")
-        print(f"    hooks: {', '.join(guards[plugin.name]) or 'none'}")
+        title = f"{plugin.name} {plugin.version}".rstrip()
+        print(f"  {title} ({plugin.origin}): {summary}")
+        hooks = ", ".join(guards[plugin.name])
+        print(f"    hooks: {hooks or 'none'}")
         for row in settings.table.rows:
             if row.group != plugin.group:
                 continue
-            value = "***" if row.about.secret else row.write(row.value(settings))
-            limits = f" The value {row.limits}." if row.limits else ""
+            value = "***"
+            if not row.about.secret:
+                value = row.write(row.value(settings))
+            limits = ""
+            if row.limits:
+                limits = f" The value {row.limits}."
             facts = f"{row.kind.name}, {row.env[0]}; now {value!r}"
             print(f"    --{row.name} ({facts}): {row.help}{limits}")

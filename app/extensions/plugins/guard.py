@@ -18,11 +18,11 @@ from gevent._hub_local import get_hub_if_exists
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.core.api.fault import Fault, RequestFacts
+from app.core.api.fault import Fault
 from app.core.base.metrics.instruments import Families
 from app.core.engine.batch import Batch
 from app.core.engine.errors import EngineError
-from app.core.engine.request import EngineRequest, ScriptedReply
+from app.core.engine.request import ScriptedReply
 from app.core.engine.step_cost import CostModel
 from app.core.policies import Incoming, Policy
 from app.core.server.http.context import RequestContext
@@ -97,41 +97,36 @@ class Guard(Struct):
             text = "plugin %s: hook %s held the event loop for %.0f ms, which delays all requests"
             log.warning(text, self.plugin, self.hook, held_s * 1000)
 
-    def reply(
-        self, hook: Callable[[EngineRequest, Random], object]
-    ) -> Callable[[EngineRequest, Random], ScriptedReply | None]:
+    def reply(self, hook: Callable[P, object]) -> Callable[P, ScriptedReply | None]:
         """Returns a guarded source of replies; a text becomes a `ScriptedReply`."""
-        _check_callable(hook)
+        return self._source(hook, checked_reply)
 
-        def reply(request: EngineRequest, rng: Random) -> ScriptedReply | None:
-            answer = hook(request, rng)
-            return None if answer is None else checked_reply(answer)
-
-        return self.wrap(reply, _none)
-
-    def length(
-        self, hook: Callable[[EngineRequest, Random], object]
-    ) -> Callable[[EngineRequest, Random], int | None]:
+    def length(self, hook: Callable[P, object]) -> Callable[P, int | None]:
         """Returns a guarded source of lengths, in tokens."""
-        _check_callable(hook)
+        return self._source(hook, _checked_length)
 
-        def length(request: EngineRequest, rng: Random) -> int | None:
-            tokens = hook(request, rng)
-            return None if tokens is None else msgspec.convert(tokens, int)
-
-        return self.wrap(length, _none)
-
-    def fault(
-        self, hook: Callable[[RequestFacts], object]
-    ) -> Callable[[RequestFacts], Fault | None]:
+    def fault(self, hook: Callable[P, object]) -> Callable[P, Fault | None]:
         """Returns a guarded source of faults; a fault without a name gets the plugin's."""
-        _check_callable(hook)
 
-        def fault(facts: RequestFacts) -> Fault | None:
-            answer = hook(facts)
-            return None if answer is None else checked_fault(answer, self.plugin)
+        def check(answer: object) -> Fault:
+            return checked_fault(answer, self.plugin)
 
-        return self.wrap(fault, _none)
+        return self._source(hook, check)
+
+    def _source(
+        self, hook: Callable[P, object], check: Callable[[object], T]
+    ) -> Callable[P, T | None]:
+        """Returns the guarded `hook`; `check` converts its results other than None."""
+        if not callable(hook):
+            raise TypeError(f"gave {type(hook).__name__}, not a function")
+
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            answer = hook(*args, **kwargs)
+            if answer is None:
+                return None
+            return check(answer)
+
+        return self.wrap(checked, _none)
 
     def step_cost(self, cost: CostModel, otherwise: StepSeconds) -> CostModel:
         """Returns a guarded cost of steps; `otherwise` is asked after a failure."""
@@ -176,14 +171,21 @@ class Guard(Struct):
             for family in text_string_to_metric_families(rendered):
                 if family.name != prefix and not family.name.startswith(f"{prefix}_"):
                     raise ValueError(f"family {family.name!r} must begin with {prefix}_")
-            return f"{rendered.rstrip()}\n" if rendered else ""
+            if not rendered:
+                return ""
+            return f"{rendered.rstrip()}\n"
 
         return self.wrap(text, str, refusals=())
 
     def report(self) -> dict[str, float]:
         """Returns the counts for GET /admin/plugins."""
-        counts = {name: getattr(self, name) for name in ("in_use", "calls", "errors", "long_holds")}
-        return {**counts, "longest_hold_ms": round(self.longest_hold_s * 1000, 3)}
+        return {
+            "in_use": self.in_use,
+            "calls": self.calls,
+            "errors": self.errors,
+            "long_holds": self.long_holds,
+            "longest_hold_ms": round(self.longest_hold_s * 1000, 3),
+        }
 
 
 class GuardedCost(NamedTuple):
@@ -221,7 +223,9 @@ class GuardedMiddleware(Middleware):
 
     def _checked_begin(self, context: RequestContext) -> Response | None:
         response = self._inner.begin(context)
-        return None if response is None else checked_instance(response, Response)
+        if response is None:
+            return None
+        return checked_instance(response, Response)
 
     def _checked_end(self, context: RequestContext, response: Response) -> None:
         original_headers = response.headers
@@ -267,8 +271,9 @@ class GuardedPolicy:
 
 def checked_reply(answer: object) -> ScriptedReply:
     """Returns a text or a `ScriptedReply` as a valid `ScriptedReply`. Raises ValueError."""
-    script = ScriptedReply(text=answer) if isinstance(answer, str) else answer
-    script = msgspec.convert(msgspec.to_builtins(script), ScriptedReply)
+    if isinstance(answer, str):
+        answer = ScriptedReply(text=answer)
+    script = msgspec.convert(msgspec.to_builtins(answer), ScriptedReply)
     check_seconds(script.first_token_s, script.per_token_s, *script.token_delays.values())
     for call in script.calls:
         msgspec.json.decode(call.arguments, type=dict[str, object])
@@ -310,9 +315,8 @@ def checked_instance(value: object, kind: type[T]) -> T:
     return value
 
 
-def _check_callable(hook: object) -> None:
-    if not callable(hook):
-        raise TypeError(f"gave {type(hook).__name__}, not a function")
+def _checked_length(answer: object) -> int:
+    return msgspec.convert(answer, int)
 
 
 def _none(*args: object, **kwargs: object) -> None:
@@ -322,4 +326,6 @@ def _none(*args: object, **kwargs: object) -> None:
 def _loop_s() -> float:
     """Start of this turn of the event loop, in seconds of the loop's clock; 0 without a loop."""
     hub = get_hub_if_exists()
-    return 0.0 if hub is None else float(hub.loop.now())
+    if hub is None:
+        return 0.0
+    return float(hub.loop.now())

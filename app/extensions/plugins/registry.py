@@ -6,12 +6,13 @@ costs and policies of plugins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from random import Random
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from app.core.api.fault import Fault, RequestFacts
 from app.core.base.clock.clock import LiveClock
@@ -47,6 +48,7 @@ from config.profile import Profile
 from config.settings import Settings
 from config.validation import LiveSettings
 
+P = ParamSpec("P")
 T = TypeVar("T")
 HOOKS = (
     "reply",
@@ -61,6 +63,8 @@ HOOKS = (
     "autoscalers",
 )
 """Members of `Plugin` that a plugin may override."""
+PARAMETER = re.compile(r"(?<=/)\{[^/]*")
+"""A part of a path that is a parameter."""
 
 
 class PluginRegistry:
@@ -92,7 +96,7 @@ class PluginRegistry:
 
     def overrides(self, *hooks: str) -> bool:
         """Returns whether a plugin has one of these hooks."""
-        return any(hook in guards for guards in self.guards.values() for hook in hooks)
+        return any(not guards.keys().isdisjoint(hooks) for guards in self.guards.values())
 
     @property
     def reads_messages(self) -> bool:
@@ -196,15 +200,7 @@ class PluginRegistry:
         Raises:
             ConfigError: A name is in use.
         """
-        policies: dict[str, PolicyMaker] = {}
-
-        def convert(guard: Guard, makers: Mapping[str, PolicyMaker]) -> None:
-            for name, make in makers.items():
-                _check_unused(guard.plugin, "routing", name, [*policies, *ROUTING_POLICIES])
-                policies[name] = partial(_guarded_policy, guard, make)
-
-        self._collect("routing_policies", convert)
-        return policies
+        return self._named("routing_policies", "routing", ROUTING_POLICIES, _guarded_policy)
 
     def autoscalers(self) -> dict[str, AutoscalerStart]:
         """Returns autoscaling policies, by name.
@@ -212,34 +208,46 @@ class PluginRegistry:
         Raises:
             ConfigError: A name is in use.
         """
-        starts: dict[str, AutoscalerStart] = {}
+        return self._named("autoscalers", "autoscaling", AUTOSCALERS, _guarded_decisions)
 
-        def convert(guard: Guard, makers: Mapping[str, AutoscalerStart]) -> None:
-            for name, start in makers.items():
-                _check_unused(guard.plugin, "autoscaling", name, [*starts, *AUTOSCALERS])
-                starts[name] = partial(_guarded_decisions, guard, start)
+    def _named(
+        self,
+        hook: str,
+        kind: str,
+        built_in: Container[str],
+        guarded: Callable[Concatenate[Guard, Any, P], T],
+    ) -> dict[str, Callable[P, T]]:
+        """Returns the policies that `hook` of each plugin returns, each called by `guarded`."""
+        policies: dict[str, Callable[P, T]] = {}
 
-        self._collect("autoscalers", convert)
-        return starts
+        def convert(guard: Guard, makers: Mapping[str, object]) -> None:
+            for name, make in makers.items():
+                if name in built_in or name in policies:
+                    raise ConfigError(f"plugin {guard.plugin}: {kind} policy {name} exists already")
+                policies[name] = partial(guarded, guard, make)
+
+        self._collect(hook, convert)
+        return policies
 
     def report(self) -> dict[str, object]:
         """Returns the body of GET /admin/plugins."""
         settings = self._parts.live.current
         plugins = []
         for loaded in settings.PLUGINS:
-            guards = self.guards[loaded.name]
-            shown_settings = {
-                row.name: row.shown(row.value(settings))
-                for row in settings.table.rows
-                if row.group == loaded.group
-            }
+            hooks = {}
+            for hook, guard in self.guards[loaded.name].items():
+                hooks[hook] = guard.report()
+            shown_settings = {}
+            for row in settings.table.rows:
+                if row.group == loaded.group:
+                    shown_settings[row.name] = row.shown(row.value(settings))
             plugins.append(
                 {
                     "name": loaded.name,
                     "version": loaded.version or None,
                     "api": API,
                     "origin": loaded.origin,
-                    "hooks": {hook: guard.report() for hook, guard in guards.items()},
+                    "hooks": hooks,
                     "settings": shown_settings,
                 }
             )
@@ -288,13 +296,8 @@ def _checked_route(guard: Guard, route: Route, seen: set[tuple[str, str]]) -> Ro
 
 def _answered(route: Route) -> set[tuple[str, str]]:
     """Returns methods and paths; names of parameters make no difference."""
-    path = "/".join("{}" if part.startswith("{") else part for part in route.path.split("/"))
+    path = PARAMETER.sub("{}", route.path)
     return {(method, path) for method in route.methods}
-
-
-def _check_unused(plugin: str, kind: str, name: str, names: Sequence[str]) -> None:
-    if name in names:
-        raise ConfigError(f"plugin {plugin}: {kind} policy {name} exists already")
 
 
 def _guarded_policy(guard: Guard, make: PolicyMaker, scores: Scores, rng: Random) -> Policy:
@@ -327,14 +330,17 @@ def plugged_costs(
     named_cost = registry_of(settings).step_cost(profile, partial(_fail, "step_cost"))
     if named_cost is None:
         return None
-    return named_cost[0], partial(_plugged_cost, to_plain(settings))
+    plugin, _ = named_cost
+    return plugin, partial(_plugged_cost, to_plain(settings))
 
 
 def _plugged_cost(plain: dict[str, Any], profile: Profile) -> CostModel:
-    named_cost = registry_of(from_plain(plain, settings_type())).step_cost(
-        profile, partial(_fail, "step_cost")
-    )
-    return StepCost(profile.cost) if named_cost is None else named_cost[1]
+    registry = registry_of(from_plain(plain, settings_type()))
+    named_cost = registry.step_cost(profile, partial(_fail, "step_cost"))
+    if named_cost is None:
+        return StepCost(profile.cost)
+    _, cost = named_cost
+    return cost
 
 
 def plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:

@@ -4,7 +4,7 @@ One struct has both forms of a request, texts and conversations. A value of neit
 as an invalid ``input``, as in vLLM.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, ClassVar, Literal, cast
 
@@ -12,7 +12,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.core.protocol import rules
 from app.core.protocol.chat import Message, convert_messages
-from app.core.protocol.coercion import ConversionError, JsonObject, Path, convert_value, unconverted
+from app.core.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    LaxFields,
+    Path,
+    convert_value,
+    unconverted,
+)
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.protocol.options import CacheSalt, Int64, Natural
 from app.core.server.http.errors import bad_request
@@ -89,8 +96,8 @@ class ClassificationRequest(PoolingFields, kw_only=True):
     """Removed from vLLM; its presence is an error."""
     task: object = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {"input": unconverted, "messages": unconverted}
-    rule_defaults: ClassVar[Mapping[str, object]] = {"normalize": UNSET}
+    lax_fields: ClassVar[LaxFields] = {"input": unconverted, "messages": unconverted}
+    rule_defaults: ClassVar[JsonObject] = {"normalize": UNSET}
     batched: ClassVar[bool] = False
     """Allows several conversations, also as `input`."""
 
@@ -254,7 +261,7 @@ class ScoreRequest(ScoringRequest, kw_only=True):
     text_1: ScoreInputs | UnsetType = UNSET
     text_2: ScoreInputs | UnsetType = UNSET
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[LaxFields] = {
         name: unconverted for pair in SCORE_FIELD_PAIRS for name in pair
     }
 
@@ -290,7 +297,7 @@ class RerankRequest(ScoringRequest, kw_only=True):
     documents: ScoreInputs
     top_n: Natural = 0
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[LaxFields] = {
         "query": _convert_input,
         "documents": _convert_inputs,
     }

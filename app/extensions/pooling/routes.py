@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 
 from app.core.api.pipeline import RequestPipeline
-from app.core.protocol.common import ItemList, Usage, encode
+from app.core.protocol.common import ItemList, encode, usage_of
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response, json_response
-from app.core.server.http.route import BINARY_MEDIA, Handler, Route, RouteDocs, post
+from app.core.server.http.route import BINARY_MEDIA, Route, RouteDocs, post
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_vectors
 from app.extensions.pooling.paths import COHERE, EMBEDDINGS, RERANKS, SCORES, served_paths
@@ -36,53 +37,44 @@ INSTRUCTION_FILES = (
 )
 """Files and keys with a model's instructions for input types, in vLLM's order."""
 
-SCORE_DOCS = RouteDocs(
-    body=(wire.ScoreRequest,),
-    example={"queries": "what is a cat", "documents": ["an animal", "a tool"]},
-    answer=ItemList,
-)
-RERANK_DOCS = RouteDocs(
-    body=(wire.RerankRequest,),
-    example={"query": "what is a cat", "documents": ["an animal", "a tool"]},
-)
-DOCS: Mapping[str, RouteDocs] = {
-    EMBEDDINGS: RouteDocs(
-        body=(wire.EmbeddingRequest,),
-        example={"input": "hello"},
-        answer=ItemList,
-        media=BINARY_MEDIA,
-    ),
-    COHERE: RouteDocs(body=(wire.CohereEmbedRequest,), example={"texts": ["hello"]}),
-    "/pooling": RouteDocs(
-        body=(wire.PoolingRequest,),
-        example={"input": "hello"},
-        answer=ItemList,
-        media=BINARY_MEDIA,
-    ),
-    "/classify": RouteDocs(
-        body=(wire.ClassificationRequest,),
-        example={"input": "hello"},
-        answer=ItemList,
-    ),
-    **dict.fromkeys(SCORES, SCORE_DOCS),
-    **dict.fromkeys(RERANKS, RERANK_DOCS),
-}
+TASKS_BY_MODEL = {"score": ("classify",), "classify": ("classify",), "pooling": TASKS}
+"""Tasks of POST /pooling by the task of the model; other models only embed."""
+EXAMPLE_DOCUMENTS = ("an animal", "a tool")
 
 
 def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     """Returns the pooling routes of a model."""
     pooling = PoolingHandlers(PoolingRunner(pipeline, settings), settings)
-    handlers: dict[str, Handler] = {
-        EMBEDDINGS: pooling.create_embeddings,
-        COHERE: pooling.create_cohere_embeddings,
-        "/pooling": pooling.create_pooling,
-        "/classify": pooling.create_classification,
-    }
-    for path in SCORES:
-        handlers[path] = pooling.create_score
-    for path in RERANKS:
-        handlers[path] = pooling.create_rerank
-    return [post(path, handlers[path], docs=DOCS[path]) for path in served_paths(settings)]
+    embedding_docs = RouteDocs(
+        body=(wire.EmbeddingRequest,),
+        example={"input": "hello"},
+        answer=ItemList,
+        media=BINARY_MEDIA,
+    )
+    cohere_docs = RouteDocs(body=(wire.CohereEmbedRequest,), example={"texts": ["hello"]})
+    class_docs = RouteDocs(
+        body=(wire.ClassificationRequest,), example={"input": "hello"}, answer=ItemList
+    )
+    score_docs = RouteDocs(
+        body=(wire.ScoreRequest,),
+        example={"queries": "what is a cat", "documents": EXAMPLE_DOCUMENTS},
+        answer=ItemList,
+    )
+    rerank_docs = RouteDocs(
+        body=(wire.RerankRequest,),
+        example={"query": "what is a cat", "documents": EXAMPLE_DOCUMENTS},
+    )
+    pooling_docs = replace(embedding_docs, body=(wire.PoolingRequest,))
+    all_routes = [
+        post(EMBEDDINGS, pooling.create_embeddings, docs=embedding_docs),
+        post(COHERE, pooling.create_cohere_embeddings, docs=cohere_docs),
+        post("/pooling", pooling.create_pooling, docs=pooling_docs),
+        post("/classify", pooling.create_classification, docs=class_docs),
+    ]
+    all_routes += [post(path, pooling.create_score, docs=score_docs) for path in SCORES]
+    all_routes += [post(path, pooling.create_rerank, docs=rerank_docs) for path in RERANKS]
+    served = served_paths(settings)
+    return [route for route in all_routes if route.path in served]
 
 
 class PoolingHandlers:
@@ -105,11 +97,8 @@ class PoolingHandlers:
         request = self._pipeline.decode(context, wire.PoolingRequest)
         if request.dimensions is not None:
             raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
-        model_task = "classify" if self._task in ("score", "classify") else "embed"
-        tasks: Sequence[str] = (model_task,)
-        if self._task == "pooling":
-            tasks = TASKS
-        task = request.task or model_task
+        tasks: Sequence[str] = TASKS_BY_MODEL.get(self._task, ("embed",))
+        task = request.task or tasks[0]
         if task not in tasks:
             raise bad_request(f"this model does not do {task!r}, only {', '.join(tasks)}", "task")
         job = self._runner.run(context, request, "pooling", task)
@@ -121,19 +110,15 @@ class PoolingHandlers:
         job = self._runner.run(context, request, "classify", "classify")
 
         def item(index: int, ids: TokenIds, answer: ScriptedAnswer | None) -> object:
-            classes = None if answer is None else answer.classes
-            names: list[str] = []
-            if isinstance(classes, dict) and classes:
-                names = list(classes)
-                probs = list(classes.values())
-            elif isinstance(classes, tuple):
-                probs = list(classes)
-            else:
-                probs = list(self._runner.model.classify(ids, request.use_activation))
-            best = probs.index(max(probs))
-            label = f"LABEL_{best}"
-            if names:
-                label = names[best]
+            classes: Mapping[str, float] | Sequence[float] | None = None
+            if answer is not None:
+                classes = answer.classes
+            if not classes:
+                classes = self._runner.model.classify(ids, request.use_activation)
+            if not isinstance(classes, Mapping):
+                classes = {f"LABEL_{number}": prob for number, prob in enumerate(classes)}
+            label = max(classes, key=classes.__getitem__)
+            probs = list(classes.values())
             return {"index": index, "label": label, "probs": probs, "num_classes": len(probs)}
 
         items = map(item, count(), job.inputs, job.answers or repeat(None))
@@ -270,13 +255,7 @@ class PoolingHandlers:
             created=job.meta.created,
             model=job.meta.model,
             data=data,
-            usage=Usage(
-                prompt_tokens=job.prompt_tokens,
-                total_tokens=job.prompt_tokens,
-                completion_tokens=0,
-                prompt_tokens_details=None,
-                completion_tokens_details=None,
-            ),
+            usage=usage_of(job.prompt_tokens, 0),
         )
         return self._respond(context, answer)
 

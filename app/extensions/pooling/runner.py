@@ -20,8 +20,9 @@ from msgspec.structs import replace
 from app.core.api.chat.prompt import request_template
 from app.core.api.choice_state import ChoiceState
 from app.core.api.fault import Fault
+from app.core.api.headers import priority_of
 from app.core.api.identity import ResponseMeta
-from app.core.api.pipeline import RequestPipeline, priority_of
+from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import WholeWriter
 from app.core.base.clock.pause import Pace
 from app.core.engine.errors import (
@@ -32,7 +33,7 @@ from app.core.engine.errors import (
 )
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import Message
-from app.core.protocol.validation import truncate
+from app.core.protocol.validation import check_media_options, truncate
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.text.base import ChatOptions
@@ -241,9 +242,7 @@ class PoolingRunner:
         Raises:
             ApiError: where model, server or fields forbid the request.
         """
-        for field in ("mm_processor_kwargs", "media_io_kwargs"):
-            if getattr(request, field, None):
-                raise bad_request(f"{field} is for models that take more than text.", field)
+        check_media_options(request)
         model = self.pipeline.models.resolve(request.model, param=None)
         identity = self.pipeline.identity
         self.pipeline.responder.engine.check_accepting(1)

@@ -21,7 +21,7 @@ from typing import Annotated, BinaryIO, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from app.core.server.middleware.masking import mask_pieces
+from app.core.server.middleware.masking import is_valid_json, mask_pieces
 from config import ConfigError
 from config.declaration import COMMAND
 
@@ -230,8 +230,4 @@ def is_cut_header(content: bytes) -> bool:
     start = content[: len(HEADER_START)]
     if b"\n" in content or not HEADER_START.startswith(start):
         return False
-    try:
-        msgspec.json.decode(content)
-    except msgspec.MsgspecError:
-        return True
-    return False
+    return not is_valid_json(content)

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from copy import copy
 from typing import BinaryIO
 from weakref import WeakValueDictionary
 
@@ -19,6 +20,7 @@ from msgspec import Struct
 from app.core.base.clock.pause import call_long, call_off_hub
 from app.extensions.recording.exchange import (
     MAX_HEADER_BYTES,
+    Exchange,
     RecordedAnswer,
     RecordingError,
     bytes_of,
@@ -30,8 +32,6 @@ from app.extensions.recording.lines import (
     MAX_EXCHANGES,
     ExchangePosition,
     LineReader,
-    Progress,
-    ReadOptions,
 )
 from app.extensions.recording.request_form import RequestForm, SimilarityFeatures, request_form
 from app.extensions.recording.shared_file import LOCK_TIMEOUT_S, lock_within
@@ -44,25 +44,19 @@ Candidate = tuple[SimilarityFeatures, bytes]
 log = logging.getLogger(__name__)
 
 
-class FileState(Struct, frozen=True):
-    """The end of a reading. `identity` is the device and inode of the file; None without a file."""
-
-    identity: tuple[int, int] | None = None
-    size: int = 0
-    progress: Progress = Progress()
-
-
 class FileTail(Struct, frozen=True):
-    """The result of a reading: exchanges with their positions, and the state after them."""
+    """The result of a reading: exchanges with their positions, and the reader after them.
 
-    state: FileState
-    entries: Sequence[Entry] = ()
-    is_new_file: bool = False
-    """The file has been replaced, or was cut: all earlier entries are void."""
+    `file` is the open file; None without one. Another file than before voids all earlier entries.
+    """
+
+    reader: LineReader
     file: BinaryIO | None = None
-    """The new file, open; None without one, and where the file is the same."""
+    size: int = 0
+    """Size of the file, which is read to its end; 0 where a process held the lock of the file."""
     is_settled: bool = True
     """No process held the lock of the file."""
+    entries: Sequence[Entry] = ()
     warnings: Sequence[str] = ()
 
 
@@ -102,8 +96,9 @@ class Recording:
         """Requests to compare with similar ones, by route and `stream`."""
         self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Answers being sent, by position; requests with the same answer share one copy."""
-        self._state = FileState()
+        self._reader = LineReader(path)
         self._file: BinaryIO | None = None
+        self._size = 0
         self._reading = BoundedSemaphore(1)
         self._lock_timeout_s = LOCK_TIMEOUT_S
         self._last_error = ""
@@ -116,7 +111,7 @@ class Recording:
     @property
     def is_full(self) -> bool:
         """True if the file has as many exchanges as are read."""
-        return self._state.progress.number > MAX_EXCHANGES + 1
+        return self._reader.number > MAX_EXCHANGES + 1
 
     def read_on(self) -> None:
         """Adds what any process has appended to the file since the last time.
@@ -133,7 +128,7 @@ class Recording:
 
     def reload(self) -> None:
         """Reads the file from its beginning, after it was changed in place."""
-        self._state = FileState()
+        self._reader = LineReader(self.path)
         self.read_on()
 
     def _read(self) -> None:
@@ -141,7 +136,7 @@ class Recording:
             tail = call_off_hub(self._read_tail)
             if tail is None:
                 return
-            if tail.is_new_file:
+            if tail.file is None or tail.file is not self._file:
                 self._clear()
                 self._file = tail.file
             # A lock that was not free is not waited for again: all requests would queue for it.
@@ -150,7 +145,8 @@ class Recording:
                 self._warn(warning)
             for position, form in sorted(tail.entries, key=_arrival_s):
                 self._add(position, form)
-            self._state = tail.state
+            self._reader = tail.reader
+            self._size = tail.size
 
     def _read_tail(self) -> FileTail | None:
         """Reads what is new, in a native thread. Returns None if nothing is.
@@ -158,41 +154,46 @@ class Recording:
         Raises:
             RecordingError: the file cannot be read.
         """
-        state = self._state
         with ExitStack() as resources:
             try:
                 file = resources.enter_context(open(self.path, "rb"))
             except OSError as error:
                 if self._grows and isinstance(error, FileNotFoundError):
-                    return FileTail(FileState(), is_new_file=True)
+                    return FileTail(LineReader(self.path))
                 reason = error.strerror or error
                 raise RecordingError(f"{self.path}: cannot be read: {reason}") from None
             status = os.fstat(file.fileno())
-            identity = (status.st_dev, status.st_ino)
-            is_new_file = state.identity != identity or status.st_size < state.progress.start
-            if is_new_file:
-                state = FileState(identity)
-            elif status.st_size == state.size:
-                return None
+            open_file: BinaryIO = file
+            reader = LineReader(self.path, is_tolerant=self._grows)
+            if self._continues(status):
+                if status.st_size == self._size:
+                    return None
+                assert self._file is not None
+                open_file = self._file
+                reader = copy(self._reader)
             size, is_settled = self._settled_size(file)
             warnings: list[str] = []
-            options = ReadOptions(
-                is_tolerant=self._grows, is_settled=is_settled, warn=warnings.append
-            )
-            reader = LineReader(self.path, file, size, state.progress, options)
+            reader.warn = warnings.append
             entries: list[Entry] = []
-            if not self._lacks_header(file):
-                entries = list(self._entries(reader))
-            if is_new_file:
+            start = os.pread(file.fileno(), MAX_HEADER_BYTES, 0)
+            if not self._grows or not is_cut_header(start):
+                entries = list(self._entries(reader.read(file, size, is_settled)))
+            if open_file is file:
                 resources.pop_all()  # answers are read from it later
             return FileTail(
-                FileState(identity, size if is_settled else 0, reader.progress),
-                entries,
-                is_new_file=is_new_file,
-                file=file if is_new_file else None,
+                reader,
+                open_file,
+                size=size if is_settled else 0,
                 is_settled=is_settled,
+                entries=entries,
                 warnings=warnings,
             )
+
+    def _continues(self, status: os.stat_result) -> bool:
+        """Returns True for the file that was read before, if it was not cut since then."""
+        if self._file is None or not 0 < self._reader.start <= status.st_size:
+            return False
+        return os.path.samestat(os.fstat(self._file.fileno()), status)
 
     def _settled_size(self, file: BinaryIO) -> tuple[int, bool]:
         """Returns the size of the file, and whether no process was writing a line then.
@@ -211,12 +212,8 @@ class Recording:
             fcntl.flock(file, fcntl.LOCK_UN)
         return size, is_locked
 
-    def _lacks_header(self, file: BinaryIO) -> bool:
-        """Returns True for a file that grows and has no whole header yet."""
-        return self._grows and is_cut_header(os.pread(file.fileno(), MAX_HEADER_BYTES, 0))
-
-    def _entries(self, reader: LineReader) -> Iterator[Entry]:
-        for position, exchange in reader:
+    def _entries(self, exchanges: Iterable[tuple[ExchangePosition, Exchange]]) -> Iterator[Entry]:
+        for position, exchange in exchanges:
             request = exchange.request
             form = request_form(
                 request.method,
@@ -255,7 +252,9 @@ class Recording:
         features = form.features
         if features is None or not allow_similar:
             return None
-        candidates = self._candidates.get((form.route, features.stream), ())
+        candidates = self._candidates.get((form.route, features.stream))
+        if candidates is None:
+            return None
         return call_long(
             len(candidates) * COMPARISON_BYTES, _most_similar_key, candidates, features
         )
@@ -295,15 +294,11 @@ def _arrival_s(entry: Entry) -> float:
     return entry[0].at_s
 
 
-def _most_similar_key(
-    candidates: Iterable[Candidate], features: SimilarityFeatures
-) -> bytes | None:
+def _most_similar_key(candidates: Iterable[Candidate], features: SimilarityFeatures) -> bytes:
     """Returns the key of the candidate that is most similar to `features`; the first of several."""
-    best_key = None
-    best_rank: tuple[bool, int, float] | None = None
-    for candidate, key in candidates:
-        rank = candidate.rank(features)
-        if best_rank is None or rank > best_rank:
-            best_rank = rank
-            best_key = key
-    return best_key
+
+    def rank(candidate: Candidate) -> tuple[bool, int, float]:
+        return candidate[0].rank(features)
+
+    _, key = max(candidates, key=rank)
+    return key

@@ -7,12 +7,12 @@ no other line: it is skipped with one warning, and every whole line around it is
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import BinaryIO
 
-import msgspec
 from msgspec import Struct
 
+from app.core.server.middleware.masking import is_valid_json
 from app.extensions.recording.exchange import (
     MAX_LINE_BYTES,
     Exchange,
@@ -37,88 +37,70 @@ class ExchangePosition(Struct, frozen=True):
     at_s: float
 
 
-class Progress(Struct, frozen=True):
-    """The end of a reading: the first byte that was not read, and the number of its line."""
-
-    start: int = 0
-    number: int = 1
-    warned_number: int = 0
-    """Line without an end that a warning has named; 0 without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """How a `LineReader` handles lines that are not exchanges.
-
-    Attributes:
-        is_tolerant: Skips JSON that is not an exchange, lines that are too long, and all lines
-            after the first `MAX_EXCHANGES`; without it, they raise RecordingError.
-        is_settled: No process is writing now, so a last line without its newline is complete or
-            lost; otherwise it is left for the next reading.
-        warn: Receives the warnings.
-    """
-
-    is_tolerant: bool = False
-    is_settled: bool = True
-    warn: Callable[[str], None] = log.warning
-
-
 class LineReader:
-    """Iterates over the exchanges between `progress` and the byte `end` of an open file.
+    """Reads the exchanges of a file, and continues where its last reading has ended.
 
     A line that is not JSON is skipped with a warning. Another format or version always raises
     RecordingError.
+
+    Attributes:
+        start: The first byte that was not read.
+        number: The number of its line.
+        warn: Receives the warnings.
     """
 
-    def __init__(
-        self,
-        path: str,
-        file: BinaryIO,
-        end: int,
-        progress: Progress | None = None,
-        options: ReadOptions | None = None,
-    ) -> None:
-        """`path` is for messages."""
-        self.progress = progress or Progress()
-        self._path = path
-        self._file = file
-        self._end = end
-        self._options = options or ReadOptions()
+    def __init__(self, path: str, is_tolerant: bool = False) -> None:
+        """`path` is for messages.
 
-    def __iter__(self) -> Iterator[tuple[ExchangePosition, Exchange]]:
+        `is_tolerant` skips JSON that is not an exchange, lines that are too long, and all lines
+        after the first `MAX_EXCHANGES`; without it, they raise RecordingError.
+        """
+        self.start = 0
+        self.number = 1
+        self.warn: Callable[[str], None] = log.warning
+        self._warned_number = 0
+        """Line without an end that a warning has named; 0 without one."""
+        self._path = path
+        self._is_tolerant = is_tolerant
+        self._file: BinaryIO
+        self._is_settled = True
+
+    def read(
+        self, file: BinaryIO, end: int, is_settled: bool = True
+    ) -> Iterator[tuple[ExchangePosition, Exchange]]:
+        """Yields the exchanges up to the byte `end` of the open file, with their positions.
+
+        `is_settled`: no process is writing now, so a last line without its newline is complete or
+        lost; otherwise it is left for the next reading.
+        """
+        self._file = file
+        self._is_settled = is_settled
         self._go_to_next_line()
-        while self.progress.start < self._end:
-            if self.progress.number > MAX_EXCHANGES + 1:
-                if self._options.is_tolerant:
+        while self.start < end:
+            if self.number > MAX_EXCHANGES + 1:
+                if self._is_tolerant:
                     return
                 raise RecordingError(f"{self._path}: has more than {MAX_EXCHANGES} exchanges")
-            progress = self.progress
-            line = self._file.readline(MAX_LINE_BYTES)
+            start = self.start
+            number = self.number
+            line = file.readline(MAX_LINE_BYTES)
             exchange = self._exchange_of(line)
             if exchange is not None:
-                position = ExchangePosition(
-                    start=progress.start,
-                    length=len(line),
-                    number=progress.number,
-                    at_s=exchange.at_s,
-                )
-                yield position, exchange
-            elif self.progress.start == progress.start:
+                yield ExchangePosition(start, len(line), number, exchange.at_s), exchange
+            elif self.start == start:
                 return  # a last line that may still be completed
 
     def _go_to_next_line(self) -> None:
         """Reads the header, or a newline that an earlier reading's last line did not have yet."""
-        if self.progress.start == 0:
+        if self.start == 0:
             self._file.seek(0)
             read_header(self._path, self._file)
-            self.progress = Progress(self._file.tell(), number=2)
-        start = self.progress.start
-        self._file.seek(start - 1)
+            self._advance(self._file.tell())
+        self._file.seek(self.start - 1)
         previous = self._file.read(1)
         if previous != NEWLINE and self._file.read(1) == NEWLINE:
-            start += 1
-        self._file.seek(start)
-        self.progress = Progress(start, self.progress.number, self.progress.warned_number)
+            self.start += 1
+        self._file.seek(self.start)
 
     def _exchange_of(self, line: bytes) -> Exchange | None:
         """Decodes a line, and advances to the next one.
@@ -126,7 +108,7 @@ class LineReader:
         Returns None for a line that is skipped or not complete.
         """
         has_end = line.endswith(NEWLINE)
-        if not has_end and not self._options.is_settled:
+        if not has_end and not self._is_settled:
             return None
         if not has_end and len(line) == MAX_LINE_BYTES:
             self._skip_long_line(len(line))
@@ -145,15 +127,14 @@ class LineReader:
         Raises:
             RecordingError: the line may not be skipped.
         """
-        number = self.progress.number
         if not line.endswith(NEWLINE):
             self._warn_of_cut_line()
             return
-        reason = f"line {number} is not an exchange: {error}"
-        if not self._options.is_tolerant and (not line.strip() or _is_json(line)):
+        reason = f"line {self.number} is not an exchange: {error}"
+        if not self._is_tolerant and (not line.strip() or is_valid_json(line)):
             raise RecordingError(f"{self._path}: {reason}")
-        if number != self.progress.warned_number:
-            self._options.warn(f"{self._path}: {reason}; the line is skipped")
+        if self.number != self._warned_number:
+            self.warn(f"{self._path}: {reason}; the line is skipped")
         self._advance(len(line))
 
     def _skip_long_line(self, length: int) -> None:
@@ -162,8 +143,8 @@ class LineReader:
         Raises:
             RecordingError: the line may not be skipped.
         """
-        reason = f"line {self.progress.number} is longer than {MAX_LINE_BYTES >> 20} MiB"
-        if not self._options.is_tolerant:
+        reason = f"line {self.number} is longer than {MAX_LINE_BYTES >> 20} MiB"
+        if not self._is_tolerant:
             raise RecordingError(f"{self._path}: {reason}")
         part = b""
         while not part.endswith(NEWLINE):
@@ -172,37 +153,25 @@ class LineReader:
             if not part:
                 self._warn_of_cut_line()
                 return
-        self._options.warn(f"{self._path}: {reason}; the line is skipped")
+        self.warn(f"{self._path}: {reason}; the line is skipped")
         self._advance(length)
 
     def _warn_of_cut_line(self) -> None:
         """Leaves the line unread, because another process may still complete it."""
-        progress = self.progress
-        if progress.number != progress.warned_number:
-            self._options.warn(f"{self._path}: line {progress.number} is cut off, and left out")
-        self.progress = Progress(progress.start, progress.number, warned_number=progress.number)
+        if self.number != self._warned_number:
+            self.warn(f"{self._path}: line {self.number} is cut off, and left out")
+        self._warned_number = self.number
 
     def _advance(self, length: int) -> None:
-        self.progress = Progress(self.progress.start + length, self.progress.number + 1)
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line, type=msgspec.Raw)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _arrival_s(position: ExchangePosition) -> float:
-    return position.at_s
+        self.start += length
+        self.number += 1
 
 
 def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
     """Yields each exchange of a file and its line number, in the order of the requests."""
     with closing(open_recording(path)) as file:
         end = file.seek(0, 2)
-        positions = [position for position, _ in LineReader(path, file, end)]
-        for position in sorted(positions, key=_arrival_s):
+        positions = [position for position, _ in LineReader(path).read(file, end)]
+        for position in sorted(positions, key=attrgetter("at_s")):
             file.seek(position.start)
             yield position.number, read_exchange(file.read(position.length))

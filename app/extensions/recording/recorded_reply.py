@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from app.extensions.recording.exchange import RecordedAnswer, bytes_of, header_of
 
-INVALID_REPLY = (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError)
+INVALID_REPLY = (AttributeError, KeyError, TypeError, ValueError)
 """Errors of a body that is not a reply."""
 
 

@@ -74,10 +74,6 @@ class Upstream(Struct, frozen=True):
         return target
 
 
-def _do_nothing(exchange: "RelayedExchange") -> None:
-    pass
-
-
 class RelayedExchange(StreamingBody):
     """A request to a target, and its answer as it arrives.
 
@@ -92,7 +88,7 @@ class RelayedExchange(StreamingBody):
         target: str,
         headers: Mapping[str, str],
         client: ClientConnection | None,
-        on_answer: Callable[["RelayedExchange"], None] = _do_nothing,
+        on_answer: Callable[[RecordedAnswer], None] | None = None,
     ) -> None:
         """`on_answer` is called with the whole answer, before the client has its end."""
         super().__init__()
@@ -194,7 +190,8 @@ class RelayedExchange(StreamingBody):
                 self.bytes_sent += len(piece)
                 yield piece
             self._has_ended = True
-            self._on_answer(self)
+            if self._on_answer is not None:
+                self._on_answer(self.answer())
         except ConnectionResetError as error:
             self._is_broken = True
             self._has_ended = True

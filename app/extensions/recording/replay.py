@@ -15,7 +15,7 @@ from app.core.server.http.client import KEYS
 from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, internal, not_found
-from app.core.server.http.relay import NOT_FORWARDED
+from app.core.server.http.relay import HOP_BY_HOP, NOT_FORWARDED
 from app.core.server.http.response import (
     CLIENT_GONE,
     UNBUFFERED,
@@ -66,20 +66,7 @@ EXCLUDED_PREFIXES = ("/admin/", "/health", "/metrics", "/ready", "/ping")
 """Paths that this server always answers itself."""
 SERVER_HEADERS = NOT_FORWARDED.union(("x-admin-key", "x-fault", "x-replay-miss", "x-return-error"))
 """Request headers for this server, which no target gets."""
-UNREPLAYED_HEADERS = frozenset(
-    (
-        "connection",
-        "date",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "server",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    )
-)
+UNREPLAYED_HEADERS = HOP_BY_HOP.union(("date", "server"))
 """Response headers that the server sets for its connection and time."""
 CHUNK_STEPS = 8
 """Cost of writing a chunk, in steps of `Slices`."""
@@ -232,7 +219,7 @@ class Replay(Middleware):
             self.similar_count += 1
         self._complete_entry(context, form.model, answer)
         body = RecordedBody(
-            answer,
+            answer=answer,
             wheel=self._services.wheel,
             now=self._now,
             request_s=request_s,
@@ -263,11 +250,6 @@ class Replay(Middleware):
             reply = call_long(size, reply_of, answer)
             if reply.finish:
                 journal.complete(context, model, reply.text, reply.usage)
-
-    def _complete_relayed_entry(
-        self, context: RequestContext, model: str | None, exchange: RelayedExchange
-    ) -> None:
-        self._complete_entry(context, model, exchange.answer())
 
     def _read_on(self, form: RequestForm, upstream: Upstream) -> float:
         """Waits for an equal request in progress, and reads new lines; returns the seconds."""
@@ -329,7 +311,7 @@ class Replay(Middleware):
             target,
             headers=headers,
             client=context.connection,
-            on_answer=partial(self._complete_relayed_entry, context, model),
+            on_answer=partial(self._complete_entry, context, model),
         )
         if form is not None:
             self._open[form.key] = exchange
@@ -344,36 +326,31 @@ class Replay(Middleware):
         return response
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RecordedBody(StreamingBody):
     """Yields the chunks of an answer at their times after `request_s`.
 
     Iterate once, in a greenlet; always close.
     """
 
-    def __init__(
-        self,
-        answer: RecordedAnswer,
-        *,
-        wheel: TimerWheel,
-        now: Callable[[], float],
-        request_s: float,
-        connection: ClientConnection | None,
-    ) -> None:
-        """`request_s`: time of the request, in monotonic seconds; `now` returns the same."""
+    answer: RecordedAnswer
+    wheel: TimerWheel
+    now: Callable[[], float]
+    """Returns monotonic seconds."""
+    request_s: float
+    """Time of the request, in monotonic seconds."""
+    connection: ClientConnection | None
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._answer = answer
-        self._wheel = wheel
-        self._now = now
-        self._request_s = request_s
-        self._connection = connection
         self._wake = Event()
         self._slices = Slices()
         self._has_ended = False
 
     def __iter__(self) -> Iterator[bytes]:
-        answer = self._answer
-        if self._connection is not None:
-            self._connection.watch(self._leave)
+        answer = self.answer
+        if self.connection is not None:
+            self.connection.watch(self._leave)
         if self._wait_until(answer.head_s):
             yield b""  # status line and headers are sent now
         for chunk in answer.chunks:
@@ -383,16 +360,16 @@ class RecordedBody(StreamingBody):
             self.bytes_sent += len(data)
             yield data
         if self._wait_until(answer.end_s) and answer.is_broken:
-            break_off(self._connection)
+            break_off(self.connection)
 
     def _wait_until(self, at_s: float) -> bool:
         """Sleeps until the recorded time `at_s`; returns False when the client has disconnected."""
-        due_s = self._request_s + at_s
-        if due_s <= self._now():
+        due_s = self.request_s + at_s
+        if due_s <= self.now():
             self._slices.spend(CHUNK_STEPS)
         elif not self._has_ended:
             self._wake.clear()
-            self._wheel.add(due_s, self)
+            self.wheel.add(due_s, self)
             self._wake.wait()
         return not self._has_ended
 
@@ -406,8 +383,8 @@ class RecordedBody(StreamingBody):
 
     def close(self) -> None:
         """Ends the body."""
-        if self._connection is not None:
-            self._connection.unwatch()
+        if self.connection is not None:
+            self.connection.unwatch()
         self._end()
 
     def run_due(self, now_s: float) -> None:

@@ -8,7 +8,6 @@ from app.core.api.choice_state import Segment
 from app.core.protocol.coercion import JsonObject
 from app.extensions.responses.tools import CalledTool, custom_input
 
-ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 CUSTOM_CALL = "custom_tool_call"
 
 Logprobs = tuple[()] | Raw | None
@@ -31,7 +30,7 @@ def item_of(
         if text is not None and segment.text:
             content.append(content_of(segment, text, logprobs))
         return {
-            "id": ID_PREFIXES["text"] + segment.id,
+            "id": "msg_" + segment.id,
             "content": content,
             "role": "assistant",
             "status": status,
@@ -40,7 +39,7 @@ def item_of(
         }
     if segment.kind == "reasoning":
         return {
-            "id": ID_PREFIXES["reasoning"] + segment.id,
+            "id": "rs_" + segment.id,
             "summary": (),
             "type": "reasoning",
             "content": None if text is None else [content_of(segment, text, None)],
@@ -68,7 +67,7 @@ def item_of(
         "call_id": call_id,
         "name": called.name,
         "type": "function_call",
-        "id": ID_PREFIXES[segment.kind] + segment.id,
+        "id": "fc_" + segment.id,
         "async": None,
         "caller": None,
         "namespace": called.namespace,

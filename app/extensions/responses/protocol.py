@@ -4,14 +4,20 @@ Answers have their keys in vLLM's order; `Raw` is encoded JSON. `response_items`
 the input, and `response_chat` converts a body to a chat.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from app.core.protocol import rules
-from app.core.protocol.coercion import ConversionError, JsonObject, convert, convert_value
+from app.core.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    LaxFields,
+    convert,
+    convert_value,
+)
 from app.core.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics
 from app.core.protocol.decoding import RawRequest
 from app.core.protocol.options import Effort, SamplingFields
@@ -109,7 +115,7 @@ class TextConfig(Struct, kw_only=True):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {"format": convert_format}
+    lax_fields: ClassVar[LaxFields] = {"format": convert_format}
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -148,13 +154,13 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     previous_input_messages: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[LaxFields] = {
         "input": convert_input,
         "previous_input_messages": convert_history,
         "tool_choice": response_tools.convert_tool_choice,
         "tools": response_tools.convert_tools,
     }
-    rule_defaults: ClassVar[Mapping[str, object]] = {"store": True, "tool_choice": "auto"}
+    rule_defaults: ClassVar[JsonObject] = {"store": True, "tool_choice": "auto"}
 
     def __post_init__(self) -> None:
         choice = self.tool_choice

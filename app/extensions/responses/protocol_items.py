@@ -1,11 +1,11 @@
 """Items of the input of ``POST /v1/responses``: messages, calls and results of tools, reasoning."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from app.core.protocol.coercion import ConversionError, convert_value, format_param
+from app.core.protocol.coercion import ConversionError, LaxFields, convert_value, format_param
 from app.core.protocol.rules import get_field
 from app.core.server.http.errors import bad_request
 
@@ -125,7 +125,7 @@ class InputItem(Struct, kw_only=True):
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
-    lax_fields: ClassVar[Mapping[str, Hashable]] = {
+    lax_fields: ClassVar[LaxFields] = {
         "content": convert_content,
         "output": convert_content,
     }

@@ -11,6 +11,7 @@ from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder
 from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.common import encode_to_keep
 from app.core.protocol.decoding import decode_query
 from app.core.protocol.validation import ValidatedRequest
 from app.core.server.http.context import RequestContext
@@ -18,7 +19,6 @@ from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, get, post
 from app.extensions.responses import protocol as wire
-from app.extensions.responses.background import BackgroundResponder
 from app.extensions.responses.chat import ResponsesChat, chat_request, echo_text, prepend_history
 from app.extensions.responses.response import new_response
 from app.extensions.responses.store import ResponseStore, StoredResponse, invalid
@@ -77,7 +77,13 @@ class ResponseHandlers:
             events: list[bytes] | None = None
             if request.background and chat.stream:
                 events = []
-            stored = StoredResponse.from_response(queued, chat.messages, events)
+            stored = StoredResponse(
+                id=response_id,
+                status=queued.status,
+                body=encode_to_keep(queued),
+                conversation=encode_to_keep(chat.messages),
+                events=events,
+            )
 
         def store_final(response: wire.ResponseObject) -> None:
             if stored is not None:
@@ -89,6 +95,8 @@ class ResponseHandlers:
         responder: Responder | None = None
         if request.background and stored is not None:
             chat.stream = False  # a rejection by the engine sets the status, even for a stream
+            from app.extensions.responses.background import BackgroundResponder
+
             responder = BackgroundResponder(
                 engine=pipeline.responder.engine,
                 load=pipeline.responder.load,

@@ -1,11 +1,11 @@
 """Stored responses: their state, their conversation and, in the background, their events."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from cachetools import LRUCache
 from gevent.event import Event as Bell
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.json import decode
 
 from app.core.protocol.chat import Message
@@ -21,14 +21,7 @@ ENTRY_BYTES = 550
 """Memory of a stored response besides its JSON and events, in bytes; measured."""
 EVENT_BYTES = 48
 """Memory of an event besides its text, in bytes: the object's header and its place in a list."""
-UNFINISHED = ("queued", "in_progress")
 END_OF_EVENT = b"\n\n"
-
-
-class Output(Struct):
-    """The part of a response that a conversation goes on from."""
-
-    output: list[JsonObject]
 
 
 @dataclass(slots=True)
@@ -55,22 +48,6 @@ class StoredResponse:
     changed: Bell = field(default_factory=Bell)
     """Is set once, at the next change of the events; followers then wait for the next bell."""
 
-    @classmethod
-    def from_response(
-        cls,
-        response: ResponseObject,
-        messages: Sequence[Message],
-        events: list[bytes] | None = None,
-    ) -> "StoredResponse":
-        """Stores the present state of `response`."""
-        return cls(
-            id=response.id,
-            status=response.status,
-            body=encode_to_keep(response),
-            conversation=encode_to_keep(messages),
-            events=events,
-        )
-
     @property
     def size(self) -> int:
         """Memory of this response, in bytes."""
@@ -85,7 +62,8 @@ class StoredResponse:
 
     def items(self) -> list[JsonObject]:
         """Returns the items of the response's output."""
-        return decode(self.body, type=Output).output
+        items: list[JsonObject] = decode(self.body)["output"]
+        return items
 
     def update(self, response: ResponseObject) -> None:
         """Replaces the state."""
@@ -141,7 +119,7 @@ class StoredResponse:
         Raises:
             ApiError: 400 when it is over, or was never in the background.
         """
-        if self.abort is None or self.status not in UNFINISHED:
+        if self.abort is None:
             raise invalid("The response is not being generated in the background.", "response_id")
         self.abort()
         self.update_status("cancelled")

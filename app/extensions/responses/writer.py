@@ -4,7 +4,6 @@ Items are messages, thoughts and tool calls. Tokens of one part make one item.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
@@ -43,16 +42,12 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
     """Alternatives of each token of a message; None without log probabilities."""
     token_id_names: bool = False
     shows_reasoning: bool = True
-    calls: Calls = MappingProxyType({})
+    calls: Calls = {}
     parses: bool = False
     """Thoughts or calls are parsed out of the text: a reply that shows nothing has no message."""
     metrics: bool = False
     prompt_text: str | None = None
     """The answer repeats prompt and reply as texts and token ids (`enable_response_messages`)."""
-
-
-def ignore_end(response: ResponseObject) -> None:
-    """Ignores the final response."""
 
 
 class ResponsesWriter(BlockWriter):
@@ -66,7 +61,7 @@ class ResponsesWriter(BlockWriter):
         self,
         options: ResponsesOptions,
         new_id: Callable[[], str],
-        on_end: Callable[[ResponseObject], None] = ignore_end,
+        on_end: Callable[[ResponseObject], None],
     ) -> None:
         super().__init__(new_id)
         self._options = options

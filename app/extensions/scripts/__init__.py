@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from app.core.base.late_imports import import_modules
 from app.core.extensions import Command, Extension
+from app.core.server.http.late_routes import late_routes
 from app.extensions.faults import Faults
 from app.extensions.scripts.settings import ScriptSettings
 
@@ -19,8 +20,23 @@ if TYPE_CHECKING:
     from app.extensions.scripts.script_set import ScriptSet
     from config import Settings as AllSettings
 
-SCRIPT_SET = "app.extensions.scripts.script_set"
+SCRIPT_MODULES = (
+    "encodings.unicode_escape",
+    "yaml",
+    "regex",
+    "app.extensions.forms.schema.keywords",
+    "app.extensions.scripts.action",
+    "app.extensions.scripts.script_set",
+)
+"""Modules that the first script needs, in the order of dependencies."""
 """Module that imports YAML and Jinja; a server without rules does not need it."""
+RULES = (
+    "GET /admin/script/rules",
+    "PUT /admin/script/rules",
+    "POST /admin/script/rules",
+    "DELETE /admin/script/rules",
+)
+COUNTS = ("GET /admin/script", "DELETE /admin/script")
 
 
 class Scripts(Extension):
@@ -64,9 +80,7 @@ class Scripts(Extension):
             raise bad_request(
                 "Rules for replies need the simulated engine, and a model that generates text."
             )
-        from app.core.base.clock.pause import call_off_hub  # imports gevent
-
-        call_off_hub(import_module, SCRIPT_SET)
+        import_modules(*SCRIPT_MODULES)
         if self._script_set is None:
             from app.extensions.scripts.script_set import open_scripts
 
@@ -104,15 +118,21 @@ class Scripts(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that show and set rules."""
-        from app.extensions.scripts.routes import rule_routes, script_routes
+        blueprints: dict[str, Sequence[Route]] = {"rules": late_routes(self._load_rules, *RULES)}
+        if self._script_set is not None:
+            blueprints["script"] = late_routes(self._load_counts, *COUNTS)
+        return blueprints
+
+    def _load_rules(self) -> list[Route]:
+        from app.extensions.scripts.routes import rule_routes
 
         parts = self.parts
-        blueprints: dict[str, Sequence[Route]] = {
-            "rules": rule_routes(self.open, self._use_rules, parts.body, parts.peers)
-        }
-        if self._script_set is not None:
-            blueprints["script"] = script_routes(self._script_set, parts.peers)
-        return blueprints
+        return rule_routes(self.open, self._use_rules, parts.body, parts.peers)
+
+    def _load_counts(self) -> list[Route]:
+        from app.extensions.scripts.routes import script_routes
+
+        return script_routes(self.open(), self.parts.peers)
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the watch over the files of rules."""

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from app.core.api.admin import ANY_OBJECT, PeerRanks, action, json_body
+from app.core.api.admin import json_body
+from app.core.api.peer_ranks import PeerRanks
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request
-from app.core.server.http.route import Route, RouteDocs
+from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 
 if TYPE_CHECKING:
     from app.extensions.scripts.script_set import AddedRule, ScriptSet

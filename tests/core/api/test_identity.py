@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from app.core.api.headers import CACHE_THRESHOLD_HEADER, boolean_header, priority_of
 from app.core.api.identity import system_fingerprint
-from app.core.api.pipeline import CACHE_THRESHOLD_HEADER, boolean_header, priority_of
 from app.core.server.http.errors import ApiError
 from app.core.settings import load
 from tests.application import app_of, request

@@ -9,15 +9,15 @@ import gevent
 import pytest
 
 from app.core.api import logprobs, writer
+from app.core.api.answer_limits import check_answer_size
 from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.core.api.identity import ResponseMeta
 from app.core.api.logprobs import SLICE
-from app.core.api.pipeline import AcceptedRequest, check_answer_size
 from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
 from app.core.protocol.completions import CompletionRequest
-from app.core.protocol.validation import ModelLimits, ValidatedRequest
+from app.core.protocol.validation import AcceptedRequest, ModelLimits, ValidatedRequest
 from app.core.server.http.errors import ApiError
 from tests.application import app_of
 from tests.core.api.segments import THOUGHT, body_of

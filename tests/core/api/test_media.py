@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.api.chat.media import features, placeholders
-from app.core.api.chat.prompt import content_text, last_message_text
+from app.core.api.chat.prompt import content_text, text_with_calls
 from app.core.engine.kvcache.hashing import fnv1a_32
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
@@ -54,9 +54,8 @@ def test_the_text_of_a_content_is_repeated_with_tool_calls_behind_it() -> None:
     ]
     for content, text in contents:
         assert content_text(content) == text
-    messages = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "last"}]
-    assert last_message_text(messages) == "last" and last_message_text([]) == ""
+    assert text_with_calls({"role": "assistant", "content": "last"}) == "last"
     functions = [{"name": "f", "arguments": '{"x": 1}'}, {"name": "g", "arguments": "{}"}, None]
     calls = [*({"function": function} for function in functions), {}]
-    told = last_message_text([{"role": "assistant", "content": "so:", "tool_calls": calls}])
+    told = text_with_calls({"role": "assistant", "content": "so:", "tool_calls": calls})
     assert told == 'so:[f({"x": 1})][g({})]'

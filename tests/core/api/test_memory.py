@@ -1,7 +1,6 @@
 """GET /admin/memory: every cache is there, and none is larger than it may be."""
 
-from app.core.server.flask.application import Understudy
-from tests.application import app_of
+from tests.application import app_of, cache_sizes, check_caches
 
 NAMES = {
     "KV cache blocks",
@@ -11,29 +10,17 @@ NAMES = {
     "chat templates",
     "plain chats",
     "plain prompts",
-    "prompt tokens",
     "rate limits",
     "words",
 }
 """Caches of the core."""
 
 
-def sizes(app: Understudy) -> dict[str, dict[str, int]]:
-    answer = app.test_client().get("/admin/memory").json
-    assert answer is not None
-    caches: dict[str, dict[str, int]] = answer["caches"]
-    assert answer["size_bytes"] == sum(cache["size_bytes"] for cache in caches.values())
-    return caches
-
-
-def test_every_cache_is_told_with_its_bound_and_what_is_remembered_shows() -> None:
-    app = app_of("--enable-kvcache", "--kv-index")
-    before = sizes(app)
-    assert set(before) >= NAMES
-    for name, cache in before.items():
-        assert 0 <= cache["size_bytes"] <= cache["limit_bytes"], name
+def test_memory_lists_every_cache_of_the_core_with_its_limit_and_growth() -> None:
+    app = app_of("--enable-kvcache")
+    before = check_caches(app, NAMES)
     chat = {"messages": [{"role": "user", "content": "Remember me."}], "max_tokens": 4}
     assert app.test_client().post("/v1/chat/completions", json=chat).status_code == 200
-    after = sizes(app)
+    after = cache_sizes(app)
     assert after["KV cache blocks"]["size_bytes"] >= before["KV cache blocks"]["size_bytes"]
     assert after["words"]["size_bytes"] > before["words"]["size_bytes"]

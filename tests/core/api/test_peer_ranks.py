@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.core.api.admin import PeerRanks
+from app.core.api.peer_ranks import PeerRanks
 from app.core.server.http.errors import ApiError
 from tests.http_server import Handler, serving
 from tests.running_server import free_port

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.core.api.sampling import MAX_SEARCHED_TOKENS, SamplingDefaults, ThoughtTokens, check_real
-from app.core.engine.wire import Sampling, Thoughts
+from app.core.api.sampling import (
+    MAX_SEARCHED_TOKENS,
+    RealModel,
+    SamplingDefaults,
+    ThoughtTokens,
+)
+from app.core.engine.choice_request import Sampling, Thoughts
 from app.core.server.http.errors import ApiError
 from tests.core.protocol.refused import completion as asked
 
@@ -60,16 +65,16 @@ def test_what_the_engine_cannot_do_is_refused_by_name() -> None:
         ("logprob_token_ids", [1]),
     ):
         with pytest.raises(ApiError) as caught:
-            check_real(asked(**{field: value}), has_media=False)
+            RealModel().check(asked(**{field: value}), has_media=False)
         assert (caught.value.status, caught.value.param) == (400, field)
     with pytest.raises(ApiError, match="not a multimodal model"):
-        check_real(asked(), has_media=True)
+        RealModel().check(asked(), has_media=True)
     for fine in (
         {},
         {"use_beam_search": False},
         {"kv_transfer_params": {"do_remote_prefill": False}},
     ):
-        check_real(asked(**fine), has_media=False)
+        RealModel().check(asked(**fine), has_media=False)
 
 
 BEGIN, END, BLANK, WORD = 1, 2, 3, 4

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.core.api.chat.parts import thinking
+from app.core.api.chat.thinking import thinking
 from app.core.protocol.chat import ChatCompletionRequest
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
@@ -38,7 +38,7 @@ def test_how_a_model_thinks(
     asked = ChatCompletionRequest(
         messages=[], chat_template_kwargs=kwargs or None, reasoning_effort=effort
     )
-    assert thinking(asked, parser) == expected
+    assert thinking(asked, parser, {}) == expected
 
 
 def test_what_a_request_says_wins_over_the_server_s_arguments_of_the_template() -> None:

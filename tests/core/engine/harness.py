@@ -12,7 +12,7 @@ from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import SLOTS_PER_S
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
-from app.core.engine.constraints import Constraints, NoConstraints
+from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import KVEvent
@@ -109,7 +109,7 @@ class Harness:
             embedded_tokenizer(),
             embedded_corpus(),
             recorded=None,
-            schemas=schemas or NoConstraints(),
+            schemas=schemas or Constraints(),
             streams=RandomStreams(text=Random(seed), calls=Random(seed)),
         )
         self.kv_events: list[KVEvent] = []

@@ -8,7 +8,7 @@ from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.errors import InvalidChunkSize, ParseException
 from gunicorn.http.message import Message
 from gunicorn.http.unreader import IterUnreader
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.core.server.http.chunks import BoundedChunks
@@ -83,8 +83,14 @@ def read(kind: type[ChunkedReader], data: bytes, cuts: list[int]) -> object:
 
 
 @given(chunked_bodies(), st.lists(st.integers(0, 200), max_size=6))
+@example(b"0\r\n\nX: y\r\n\r\n", [4])
 def test_bodies_within_the_limits_are_read_as_by_gunicorn(data: bytes, cuts: list[int]) -> None:
-    assert read(BoundedChunks, data, cuts) == read(ChunkedReader, data, [])
+    expected = read(ChunkedReader, data, [])
+    if isinstance(expected, type):
+        # The kind of gunicorn's error also depends on where the pieces end.
+        expected = read(ChunkedReader, data, cuts)
+        assert isinstance(expected, type)
+    assert read(BoundedChunks, data, cuts) == expected
 
 
 def test_chunk_size_has_at_most_sixteen_digits() -> None:

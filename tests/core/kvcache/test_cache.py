@@ -101,7 +101,8 @@ class Observed:
 
 def test_residency_records_the_gaps_between_the_last_four_uses() -> None:
     clock, observed = VirtualClock(100.0), Observed()
-    cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), clock.now))
+    cache = small_cache(2)
+    cache.pool.observers.append(Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))
     for pause in (1, 2, 3, 4, 5):
         clock.advance(pause)

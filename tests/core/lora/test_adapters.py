@@ -14,9 +14,8 @@ from app.core.engine.lora import (
     AdapterError,
     AdapterMemory,
     LoRARegistry,
-    LoraResidency,
-    rank_of,
 )
+from app.core.engine.lora_metrics import LoraResidency, rank_of
 
 
 def names(registry: LoRARegistry) -> list[str]:

@@ -18,10 +18,7 @@ from tests.application import app_of
 JSON = {"Content-Type": "application/json"}
 EVIL = "http://evil.example"
 SELF = "http://localhost:8000"
-FLAGS = (
-    *("--console", "--server-dev-mode", "--profiling", "--allow-runtime-lora-updating"),
-    *("--enable-responses-store", "--force-dummy-tokenizer"),
-)
+FLAGS = ("--force-dummy-tokenizer", "--allow-runtime-lora-updating")
 PROXY = (
     "--pod-name",
     "pod-7.example",
@@ -75,15 +72,6 @@ def test_key_changes_apply_while_serving(app: Any) -> None:
     assert status(running, "/admin/memory", method="GET", host="evil.example") == 401
     key = {"X-Admin-Key": "secret-of-the-test"}
     assert status(running, "/admin/memory", key, "GET", host="evil.example") == 200
-
-
-def test_indexer_checks_the_host() -> None:
-    indexer = app_of(
-        "--role", "indexer", "--kv-index-pods", "tcp://pod:5557", "--force-dummy-tokenizer"
-    )
-    assert status(indexer, "/admin/memory", method="GET", host="evil.example") == 403
-    assert status(indexer, "/admin/memory", method="GET", host="indexer.default.svc:8000") == 200
-    assert status(indexer, "/health", method="GET", host="evil.example") == 200
 
 
 def test_names_of_this_machine_are_accepted() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.engine.outputs import Part, Piece
 from app.core.engine.parsing import Read, TextReader, hermes, listed, named, readers, thoughts
 from app.core.engine.request import ToolCalls, ToolFunction
-from app.core.engine.wire import TextForm, Thoughts
 from tests.core.engine.harness import engine_request
 
 READERS: dict[str, Read] = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import app.core.protocol
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionRequest
-from app.core.protocol.decoding import Request, decode, decode_first
+from app.core.protocol.decoding import Request, decode
 from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
 from app.core.protocol.validation import ModelLimits, ValidatedRequest
 from app.core.server.http.errors import ApiError
@@ -80,7 +80,7 @@ def test_any_bytes_give_a_request_or_an_api_error(body: bytes, content_type: str
     for kind in KINDS:
         decode_and_check(kind, body, content_type)
     try:
-        decode_first(body, content_type, TOKENIZE_REQUESTS)
+        decode(body, content_type, *TOKENIZE_REQUESTS)
     except ApiError as error:
         json.loads(error.body())
 

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.serialization import (
 from gunicorn.config import Config
 
 from app.core.server.gunicorn.certificates import (
-    CertificateError,
     SelfSigned,
     ServerCertificate,
     make_pair,
 )
+from app.core.server.gunicorn.errors import CertificateError
 from app.core.settings import load
 
 

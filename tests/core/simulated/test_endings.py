@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.engine.choice_request import Sampling
 from app.core.engine.outputs import Finish
 from app.core.engine.request import Reply
 from app.core.engine.simulated.endings import stopped
 from app.core.engine.simulated.token_chooser import TokenChooser
-from app.core.engine.wire import Sampling
 from tests.core.engine.harness import Harness, embedded_tokenizer, engine_request
 
 

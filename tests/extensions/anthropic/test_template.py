@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.core.api.pipeline import ChatRules
+from app.core.api.chat.rules import ChatRules
 from app.core.text.base import ChatOptions, ChatTemplateError, Message
 from app.extensions.anthropic.routes import probe_disabled_effort, template_merges_system
 

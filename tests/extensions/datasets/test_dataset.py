@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.engine.request import RecordedReply
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.datasets.catalogue import Catalogue, ids_hash, text_hash
-from app.extensions.datasets.dataset import Dataset, Recorded
+from app.extensions.datasets.dataset import Dataset
 from app.extensions.datasets.library import DatasetError
 from app.extensions.datasets.tokens import MISSING_ID, RecordedTokens, complete, decode, encode
 from tests.extensions.datasets.conftest import Opener
@@ -29,7 +30,7 @@ UNKNOWN = [9, 9]
 
 def reply(
     dataset: Dataset, most: int, least: int = 1, prompt: list[int] = PROMPT, seed: int = 1
-) -> Recorded:
+) -> RecordedReply:
     found = dataset.reply(prompt, (), least, most, Random(seed))
     assert found is not None
     return found
@@ -38,20 +39,20 @@ def reply(
 def test_recorded_prompt_gets_its_reply_cut_to_limit(opened: Opener) -> None:
     dataset = opened([row([5], [50, 51]), row(PROMPT, [70, 71], ["a", "b"]), row([6], [60, 61])])
     for seed in range(10):
-        assert reply(dataset, 9, seed=seed) == Recorded([70, 71], ["a", "b"], 0, False)
-    assert reply(dataset, 9, 5) == Recorded([70, 71], ["a", "b"], 3, False), "min_tokens"
+        assert reply(dataset, 9, seed=seed) == RecordedReply([70, 71], ["a", "b"], 0, False)
+    assert reply(dataset, 9, 5) == RecordedReply([70, 71], ["a", "b"], 3, False), "min_tokens"
     dataset = opened([row(PROMPT, [1] * length) for length in (2, 3, 8)])
     assert {len(reply(dataset, 5, seed=seed).ids) for seed in range(40)} == {2, 3}
     dataset = opened([row(PROMPT, [1, 2, 3, 4])])
-    assert reply(dataset, 3) == Recorded([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
+    assert reply(dataset, 3) == RecordedReply([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
 
 
 def test_ignore_eos_prefers_exact_then_longer_then_shorter_reply(
     opened: Opener,
 ) -> None:
     dataset = opened([row(PROMPT, [length] * length) for length in (2, 4, 6)])
-    assert reply(dataset, 4, 4) == Recorded([4] * 4, ["4 "] * 4, 0, True)
-    assert reply(dataset, 5, 5) == Recorded([6] * 5, ["6 "] * 5, 0, True)
+    assert reply(dataset, 4, 4) == RecordedReply([4] * 4, ["4 "] * 4, 0, True)
+    assert reply(dataset, 5, 5) == RecordedReply([6] * 5, ["6 "] * 5, 0, True)
     shorter = {reply(dataset, 8, 8, seed=seed).missing for seed in range(40)}
     assert shorter == {2, 4, 6}
     assert reply(dataset, 8, 8).reached_limit
@@ -78,7 +79,7 @@ def test_broken_row_returns_none_and_warns_once(
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
     assert len(caplog.messages) == 1
     assert "gave no reply" in caplog.text and "\n" not in caplog.messages[0]
-    assert reply(dataset, 2, prompt=[5]) == Recorded([5, 5], ["5 ", "5 "], 0, True)
+    assert reply(dataset, 2, prompt=[5]) == RecordedReply([5, 5], ["5 ", "5 "], 0, True)
 
 
 @pytest.fixture

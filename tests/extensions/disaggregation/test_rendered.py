@@ -3,11 +3,8 @@
 vLLM's, with its defaults or what the request says.
 """
 
-import json
 from functools import cache
 from typing import Any
-
-import pytest
 
 from app.core.server.flask.application import Understudy
 from tests.application import app_of
@@ -121,32 +118,3 @@ def test_prompts_have_numbers_and_tokens_their_places() -> None:
         )
     [ids] = rendered("/v1/completions/render", {"prompt": [3], "return_token_offsets": True})
     assert ids["token_offsets"] is None
-
-
-TOOL = {
-    "type": "function",
-    "function": {"name": "ping", "parameters": {"type": "object", "properties": {}}},
-}
-
-
-@pytest.mark.parametrize(
-    ("choice", "form"),
-    [
-        ("required", {"type": "tags_with_separator", "stop_after_first": False}),
-        ({"type": "function", "function": {"name": "ping"}}, {"stop_after_first": True}),
-        ("auto", None),
-    ],
-)
-def test_tools_that_must_be_called_are_a_structural_tag(
-    choice: Any, form: dict[str, Any] | None
-) -> None:
-    body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
-    told = rendered("/v1/chat/completions/render", body)["sampling_params"]
-    assert told["skip_special_tokens"] is False
-    if form is None:
-        assert "structured_outputs" not in told
-        return
-    tag = json.loads(told["structured_outputs"]["structural_tag"])["format"]
-    assert form.items() <= tag.items() and '"ping"' in tag["tags"][0]["begin"]
-    sent = {"token_ids": [5], "sampling_params": told, "output_mode": "text"}
-    assert rendered("/inference/v1/generate", sent)["choices"][0]["text"].startswith("<tool_call>")

@@ -11,8 +11,10 @@ import pytest
 
 from app.core.settings import load
 from app.extensions.faults.fault import failure
-from app.extensions.faults.injector import MAX_HEADER_CHARACTERS, MAX_HEADER_RULES, FaultInjector
+from app.extensions.faults.injector import FaultInjector
+from app.extensions.faults.limits import MAX_HEADER_RULES
 from app.extensions.faults.settings import FAILURE_TYPES
+from app.extensions.faults.sources import MAX_HEADER_CHARACTERS
 from config.validation import LiveSettings
 from tests.extensions.faults.client import asking
 

@@ -1,22 +1,20 @@
 """What a server can tell of how a client behaves, in virtual time."""
 
-from random import Random
 from typing import Self
 
 import pytest
 
-from app.extensions.faults.audit import (
-    MAX_CLIENTS,
-    MAX_FAILED_BODIES,
+from app.extensions.faults.audit import FaultAudit
+from app.extensions.faults.client_audit import (
     MAX_FAULT_NAMES,
     OTHERS,
     RETRY_WINDOW_S,
     AuditedExchange,
+    ClientAudit,
     ClientReport,
-    FaultAudit,
     Finding,
 )
-from app.extensions.faults.injector import FaultInjector
+from app.extensions.faults.limits import MAX_CLIENTS, MAX_FAILED_BODIES
 
 PATH = "/v1/chat/completions"
 
@@ -28,7 +26,7 @@ class Client:
         self.at_s = 5000.0
         self.later_s = 0.0
         now = lambda: self.at_s + self.later_s  # noqa: E731
-        self.audit = FaultAudit(FaultInjector(Random(1), now), now)
+        self.audit = ClientAudit(now, now, since_s=0.0)
         self.sent = 0
 
     def ask(
@@ -135,7 +133,7 @@ def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
         assert audit.note_answer(exchange)
         audit.note_end(exchange, number, failed=True)
     clients = audit.report().clients
-    assert len(clients) == MAX_CLIENTS and audit.size_bytes == audit.limit_bytes
+    assert len(clients) == MAX_CLIENTS and audit.size_bytes == FaultAudit.limit_bytes
     assert clients["one"].requests == MAX_FAILED_BODIES
     assert (
         len(clients["one"].faults) == MAX_FAULT_NAMES + 1 and clients["one"].faults[OTHERS] > 1000

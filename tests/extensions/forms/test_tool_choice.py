@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.core.api.chat.parts import check_tool_choice, constraint_of, tool_calls_of
+from app.core.api.chat.constraints import constraint_of
+from app.core.api.chat.tools import check_tool_choice, tool_calls_of
 from app.core.engine.request import ToolCalls
 from app.core.protocol.options import StructuredOutputs
 from app.core.server.http.errors import ApiError

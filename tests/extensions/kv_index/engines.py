@@ -4,12 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.core.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.backend import Backend, CoveredKeys, Outcome, Store
 from app.extensions.kv_index.copies import set_bits
 from app.extensions.kv_index.decoding import PodBatch
 from app.extensions.kv_index.holders import IndexedEngine
 from app.extensions.kv_index.index import Index
-from app.extensions.kv_index.operations import CoveredKeys, Outcome, Store
 
 PROMPT = list(range(100, 140))
 """Ten blocks of four tokens."""

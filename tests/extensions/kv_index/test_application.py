@@ -1,10 +1,20 @@
-"""Starts of an indexer that are refused."""
+"""Servers with the role of an indexer: which ones start, and which hosts they accept."""
 
 import pytest
 
 from tests.application import app_of
+from tests.core.middleware.test_foreign_pages import status
 
 
 def test_an_index_of_pods_that_are_nowhere_stops_the_start() -> None:
     with pytest.raises(SystemExit, match="kv-index-pods"):
         app_of("--role", "indexer", "--kv-index-pods", "tcp://a:0")
+
+
+def test_indexer_checks_the_host() -> None:
+    indexer = app_of(
+        "--role", "indexer", "--kv-index-pods", "tcp://pod:5557", "--force-dummy-tokenizer"
+    )
+    assert status(indexer, "/admin/memory", method="GET", host="evil.example") == 403
+    assert status(indexer, "/admin/memory", method="GET", host="indexer.default.svc:8000") == 200
+    assert status(indexer, "/health", method="GET", host="evil.example") == 200

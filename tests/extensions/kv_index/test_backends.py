@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.backend import Backend, Clear, Offload, Remove
 from app.extensions.kv_index.holders import IndexedEngine
 from app.extensions.kv_index.index import Index
 from app.extensions.kv_index.memory import (
@@ -15,7 +15,6 @@ from app.extensions.kv_index.memory import (
     weigh_bytes,
     weigh_copies,
 )
-from app.extensions.kv_index.operations import Clear, Offload, Remove
 from app.extensions.kv_index.redis_backend import redis_url
 from tests.extensions.kv_index.engines import content, holders_of, source, store
 

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.extensions.kv_index.backend import Backend
-from app.extensions.kv_index.copies import count_copies, set_bits
-from app.extensions.kv_index.memory import MAX_COPY_BYTES, REPEAT_BYTES, MemoryBackend, weigh_bytes
-from app.extensions.kv_index.operations import (
+from app.extensions.kv_index.backend import (
     UNALIGNED,
+    Backend,
     Clear,
     CoveredKeys,
     Offload,
@@ -21,6 +19,8 @@ from app.extensions.kv_index.operations import (
     Store,
     keys_of,
 )
+from app.extensions.kv_index.copies import count_copies, set_bits
+from app.extensions.kv_index.memory import MAX_COPY_BYTES, REPEAT_BYTES, MemoryBackend, weigh_bytes
 from tests.extensions.kv_index.conftest import MakeBackend
 from tests.extensions.kv_index.engines import Copy, content, source, store
 

@@ -56,14 +56,12 @@ def test_prompts_without_a_known_block_have_no_scores(index: Index) -> None:
     ingest(index, "a", stored([1], PROMPT[:4]))
     assert index.score("m", PROMPT[:3]) == [] == index.score("m", [1, 2, 3, 4, 5])
     assert index.score("m", []) == [] == index.score("unheard", PROMPT)
-    assert index.score_keys("m", []) == []
 
 
-def test_scores_can_be_computed_from_keys_and_for_selected_pods(index: Index) -> None:
+def test_scores_can_be_computed_for_selected_pods(index: Index) -> None:
     for pod in ("a", "b", "c"):
         ingest(index, pod, stored([1, 2], PROMPT[:8]))
-    keys = index.block_keys("m", PROMPT)
-    assert {score.pod for score in index.score_keys("m", keys, pods=["a", "c", "x"])} == {"a", "c"}
+    assert {score.pod for score in index.score("m", PROMPT, pods=["a", "c", "x"])} == {"a", "c"}
     assert index.score("m", PROMPT, pods=["x"]) == []
     assert len(matched(index, PROMPT)) == 3
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.extensions.kv_index.messages import MAX_TOPIC_BYTES, Topic, parse_topic
 from app.extensions.kv_index.pods import (
     DnsSource,
     FileSource,
@@ -17,7 +18,6 @@ from app.extensions.kv_index.pods import (
     target_sources,
 )
 from app.extensions.kv_index.presence import PodTracker
-from app.extensions.kv_index.topics import MAX_TOPIC_BYTES, Topic, parse_topic
 
 
 @pytest.mark.parametrize(

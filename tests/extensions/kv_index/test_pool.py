@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
-from app.extensions.kv_index.backend import BackendUnavailableError
+from app.extensions.kv_index.backend import BackendUnavailableError, Outcome, Stamp
 from app.extensions.kv_index.holders import IndexedEngine
 from app.extensions.kv_index.index import Index
 from app.extensions.kv_index.memory import MemoryBackend
 from app.extensions.kv_index.messages import PublishedMessage
-from app.extensions.kv_index.operations import Outcome, Stamp
 from app.extensions.kv_index.pool import Pool
 from app.extensions.kv_index.resources import PoolSettings
 from tests.extensions.kv_index.engines import PROMPT, batch, block, matched, removed, stored

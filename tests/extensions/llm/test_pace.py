@@ -243,6 +243,7 @@ def test_on_many_cores_the_best_count_is_found_and_each_kind_of_step_has_its_own
     played(governor, {1: 1.0, 4: 0.5, 7: 0.3, 8: 0.9}, 400, random)
     assert governor.threads(1) == 7
     assert ThreadGovernor(most=1, first=3).threads(1) == 1
+    assert ThreadGovernor(most=8, first=0).threads(1) == 1, "all cores are busy at the start"
     governor.add(2, 1.0) if governor.threads(2) == 7 else pytest.fail(
         "a new kind begins with the last choice"
     )

@@ -13,6 +13,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.core.engine.choice_request import Sampling
 from app.core.engine.kvcache.events import (
     AllBlocksCleared,
     BlockStored,
@@ -21,7 +22,6 @@ from app.core.engine.kvcache.events import (
     PublisherSettings,
 )
 from app.core.engine.kvcache.hashing import BlockHasher, low64
-from app.core.engine.wire import Sampling
 from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL
 from tests.extensions.llm.process import EngineProcess, Worker, engine_process
 from tests.extensions.llm.remote.wire.test_process import is_alive

@@ -13,7 +13,7 @@ from threading import Event
 import pytest
 import zmq
 
-from app.core.engine.wire import TextForm
+from app.core.engine.choice_request import TextForm
 from app.extensions.llm.engine import LLMEngine
 from app.extensions.llm.errors import RequestError
 from app.extensions.llm.heartbeat import Heartbeat

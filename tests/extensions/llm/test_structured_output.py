@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.wire import TextForm
+from app.core.engine.choice_request import TextForm
 from app.extensions.llm.errors import RequestError
 from app.extensions.llm.library import make_engine
 from app.extensions.llm.llm import LLM

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from app.core.engine.wire import TextForm, Thoughts
+from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.text.huggingface import EMBEDDED
 from app.extensions.llm.llm import LLM
 from app.extensions.llm.sampling_params import SamplingParams

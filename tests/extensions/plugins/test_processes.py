@@ -43,16 +43,6 @@ def test_the_first_named_plugin_with_a_reply_decides(plugin: Write) -> None:
         assert answered("--plugin", *paths)["message"]["content"] == expected
 
 
-def test_a_script_has_its_say_before_a_plugin(plugin: Write, tmp_path: Path) -> None:
-    script = tmp_path / "rules.yaml"
-    script.write_text(
-        "rules:\n- when: {message: {contains: scripted}}\n  then: {text: by the script}\n"
-    )
-    flags = ["--plugin", plugin(SAYING.format(text="by the plugin")), "--script", str(script)]
-    for text, expected in (("scripted", "by the script"), ("else", "by the plugin")):
-        assert answered(*flags, text=text)["message"]["content"] == expected
-
-
 def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
     path = plugin(
         "def reply(self):\n"
@@ -192,11 +182,6 @@ OWN_SETTINGS = "Settings = TestSettings"
             "route GET /health exists already",
         ),
         (
-            hook("routes", "{'mine': [get('/v1/responses/{a}', print)]}"),
-            "",
-            "route GET /v1/responses/{a} exists already",
-        ),
-        (
             hook("routes", "{'mine': [get('x', print)]}"),
             "",
             "path 'x' must begin with a slash",
@@ -210,6 +195,13 @@ def test_a_plugin_that_cannot_be_used_is_named(
     message = refusal("--plugin", path)
     assert message.startswith(("plugin mine: ", f"plugin mine ({path}): "))
     assert line in message
+
+
+def test_a_route_that_exists_with_another_name_of_its_variable_is_refused(plugin: Write) -> None:
+    route = "Route(methods=('DELETE',), path='/adapters/{a}', handle=print)"
+    path = plugin(hook("routes", f"{{'mine': [{route}]}}"))
+    message = refusal("--plugin", path, "--allow-runtime-lora-updating")
+    assert message == "plugin mine: route DELETE /adapters/{a} exists already"
 
 
 def test_names_of_sections_and_settings_are_not_taken_twice(plugin: Write) -> None:

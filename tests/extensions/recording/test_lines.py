@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.extensions.recording.exchange import RecordingError, line_of
 from app.extensions.recording.library import Recording
-from app.extensions.recording.lines import LineReader, Progress, ReadOptions, recorded
+from app.extensions.recording.lines import LineReader, recorded
 from tests.extensions.recording.recordings import HEADER, chat, exchange, written
 
 TEXTS = ("one", "two ünï", "three\nlines", "four")
@@ -34,21 +34,16 @@ def whole_lines(content: bytes) -> int:
 
 
 def read(
-    content: bytes, progress: Progress | None = None
+    content: bytes, reader: LineReader | None = None
 ) -> tuple[list[float], LineReader, list[str]]:
     """The moments of the exchanges that are found, which tell them apart, the reader, and its
     warnings.
     """
     warnings: list[str] = []
-    file = io.BytesIO(content)
-    reader = LineReader(
-        "r",
-        file,
-        len(content),
-        progress=progress,
-        options=ReadOptions(is_tolerant=True, warn=warnings.append),
-    )
-    return [found.at_s for _, found in reader], reader, warnings
+    reader = reader or LineReader("r", is_tolerant=True)
+    reader.warn = warnings.append
+    exchanges = reader.read(io.BytesIO(content), len(content))
+    return [found.at_s for _, found in exchanges], reader, warnings
 
 
 @settings(max_examples=300, deadline=None)
@@ -66,8 +61,8 @@ def test_growing_file_with_a_cut_line_is_read_to_its_end(cut: int, more: int) ->
     """What a reader saw of a file in the middle of a write never hides what comes next."""
     begun = CONTENT[:cut]
     first, reader, _ = read(begun)
-    later, reader, _ = read(CONTENT[: max(cut, more)], reader.progress)
-    rest, _, warnings = read(CONTENT, reader.progress)
+    later, reader, _ = read(CONTENT[: max(cut, more)], reader)
+    rest, _, warnings = read(CONTENT, reader)
     assert first + later + rest == [float(number) for number in range(len(TEXTS))]
     assert warnings == []
 

@@ -17,7 +17,7 @@ from app.extensions.recording.exchange import Exchange, bytes_of
 from app.extensions.recording.proxy import RecordingProxy
 from app.extensions.recording.recorder import PIECE_OVERHEAD_BYTES, Upstream
 from app.extensions.recording.writer import RecordingFile
-from tests.extensions.lab.fleet import stubs
+from tests import stubs
 from tests.extensions.recording.recordings import exchanges_of
 
 CHUNKED = (

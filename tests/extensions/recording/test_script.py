@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from app import create_app
 from app.core.cli import main
-from app.core.settings import load
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.to_script import script_of
-from app.extensions.scripts.template import Template
 from tests.extensions.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -195,19 +192,13 @@ def test_unsupported_exchanges_are_left_out(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.splitlines() == told
 
 
-def test_text_full_of_template_syntax_stays_within_template_limits() -> None:
-    text = "{{ 'a\\b\n\r\t' }}{% raw %}ü漢" * 200
-    [rule] = rules_of(whole(chat("Hi"), choice(content=text)))
-    assert Template(rule["then"]["text"]).text({}) == text
-
-
 def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "r", [whole(chat("Hi\nthere: [ü]"), choice(content="{% A"))])
     out = ["--out", str(tmp_path / "s.yaml")]
     assert main([*COMMAND, file, *out]) == 0
     text = (tmp_path / "s.yaml").read_text()
     assert yaml.safe_load(text)["rules"][0]["then"]["text"] == "{{ '{%' }} A"
-    assert main([*COMMAND, file]) == main(["script", "check", out[1]]) == 0
+    assert main([*COMMAND, file]) == 0
     assert capsys.readouterr().out.startswith(text)
     assert main([*COMMAND, file, *out]) == 1
     assert (
@@ -218,22 +209,3 @@ def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         capsys.readouterr().err
         == "error: the recording has no exchange that a script could answer\n"
     )
-
-
-def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
-    asked = chat("How is the weather?", tools=TOOLS)
-    recorded = [
-        exchange(asked, *stream(delta(content="Let me "), delta(content="{% look."), gap_s=0.001)),
-        whole(
-            chat("Hi"), {"error": {"message": "Slow down", "type": "RateLimitError"}}, status=429
-        ),
-    ]
-    path = tmp_path / "s.yaml"
-    assert main([*COMMAND, written(tmp_path / "r", recorded), "--out", str(path)]) == 0
-    server = create_app(
-        load(["--force-dummy-tokenizer", "--model=m", "--script", str(path)], {})
-    ).test_client()
-    answer = server.post(CHAT, json=asked).get_json()
-    assert answer["choices"][0]["message"]["content"] == "Let me {% look."
-    refused = server.post(CHAT, json=chat("Hi"))
-    assert (refused.status_code, refused.get_json()["error"]["message"]) == (429, "Slow down")

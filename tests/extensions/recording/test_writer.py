@@ -12,8 +12,8 @@ from gevent.event import Event
 from app.extensions.recording import writer
 from app.extensions.recording.exchange import Exchange, RecordingError, line_of
 from app.extensions.recording.writer import RecordingFile
-from tests.extensions.lab.fleet.stubs import eventually
 from tests.extensions.recording.recordings import HEADER, chat, exchange, exchanges_of, written
+from tests.stubs import eventually
 
 
 class Ended:

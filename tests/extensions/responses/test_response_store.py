@@ -10,6 +10,7 @@ import gevent
 import pytest
 
 from app.core.api.identity import ResponseMeta
+from app.core.protocol.common import encode_to_keep
 from app.core.server.http.errors import ApiError
 from app.extensions.responses.protocol import ResponsesRequest
 from app.extensions.responses.response import new_response
@@ -22,8 +23,12 @@ def stored(name: str, status: str = "completed", size: int = 0, **fields: Any) -
         ResponsesRequest(input="hi"), ResponseMeta(name, 1_700_000_000, "m", "fp"), 9
     )
     response.status = status
-    return StoredResponse.from_response(
-        response, [{"role": "user", "content": "x" * size}], **fields
+    return StoredResponse(
+        id=name,
+        status=status,
+        body=encode_to_keep(response),
+        conversation=encode_to_keep([{"role": "user", "content": "x" * size}]),
+        **fields,
     )
 
 

@@ -6,7 +6,6 @@ from random import Random
 import pytest
 
 from app.extensions.scripts.rules import RuleFailureError, ScriptError
-from tests.application import app_of
 from tests.extensions.scripts.requests import Books, request, said
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -208,14 +207,3 @@ def test_a_broken_file_leaves_the_rules_of_before(
     books.write("rules: [{then: {text: newest}}]", "0.yaml")
     book.refresh()
     assert said(book, request("a")) == "newest" and book.report()["files"][0]["error"] is None
-
-
-def test_conversations_go_on_with_kept_responses(books: Books) -> None:
-    path = books.write("rules: [{when: {turn: 2}, then: {text: second}}, {then: {text: first}}]")
-    flags = ["--force-dummy-tokenizer", "--script", str(path), "--enable-responses-store"]
-    client = app_of(*flags).test_client()
-    first = client.post("/v1/responses", json={"input": "go on"}).get_json()
-    asked = {"input": "go on", "previous_response_id": first["id"]}
-    second = client.post("/v1/responses", json=asked).get_json()
-    texts = [each["output"][0]["content"][0]["text"] for each in (first, second)]
-    assert texts == ["first", "second"]

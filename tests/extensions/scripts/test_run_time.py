@@ -10,6 +10,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from tests.application import app_of
+from tests.extensions.scripts.requests import Books
 
 RULES = "/admin/script/rules"
 
@@ -76,15 +77,11 @@ def test_a_scope_has_rules_of_its_own(client: FlaskClient) -> None:
     assert [each["name"] for each in rules(client, "?scope=a")] == ["of a again"]
 
 
-def test_they_come_before_those_of_files_and_score_and_embed(books: Any) -> None:
+def test_rules_of_the_run_time_come_before_those_of_files(books: Books) -> None:
     path = books.write("rules: [{then: {text: of the file}}]")
     client = app_of("--script", str(path)).test_client()
     rules(client, "", "POST", rule("of the test", message="hi"))
     assert [said(client), said(client, "x")] == ["of the test", "of the file"]
-    client = app_of("--task", "pooling").test_client()
-    rules(client, "", "POST", {"then": {"embedding": [0.25, 0.5]}})
-    answer: Any = client.post("/v1/embeddings", json={"input": "a"}).json
-    assert answer["data"][0]["embedding"] == [0.25, 0.5]
 
 
 def test_plain_requests_take_the_fast_path_only_without_rules() -> None:

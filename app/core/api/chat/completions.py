@@ -1,33 +1,54 @@
-"""POST /v1/chat/completions and its batch, and the answers as vLLM writes them."""
+"""POST /v1/chat/completions, and its answers: one JSON body or server-sent events."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from typing import TYPE_CHECKING, cast
 
-from msgspec import UnsetType
-from msgspec.structs import replace
-
-from app.core.api.chat.media import BuiltPrompt, features, media_tokens
-from app.core.api.chat.parts import EMPTY_THOUGHT_PARSERS, check_tool_choice
+from app.core.api.answer_limits import check_repeated
+from app.core.api.chat.media import media_tokens
 from app.core.api.chat.prompt import chat_options, chat_prompt
-from app.core.api.choice_state import ChoiceState
-from app.core.api.identity import ResponseMeta, ResponseOptions
+from app.core.api.chat.thinking import EMPTY_THOUGHT_PARSERS
+from app.core.api.chat.tools import check_tool_choice
+from app.core.api.headers import IMAGE_HEADER, boolean_header
+from app.core.api.identity import ResponseOptions
 from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered
-from app.core.api.pipeline import IMAGE_HEADER, RequestPipeline, boolean_header, check_repeated
 from app.core.api.writer import CHUNK_END, ChunkWriter, PlainChoice, chunk_end
-from app.core.engine.outputs import Part, Started, Tokens
 from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.common import EXAMPLE_CHAT, HOLE, encode, template
 from app.core.protocol.options import NamedToolChoice
-from app.core.protocol.validation import ValidatedRequest
-from app.core.server.http.context import RequestContext
-from app.core.server.http.errors import ApiError, bad_request
-from app.core.server.http.response import Response
-from app.core.server.http.route import STREAM_MEDIA, PlainHandler, Route, RouteDocs, post
+from app.core.server.http.route import STREAM_MEDIA, RouteDocs, post
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from app.core.api.chat.media import BuiltPrompt
+    from app.core.api.choice_state import ChoiceState
+    from app.core.api.identity import ResponseMeta
+    from app.core.api.pipeline import RequestPipeline
+    from app.core.engine.outputs import Part, Started, Tokens
+    from app.core.protocol.validation import ValidatedRequest
+    from app.core.server.http.context import RequestContext
+    from app.core.server.http.response import Response
+    from app.core.server.http.route import PlainHandler, Route
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
+PLAIN_CALL = template(
+    wire.ChunkChoice(
+        HOLE,
+        wire.Delta(
+            content=None,
+            tool_calls=[
+                wire.ToolCall(index=cast("int", HOLE), function=wire.FunctionCall(arguments=HOLE))
+            ],
+        ),
+        token_ids=None,
+    )
+)
+"""Bytes before the index of the choice, before that of the call, before the text, and behind it."""
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -150,12 +171,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         choice.tokens += len(output.ids[start:end])
         shown = [text for text in texts[start:end] if text]
         if shown:
-            call = wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=HOLE))
-            delta = wire.Delta(content=None, tool_calls=[call])
-            choice_start, choice_end = template(
-                wire.ChunkChoice(output.index, delta, token_ids=None)
-            )
-            prefix = self._head + choice_start
+            before_index, before_number, before_text, choice_end = PLAIN_CALL
+            choice_start = before_index + b"%d" % output.index + before_number
+            prefix = self._head + choice_start + b"%d" % part.number + before_text
             suffix = choice_end + CHUNK_END
             chunks.append(prefix + (suffix + prefix).join(map(encode, shown)) + suffix)
         if has_end and (len(texts) > 1 or not start):
@@ -325,52 +343,13 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         options = response_options(pipeline, accepted, request.messages, prompt, sends_image)
         return pipeline.submit(accepted, meta, [prompt], ChatWriter(meta, options), context)
 
-    def chat_batch(context: RequestContext) -> Response:
-        """The next message of each of several conversations, as the choices of one answer."""
-        request = decode_batch(pipeline, context)
-        accepted = pipeline.admit(request, context)
-        prompts = [chat_prompt(pipeline, request, messages) for messages in request.messages]
-        meta = pipeline.identity.response_meta(
-            "chatcmpl", context, request.request_id, accepted.model
-        )
-        all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
-        last_messages = request.messages[-1]
-        all_prompts = BuiltPrompt(all_ids, "", features=features(last_messages, all_ids))
-        if len(prompts) > 1:
-            meta = replace(meta, joint="_")
-        options = response_options(pipeline, accepted, last_messages, all_prompts)
-        options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
-        return pipeline.submit(accepted, meta, prompts, ChatWriter(meta, options), context)
-
-    chat_docs = RouteDocs(
+    docs = RouteDocs(
         body=(wire.ChatCompletionRequest,),
         example={"messages": EXAMPLE_CHAT, "max_tokens": 8},
         answer=wire.ChatCompletion,
         media=STREAM_MEDIA,
     )
-    batch_docs = RouteDocs(
-        body=(wire.BatchChatRequest,),
-        example={"messages": [EXAMPLE_CHAT], "max_tokens": 8},
-        answer=wire.ChatCompletion,
-    )
-    return [
-        post("/v1/chat/completions", chat_completions, plain=plain, docs=chat_docs),
-        post("/v1/chat/completions/batch", chat_batch, docs=batch_docs),
-    ]
-
-
-def decode_batch(pipeline: RequestPipeline, context: RequestContext) -> wire.BatchChatRequest:
-    """Returns the request in the body.
-
-    A field that vLLM checks late is rejected without `param`.
-    """
-    try:
-        return pipeline.decode(context, wire.BatchChatRequest)
-    except ApiError as error:
-        field = (error.param or "").removeprefix("body.").partition(".")[0]
-        if error.type != "Bad Request" or field not in wire.FIELDS_CHECKED_LATE_IN_BATCH:
-            raise
-        raise bad_request(error.message) from None
+    return [post("/v1/chat/completions", chat_completions, plain=plain, docs=docs)]
 
 
 def response_options(

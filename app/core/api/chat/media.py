@@ -146,9 +146,5 @@ def encoded(hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | No
     """Returns the address of each encoded item by its hash; None without any."""
     addresses: dict[str, Mapping[str, str | int]] = {}
     for names in (hashes or {}).values():
-        if not isinstance(names, list):
-            continue
-        for name in names:
-            if isinstance(name, str):
-                addresses[name] = ENCODED_ADDRESS
+        addresses |= dict.fromkeys(names, ENCODED_ADDRESS)
     return addresses or None

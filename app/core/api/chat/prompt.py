@@ -1,29 +1,28 @@
-"""Messages of a request as a prompt, and as the text that mode `echo` repeats; routes to tokenize.
+"""Messages of a request as a prompt, and as the text that mode `echo` repeats."""
 
-The routes are POST /tokenize, POST /detokenize and GET /tokenizer_info.
-"""
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct
 
 from app.core.api.chat.media import BuiltPrompt, features
-from app.core.api.chat.parts import TOOLS_PER_SLICE, template_kwargs
-from app.core.api.pipeline import ChatRules, RequestPipeline
+from app.core.api.chat.thinking import template_kwargs
 from app.core.base.clock.pause import pause_if_possible
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.decoding import decode, decode_first
-from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
 from app.core.protocol.validation import fit_prompt
-from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
-from app.core.server.http.response import Response, json_response
-from app.core.server.http.route import Route, RouteDocs, get, post
 from app.core.text.base import PLAIN_CHAT, ChatOptions
-from app.core.text.huggingface import LocalTokenizer
 
+if TYPE_CHECKING:
+    from app.core.api.chat.rules import ChatRules
+    from app.core.api.pipeline import RequestPipeline
+    from app.core.protocol.tokenize import TokenizeChatRequest
+
+TOOLS_PER_SLICE = 120
+"""Tools that are written for a template between two pauses: about 4 ms."""
 FORWARDED_IDS = "prompt_token_ids"
 """Key of `kv_transfer_params` with the prompt's tokens from the prefill side."""
 
@@ -64,7 +63,7 @@ def chat_prompt(
     if composed:
         media = features(composed, ids)
     if messages and messages[-1].get("tool_calls"):
-        text = last_message_text(messages)
+        text = text_with_calls(messages[-1])
     return BuiltPrompt(ids, text, tuple(turns), media)
 
 
@@ -141,14 +140,11 @@ def chat_options(
     )
 
 
-def last_message_text(messages: Sequence[Message]) -> str:
-    """Returns the text of the last message, whatever its role, with its tool calls.
+def text_with_calls(message: Message) -> str:
+    """Returns the text of a message, whatever its role, with its tool calls.
 
-    This is the reply of mode `echo`.
+    The text of the last message is the reply of mode `echo`.
     """
-    if not messages:
-        return ""
-    message = messages[-1]
     text = content_text(message.get("content"))
     calls = message.get("tool_calls")
     if not isinstance(calls, list):  # values of other roles are unchecked
@@ -158,58 +154,3 @@ def last_message_text(messages: Sequence[Message]) -> str:
         if isinstance(function, dict) and function.get("name"):
             text += f"[{function.get('name')}({function.get('arguments')})]"
     return text
-
-
-class TokensAnswer(Struct):
-    """The answer of POST /tokenize."""
-
-    count: int
-    max_model_len: int
-    tokens: Sequence[int]
-    token_strs: Sequence[str] | None
-
-
-def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
-    """Returns the routes; `with_info` adds GET /tokenizer_info."""
-    body = pipeline.body
-    models = pipeline.models
-    tokenizer = pipeline.tokenizer
-
-    def tokenize(context: RequestContext) -> Response:
-        """The token ids of a text or of a conversation."""
-        request = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
-        models.resolve(request.model)
-        if isinstance(request, TokenizeChatRequest):
-            ids = tokenizer.encode_chat(
-                request.messages, chat_options(request, pipeline.chat_rules)
-            )
-        else:
-            ids = tokenizer.encode(request.prompt, request.add_special_tokens)
-        texts = tokenizer.token_strings(ids) if request.return_token_strs else None
-        return json_response(TokensAnswer(len(ids), models.max_model_len, ids, texts))
-
-    def detokenize(context: RequestContext) -> Response:
-        """The text of token ids."""
-        request = decode(body.read(context), context.content_type, DetokenizeRequest)
-        models.resolve(request.model)
-        return json_response({"prompt": tokenizer.decode(request.tokens, False)})
-
-    def tokenizer_info(context: RequestContext) -> Response:
-        """The configuration of the tokenizer; of a remote tokenizer only its class."""
-        if isinstance(tokenizer, LocalTokenizer):
-            return json_response(tokenizer.info())
-        return json_response({"tokenizer_class": type(tokenizer).__name__})
-
-    tokenize_docs = RouteDocs(
-        body=TOKENIZE_REQUESTS,
-        example={"prompt": "hello"},
-        answer=TokensAnswer,
-    )
-    detokenize_docs = RouteDocs(body=(DetokenizeRequest,), example={"tokens": [120, 121]})
-    token_routes = [
-        post("/tokenize", tokenize, docs=tokenize_docs),
-        post("/detokenize", detokenize, docs=detokenize_docs),
-    ]
-    if with_info:
-        token_routes.append(get("/tokenizer_info", tokenizer_info))
-    return token_routes

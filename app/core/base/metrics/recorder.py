@@ -4,20 +4,21 @@ Events per token and per sequence are stored as rows of numbers. Rows are counte
 scrape: a third of the cost of counting each event, and little memory.
 """
 
+from __future__ import annotations
+
 import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import add, sub
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
 from app.core.base.metrics.families import EngineFamilies, engine_table
 from app.core.base.metrics.instruments import Counter
-from app.core.base.metrics.lora_requests import AdapterStage, LoraRequests
 from app.core.base.metrics.table import (
     ABORTED,
     BLOCK_TIMES,
@@ -27,6 +28,9 @@ from app.core.base.metrics.table import (
     TRANSFERS,
     drafts,
 )
+
+if TYPE_CHECKING:
+    from app.core.base.metrics.lora_requests import AdapterStage, LoraRequests
 
 LAYERS = 32
 """Number of layers of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
@@ -163,6 +167,8 @@ class Recorder:
         """Also counts each latency, while set."""
         self.adapter_series: LoraRequests | None = None
         if options.max_loras is not None:
+            from app.core.base.metrics.lora_requests import LoraRequests
+
             self.adapter_series = LoraRequests(options.max_loras, now)
         table = [*engine_table(cache_config, options.block_times, options.older_names), *ABORTED]
         if options.steps:

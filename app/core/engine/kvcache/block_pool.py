@@ -52,18 +52,13 @@ class BlockPool:
     least recent first. Every operation is O(1) per block; `Block` objects are created on first use.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        on_evict: Callable[[Sequence[bytes]], None],
-        observer: BlockObserver | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[Sequence[bytes]], None]) -> None:
         if num_blocks <= NULL_BLOCKS:
             raise ValueError(f"a pool needs more than {NULL_BLOCKS} block")
         self.capacity = num_blocks - NULL_BLOCKS
         self.free = self.capacity
         """Number of blocks that no sequence uses, including cached ones."""
-        self.observers = [] if observer is None else [observer]
+        self.observers: list[BlockObserver] = []
         self._on_evict = on_evict
         self._created = 0
         self._empty: deque[Block] = deque()

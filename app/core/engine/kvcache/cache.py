@@ -7,11 +7,11 @@ twice is cached twice. The last token of a prompt is always computed. Start with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from app.core.base import Bounded
 from app.core.base.clock.pause import pause_if_possible
-from app.core.engine.kvcache.block_pool import BlockObserver, BlockPool
+from app.core.engine.kvcache.block_pool import BlockPool
 from app.core.engine.kvcache.cached_sequence import CachedSequence
 from app.core.engine.kvcache.events import (
     AllBlocksCleared,
@@ -32,6 +32,7 @@ from app.core.engine.kvcache.stores import ConnectorStore
 
 if TYPE_CHECKING:
     from app.core.base.metrics.recorder import Recorder
+    from app.core.engine.request import EngineRequest
 
 GROUP = 0
 MEDIUM = "GPU"
@@ -63,10 +64,9 @@ class KVCache:
         *,
         caching: bool = True,
         event_hashes: EventHashes = "int",
-        observer: BlockObserver | None = None,
         store: ConnectorStore | None = None,
     ) -> None:
-        """`observer` follows the blocks; a connector's `store` has prompts besides the blocks."""
+        """A connector's `store` has prompts besides the blocks."""
         self.caching = caching
         self.store = store
         self.block_size = hasher.block_size
@@ -74,7 +74,7 @@ class KVCache:
         """Events that are not published yet, in order."""
         self._has_events = event_hashes is not None
         self._has_int_hashes = event_hashes == "int"
-        self.pool = BlockPool(num_blocks, self._note_evicted, observer)
+        self.pool = BlockPool(num_blocks, self._note_evicted)
         self.capacity = self.pool.capacity
         self.running: dict[CachedSequence, None] = {}
         """Sequences that have blocks, in order of admission."""
@@ -130,7 +130,6 @@ class KVCache:
         """Notes the cached blocks in the sequence; never the last token's block."""
         prompt = sequence.prompt
         size = self.block_size
-        assert prompt is not None
         written = tokens - sequence.prompt_tokens
         sequence.reply_tokens = written
         if len(prompt.token_ids) != tokens:  # preempted after it wrote tokens
@@ -159,7 +158,7 @@ class KVCache:
         hits = sequence.hits
         prompt = sequence.prompt
         size = self.block_size
-        assert prompt is not None and not sequence.blocks
+        assert not sequence.blocks
         if hits:
             self.pool.use(hits)
         sequence.hits = []
@@ -184,9 +183,9 @@ class KVCache:
         """Caches the full blocks among the first `computed` tokens of the prompt."""
         first = sequence.cached_blocks
         full = sequence.computed // self.block_size
-        if full > first and sequence.caches:
-            assert sequence.prompt is not None and sequence.prompt.hashes is not None
-            self._store(sequence, sequence.prompt.hashes[first:full])
+        hashes = sequence.prompt.hashes
+        if full > first and sequence.caches and hashes is not None:
+            self._store(sequence, hashes[first:full])
 
     def release(self, sequence: CachedSequence, held: int = 0, findable: int = 0) -> None:
         """Frees the blocks of a sequence; cached ones can be found until they are evicted."""
@@ -222,7 +221,6 @@ class KVCache:
         if full > first and sequence.caches:
             full = min(full, len(sequence.blocks))
             if full > first:
-                assert sequence.prompt is not None
                 extras = sequence.prompt.keys.hashed(first, full)
                 ids = self._token_ids(sequence, first * size, full * size)
                 self._store(sequence, self._hasher.hashes(ids, extras, sequence.last_hash))
@@ -233,7 +231,6 @@ class KVCache:
         last = first + len(hashes)
         size = self.block_size
         prompt = sequence.prompt
-        assert prompt is not None
         for block, block_hash in zip(sequence.blocks[first:last], hashes, strict=True):
             self.pool.cache(block, block_hash)
         if self._has_events:
@@ -256,7 +253,6 @@ class KVCache:
 
     def _token_ids(self, sequence: CachedSequence, start: int, stop: int) -> list[int]:
         """Returns the ids of tokens `start` to `stop` (exclusive) of prompt and reply."""
-        assert sequence.prompt is not None
         prompt_ids = sequence.prompt.token_ids
         if stop <= len(prompt_ids):
             return list(prompt_ids[start:stop])
@@ -306,38 +302,6 @@ class KVCache:
         return list(hashes)
 
 
-class PromptRequest(Protocol):
-    """The fields of an engine request that its prompt depends on."""
-
-    @property
-    def index(self) -> int:
-        """Position of the choice: prompt index * `n` + choice."""
-
-    @property
-    def n(self) -> int:
-        """Number of choices of each prompt."""
-
-    @property
-    def prompt_ids(self) -> Sequence[int]:
-        """Token ids of the prompt."""
-
-    @property
-    def prompt_logprobs(self) -> int | None:
-        """Number of alternatives wanted for each prompt token, if log probabilities are."""
-
-    @property
-    def adapter(self) -> str | None:
-        """Name of the LoRA adapter."""
-
-    @property
-    def cache_salt(self) -> str | None:
-        """Salt of the client: only prompts with the same salt share blocks."""
-
-    @property
-    def media(self) -> Sequence[tuple[str, int, int]]:
-        """(identifier, first token, tokens) of each image, audio or video."""
-
-
 class KVCacheManager(KVCache):
     """The KV cache of a simulated engine: counts lookups, and publishes events step by step.
 
@@ -364,7 +328,7 @@ class KVCacheManager(KVCache):
         self._steps: list[list[KVEvent]] = []
         """Events of each prefill that await publishing."""
 
-    def prompts(self, requests: Sequence[PromptRequest]) -> list[Prompt]:
+    def prompts(self, requests: Sequence[EngineRequest]) -> list[Prompt]:
         """Returns the prompts of requests in order of index, with pauses."""
         prompts: list[Prompt] = []
         for request in requests:
@@ -389,7 +353,7 @@ class KVCacheManager(KVCache):
         """
         super().begin(sequence, cached, count)
         prompt = sequence.prompt
-        if sequence.preemptions or prompt is None:
+        if sequence.preemptions:
             return
         recorder = self._recorder
         cached_tokens = sequence.cached_tokens

@@ -14,10 +14,25 @@ class CachedSequence:
     """One sequence, as the KV cache knows it."""
 
     __slots__ = (
-        *("blocks", "cached_blocks", "cached_tokens", "caches", "computed", "created_tokens"),
-        *("fetched_tokens", "hits", "last_hash", "loaded", "preemptions", "prompt"),
-        *("prompt_tokens", "remote", "reply_tokens"),
+        "blocks",
+        "cached_blocks",
+        "cached_tokens",
+        "caches",
+        "computed",
+        "created_tokens",
+        "fetched_tokens",
+        "hits",
+        "last_hash",
+        "loaded",
+        "preemptions",
+        "prompt",
+        "prompt_tokens",
+        "remote",
+        "reply_tokens",
     )
+
+    prompt: Prompt
+    """Set where a cache is used; after a preemption with the reply tokens so far."""
 
     def __init__(self, prompt_tokens: int, remote: bool = False) -> None:
         """With `remote` the prefill runs on another engine, which sends its cache."""
@@ -29,8 +44,6 @@ class CachedSequence:
         Outdated for a decode that advances in bulk: see `SequenceState.lead`.
         """
         self.preemptions = 0
-        self.prompt: Prompt | None = None
-        """The prompt, where a cache is used; after a preemption with the reply tokens so far."""
         self.hits: list[Block] = []
         """Cached blocks found for the prompt, until they are assigned to the sequence."""
         self.loaded = 0

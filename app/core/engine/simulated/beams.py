@@ -8,7 +8,7 @@ The sum of the log probabilities never rises from one beam to the next.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 
 from msgspec.structs import replace
@@ -69,42 +69,23 @@ class BeamVariants:
             if not has_alternatives:
                 return
 
-    def _variant(self, position: int, rank: int, token_id: int) -> Reply:
+    def _variant(self, changed: int, rank: int, token_id: int) -> Reply:
+        """Returns the reply with another token at position `changed`.
+
+        `rank` (1 or more) counts the tokens that are likelier there.
+        """
         ids = list(self._best.ids)
-        ids[position] = token_id
+        ids[changed] = token_id
         logprobs = self._best.logprobs
         if logprobs is not None:
-            changed = BeamEntries(self._tokenizer, ids, logprobs, position=position, rank=rank)
-            logprobs = LazySequence(changed.entry, range(len(ids)))
+            best = logprobs
+
+            def entry(position: int) -> TokenLogprob:
+                if position != changed:
+                    return best[position]
+                text = self._tokenizer.token_texts([token_id])[0]
+                logprob = own_logprob(position) - STEP * rank
+                return TokenLogprob(token_id, text, logprob, best[position].top, rank=rank + 1)
+
+            logprobs = LazySequence(entry, range(len(ids)))
         return replace(self._best, ids=ids, texts=self._tokenizer.pieces(ids), logprobs=logprobs)
-
-
-class BeamEntries:
-    """Log probabilities of a variant, which differ from the best beam's at one `position`."""
-
-    __slots__ = ("_best", "_ids", "_position", "_rank", "_tokenizer")
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        ids: Sequence[int],
-        best: Sequence[TokenLogprob],
-        position: int,
-        rank: int,
-    ) -> None:
-        """`rank` (1 or more) counts the tokens that are likelier at `position`."""
-        self._tokenizer = tokenizer
-        self._ids = ids
-        self._best = best
-        self._position = position
-        self._rank = rank
-
-    def entry(self, position: int) -> TokenLogprob:
-        """Returns the log probabilities of the token at `position`."""
-        best = self._best[position]
-        if position != self._position:
-            return best
-        token_id = self._ids[position]
-        text = self._tokenizer.token_texts([token_id])[0]
-        logprob = own_logprob(position) - STEP * self._rank
-        return TokenLogprob(token_id, text, logprob, best.top, rank=self._rank + 1)

@@ -11,13 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.core.engine.outputs import TokenLogprob
+from app.core.engine.outputs import LazySequence, TokenLogprob
+from app.core.engine.request import EngineRequest, Reply
 from app.core.text.base import Tokenizer
 
 STEP = 0.5
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 STRIDE = 101
 """Distance in the vocabulary between a token and its alternatives."""
+
+
+class Logprobs:
+    """Adds log probabilities to replies."""
+
+    def __init__(self, vocabulary: Tokenizer) -> None:
+        self._vocabulary = vocabulary
+
+    def add(self, reply: Reply, request: EngineRequest) -> None:
+        """Adds the log probabilities of the tokens, and of the prompt, as far as requested."""
+        if request.logprobs is not None:  # the number counts the token itself
+            alternatives = request.logprobs - 1
+            entries = Entries(self._vocabulary, reply.ids, alternatives, request.logprob_ids)
+            reply.logprobs = LazySequence(entries.entry, range(len(reply.ids)))
+        if request.prompt_logprobs is not None:
+            entry = Entries(self._vocabulary, request.prompt_ids, request.prompt_logprobs).entry
+
+            def prompt_entry(position: int) -> TokenLogprob | None:
+                return entry(position) if position else None
+
+            reply.prompt_logprobs = LazySequence(prompt_entry, range(len(request.prompt_ids)))
 
 
 class Entries:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 import msgspec
@@ -14,26 +15,30 @@ from msgspec.structs import replace
 
 from app.core.engine.constraints import Constraints, SchemaError
 from app.core.engine.errors import UnsatisfiableSchemaError
-from app.core.engine.outputs import LazySequence, Part, TokenLogprob
+from app.core.engine.outputs import Part
 from app.core.engine.request import (
     LENGTH,
     STOP,
     Constraint,
     EngineRequest,
+    RecordedReply,
     Reply,
     ScriptedReply,
+    as_thoughts,
     joined,
 )
-from app.core.engine.simulated.beams import BeamVariants
-from app.core.engine.simulated.calls import CallReplies
 from app.core.engine.simulated.corpus import Corpus
 from app.core.engine.simulated.endings import stopped
-from app.core.engine.simulated.logprobs import Entries
 from app.core.engine.simulated.random_mode import LengthSource, RandomMode
-from app.core.engine.simulated.scripted import ScriptedReplies, as_thoughts, delays_of
-from app.core.engine.simulated.token_chooser import biased, chooser
 from app.core.text.base import Tokenizer
 from config.settings import Settings
+
+if TYPE_CHECKING:
+    from app.core.engine.choice_request import Sampling
+    from app.core.engine.simulated.calls import CallReplies
+    from app.core.engine.simulated.logprobs import Logprobs
+    from app.core.engine.simulated.scripted import ScriptedReplies
+    from app.core.engine.simulated.token_chooser import TokenChooser
 
 TRIES = 4
 """Texts drawn to find one that fits the limit."""
@@ -44,6 +49,8 @@ USUAL_SIZE = 160
 CHARACTERS_PER_TOKEN = 3
 SHARES = (1, 0.5, 0.2, 0)
 """Shares of USUAL_SIZE per try; the last gives the shortest text."""
+UNKNOWN_VOCABULARY_SIZE = 50_000
+"""Assumed number of tokens of a remote tokenizer."""
 IMAGE = Part("image")
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk"
@@ -64,26 +71,6 @@ class RandomStreams:
 
     text: Random
     calls: Random
-
-
-class RecordedReply(Protocol):
-    """A recorded reply, cut or repeated to the length that a request asks for."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Ids of the tokens."""
-
-    @property
-    def texts(self) -> Sequence[str]:
-        """Texts of the tokens."""
-
-    @property
-    def missing(self) -> int:
-        """Number of tokens to add."""
-
-    @property
-    def reached_limit(self) -> bool:
-        """True if the reply ends because of its limit."""
 
 
 class RecordedReplies(Protocol):
@@ -130,10 +117,26 @@ class SimulatedModel:
         self._recorded_replies = recorded
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         self._schemas = schemas
-        self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
-        self._scripted = ScriptedReplies(tokenizer, self._calls)
         self._plugins: tuple[ReplySource, ...] = ()
         self._streams = streams
+
+    @cached_property
+    def _calls(self) -> CallReplies:
+        from app.core.engine.simulated.calls import CallReplies
+
+        return CallReplies(self._tokenizer, self._corpus, self._schemas, self._settings.tools)
+
+    @cached_property
+    def _scripted(self) -> ScriptedReplies:
+        from app.core.engine.simulated.scripted import ScriptedReplies
+
+        return ScriptedReplies(self._tokenizer, self._calls)
+
+    @cached_property
+    def _logprobs(self) -> Logprobs:
+        from app.core.engine.simulated.logprobs import Logprobs
+
+        return Logprobs(self._tokenizer)
 
     def ask_first(self, sources: Sequence[ReplySource], length: LengthSource | None) -> None:
         """Installs plugins.
@@ -146,13 +149,14 @@ class SimulatedModel:
     def scripted_reply(self, request: EngineRequest, script: ScriptedReply) -> Reply:
         """Returns the reply that `script` has decided, with its delays."""
         reply = self._scripted.reply(request, script)
-        reply.delays = delays_of(script, len(reply.ids))
+        reply.delays = script.delays(len(reply.ids))
         return reply
 
     def on_settings(self, settings: Settings) -> None:
         """Applies changed settings."""
         self._settings = settings
-        self._calls.settings = settings.tools
+        if "_calls" in vars(self):
+            self._calls.settings = settings.tools
 
     def reply(self, request: EngineRequest) -> Reply:
         """Returns the whole reply; an empty one for no tokens (embeddings).
@@ -166,18 +170,10 @@ class SimulatedModel:
             reply = self._whole(request)
         except SchemaError as error:
             raise UnsatisfiableSchemaError(error) from None
-        if request.logprobs is not None:  # the number counts the token itself
-            entries = Entries(self._tokenizer, reply.ids, request.logprobs - 1, request.logprob_ids)
-            reply.logprobs = LazySequence(entries.entry, range(len(reply.ids)))
+        if request.logprobs is not None or request.prompt_logprobs is not None:
+            self._logprobs.add(reply, request)
         if request.script is not None:
-            reply.delays = delays_of(request.script, len(reply.ids))
-        if request.prompt_logprobs is not None:
-            entry = Entries(self._tokenizer, request.prompt_ids, request.prompt_logprobs).entry
-
-            def prompt_entry(position: int) -> TokenLogprob | None:
-                return entry(position) if position else None
-
-            reply.prompt_logprobs = LazySequence(prompt_entry, range(len(request.prompt_ids)))
+            reply.delays = request.script.delays(len(reply.ids))
         return reply
 
     def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
@@ -197,6 +193,8 @@ class SimulatedModel:
             for number, request in enumerate(greedy[1:], 1):
                 beams.append(self.reply(replace(request, seed=number)))
             return beams
+        from app.core.engine.simulated.beams import BeamVariants
+
         variants = BeamVariants(best, self._tokenizer).first(len(requests) - 1)
         missing = len(requests) - 1 - len(variants)
         return [best, *variants, *[best] * missing]
@@ -287,7 +285,7 @@ class SimulatedModel:
     def _free_text(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
         eos = self._tokenizer.eos_token_id
-        tokens = None if request.sampling is None else chooser(request, self._tokenizer)
+        tokens = None if request.sampling is None else self._chooser(request, request.sampling)
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
             request = replace(request, ignore_eos=True)
         reply: Reply | None = None
@@ -303,7 +301,14 @@ class SimulatedModel:
             reply = self._random.reply(request, rng)
         if tokens is None:
             return reply
-        return biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
+        return tokens.rewrite(reply, request, self._tokenizer, rng)
+
+    def _chooser(self, request: EngineRequest, sampling: Sampling) -> TokenChooser:
+        """Returns the chooser of a reply's tokens by the biases of the request."""
+        from app.core.engine.simulated.token_chooser import TokenChooser
+
+        vocab_size = self._tokenizer.vocab_size or UNKNOWN_VOCABULARY_SIZE
+        return TokenChooser(sampling, vocab_size, request.greedy)
 
     def _recorded(
         self, replies: RecordedReplies, request: EngineRequest, rng: Random
@@ -327,7 +332,7 @@ class SimulatedModel:
         max_tokens = request.max_tokens
         if request.thinking_budget is not None:
             max_tokens = min(max_tokens, request.thinking_budget)
-        tokens = chooser(request, self._tokenizer)
+        tokens = None if request.sampling is None else self._chooser(request, request.sampling)
         count = rng.randint(MIN_THOUGHT_TOKENS, MAX_THOUGHT_TOKENS)
         if request.sampling is not None and request.sampling.allowed_token_ids:
             count = max_tokens  # the end of thoughts is not among the allowed tokens
@@ -337,7 +342,7 @@ class SimulatedModel:
             ids, texts = self._corpus.whole_sentences().compose(count, rng)
         reply = Reply(texts[:max_tokens], ids[:max_tokens], LENGTH)
         if tokens is not None:
-            reply = biased(reply, request, tokens, tokenizer=self._tokenizer, rng=rng)
+            reply = tokens.rewrite(reply, request, self._tokenizer, rng)
         return as_thoughts(stopped(reply, request))
 
     def _constrained_text(

@@ -7,13 +7,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from app.core.engine.outputs import Finish, Part
-from app.core.engine.request import LENGTH, STOP, EngineRequest, Reply, ScriptedReply, joined
+from app.core.engine.outputs import Finish
+from app.core.engine.request import (
+    LENGTH,
+    STOP,
+    EngineRequest,
+    Reply,
+    ScriptedReply,
+    as_thoughts,
+    joined,
+)
 from app.core.engine.simulated.calls import CallReplies, WrittenCalls, written
 from app.core.engine.simulated.endings import stopped
 from app.core.text.base import Tokenizer
 
-REASONING = Part("reasoning")
 THOUGHTS = "<think>\n{}\n</think>\n\n"
 
 
@@ -74,20 +81,3 @@ class ScriptedReplies:
 
     def _marked_up(self, calls: WrittenCalls, request: EngineRequest) -> Reply:
         return self._calls.marked_up(calls, request.max_tokens)
-
-
-def as_thoughts(reply: Reply) -> Reply:
-    """Returns a reply that consists of thoughts."""
-    return replace(reply, spans=[(len(reply.texts), REASONING)])
-
-
-def delays_of(script: ScriptedReply, tokens: int) -> list[tuple[int, float]]:
-    """Returns a script's waits, as token number and seconds, for a reply of `tokens` tokens."""
-    delays: dict[int, float] = {}
-    if script.per_token_s:
-        delays = dict.fromkeys(range(1, tokens), script.per_token_s)
-    if script.first_token_s:
-        delays[0] = script.first_token_s
-    for token, seconds in script.token_delays.items():
-        delays[token] = delays.get(token, 0.0) + seconds
-    return list(delays.items())

@@ -13,8 +13,8 @@ from math import exp
 from random import Random
 
 from app.core.base.clock.pause import Pace
+from app.core.engine.choice_request import Sampling
 from app.core.engine.request import STOP, EngineRequest, Reply
-from app.core.engine.wire import Sampling
 from app.core.text.base import Tokenizer
 
 ORIGINAL_PROBABILITY = 0.37
@@ -22,8 +22,6 @@ ORIGINAL_PROBABILITY = 0.37
 MAX_BIAS = 100.0
 NEVER = 1e-4
 """Odds of the end of text below which a reply does not end by itself."""
-VOCABULARY = 50_000
-"""Assumed number of tokens of a remote tokenizer."""
 
 
 class TokenChooser:
@@ -91,33 +89,22 @@ class TokenChooser:
                 break
         return token
 
-
-def chooser(request: EngineRequest, tokenizer: Tokenizer) -> TokenChooser | None:
-    """Returns the chooser of a reply's tokens; None when the request does not affect the choice."""
-    if request.sampling is None:
-        return None
-    return TokenChooser(request.sampling, tokenizer.vocab_size or VOCABULARY, request.greedy)
-
-
-def biased(
-    reply: Reply, request: EngineRequest, tokens: TokenChooser, tokenizer: Tokenizer, rng: Random
-) -> Reply:
-    """Returns `reply` with the tokens that `tokens` chooses.
-
-    An end of text among them ends the reply.
-    """
-    eos = tokenizer.eos_token_id
-    finish = reply.finish
-    pause_if_due = Pace(time.monotonic)
-    ids: list[int] = []
-    for original in reply.ids:
-        pause_if_due()
-        token = tokens.choose(original, rng)
-        if token == eos and not request.ignore_eos:
-            if len(ids) >= request.min_tokens:
-                finish = STOP
-                break
-            token = original
-        ids.append(token)
-    spans = [(len(ids), reply.spans[0][1])] if reply.spans and ids else ()
-    return Reply(tokenizer.pieces(ids), ids, finish, spans)
+    def rewrite(
+        self, reply: Reply, request: EngineRequest, tokenizer: Tokenizer, rng: Random
+    ) -> Reply:
+        """Returns `reply` with the chosen tokens. An end of text among them ends the reply."""
+        eos = tokenizer.eos_token_id
+        finish = reply.finish
+        pause_if_due = Pace(time.monotonic)
+        ids: list[int] = []
+        for original in reply.ids:
+            pause_if_due()
+            token = self.choose(original, rng)
+            if token == eos and not request.ignore_eos:
+                if len(ids) >= request.min_tokens:
+                    finish = STOP
+                    break
+                token = original
+            ids.append(token)
+        spans = [(len(ids), reply.spans[0][1])] if reply.spans and ids else ()
+        return Reply(tokenizer.pieces(ids), ids, finish, spans)

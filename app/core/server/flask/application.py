@@ -19,23 +19,20 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import cached_property, partial
 from random import Random
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-import gevent
 from flask import Blueprint, Flask
 from flask.globals import request_ctx
 from flask.wrappers import Response as FlaskResponse
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import Map, MapAdapter, Rule
 
-from app.core.api.admin import Caches, Drains
 from app.core.api.errors import forget_frames, respond_to_error
-from app.core.server.flask.asgi import AsgiRefusal
-from app.core.server.flask.other_server import OtherServer
+from app.core.base import Caches
 from app.core.server.http.context import CONTEXT, RequestContext, context_of, current_request
 from app.core.server.http.response import Response, StreamingBody, json_response
 from app.core.server.http.route import Handler, Route
-from app.core.server.http.rpc import RpcService
 from app.core.server.middleware.stack import MiddlewareStack
 
 if TYPE_CHECKING:
@@ -43,7 +40,10 @@ if TYPE_CHECKING:
     from flask import Request
     from flask.testing import FlaskClient
 
-    from app.core.server.flask.asgi import Receive, Scope, Send
+    from app.core.api.health import Drains
+    from app.core.server.flask.asgi import AsgiRefusal, Receive, Scope, Send
+    from app.core.server.flask.other_server import OtherServer
+    from app.core.server.http.rpc import RpcService
 
 METRICS = "/metrics"
 TEST_CLIENT = "understudy.test_client"
@@ -136,13 +136,13 @@ class Understudy(Flask):
         """Routes by endpoint."""
         self.services: list[BackgroundService] = []
         """Started and closed with the worker."""
-        self.after_start: list[Callable[[], None]] = []
-        """Called in greenlets after the worker's start; no request waits for them."""
         self.until_drained: list[Callable[[], None]] = []
         """Called at SIGTERM to end work that has no end."""
         self.caches: list[Caches] = []
         """Caches in the answer to GET /admin/memory."""
-        self._other_server = OtherServer(self, self.begin, self.end)
+        self._other_server: OtherServer | None = None
+        """Imported with the first request of a server without hooks for this application."""
+        self._other_server_lock = Lock()
         self._has_begun = False
 
     @property
@@ -200,12 +200,21 @@ class Understudy(Flask):
         An ASGI server passes its scope alone (ASGI 2), or with two functions.
         """
         if start_response is None:
-            return AsgiRefusal(environ)
+            return _refusal(environ)
         if send is not None:
-            return AsgiRefusal(environ)(start_response, send)
+            return _refusal(environ)(start_response, send)
         if CONTEXT in environ or TEST_CLIENT in environ:
             return self.wsgi_app(environ, start_response)
-        return self._other_server.serve(environ, start_response)
+        other_server = self._other_server or self._use_other_server()
+        return other_server.serve(environ, start_response)
+
+    def _use_other_server(self) -> OtherServer:
+        from app.core.server.flask.other_server import OtherServer
+
+        with self._other_server_lock:  # the first requests may come in several threads
+            if self._other_server is None:
+                self._other_server = OtherServer(self, self.begin, self.end)
+            return self._other_server
 
     def test_client(self, use_cookies: bool = True, **options: Any) -> FlaskClient:
         """Returns Flask's test client; its requests start no services."""
@@ -276,8 +285,6 @@ class Understudy(Flask):
             self._has_begun = True
             for service in self.services:
                 service.start()
-            for work in self.after_start:
-                gevent.spawn(work)
 
     def withdraw(self) -> None:
         """Reports not ready (SIGTERM), and ends endless work. Requests are still admitted."""
@@ -293,6 +300,12 @@ class Understudy(Flask):
         """Closes the services after the worker's last request."""
         for service in reversed(self.services):
             service.close()
+
+
+def _refusal(scope: Scope) -> AsgiRefusal:
+    from app.core.server.flask.asgi import AsgiRefusal
+
+    return AsgiRefusal(scope)
 
 
 def label_of(rule: Rule) -> str:

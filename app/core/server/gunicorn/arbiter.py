@@ -1,4 +1,4 @@
-"""gunicorn's arbiter with one worker per rank, and with safe reloads: start with `RankArbiter`.
+"""gunicorn's arbiter with one worker per rank, and with safe reloads: start with `take_over`.
 
 Differences from the stock arbiter, which
 
@@ -28,12 +28,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.util import parse_address
 
 from app.core.server.gunicorn import ranks
-from app.core.server.gunicorn.certificates import (
-    CertificateError,
-    SelfSigned,
-    ServerCertificate,
-    check_pair,
-)
+from app.core.server.gunicorn.errors import CertificateError
 from config import ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -44,6 +39,7 @@ if TYPE_CHECKING:
     from gunicorn.workers.base import Worker
 
     from app.core.engine.wire import EngineProcessOptions
+    from app.core.server.gunicorn.certificates import SelfSigned, ServerCertificate
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
@@ -94,55 +90,31 @@ class ServerChecks:
 
 
 class RankArbiter(Arbiter):  # type: ignore[misc]
-    """An arbiter that keeps one worker per rank; `take_over` turns a stock arbiter into one."""
+    """An arbiter that keeps one worker per rank; `take_over` starts one for a stock arbiter."""
 
     WORKERS: dict[int, Worker]
-    settings: Settings
-    """The settings in force."""
-    checks: ServerChecks
     engine: EngineProcess | None = None
     """None without a real model."""
     certificate: ServerCertificate | None = None
     """Inherited by each forked worker."""
     self_signed: SelfSigned | None = None
 
-    @staticmethod
-    def take_over(server: Arbiter, settings: Settings, checks: ServerChecks) -> None:
-        """Turns a starting stock arbiter into a `RankArbiter`, and starts a real engine.
-
-        gunicorn has no setting for the arbiter's class, and the first hook that it calls gets an
-        arbiter that is already starting, so the class of this instance is changed.
+    def __init__(self, app: BaseApplication, settings: Settings, checks: ServerChecks) -> None:
+        """Loads the certificate, and starts a real engine.
 
         Raises:
-            ConfigError, CertificateError, OSError, or an error of `checks`: the settings cannot be
-                served.
+            ConfigError, CertificateError, OSError: the settings cannot be served.
         """
-        settings = ranks.with_address(settings, server.cfg.address)
-        ranks.export_settings(settings, os.environ)
-        check_address_is_free(server)
-        check_options(server, settings)
-        if settings.engine.is_real:
-            checks.engine_options(settings)  # raises for missing requirements, before slow work
-        checks.prepare(settings)
-        size = len(settings.server.ranks)
-        server.__class__ = RankArbiter
+        self.settings = settings
+        """The settings in force."""
+        self.checks = checks
+        super().__init__(app)
         # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a
         # file of its package; its folder then precedes the standard library, and its `http` hides
         # Python's.
-        server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
-        server.settings = settings
-        server.checks = checks
-        server.num_workers = size
-        if server.cfg.workers != size:
-            serving = f"{size} workers serve, one for each rank"
-            if size == 1:
-                serving = "one worker serves"
-            server.log.warning(
-                "workers=%d: %s: %s", server.cfg.workers, serving, ranks.ONE_WORKER_PER_RANK
-            )
-            server.cfg.set("workers", size)
-        server.load_certificate()
-        server.start_engine()
+        self.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
+        self.load_certificate()
+        self.start_engine()
 
     def manage_workers(self) -> None:
         """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
@@ -202,14 +174,16 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     handle_ttou = handle_ttin
 
     def setup(self, app: BaseApplication) -> None:
-        """Applies gunicorn's configuration at a reload."""
+        """Applies gunicorn's configuration at the start and at a reload."""
+        is_reload = self.log is not None
         super().setup(app)
         self.num_workers = len(self.settings.server.ranks)
         self.cfg.set("workers", self.num_workers)
-        # `_read_settings` has just checked the certificate. If it is broken now, the old one stays
-        # in use.
-        with suppress(CertificateError, OSError):
-            self.load_certificate()
+        if is_reload:
+            # `_read_settings` has just checked the certificate. If it is broken now, the old one
+            # stays in use.
+            with suppress(CertificateError, OSError):
+                self.load_certificate()
 
     def reload(self) -> None:
         """Starts new workers; `manage_workers` ends the old ones once their successors serve."""
@@ -232,20 +206,14 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
                 ranks.note_stage(worker, ranks.HANDED_OVER)
         super().handle_winch()
 
-    @property
-    def _shares_listeners(self) -> bool:
-        """True while another process keeps the listeners open.
-
-        It is the child that SIGUSR2 has started, the parent of this server, or systemd.
-        """
-        has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
-        has_child = self.reexec_pid != 0
-        return bool(has_parent or has_child or self.systemd)
-
     def stop(self, graceful: bool = True) -> None:
         """Ends all workers, replaced ones included, within `graceful_timeout`."""
+        # Another process may keep the listeners open: the parent of this server, the child that
+        # SIGUSR2 has started, or systemd.
+        has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
+        is_handed_over = has_parent or self.reexec_pid != 0 or self.systemd
         for worker in self.WORKERS.values():
-            if self._shares_listeners:
+            if is_handed_over:
                 ranks.note_stage(worker, ranks.HANDED_OVER)
             ranks.note_stage(worker, ranks.ENDING)
         super().stop(graceful)
@@ -262,13 +230,19 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         certfile = tls.ssl_certfile
         keyfile = tls.ssl_keyfile
         if tls.self_signed_certs:
+            from app.core.server.gunicorn.certificates import SelfSigned
+
             self.self_signed = self.self_signed or SelfSigned()
             certfile, keyfile = self.self_signed.pair(self.settings)
             self.log.info("self-signed certificate: %s", certfile)
         if certfile:
             self.cfg.set("certfile", certfile)
             self.cfg.set("keyfile", keyfile)
-        self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
+        self.certificate = None
+        if self.cfg.is_ssl:
+            from app.core.server.gunicorn.certificates import ServerCertificate
+
+            self.certificate = ServerCertificate(self.cfg)
 
     def _read_settings(self) -> Settings:
         """Reads and checks the settings of a reload.
@@ -285,6 +259,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         if self.cfg.preload_app and settings.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError("with preload_app, settings cannot change while the server runs")
         if settings.tls.ssl_certfile:
+            from app.core.server.gunicorn.certificates import check_pair
+
             check_pair(settings.tls.ssl_certfile, settings.tls.ssl_keyfile)
         if settings.engine.is_real != self.settings.engine.is_real:
             raise ConfigError("setting engine: cannot change while the server runs")
@@ -310,6 +286,36 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.engine.begin(os.environ)
         self.settings = self.engine.completed(self.settings)
         ranks.export_settings(self.settings, os.environ)
+
+
+def take_over(server: Arbiter, settings: Settings, checks: ServerChecks) -> RankArbiter:
+    """Returns the arbiter that serves in place of a stock arbiter, which is starting.
+
+    gunicorn has no setting for the arbiter's class, and the first hook that it calls gets an
+    arbiter that is already starting. The hook runs the returned arbiter until the server ends.
+
+    Raises:
+        ConfigError, CertificateError, OSError, or an error of `checks`: the settings cannot be
+            served.
+    """
+    settings = ranks.with_address(settings, server.cfg.address)
+    ranks.export_settings(settings, os.environ)
+    check_address_is_free(server)
+    check_options(server, settings)
+    if settings.engine.is_real:
+        checks.engine_options(settings)  # raises for missing requirements, before slow work
+    checks.prepare(settings)
+    size = len(settings.server.ranks)
+    if server.cfg.workers != size:
+        serving = f"{size} workers serve, one for each rank"
+        if size == 1:
+            serving = "one worker serves"
+        server.log.warning(
+            "workers=%d: %s: %s", server.cfg.workers, serving, ranks.ONE_WORKER_PER_RANK
+        )
+    if server.pidfile is not None:
+        server.pidfile.unlink()  # the returned arbiter writes it
+    return RankArbiter(server.app, settings, checks)
 
 
 def check_options(server: Arbiter, settings: Settings) -> None:

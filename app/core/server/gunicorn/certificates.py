@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gevent.ssl import SSLSocket
 from gunicorn import sock
 
+from app.core.server.gunicorn.errors import CertificateError
 from config import Settings
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 CLOCK_TOLERANCE = timedelta(hours=1)
 """Validity before the current time, for clients with slow clocks."""
 VALIDITY = timedelta(days=3650)
-
-
-class CertificateError(Exception):
-    """The certificate and its key cannot be served; the text is one line."""
 
 
 class ClosingSocket(SSLSocket):  # type: ignore[misc]

@@ -346,10 +346,6 @@ class FastConnection(HubConnection):
         if self.has_head and not self.busy:
             self.leave_to_general()
 
-    def refuse_requests(self) -> None:
-        """Leaves a request whose body is incomplete to the general path."""
-        self.announce_end()
-
     def client_gone(self) -> None:
         """Drops the source of the answer, and closes the connection."""
         source = self._source

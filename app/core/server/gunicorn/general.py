@@ -13,7 +13,6 @@ from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import InvalidHeader, UnsupportedTransferCoding
 
 from app.core.api.responder import EventStream
-from app.core.server.gunicorn.fair_turns import ConnectionCost, FairTurns
 from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.heads import HOST
 from app.core.server.http.response import Response
@@ -43,26 +42,21 @@ class FairSocket:
     Bytes come in small parts, and other connections may run after each part.
     """
 
-    __slots__ = ("_client", "_cost", "_turns", "data", "gettimeout", "settimeout")
-
-    def __init__(
-        self, client: gevent.socket.socket, data: bytes, turns: FairTurns, cost: ConnectionCost
-    ) -> None:
-        self._client = client
+    def __init__(self, connection: FastConnection, data: bytes) -> None:
+        self._connection = connection
         self.data = data
-        self._turns = turns
-        self._cost = cost
-        self.gettimeout = client.gettimeout
-        self.settimeout = client.settimeout
+        self.gettimeout = connection.client.gettimeout
+        self.settimeout = connection.client.settimeout
 
     def recv(self, size: int) -> bytes:
         """Returns at most `size` bytes, after a turn; none at the end of the connection."""
         if size <= MAX_PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
             size = PART_BYTES
         # At least a whole record of TLS: the hub would not see bytes that were decrypted and left.
-        data = self.data or self._client.recv(max(size, MAX_RECORD_BYTES))
+        connection = self._connection
+        data = self.data or connection.client.recv(max(size, MAX_RECORD_BYTES))
         self.data = data[size:]
-        self._turns.wait(self._cost)
+        connection.path.turns.wait(connection.cost)
         return data[:size]
 
 

@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -61,31 +61,28 @@ def is_healthy_at(path: str, is_encrypted: bool) -> bool:
 
     The certificate is not verified.
     """
-    client = socket.socket(socket.AF_UNIX)
-    client.settimeout(TIMEOUT_S)
-    connection = HTTPConnection("localhost")
-    try:
+    with (
+        socket.socket(socket.AF_UNIX) as client,
+        closing(HTTPConnection("localhost")) as connection,
+        suppress(OSError, HTTPException),
+    ):
+        client.settimeout(TIMEOUT_S)
         client.connect(path)
         connection.sock = client
         if is_encrypted:
             connection.sock = ssl._create_unverified_context().wrap_socket(client)
         connection.request("GET", "/health")
         return connection.getresponse().status == HTTPStatus.OK
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
-        client.close()
+    return False
 
 
 def is_healthy(url: str) -> bool:
     """True if GET /health answers 200. The certificate is not verified: the server is local."""
     context = ssl._create_unverified_context()
-    try:
+    with suppress(OSError):  # raised for another status, too
         urlopen(f"{url}/health", timeout=TIMEOUT_S, context=context).close()
-    except OSError:  # another status, too
-        return False
-    return True
+        return True
+    return False
 
 
 def environment_of_server() -> dict[str, str]:

@@ -123,6 +123,7 @@ class HubConnection(StreamTransport):
 
     def refuse_requests(self) -> None:
         """Admits no further request; running answers continue."""
+        self.announce_end()
 
 
 OpenConnections = dict[HubConnection, None]

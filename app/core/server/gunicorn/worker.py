@@ -40,8 +40,8 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from app.core.base.clock.pause import pause_with
 from app.core.server.gunicorn import ranks
-from app.core.server.gunicorn.certificates import CertificateError, ServerCertificate
 from app.core.server.gunicorn.drain import HANDOVER_S, ConnectionDrain
+from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
 from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.general import (
@@ -60,6 +60,8 @@ from app.core.server.http.context import CONTEXT, context_of
 if TYPE_CHECKING:
     from gunicorn.http.message import Request
     from gunicorn.http.parser import Parser
+
+    from app.core.server.gunicorn.certificates import ServerCertificate
 
 HEARTBEAT_S = 1.0
 """Seconds between two heartbeats for the arbiter."""
@@ -157,6 +159,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """Serves until SIGTERM, then lets running requests end within `graceful_timeout`."""
         self._tune_process()
         if self.certificate is None and self.cfg.is_ssl:  # under a stock arbiter
+            from app.core.server.gunicorn.certificates import ServerCertificate
+
             self.certificate = ServerCertificate(self.cfg)
         has_hooks = ranks.SETTINGS in os.environ
         if not has_hooks:
@@ -356,21 +360,18 @@ class Worker(GeventWorker):  # type: ignore[misc]
         Under a stock arbiter, which notes nothing, the worker may end alone. The next worker then
         gets the backlog.
         """
-        if not ranks.has_stage(self, ranks.ENDING):
+        if ranks.has_stage(self, ranks.ENDING):
             for server in servers:
-                server.close()
-            return
-        for server in servers:
-            server.refuse_handshakes()
-        handshakes_end_s = time.monotonic() + HANDSHAKE_S
-        while True:
-            for server in servers:
-                server.accept_waiting()
-            has_open = drain.sweep()
-            now_s = time.monotonic()
-            if now_s >= deadline_s or (now_s >= handshakes_end_s and not has_open):
-                break
-            self._wait_for_drain()
+                server.refuse_handshakes()
+            handshakes_end_s = time.monotonic() + HANDSHAKE_S
+            while True:
+                for server in servers:
+                    server.accept_waiting()
+                has_open = drain.sweep()
+                now_s = time.monotonic()
+                if now_s >= deadline_s or (now_s >= handshakes_end_s and not has_open):
+                    break
+                self._wait_for_drain()
         for server in servers:
             server.close()
 
@@ -408,7 +409,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         addr = connection.address
         req = None
         try:
-            source = FairSocket(client, data, self._turns, connection.cost)
+            source = FairSocket(connection, data)
             parser = http.get_parser(self.cfg, source, addr)
             with gevent.Timeout(self._idle_s, False):
                 req = next(parser)

@@ -11,6 +11,7 @@ import gevent.socket
 import gevent.ssl
 from msgspec import Struct
 
+from app.core.server.http.numbers import header_number
 from config import ConfigError
 
 COMPLETIONS = "/v1/completions"
@@ -20,8 +21,6 @@ ROUTED_TO = "x-routed-to"
 PORTS = {"http": 80, "https": 443}
 MAX_QUOTED_LENGTH = 80
 """Most characters of an invalid header in an error message."""
-MAX_LENGTH_DIGITS = 18
-"""Most digits of a Content-Length."""
 KEYS = ("authorization", "x-api-key")
 """Headers with a client's API key."""
 
@@ -76,15 +75,15 @@ class CheckedResponse(HTTPResponse):
             return
         lengths = {length.strip() for value in values for length in value.split(",")}
         length = lengths.pop()
-        is_number = length.isascii() and length.isdecimal() and len(length) <= MAX_LENGTH_DIGITS
-        if lengths or not is_number:
+        number = header_number(length)
+        if lengths or number is None:
             raise InvalidLengthError(
                 f"invalid Content-Length: {', '.join(values)[:MAX_QUOTED_LENGTH]}"
             )
         del self.headers["content-length"]
         self.headers["Content-Length"] = length
         if self.length is None:  # http.client does not read "5, 5"
-            self.length = int(length)
+            self.length = number
 
 
 class HttpConnection(HTTPConnection):

@@ -22,6 +22,7 @@ from app.core.base.clock.pause import pause
 from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
 from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.errors import ApiError, malformed, too_large
+from app.core.server.http.numbers import header_number
 from config.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ READ_BYTES = 1 << 18
 """Bytes per read; other greenlets run between two reads."""
 CHUNKED_READ_BYTES = 1 << 10
 """Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
-MAX_LENGTH_DIGITS = 18
-"""Most digits of a Content-Length."""
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 """Characters of a path that need no percent-encoding, besides letters, digits and `-._`.
 
@@ -149,10 +148,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     @property
     def content_length(self) -> int | None:
         """Declared size of the body in bytes; None without a valid declaration."""
-        declared = self.headers.get("content-length", "")
-        if declared.isdecimal() and len(declared) <= MAX_LENGTH_DIGITS:
-            return int(declared)
-        return None
+        return header_number(self.headers.get("content-length", ""))
 
     @cached_property
     def _query(self) -> Mapping[str, Sequence[str]]:

@@ -7,6 +7,7 @@ a short chat.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import msgspec
@@ -147,15 +148,13 @@ class Response:
             yield piece
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PendingResponse:
     """A future response, which no greenlet waits for."""
 
-    __slots__ = ("_callback", "_on_abort", "outcome")
-
-    def __init__(self, on_abort: Callable[[], None]) -> None:
-        self._on_abort = on_abort
-        self.outcome: Response | Exception | None = None
-        self._callback: Callable[[Response | Exception], None] | None = None
+    _on_abort: Callable[[], None]
+    outcome: Response | Exception | None = None
+    _callback: Callable[[Response | Exception], None] | None = None
 
     def on_resolve(self, callback: Callable[[Response | Exception], None]) -> None:
         """Calls `callback` once with the response or error: at once, or in `resolve`."""

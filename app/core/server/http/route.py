@@ -7,10 +7,11 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from app.core.server.http.context import MatchedRoute, RequestContext
-from app.core.server.http.response import PendingResponse, Response
+from app.core.server.http.response import PendingResponse, Response, json_response
 
 Handler = Callable[[RequestContext], Response]
 ErrorHandler = Callable[[Exception], Response]
+Work = Callable[[RequestContext], object]
 
 JSON_MEDIA = "application/json"
 STREAM_MEDIA = (JSON_MEDIA, "text/event-stream")
@@ -63,6 +64,9 @@ class RouteDocs:
 
 
 NO_DOCS = RouteDocs()
+EMPTY_ANSWER = RouteDocs(media=NO_MEDIA)
+ANY_OBJECT = dict[str, object]
+"""Type of a body that may be any JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,10 @@ class Route(MatchedRoute):
     handle: Handler
     plain: PlainHandler | None = None
     docs: RouteDocs = NO_DOCS
+
+    def loaded(self) -> "Route":
+        """Returns the route with its own handler and docs, which `late_routes` imports late."""
+        return self
 
 
 class Probe:
@@ -132,3 +140,20 @@ def post(
         plain=plain,
         docs=docs,
     )
+
+
+def action(operation: str, work: Work, docs: RouteDocs = NO_DOCS) -> Route:
+    """Returns a route, for "METHOD /path", that answers the value of `work` as JSON.
+
+    For None the answer is an empty 200.
+    """
+
+    def handle(context: RequestContext) -> Response:
+        answer = work(context)
+        if answer is None:
+            return Response()
+        return json_response(answer)
+
+    handle.__doc__ = work.__doc__
+    method, _, path = operation.partition(" ")
+    return Route(methods=(method,), path=path, handle=handle, docs=docs)

@@ -60,13 +60,9 @@ MAX_QUOTED_LENGTH = 100
 """Most characters of a Host header in an error message."""
 
 
-def _control_pattern() -> re.Pattern[str]:
-    prefixes = [re.escape(path) for path in (*OPERATOR_PREFIXES, ADAPTERS)]
-    whole_paths = [re.escape(path) + r"/*\Z" for path in (*CONTROL_PATHS, SETTINGS_PATH)]
-    return re.compile("|".join([*prefixes, *whole_paths]))
-
-
-is_control = _control_pattern().match
+_PREFIXES = [re.escape(path) for path in (*OPERATOR_PREFIXES, ADAPTERS)]
+_WHOLE_PATHS = [re.escape(path) + r"/*\Z" for path in (*CONTROL_PATHS, SETTINGS_PATH)]
+is_control = re.compile("|".join([*_PREFIXES, *_WHOLE_PATHS])).match
 """Matches a path that controls this server, or that shows its settings or journal.
 
 The path is that of a request or of a route, without `root-path`. A bound method of a pattern costs

@@ -6,7 +6,6 @@ import logging
 from app.core.base.clock.pause import call_long
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
-from app.core.server.middleware.masking import mask_headers, mask_query, mask_text, without_cut_url
 from app.core.server.middleware.stack import Middleware
 from config.settings import Settings
 
@@ -30,6 +29,8 @@ class HttpLog(Middleware):
         """Writes the line. An unread part of the request's body is missing."""
         if not log.isEnabledFor(logging.INFO):
             return
+        from app.core.server.middleware.masking import mask_headers, mask_query  # for this log only
+
         request_headers = [(name.title(), value) for name, value in context.headers.items()]
         request_body = context.part if context.body is None else context.body
         line = {
@@ -55,6 +56,8 @@ def _response_text(response: Response) -> str:
 
 
 def _text(data: bytes, content_type: str = "") -> str:
+    from app.core.server.middleware.masking import mask_text, without_cut_url
+
     text = data[:MAX_BODY_BYTES].decode(errors="replace")
     end = ""
     if len(data) > MAX_BODY_BYTES:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.core.base.metrics.instruments import Counter, Family, Histogram, Summary
 from app.core.server.http.context import RequestContext
+from app.core.server.http.numbers import header_number
 from app.core.server.http.response import Response, StreamingBody
 from app.core.server.middleware.cors import PREFLIGHT_VARY
 from app.core.server.middleware.stack import Middleware
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_flask_exporter import PrometheusMetrics
 
-Rows = list[tuple[float, str | None, int]]
+Rows = list[tuple[float, str, int]]
 """Duration in seconds, declared Content-Length and response bytes of exchanges."""
 
 HIGH_RESOLUTION = (
@@ -42,8 +43,6 @@ METHODS = frozenset(
 EXCLUDED = re.compile("/metrics|/health|/load|/ping|/version|/server_info|^/ready$")
 MAX_ROWS = 512
 """Rows counted together; they take a millisecond or two."""
-MAX_LENGTH_DIGITS = 18
-"""Most digits of a Content-Length."""
 REQUESTS = "http_requests_total"
 BY_WAY = "understudy_requests_total"
 REQUEST_BYTES = "http_request_size_bytes"
@@ -152,7 +151,7 @@ class HttpMetrics(Middleware):
 
     def _add_row(self, rows: Rows, context: RequestContext, response_bytes: int) -> None:
         seconds = self._clock() - context.arrival_s
-        rows.append((seconds, context.headers.get("content-length"), response_bytes))
+        rows.append((seconds, context.headers.get("content-length", ""), response_bytes))
         self._row_count += 1
         if self._row_count >= MAX_ROWS:
             self.fold()
@@ -165,7 +164,7 @@ class HttpMetrics(Middleware):
             if rows is None:
                 continue
             seconds = [row[0] for row in rows]
-            request_bytes = [_length(row[1]) for row in rows]
+            request_bytes = [header_number(row[1]) or 0 for row in rows]
             response_bytes = [row[2] for row in rows]
             rows.clear()
             served = families[REQUESTS].labels(
@@ -181,10 +180,3 @@ class HttpMetrics(Middleware):
         """Returns the families in Prometheus' text format."""
         self.fold()
         return "".join(family.render() for family in self._families.values())
-
-
-def _length(declared: str | None) -> int:
-    """Returns a declared Content-Length; 0 without a valid declaration."""
-    if declared and declared.isdecimal() and len(declared) <= MAX_LENGTH_DIGITS:
-        return int(declared)
-    return 0

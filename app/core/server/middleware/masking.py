@@ -75,6 +75,15 @@ Replacement = tuple[int, int, str]
 """Start and end of a replaced range, and the new text."""
 
 
+def is_valid_json(text: str | bytes) -> bool:
+    """Returns True if the whole text is one JSON value."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def is_secret(name: str) -> bool:
     """Returns True if the last word of a name is one of `WORDS`.
 
@@ -87,7 +96,7 @@ def mask_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Masks the values of secret headers, and secrets in URLs in the other values."""
     masked = []
     for name, value in headers:
-        value = MASK if is_secret(name) else _mask_urls(value)
+        value = MASK if is_secret(name) else _mask_urls(value, [], MAX_DEPTH)[0]
         masked.append((name, value))
     return masked
 
@@ -99,7 +108,7 @@ def mask_query(path: str) -> str:
         return path
     query = path[path_end:]
     masked, _ = _replaced(query, _parameters(query, _FORM_PARAMETER, _FORM_VALUE, MAX_DEPTH), [])
-    return path[:path_end] + _mask_urls(masked)
+    return path[:path_end] + _mask_urls(masked, [], MAX_DEPTH)[0]
 
 
 def mask_text(text: str, depth: int = MAX_DEPTH, content_type: str = "") -> str:
@@ -131,7 +140,7 @@ def _masked(
     text: str, cuts: list[int], depth: int, content_type: str = ""
 ) -> tuple[str, list[int]]:
     """Masks `text`; returns the new text and the new positions of `cuts` (ascending)."""
-    is_valid = _is_json(text)
+    is_valid = is_valid_json(text)
     masked = text
     if not is_valid:
         masked, cuts = _replaced(masked, _form_fields(masked, content_type), cuts)
@@ -141,25 +150,16 @@ def _masked(
             masked, cuts = _replaced(masked, parameters, cuts)
     masked, cuts = _replaced(masked, _fields(masked, depth), cuts)
     masked, cuts = _replaced(masked, _secret_values(_BEARER_KEY, masked), cuts)
-    masked, cuts = _replaced(masked, _parameters(masked, _URL_PARAMETER, _URL_VALUE, depth), cuts)
-    masked, cuts = _replaced(masked, _passwords(masked), cuts)
+    masked, cuts = _mask_urls(masked, cuts, depth)
     if not is_valid:
         masked, cuts = _replaced(masked, _secret_values(_LOOSE, masked), cuts)
     return masked, cuts
 
 
-def _is_json(text: str) -> bool:
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return False
-    return True
-
-
-def _mask_urls(text: str) -> str:
-    masked, _ = _replaced(text, _parameters(text, _URL_PARAMETER, _URL_VALUE, MAX_DEPTH), [])
-    masked, _ = _replaced(masked, _passwords(masked), [])
-    return masked
+def _mask_urls(text: str, cuts: list[int], depth: int) -> tuple[str, list[int]]:
+    """Masks the secrets in URLs; returns the new text and the new positions of `cuts`."""
+    masked, cuts = _replaced(text, _parameters(text, _URL_PARAMETER, _URL_VALUE, depth), cuts)
+    return _replaced(masked, _passwords(masked), cuts)
 
 
 def _form_fields(text: str, content_type: str) -> Iterator[Replacement]:

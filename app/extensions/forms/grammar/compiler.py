@@ -102,7 +102,9 @@ class _TagCompiler:
         compiled = self._schemas.compile(schema)
 
         def write_json(rng: Random, budget: WorkBudget, usual: ToolSettings, length: int) -> str:
-            size = Size.BRIEF if length < USUAL_JSON_LENGTH else Size.USUAL
+            size = Size.USUAL
+            if length < USUAL_JSON_LENGTH:
+                size = Size.BRIEF
             return json.dumps(compiled.sample(rng, usual, size), ensure_ascii=False)
 
         return nodes.WrittenText(MIN_JSON_LENGTH, nodes.LENGTH_LIMIT, write_json)

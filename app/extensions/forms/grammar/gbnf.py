@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 
 from app.extensions.forms.grammar.parser import GrammarParser, Limits, Token
-from app.extensions.forms.schema import derivation as nodes
 from app.extensions.forms.schema.bounds import SchemaError
+from app.extensions.forms.schema.derivation import Characters, Node, Text
 from app.extensions.forms.schema.pattern_writer import PLAIN
 from app.extensions.forms.schema.patterns import characters
 
@@ -33,7 +33,7 @@ class GbnfParser(GrammarParser):
         re.VERBOSE,
     )
 
-    def read_item(self, depth: int) -> nodes.Node | None:
+    def read_item(self, depth: int) -> Node | None:
         """Reads a name, text, set, dot or group; None where an alternative ends."""
         reference = self.take_reference()
         if reference is not None:
@@ -42,12 +42,12 @@ class GbnfParser(GrammarParser):
             return None
         token = self.take("text")
         if token is not None:
-            return nodes.Text(self._unescape(token, str))
+            return Text(self._unescape(token, str))
         token = self.take("set")
         if token is not None:
             return self._read_set(token)
         if self.take_sign("."):
-            return nodes.Characters(PLAIN + " ")
+            return Characters(PLAIN + " ")
         if self.take_sign("("):
             return self.read_group(depth, ")")
         return None
@@ -55,9 +55,12 @@ class GbnfParser(GrammarParser):
     def parse_limits(self, text: str) -> Limits:
         """Returns the limits in braces, such as ``{2,}``."""
         minimum, comma, maximum = text[1:-1].replace(" ", "").partition(",")
+        min_count = int(minimum)
         if maximum:
-            return int(minimum), int(maximum)
-        return int(minimum), None if comma else int(minimum)
+            return min_count, int(maximum)
+        if comma:
+            return min_count, None
+        return min_count, min_count
 
     def _unescape(self, token: Token, quote: Callable[[str], str]) -> str:
         """Returns the text between the delimiters; `quote` is applied to escaped characters."""
@@ -79,11 +82,11 @@ class GbnfParser(GrammarParser):
             raise self.error(f"an unknown escape \\{name}", token)
         return NAMED_ESCAPES.get(name, name)
 
-    def _read_set(self, token: Token) -> nodes.Node:
+    def _read_set(self, token: Token) -> Node:
         try:
             choices = characters(f"[{self._unescape(token, re.escape)}]")
         except SchemaError as error:
             raise self.error(f"invalid set of characters: {error}", token) from None
         if not choices:
             raise self.error("a set without characters", token)
-        return nodes.Characters(choices)
+        return Characters(choices)

@@ -8,7 +8,8 @@ import re
 from ast import literal_eval
 
 from app.extensions.forms.grammar.parser import GrammarParser, Limits, Token
-from app.extensions.forms.schema import derivation as nodes
+from app.extensions.forms.schema.derivation import Characters, Node, Repetition, Text, as_node
+from app.extensions.forms.schema.pattern_writer import range_characters
 from app.extensions.forms.schema.patterns import Pattern
 
 MAX_RANGE = 255
@@ -66,7 +67,7 @@ class LarkParser(GrammarParser):
         super().__init__(source, prefix)
         self._pattern_count = 0
 
-    def read_directive(self, token: Token) -> dict[str, nodes.Node]:
+    def read_directive(self, token: Token) -> dict[str, Node]:
         """Returns the terminals that a line imports.
 
         ``%ignore`` adds none, as ignored text is never written.
@@ -85,12 +86,12 @@ class LarkParser(GrammarParser):
         unknown = set(imported.values()) - COMMON_TERMINALS.keys()
         if unknown:
             raise self.error(f"Lark's library common has no {min(unknown)}", token)
-        rules: dict[str, nodes.Node] = {}
+        rules: dict[str, Node] = {}
         for name, terminal in imported.items():
-            rules[self._prefix + name] = nodes.as_node(Pattern(COMMON_TERMINALS[terminal]))
+            rules[self._prefix + name] = as_node(Pattern(COMMON_TERMINALS[terminal]))
         return rules
 
-    def read_item(self, depth: int) -> nodes.Node | None:
+    def read_item(self, depth: int) -> Node | None:
         """Reads a name, text, pattern or group; None where an alternative ends."""
         reference = self.take_reference()
         if reference is not None:
@@ -104,7 +105,7 @@ class LarkParser(GrammarParser):
         if token is not None:
             return self._read_pattern(token)
         if self.take_sign("["):
-            return nodes.Repetition(self.read_group(depth, "]"), 0, 1)
+            return Repetition(self.read_group(depth, "]"), 0, 1)
         if self.take_sign("("):
             return self.read_group(depth, ")")
         return None
@@ -114,18 +115,19 @@ class LarkParser(GrammarParser):
         minimum, _, maximum = text[1:].partition("..")
         return int(minimum), int(maximum or minimum)
 
-    def _read_text(self, token: Token) -> nodes.Node:
+    def _read_text(self, token: Token) -> Node:
         """Returns a text, in lower case if case-insensitive, or a range of characters."""
         text = self._unescape(token)
         if not self.take_sign(".."):
-            return nodes.Text(text.lower() if token.text.endswith("i") else text)
+            if token.text.endswith("i"):
+                text = text.lower()
+            return Text(text)
         last = self._unescape(self.expect("text", "the last character"))
         if len(text) != 1 or len(last) != 1 or last < text:
             raise self.error(f"{text!r}..{last!r} is not a range of characters", token)
-        points = range(ord(text), min(ord(last), ord(text) + MAX_RANGE) + 1)
-        return nodes.Characters(
-            "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
-        )
+        first_point = ord(text)
+        last_point = min(ord(last), first_point + MAX_RANGE)
+        return Characters(range_characters(first_point, last_point))
 
     def _unescape(self, token: Token) -> str:
         try:
@@ -135,10 +137,12 @@ class LarkParser(GrammarParser):
             raise self.error("a text with an invalid escape", token) from None
         return text
 
-    def _read_pattern(self, token: Token) -> nodes.Node:
+    def _read_pattern(self, token: Token) -> Node:
         self._pattern_count += 1
         if self._pattern_count > MAX_PATTERNS:
             raise self.error("too many regular expressions", token)
         source, _, flags = token.text[1:].rpartition("/")
         inline = "".join(flag for flag in PATTERN_FLAGS if flag in flags)
-        return nodes.as_node(Pattern(f"(?{inline}){source}" if inline else source))
+        if inline:
+            source = f"(?{inline}){source}"
+        return as_node(Pattern(source))

@@ -52,8 +52,10 @@ class LarkWriter:
                 return self._separated_tags(tag_format)
             case formats.Star():
                 min_count, max_count = tag_format.limits
-                limit = "" if max_count is None else max_count
-                return f"({self._expression(tag_format.content)}){{{min_count},{limit}}}"
+                limits = f"{min_count},"
+                if max_count is not None:
+                    limits += str(max_count)
+                return f"({self._expression(tag_format.content)}){{{limits}}}"
         return self._content(tag_format)
 
     def _content(self, tag_format: formats.Content) -> str:
@@ -77,7 +79,9 @@ class LarkWriter:
         parts: list[str] = []
         elements = iter(sequence.elements)
         for element in elements:
-            following = next(elements, None) if isinstance(element, formats.AnyText) else None
+            following = None
+            if isinstance(element, formats.AnyText):
+                following = next(elements, None)
             if isinstance(following, formats.ConstString):
                 parts.append(self._terminated(element, following.value))
                 continue
@@ -103,8 +107,9 @@ class LarkWriter:
         ending = self._add_rule(ANY_TEXT)
         if tags.stop_after_first:
             return choice
-        repeat = "+" if tags.at_least_one else "*"
-        return f"{choice}{repeat} {ending}"
+        if tags.at_least_one:
+            return f"{choice}+ {ending}"
+        return f"{choice}* {ending}"
 
     def _separated_tags(self, tags: formats.SeparatedTags) -> str:
         expression = _join_choices(map(self._tag, tags.tags))

@@ -4,8 +4,14 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from app.extensions.forms.schema import derivation as nodes
 from app.extensions.forms.schema.bounds import SchemaError
+from app.extensions.forms.schema.derivation import (
+    Alternation,
+    DerivationRule,
+    Node,
+    Repetition,
+    Series,
+)
 
 MAX_DEPTH = 60
 """Maximum levels of nested brackets."""
@@ -43,11 +49,11 @@ class GrammarParser:
         self._tokens = list(self._split())
         self._index = 0
 
-    def read_directive(self, token: Token) -> dict[str, nodes.Node]:
+    def read_directive(self, token: Token) -> dict[str, Node]:
         """Returns the rules that a directive adds."""
         raise NotImplementedError
 
-    def read_item(self, depth: int) -> nodes.Node | None:
+    def read_item(self, depth: int) -> Node | None:
         """Reads the next node, without its repeats; None where an alternative ends."""
         raise NotImplementedError
 
@@ -55,9 +61,9 @@ class GrammarParser:
         """Returns the limits in the text of a token of kind `times`."""
         raise NotImplementedError
 
-    def rules(self) -> dict[str, nodes.Node]:
+    def rules(self) -> dict[str, Node]:
         """Reads all rules and returns them by name."""
-        rules: dict[str, nodes.Node] = {}
+        rules: dict[str, Node] = {}
         while self.take("end") is None:
             token = self.take("directive")
             if token is not None:
@@ -74,7 +80,7 @@ class GrammarParser:
                 raise self.error("an unexpected sign")
         return rules
 
-    def read_options(self, depth: int) -> nodes.Node:
+    def read_options(self, depth: int) -> Node:
         """Reads alternatives, separated by ``|``."""
         if depth > MAX_DEPTH:
             raise self.error("too many nested brackets")
@@ -83,16 +89,16 @@ class GrammarParser:
             options.append(self._read_series(depth))
         if len(options) == 1:
             return options[0]
-        return nodes.Alternation(options)
+        return Alternation(options)
 
-    def read_group(self, depth: int, closing: str) -> nodes.Node:
+    def read_group(self, depth: int, closing: str) -> Node:
         """Reads alternatives and the closing bracket after them."""
         node = self.read_options(depth + 1)
         if not self.take_sign(closing):
             raise self.error(f"expected {closing}")
         return node
 
-    def take_reference(self) -> nodes.Node | None:
+    def take_reference(self) -> Node | None:
         """Reads the name of a rule, unless the next rule starts with it."""
         following = self.peek(1)
         if following.kind == "priority":
@@ -101,7 +107,7 @@ class GrammarParser:
             return None
         token = self.take("name")
         if token:
-            return nodes.DerivationRule(self._prefix + token.text)
+            return DerivationRule(self._prefix + token.text)
         return None
 
     def peek(self, offset: int = 0) -> Token:
@@ -135,16 +141,16 @@ class GrammarParser:
         """Returns an error at `token`, or at the next token."""
         return self._error_at(message, (token or self.peek()).position)
 
-    def _read_series(self, depth: int) -> nodes.Node:
-        items: list[nodes.Node] = []
+    def _read_series(self, depth: int) -> Node:
+        items: list[Node] = []
         while (node := self.read_item(depth)) is not None:
             while (limits := self._take_limits()) is not None:
-                node = nodes.Repetition(node, *limits)
+                node = Repetition(node, *limits)
             items.append(node)
         self.take("alias")
         if len(items) == 1:
             return items[0]
-        return nodes.Series(items)
+        return Series(items)
 
     def _take_limits(self) -> Limits | None:
         """Reads repeats; returns None if none are next."""

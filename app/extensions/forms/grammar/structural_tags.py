@@ -105,8 +105,9 @@ class Tag(_Format, tag="tag"):
     @property
     def end_texts(self) -> list[str]:
         """Texts of the possible closing marks."""
-        marks = self.end if isinstance(self.end, list) else [self.end]
-        return list(map(_mark_text, marks))
+        if isinstance(self.end, list):
+            return list(map(_mark_text, self.end))
+        return [_mark_text(self.end)]
 
 
 class TriggeredTags(_Format, tag="triggered_tags"):
@@ -174,7 +175,9 @@ class Repeat(Star, tag="repeat"):
     @property
     def limits(self) -> tuple[int, int | None]:
         """Minimum and maximum number of repetitions; None is no limit."""
-        return self.min, None if self.max < 0 else max(self.max, self.min)
+        if self.max < 0:
+            return self.min, None
+        return self.min, max(self.max, self.min)
 
 
 Content: TypeAlias = JsonContent | AnyText | AnyTokens | RegexContent | GrammarContent
@@ -196,7 +199,9 @@ class _Structure(Struct):
     schema: bool | dict[str, object] | None = None
 
     def tag(self) -> Tag:
-        schema = True if self.schema is None else self.schema
+        schema = self.schema
+        if schema is None:
+            schema = True
         return Tag(self.begin, JsonContent(schema), self.end)
 
 

@@ -3,7 +3,6 @@
 `Schemas` is a cache of compiled schemas. The compiler is imported at its first use.
 """
 
-from importlib import import_module
 from operator import attrgetter
 from random import Random
 from threading import Lock
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from cachetools import LRUCache, cachedmethod
 
-from app.core.base.clock.pause import Slices, call_long, call_off_hub
+from app.core.base.clock.pause import Slices, call_long
+from app.core.base.late_imports import import_modules
 from app.extensions.forms.schema.bounds import SchemaError as SchemaError
 from app.extensions.forms.schema.bounds import Size as Size
 from app.extensions.forms.schema.bounds import UnsatisfiableError as UnsatisfiableError
@@ -21,8 +21,17 @@ from app.extensions.forms.schema.bounds import WorkBudget
 if TYPE_CHECKING:
     from app.extensions.forms.schema.draw import CompiledSchema
 
-COMPILER_MODULE = "app.extensions.forms.schema.draw"
-"""Imported at first use: with its libraries it takes 50 ms, a sixth of a server's start."""
+COMPILER_MODULES = (
+    "attrs",
+    "referencing.jsonschema",
+    "jsonschema.validators",
+    "app.extensions.forms.schema.validation",
+    "app.extensions.forms.schema.draw",
+)
+"""Modules of the compiler, in the order of dependencies.
+
+They are imported at first use: that takes 50 ms, a sixth of a server's start.
+"""
 MAX_SCHEMA_BYTES = 500_000
 """Maximum size of a schema as JSON."""
 WORK_PER_CHARACTER = 8
@@ -52,8 +61,8 @@ class Schemas:
 
     def load(self) -> None:
         """Imports the compiler, if this has not happened yet."""
-        if not self._is_loaded:  # `sys.modules` already has a module while a thread imports it
-            call_off_hub(import_module, COMPILER_MODULE)
+        if not self._is_loaded:
+            import_modules(*COMPILER_MODULES)
             self._is_loaded = True
 
     def matching_text(self, pattern: str, rng: Random) -> str:

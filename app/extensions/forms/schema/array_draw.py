@@ -78,11 +78,10 @@ class ArrayDraw:
         Raises:
             UnsatisfiableError: No item was found.
         """
-        wanted = [
-            schema["contains"]
-            for schema, count in zip(self._containing, self._missing, strict=True)
-            if count > 0
-        ]
+        wanted = []
+        for schema, count in zip(self._containing, self._missing, strict=True):
+            if count > 0:
+                wanted.append(schema["contains"])
         if not wanted:
             excluded = [
                 schema["contains"] for schema in self._containing if "maxContains" in schema
@@ -106,7 +105,10 @@ class ArrayDraw:
                 schemas.append(prefix[index])
             elif "items" in schema:
                 schemas.append(schema["items"])
-        for _ in range(ITEM_ATTEMPTS if self._is_unique or excluded else 1):
+        attempts = 1
+        if self._is_unique or excluded:
+            attempts = ITEM_ATTEMPTS
+        for _ in range(attempts):
             item = self._draw.draw_value(schemas, self._depth + 1, self._item_name)
             if any(self._draw.accepts(item, schema) for schema in excluded):
                 continue

@@ -82,7 +82,9 @@ def _all_schemas(schema: object) -> Iterator[RawSchema]:
 def _needs_llguidance(schema: RawSchema) -> bool:
     """Returns True if xgrammar lacks a keyword of `schema` itself."""
     kind = schema.get("type")
-    types = kind if isinstance(kind, list) else (kind,)
+    types = [kind]
+    if isinstance(kind, list):
+        types = kind
     if ("integer" in types or "number" in types) and "multipleOf" in schema:
         return True
     if "array" in types and not XGRAMMAR_MISSING_ARRAY_KEYWORDS.isdisjoint(schema):

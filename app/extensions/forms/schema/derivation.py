@@ -224,11 +224,12 @@ def _repetition_cost(node: Repetition, item_costs: Sequence[Cost]) -> Cost | Non
     max_count = node.max_count
     if max_count is None:
         max_count = LENGTH_LIMIT
-    return Cost(
-        min_length=min(item_cost.min_length * node.min_count, LENGTH_LIMIT + 1),
-        height=item_cost.height if node.min_count else 0,
-        max_length=min(item_cost.max_length * max_count, LENGTH_LIMIT),
-    )
+    height = 0
+    if node.min_count:
+        height = item_cost.height
+    min_length = min(item_cost.min_length * node.min_count, LENGTH_LIMIT + 1)
+    max_length = min(item_cost.max_length * max_count, LENGTH_LIMIT)
+    return Cost(min_length, height, max_length)
 
 
 def write(grammar: Grammar, size: int, rng: Random, usual: ToolSettings, speak: Speak) -> str:

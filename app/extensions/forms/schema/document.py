@@ -46,8 +46,9 @@ class Document:
         """
         max_depth: float = 0
         for schema in schemas:
-            depth = self._min_depths.get(id(schema), inf if schema is False else 0)
-            max_depth = max(max_depth, depth)
+            if schema is False:
+                return inf
+            max_depth = max(max_depth, self._min_depths.get(id(schema), 0))
         return max_depth
 
     def _check_cycles(self, schemas: Sequence[Keywords]) -> None:

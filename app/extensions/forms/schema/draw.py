@@ -173,7 +173,9 @@ class Draw:
             attempts = max(MAX_ATTEMPTS >> depth, MIN_ATTEMPTS)
         unbranched = MergedSchema(plain)
         for attempt in range(attempts):
-            merged = self._follow_branches(unbranched, choices, depth) if choices else unbranched
+            merged: MergedSchema | None = unbranched
+            if choices:
+                merged = self._follow_branches(unbranched, choices, depth)
             if merged is None or not merged.types:
                 break
             kinds = self._ordered_kinds(merged, depth, prefer_suggested=attempt % 2 == 0)

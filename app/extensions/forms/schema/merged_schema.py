@@ -47,7 +47,10 @@ class MergedSchema(dict[str, list[Any]]):
                 self.setdefault(keyword, []).append(value)
         self.types = set(TYPES)
         for names in self.get("type", ()):
-            self.types &= {*names, "integer"} if "number" in names else set(names)
+            accepted = set(names)
+            if "number" in names:
+                accepted.add("integer")
+            self.types &= accepted
         enums = [*self.get("enum", ()), *self.get("const", ())]
         self.options: list[JSON] | None = min(enums, key=len, default=None)
         self.is_doubtful = len(enums) > 1 or not UNDRAWN_KEYWORDS.isdisjoint(self)

@@ -71,7 +71,10 @@ def _fractions(window: Range, rng: Random) -> list[Number]:
     low = float(window.low)
     high = float(window.high)
     share = rng.random()
-    number = low + (high - low) * share if isfinite(high - low) else low * share
+    if isfinite(high - low):
+        number = low + (high - low) * share
+    else:
+        number = low * share
     return [
         round(number, DECIMALS),
         number,
@@ -87,15 +90,13 @@ def _multiples(step: Fraction, bounds: Bounds, window: Range, rng: Random) -> It
 
     Yields 0 at last, as float division may be inexact.
     """
-    min_factor = None if bounds.low is None else ceil(_exact(bounds.low) / step)
-    max_factor = None if bounds.high is None else floor(_exact(bounds.high) / step)
     start = ceil(_exact(window.low) / step)
     end = floor(_exact(window.high) / step)
-    if start > end and (min_factor is None or max_factor is None):
-        if min_factor is not None:
-            start = min_factor
-        elif max_factor is not None:
-            start = max_factor - EXTRA_MULTIPLES
+    if start > end and (bounds.low is None or bounds.high is None):
+        if bounds.low is not None:
+            start = ceil(_exact(bounds.low) / step)
+        elif bounds.high is not None:
+            start = floor(_exact(bounds.high) / step) - EXTRA_MULTIPLES
         else:
             start = 0
         end = start + EXTRA_MULTIPLES
@@ -111,7 +112,10 @@ def _multiples(step: Fraction, bounds: Bounds, window: Range, rng: Random) -> It
 
 def _common_step(multiples: Sequence[Number], whole: bool) -> Fraction:
     """Returns the least common multiple, or one of the first `multiples` if it is too large."""
-    step = Fraction(1) if whole else _exact(multiples[0])
+    if whole:
+        step = Fraction(1)
+    else:
+        step = _exact(multiples[0])
     for factor in map(_exact, multiples):
         if step.numerator.bit_length() > MAX_INTEGER_BITS:
             break

@@ -142,5 +142,8 @@ class ObjectDraw:
                     string_schemas: list[Schema] = [{"type": ["string"]}, *schemas]
                     yield str(self._draw.draw_value(string_schemas, self._depth + 1))
             if not self._name_schemas:
-                word = WORDS[i % len(WORDS)]
-                yield word if i < len(WORDS) else f"{word}{i // len(WORDS) + 1}"
+                round_number, place = divmod(i, len(WORDS))
+                word = WORDS[place]
+                if round_number:
+                    word += str(round_number + 1)
+                yield word

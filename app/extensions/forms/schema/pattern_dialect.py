@@ -88,7 +88,9 @@ def _open_class(source: str, start: int) -> tuple[str, int, bool]:
 
     Returns its text, the length in `source`, and True if the class continues after it.
     """
-    opening = "[^" if source.startswith("[^", start) else "["
+    opening = "["
+    if source.startswith("[^", start):
+        opening = "[^"
     length = len(opening)
     if not source.startswith("]", start + length):
         return opening, length, True

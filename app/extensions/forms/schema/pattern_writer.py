@@ -54,8 +54,9 @@ class PatternWriter:
 
     def _write_series(self, parts: Sequence[Tokens], length: int) -> str:
         self._budget.spend(1 + len(parts) // 4)
-        lengths = split_length([part.getwidth() for part in parts], length, self._rng)
-        texts = [self.write(part, share) for part, share in zip(parts, lengths, strict=True)]
+        widths = [part.getwidth() for part in parts]
+        lengths = split_length(widths, length, self._rng)
+        texts = map(self.write, parts, lengths)
         return "".join(texts)
 
     def _write_token(self, tokens: Tokens, length: int) -> str:
@@ -89,7 +90,9 @@ class PatternWriter:
                 return self._groups.get(operand, "")
             case "GROUPREF_EXISTS":
                 group, present, absent = operand
-                chosen = present if group in self._groups else absent
+                chosen = absent
+                if group in self._groups:
+                    chosen = present
                 if chosen is not None:
                     return self.write(chosen, length)
         return ""
@@ -97,9 +100,14 @@ class PatternWriter:
     def _write_branch(self, options: Sequence[Tokens], length: int) -> str:
         widths = [option.getwidth() for option in options]
         length_limit = max(length, min(widths)[0])
-        short = [i for i, (min_width, _) in enumerate(widths) if min_width <= length_limit]
-        fitting = [i for i in short if length_limit <= widths[i][1]]
-        return self.write(options[self._rng.choice(fitting or short)], length)
+        short = []
+        fitting = []
+        for option, (min_width, max_width) in zip(options, widths, strict=True):
+            if min_width <= length_limit:
+                short.append(option)
+                if length_limit <= max_width:
+                    fitting.append(option)
+        return self.write(self._rng.choice(fitting or short), length)
 
     def _write_repeat(self, item: Tokens, min_count: int, max_count: int, length: int) -> str:
         min_width, max_width = item.getwidth()
@@ -107,8 +115,13 @@ class PatternWriter:
             return self._write_series([item] * min(min_count, 1), 0)
         if len(item) == 1 and str(item[0][0]) in CLASS_TOKENS:
             return self._write_characters(item, length)
-        high = max(min_count, min(max_count, length // min_width if min_width else length))
-        low = min(max(min_count if min_width else 0, -(-length // max_width)), high)
+        low = -(-length // max_width)
+        high = length
+        if min_width:
+            low = max(low, min_count)
+            high = length // min_width
+        high = max(min_count, min(max_count, high))
+        low = min(low, high)
         return self._write_series([item] * self._rng.randint(low, high), length)
 
     def _write_characters(self, tokens: Tokens, count: int) -> str:
@@ -148,7 +161,9 @@ def class_members(tokens: Tokens) -> str:
     is_match = _compiler.compile(tokens).match
     key = repr(tokens)
     is_open = "NOT_" in key or "NEGATE" in key or "ANY" in key
-    tiers = (PLAIN, PRINTABLE, RARE) if is_open else (PRINTABLE, RARE)
+    tiers = [PRINTABLE, RARE]
+    if is_open:
+        tiers.insert(0, PLAIN)
     for tier in tiers:
         members = "".join(filter(is_match, tier))
         if members:
@@ -161,9 +176,14 @@ def class_members(tokens: Tokens) -> str:
             low, high = operand
         else:
             continue
-        points = range(low, min(high, low + MAX_RANGE_SAMPLE) + 1)
-        members += "".join(chr(point) for point in points if point not in SURROGATES)
+        members += range_characters(low, min(high, low + MAX_RANGE_SAMPLE))
     return members
+
+
+def range_characters(first: int, last: int) -> str:
+    """Returns the characters from `first` to `last` (included), without surrogates."""
+    points = range(first, last + 1)
+    return "".join(chr(point) for point in points if point not in SURROGATES)
 
 
 def expanded_size(tokens: Tokens, depth: int = 0) -> int:

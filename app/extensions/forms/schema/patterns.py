@@ -94,7 +94,9 @@ class Pattern(str):
         Raises:
             SchemaError: The search takes too long.
         """
-        search = self._engine.fullmatch if whole else self._engine.search
+        search = self._engine.search
+        if whole:
+            search = self._engine.fullmatch
         start = thread_time()
         try:
             is_match = search(text, timeout=SEARCH_LIMIT_SECONDS) is not None
@@ -122,12 +124,17 @@ class Pattern(str):
         """
         min_width, max_width = self._tokens.getwidth()
         high = min(MAX_TEXT_LENGTH, max_length)
-        low = max(min_width, min_length if whole else min(min_length, max_width))
+        low = min_length
+        if not whole:
+            low = min(min_length, max_width)
+        low = max(min_width, low)
         error = UnsatisfiableError(f"no text was found for the pattern {_shorten(self.source)}")
         if low > min(high, max_width):
             raise error
         for attempt in range(MAX_ATTEMPTS):
-            extra = USUAL_EXTRA_LENGTH if attempt < MAX_ATTEMPTS // 4 else MAX_EXTRA_LENGTH
+            extra = USUAL_EXTRA_LENGTH
+            if attempt >= MAX_ATTEMPTS // 4:
+                extra = MAX_EXTRA_LENGTH
             length = rng.randint(low, min(low + extra, high, max_width))
             writer = PatternWriter(self._choices, rng, budget, asserts=attempt % 4 == 3)
             text = writer.write(self._tokens, length)

@@ -282,7 +282,9 @@ def _convert_draft(schema: dict[str, object], has_exclusive_references: bool) ->
             schema[exclusive] = schema.pop(limit)
     dependencies = cast(dict[str, object], schema.pop("dependencies", {}))
     for name, dependency in dependencies.items():
-        keyword = "dependentRequired" if isinstance(dependency, list) else "dependentSchemas"
+        keyword = "dependentSchemas"
+        if isinstance(dependency, list):
+            keyword = "dependentRequired"
         members = cast(dict[str, object], schema.get(keyword, {}))
         schema[keyword] = {**members, name: dependency}
     _wrap_values(schema)
@@ -290,10 +292,11 @@ def _convert_draft(schema: dict[str, object], has_exclusive_references: bool) ->
 
 def _drop_ignored_keywords(schema: dict[str, object]) -> None:
     """Drops keywords that Draft 7 and older ones ignore."""
-    ignored = list(schema) if "$ref" in schema else ["minContains", "maxContains"]
+    ignored = ["minContains", "maxContains"]
+    if "$ref" in schema:
+        ignored = [keyword for keyword in schema if keyword != "$ref"]
     for keyword in ignored:
-        if keyword != "$ref":
-            schema.pop(keyword, None)
+        schema.pop(keyword, None)
 
 
 def _wrap_values(schema: dict[str, object]) -> None:

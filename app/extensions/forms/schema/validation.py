@@ -58,7 +58,9 @@ def accepts(
         WorkExhaustedError: The budget is used up, or the schema is too deep.
     """
     token = _current.set(_Validation(document, budget, {}))
-    validator = _validators().asserting if formats else _validators().annotating
+    validator = _validators().annotating
+    if formats:
+        validator = _validators().asserting
     try:
         return _is_valid(validator, schema, value)
     except ArithmeticError:  # a number too large for the division of multipleOf

@@ -72,11 +72,37 @@ class _VllmResult(Struct):
     errors: list[str | None] = []
     max_concurrency: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for lists of different lengths, and for a request that has failed."""
+        lengths = {
+            len(self.start_times),
+            len(self.ttfts),
+            len(self.itls),
+            len(self.input_lens),
+            len(self.output_lens),
+        }
+        if len(lengths) != 1:
+            raise ValueError(
+                "start_times, ttfts, itls, input_lens and output_lens differ in length"
+            )
+        for number, failure in enumerate(self.errors, 1):
+            if failure:
+                short_failure = " ".join(failure.split())[:100]
+                raise ValueError(
+                    f"request {number}: has failed ({short_failure}); all must have succeeded"
+                )
+
 
 def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
     """Reads a result of vllm bench serve."""
     location = location_of(path, part)
-    result = _check_vllm(location, document)
+    for name, rule in VLLM_REQUIRED.items():
+        if name not in document:
+            raise ConfigError(f"{location}: {rule}")
+    try:
+        result = msgspec.convert(document, _VllmResult)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{location}: {error}") from None
     rows = zip(
         result.start_times,
         result.ttfts,
@@ -96,35 +122,6 @@ def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
         }
         requests.append(read_request(f"{location}: request {number}", columns))
     return make_run(path, part, requests, in_flight=result.max_concurrency)
-
-
-def _check_vllm(location: str, document: Document) -> _VllmResult:
-    for name, rule in VLLM_REQUIRED.items():
-        if name not in document:
-            raise ConfigError(f"{location}: {rule}")
-    try:
-        result = msgspec.convert(document, _VllmResult)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{location}: {error}") from None
-    lengths = {
-        len(result.start_times),
-        len(result.ttfts),
-        len(result.itls),
-        len(result.input_lens),
-        len(result.output_lens),
-    }
-    if len(lengths) != 1:
-        raise ConfigError(
-            f"{location}: start_times, ttfts, itls, input_lens and output_lens differ in length"
-        )
-    for number, failure in enumerate(result.errors, 1):
-        if failure:
-            short_failure = " ".join(failure.split())[:100]
-            raise ConfigError(
-                f"{location}: request {number}: has failed ({short_failure}); all must have"
-                " succeeded"
-            )
-    return result
 
 
 def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:

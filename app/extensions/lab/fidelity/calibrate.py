@@ -19,6 +19,7 @@ from app.extensions.lab.fidelity.fit_report import (
     profile_yaml,
 )
 from app.extensions.lab.fidelity.fitting import Costs, Problem, Run, make_problem, scale_start
+from app.extensions.lab.fidelity.job_flags import present_options
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.fidelity.workers import worker_pool
 from app.extensions.lab.load.output_files import atomic_file, check_output_paths, check_picture_path
@@ -134,18 +135,13 @@ def _add_start_flags(flags: argparse.ArgumentParser) -> None:
         metavar="N",
         help="blocks of the KV cache, as in vLLM's log",
     )
-    add(
-        "--max-num-seqs",
-        type=whole_number(1),
-        metavar="N",
-        help="max-num-seqs of the recorded server",
-    )
-    add(
-        "--max-num-batched-tokens",
-        type=whole_number(1),
-        metavar="N",
-        help="max-num-batched-tokens of the recorded server",
-    )
+    for name in ("max-num-seqs", "max-num-batched-tokens"):
+        add(
+            f"--{name}",
+            type=whole_number(1),
+            metavar="N",
+            help=f"{name} of the recorded server",
+        )
 
 
 def _fit(options: argparse.Namespace, problem: Problem, unseen_runs: Sequence[Run]) -> None:
@@ -204,11 +200,7 @@ def _round_constants(costs: Costs) -> Costs:
 
 
 def _read_start(options: argparse.Namespace) -> Profile:
-    limits = {}
-    for name in LIMITS:
-        value = getattr(options, name)
-        if value is not None:
-            limits[name] = value
+    limits = present_options(options, LIMITS)
     if options.start is None:
         start = profile_of(
             AUTO,

@@ -11,10 +11,9 @@ from app.extensions.console.page import comparison_of
 from app.extensions.lab.fidelity.film import Film
 from app.extensions.lab.fidelity.job import Job, read_load
 from app.extensions.lab.fidelity.job_flags import json_file
-from app.extensions.lab.fidelity.results import write_results
 from app.extensions.lab.fidelity.run_table import compared_figures
 from app.extensions.lab.fidelity.summary import RunSummary
-from app.extensions.lab.load.output_files import atomic_file, check_output_paths
+from app.extensions.lab.load.output_files import atomic_file, check_output_paths, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.load.tables import markdown
 from config import ConfigError, UsageError
@@ -62,7 +61,7 @@ def run_comparison(options: Namespace, make_job: MakeJob) -> None:
         "sentence": comparison.sentence,
         "runs": summaries,
     }
-    with write_results(options, document, "\n".join(lines)) as files:
+    with write_results(options.json, document, "\n".join(lines)) as files:
         if options.html is not None:
             page = comparison_of(comparison, runs)
             files.enter_context(atomic_file(options.html)).write_text(page, "utf-8")

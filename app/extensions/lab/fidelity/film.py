@@ -16,8 +16,6 @@ class Film:
     """Records a simulation that calls `watch`, and writes a page about the run afterwards."""
 
     def __init__(self, load: LoadTrace, plan: SimulationPlan, title: str) -> None:
-        self._load = load
-        self._plan = plan
         self._title = title
         self._recorder = StepRecorder(load, plan)
         self.watch = self._recorder.watch
@@ -28,19 +26,19 @@ class Film:
 
     def mean_waits_s(self, outcome: SimulationOutcome) -> tuple[float, float]:
         """Returns the mean times from sending to the first step, and from it to the first token."""
-        count = len(self._load)
+        count = len(outcome.load)
         admitted_s = sum(self._recorder.admitted_s)
         queue_s = (admitted_s - sum(outcome.send_s)) / count
         prefill_s = (sum(outcome.first_s) - admitted_s) / count
         return queue_s, prefill_s
 
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
-        """Yields the frames of the run, in order of time."""
-        yield from FrameMaker(self._load, self._plan, outcome, self._recorder).frames()
+        """Returns the frames of the run, in order of time."""
+        return FrameMaker(outcome, self._recorder).frames()
 
     def picture(self, outcome: SimulationOutcome) -> Picture:
         """Returns the state before the first frame."""
-        limits = self._plan.profile.engine
+        limits = outcome.plan.profile.engine
         pods = outcome.pods
         server = {
             "version": VERSION,

@@ -10,9 +10,8 @@ from math import inf
 from app.core.base.metrics.recorder import LatencyTally
 from app.core.engine.batch import Phase
 from app.extensions.console.frames import FIGURES, Frame
-from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
+from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.step_recorder import StepRecorder
-from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.pod_lives import Life
 
 MIN_FRAME_S = 0.25
@@ -70,15 +69,9 @@ def life_state(life: Life, now_s: float) -> str:
 class FrameMaker:
     """Makes the frames of one run."""
 
-    def __init__(
-        self,
-        load: LoadTrace,
-        plan: SimulationPlan,
-        outcome: SimulationOutcome,
-        recorder: StepRecorder,
-    ) -> None:
-        self._load = load
-        self._plan = plan
+    def __init__(self, outcome: SimulationOutcome, recorder: StepRecorder) -> None:
+        self._load = outcome.load
+        self._limits = outcome.plan.profile.engine
         self._outcome = outcome
         self._recorder = recorder
         self._begin_s = min(outcome.send_s)
@@ -254,7 +247,7 @@ class FrameMaker:
 
     def _new_blocks(self, number: int, tokens: int) -> int:
         """Returns the blocks of `tokens` tokens, without those that were found in the cache."""
-        block_size = self._plan.profile.engine.block_size
+        block_size = self._limits.block_size
         return -(-tokens // block_size) - self._recorder.cached_tokens[number] // block_size
 
     def _write_progress(self, frame: Frame, frame_s: float) -> None:
@@ -296,7 +289,7 @@ class FrameMaker:
 
     def _write_pods(self, frame: Frame, frame_s: float) -> None:
         """Writes the state of each pod; an idle pod, which makes no steps, holds no blocks."""
-        capacity = self._plan.profile.engine.num_gpu_blocks - 1
+        capacity = self._limits.num_gpu_blocks - 1
         shares = [pod.used_blocks / capacity if pod.running else 0.0 for pod in self._pods]
         self._figures["cache_usage"] = sum(shares) / len(shares)
         self._figures["waiting"] = sum(pod.waiting for pod in self._pods)

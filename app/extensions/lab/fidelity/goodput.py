@@ -5,9 +5,9 @@ after the first, 0 for a single token) and `e2el` (from sending to the last toke
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 
 from msgspec import Struct
 
@@ -74,17 +74,17 @@ def read_limits(words: Sequence[str]) -> Limits:
     return dict(limits)
 
 
-def goodput(outcome: SimulationOutcome, limits: Limits, per_s: float) -> Goodput:
-    """Counts the requests that met their limits; `per_s` is 1 / duration."""
+def goodput(outcome: SimulationOutcome, limits: Limits) -> Goodput:
+    """Counts the requests that met their limits."""
     load = outcome.load
+    per_s = outcome.per_s
     good = good_requests(outcome, limits)
-    good_by_kind: list[list[bool]] = [[] for _ in load.classes]
-    for kind, is_good in zip(load.kind, good, strict=False):
-        good_by_kind[kind].append(is_good)
-    by_class = {}
-    for class_name, class_good in zip(load.classes, good_by_kind, strict=True):
-        count = sum(class_good)
-        by_class[class_name] = Share(len(class_good), count, count * per_s)
+    sent_count = Counter(load.kind)
+    good_count = Counter(compress(load.kind, good))
+    by_class = {
+        class_name: Share(sent_count[kind], good_count[kind], good_count[kind] * per_s)
+        for kind, class_name in enumerate(load.classes)
+    }
     return Goodput(len(good), sum(good), sum(good) * per_s, by_class)
 
 

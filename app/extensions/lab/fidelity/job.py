@@ -9,18 +9,12 @@ from pathlib import Path
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.goodput import check_classes
 from app.extensions.lab.fidelity.pod import Watch
-from app.extensions.lab.fidelity.simulation import (
-    Progress,
-    SimulationOutcome,
-    SimulationPlan,
-    ignore_progress,
-    simulate,
-)
+from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.extensions.lab.fidelity.summary import Judgement, RunSummary, summarize
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
 from app.extensions.lab.fidelity.traces import read_trace
 from app.extensions.lab.load.loads import LoadTrace
-from app.extensions.lab.load.progress import progress_bar
+from app.extensions.lab.load.progress import Progress, ignore_progress, progress_bar
 from app.extensions.lab.load.synthetic import Recipe, draw_load
 from config import ConfigError
 

@@ -1,9 +1,10 @@
 """Makes the job of the flags of simulate and plan, and checks their combinations."""
 
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,13 +13,14 @@ from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
 from app.extensions.lab.fidelity.job import Job
-from app.extensions.lab.fidelity.simulation import SimulationPlan, StepCosts
+from app.extensions.lab.fidelity.simulation import SimulationPlan
 from app.extensions.lab.fidelity.summary import Judgement
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
 from app.extensions.lab.load.autoscale_flags import read_cold_start, read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
-from app.extensions.lab.load.output_files import check_output_paths, check_picture_path
+from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
 from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
+from app.extensions.plugins import autoscalers, step_costs
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.profile import EngineLimits, Profile
@@ -39,34 +41,12 @@ SYNTHETIC_FLAGS = (
     "turns",
     "think",
 )
-STDOUT = Path("-")
 DEFAULT_BANDWIDTH = 50e9
 """Bytes per second of a port of 400 Gbit/s."""
 
-PluginAutoscalers = Callable[[Settings], Mapping[str, AutoscalerStart]]
-"""Returns the autoscaling policies of the plugins in the settings, by name."""
-PluginCosts = Callable[[Settings, Profile], tuple[str, StepCosts] | None]
-"""Returns name and step costs of the plugin in the settings that supplies them for a profile, if
-any.
-"""
 
-
-def no_plugin_costs(settings: Settings, profile: Profile) -> None:
-    """Returns no step costs: there are no plugins."""
-
-
-def no_plugin_autoscalers(settings: Settings) -> Mapping[str, AutoscalerStart]:
-    """Returns no policies: there are no plugins."""
-    return {}
-
-
-def make_job(
-    options: Namespace,
-    settings: Settings,
-    plugin_costs: PluginCosts,
-    plugin_autoscalers: PluginAutoscalers = no_plugin_autoscalers,
-) -> Job:
-    """Makes the job of the flags.
+def make_job(options: Namespace, settings: Settings) -> Job:
+    """Makes the job of the flags; `settings` name the plugins.
 
     Raises:
         ConfigError: Values are wrong or contradict each other.
@@ -81,20 +61,18 @@ def make_job(
         in_flight=options.in_flight,
         turnaround_s=options.turnaround or 0.0,
         seed=options.seed,
-        autoscaling=_make_autoscaling(
-            options, swept, profile.weight_bytes, plugin_autoscalers(settings)
-        ),
+        autoscaling=_make_autoscaling(options, swept, profile.weight_bytes, autoscalers(settings)),
     )
     split = _make_disaggregation(options, swept, profile.kv_bytes_per_token)
     if split is not None:
         plan = replace(plan, disaggregation=split, pods=split.prefill_pods + split.decode_pods)
     recipe = make_recipe(options, rate_is_swept=swept == RATE)
     profile_name = options.profile
-    costs = plugin_costs(settings, profile)
+    costs = step_costs(settings, profile)
     if costs is not None:
-        plugin_name, step_costs = costs
+        plugin_name, plugin_costs = costs
         profile_name = f"{profile_name}, steps by {plugin_name}"
-        plan = replace(plan, step_costs=step_costs)
+        plan = replace(plan, step_costs=plugin_costs)
     check_files(options)
     judgement = Judgement(_read_goodput(options), options.gpu_hour_price, options.slo)
     return Job(
@@ -106,12 +84,14 @@ def make_job(
     )
 
 
+def present_options(options: Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the values of the flags in `names` that the command line has."""
+    values = {name: getattr(options, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _make_profile(options: Namespace) -> Profile:
-    limits = {}
-    for name in EngineLimits.__struct_fields__:
-        value = getattr(options, name, None)
-        if value is not None:
-            limits[name] = value
+    limits = present_options(options, EngineLimits.__struct_fields__)
     profile = profile_of(
         options.profile,
         options.device,
@@ -186,9 +166,7 @@ def _check_split_flags(options: Namespace, swept: str, *, is_split: bool) -> Non
             f"--sweep {swept} needs more --pods than its last value, as the other pods decode"
         )
     transfer_flags = [
-        f"--{name.replace('_', '-')}"
-        for name in TRANSFER_FLAGS
-        if getattr(options, name) is not None
+        f"--{name.replace('_', '-')}" for name in present_options(options, TRANSFER_FLAGS)
     ]
     if transfer_flags and not is_split and not sweeps:
         raise ConfigError(f"{', '.join(transfer_flags)} only with {flags}")
@@ -229,11 +207,7 @@ def make_recipe(options: Namespace, *, rate_is_swept: bool) -> Recipe | None:
     Raises:
         UsageError: Flags contradict each other.
     """
-    values = {}
-    for name in SYNTHETIC_FLAGS:
-        value = getattr(options, name)
-        if value is not None:
-            values[name] = value
+    values = present_options(options, SYNTHETIC_FLAGS)
     if options.trace is not None:
         if values or rate_is_swept:
             flag = "--sweep rate"

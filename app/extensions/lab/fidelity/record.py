@@ -215,12 +215,11 @@ class _Answer(Struct):
     tokens: Sequence[int] = ()
 
 
-class _Server:
+class _Server(Struct):
     """The server before the load: its model and its vocabulary."""
 
-    def __init__(self, target: Target, headers: dict[str, str]) -> None:
-        self._target = target
-        self._headers = headers
+    target: Target
+    headers: dict[str, str]
 
     def first_model(self) -> str:
         """Returns the name of the first model. Raises RecordError if the server names none."""
@@ -238,15 +237,15 @@ class _Server:
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> _Answer:
         """Returns the server's answer; an empty one for an error or an unknown format."""
-        address = self._target.address
+        address = self.target.address
         try:
             status, answer = exchange(
                 address,
                 method,
-                self._target.prefix + path,
+                self.target.prefix + path,
                 body,
                 timeout_s=ANSWER_TIMEOUT_S,
-                headers=self._headers,
+                headers=self.headers,
             )
             if status == 200:
                 return decode(answer, type=_Answer)

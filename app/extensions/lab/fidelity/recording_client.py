@@ -93,16 +93,6 @@ class RecordedRequest(Struct):
     """Pod that a proxy chose; empty without a proxy."""
 
 
-class StreamTimes(Struct):
-    """Content of a stream, with times in seconds."""
-
-    first_s: float
-    last_s: float
-    text_s: float | None
-    """Time of the first text; None without any text."""
-    usage: StreamedUsage
-
-
 def completion(model: str, prompt: str | list[int], tokens: int, **fields: object) -> bytes:
     """Returns the body of a request for a stream of `tokens` tokens, with their usage."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, **fields, "ignore_eos": True}
@@ -225,47 +215,13 @@ def parse_response(
     """Reads a response.
 
     Raises:
-        RecordError: The response is an error, is incomplete, or has a wrong number of tokens.
+        RecordError: The response is an error, has none or a wrong number of tokens, or is
+            incomplete.
     """
     head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
     status_line, *headers = head.split(b"\r\n")
     if b" 200 " not in status_line + b" ":
         raise RecordError(f"{one_line(status_line) or 'no answer'}: {one_line(body)}")
-    stream = read_stream(pieces)
-    usage = stream.usage
-    if request.output_tokens not in (0, usage.completion_tokens):
-        raise RecordError(
-            f"has {usage.completion_tokens} output tokens, not the {request.output_tokens} that"
-            " ignore_eos and min_tokens ask for"
-        )
-    return RecordedRequest(
-        number=number,
-        arrival_s=request.arrival_s,
-        send_s=send_s,
-        first_s=stream.first_s,
-        last_s=stream.last_s,
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        text_s=stream.last_s if stream.text_s is None else stream.text_s,
-        cached_tokens=usage.cached_tokens,
-        pod=_pod_of(headers),
-    )
-
-
-def _pod_of(headers: Sequence[bytes]) -> str:
-    for line in headers:
-        name, _, value = line.partition(b":")
-        if name.lower() == ROUTED_TO.encode():
-            return value.strip().decode("latin-1")
-    return ""
-
-
-def read_stream(pieces: Pieces) -> StreamTimes:
-    """Reads a whole stream.
-
-    Raises:
-        RecordError: The stream has an error or no tokens, or is incomplete.
-    """
     token_times_s: list[float] = []
     text_s: float | None = None
     usage: StreamedUsage | None = None
@@ -277,9 +233,32 @@ def read_stream(pieces: Pieces) -> StreamTimes:
         usage = event.usage or usage
     if not token_times_s or usage is None:
         raise RecordError("the stream has no tokens, or no usage")
-    return StreamTimes(
-        first_s=token_times_s[0], last_s=token_times_s[-1], text_s=text_s, usage=usage
+    last_s = token_times_s[-1]
+    if request.output_tokens not in (0, usage.completion_tokens):
+        raise RecordError(
+            f"has {usage.completion_tokens} output tokens, not the {request.output_tokens} that"
+            " ignore_eos and min_tokens ask for"
+        )
+    return RecordedRequest(
+        number=number,
+        arrival_s=request.arrival_s,
+        send_s=send_s,
+        first_s=token_times_s[0],
+        last_s=last_s,
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        text_s=last_s if text_s is None else text_s,
+        cached_tokens=usage.cached_tokens,
+        pod=_pod_of(headers),
     )
+
+
+def _pod_of(headers: Sequence[bytes]) -> str:
+    for line in headers:
+        name, _, value = line.partition(b":")
+        if name.lower() == ROUTED_TO.encode():
+            return value.strip().decode("latin-1")
+    return ""
 
 
 def _events(pieces: Pieces) -> Iterable[tuple[float, Event]]:

@@ -19,8 +19,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.extensions.lab.fidelity.fitting import PULL, SMOOTHING, Certainty, Problem
-from app.extensions.lab.fidelity.simulation import Progress
 from app.extensions.lab.fidelity.workers import map_jobs
+from app.extensions.lab.load.progress import Progress
 
 STEP = 0.03
 """Change of a constant's logarithm, for derivatives."""

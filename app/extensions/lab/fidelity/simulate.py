@@ -12,15 +12,8 @@ import msgspec
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from app.extensions.lab.fidelity.job import Job, read_load
-from app.extensions.lab.fidelity.job_flags import (
-    PluginAutoscalers,
-    PluginCosts,
-    make_job,
-    no_plugin_autoscalers,
-    no_plugin_costs,
-)
+from app.extensions.lab.fidelity.job_flags import make_job
 from app.extensions.lab.fidelity.pictures import draw_curves, draw_run
-from app.extensions.lab.fidelity.results import write_results
 from app.extensions.lab.fidelity.run_table import run_table, write_requests
 from app.extensions.lab.fidelity.simulate_flags import make_parser
 from app.extensions.lab.fidelity.summary import RunSummary, fleet_use
@@ -34,7 +27,7 @@ from app.extensions.lab.fidelity.sweeps import (
 )
 from app.extensions.lab.fidelity.workers import map_jobs, worker_pool
 from app.extensions.lab.load.loads import LoadTrace
-from app.extensions.lab.load.output_files import atomic_file
+from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.plotting import picture_file
 from app.extensions.lab.load.progress import progress_bar
 from config.datasheet import AUTO
@@ -43,27 +36,22 @@ from config.flags import as_command
 
 
 @as_command()
-def run(
-    argv: Sequence[str],
-    plugin_costs: PluginCosts = no_plugin_costs,
-    plugin_autoscalers: PluginAutoscalers = no_plugin_autoscalers,
-) -> int:
+def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options, words = make_parser().parse_beside_settings(argv, settings_type(), plugins_only=True)
+    parse = partial(make_parser().parse_beside_settings, base=settings_type(), plugins_only=True)
 
     def job_with(flags: Sequence[str]) -> Job:
-        run_options, run_words = make_parser().parse_beside_settings(
-            [*argv, *flags], settings_type(), plugins_only=True
-        )
-        settings = load_settings(run_words, {})
-        return make_job(run_options, settings, plugin_costs, plugin_autoscalers)
+        run_options, words = parse([*argv, *flags])
+        return make_job(run_options, load_settings(words, {}))
+
+    options, _ = parse(argv)
 
     if options.compare is not None:
         from app.extensions.lab.fidelity.comparison import run_comparison  # imports the console
 
         run_comparison(options, job_with)
         return 0
-    job = make_job(options, load_settings(words, {}), plugin_costs, plugin_autoscalers)
+    job = job_with(())
     if options.plot is not None:
         check_installed("fleet", "--plot")
     if options.sweep is None:
@@ -92,7 +80,7 @@ def _run_once(job: Job, options: Namespace) -> None:
         fleet = fleet_use(outcome, job.judgement, constant)
         summary = msgspec.structs.replace(summary, fleet=fleet)
     text = f"{job.table_heading('')}\n{run_table(summary, job.judgement)}"
-    with write_results(options, summary, text) as files:
+    with write_results(options.json, summary, text) as files:
         if options.requests is not None:
             write_requests(files.enter_context(atomic_file(options.requests)), outcome)
         if film is not None:
@@ -151,7 +139,7 @@ def _run_sweep(job: Job, options: Namespace, sweep: Sweep) -> None:
     heading = job.table_heading(sweep.name)
     text = f"{heading}\n{curve_table(sweep.name, points, options.slo)}"
     document = {"sweep": sweep.name, word: best, "points": points}
-    with write_results(options, document, text) as files:
+    with write_results(options.json, document, text) as files:
         if options.plot is not None:
             path = files.enter_context(atomic_file(options.plot))
             if job.profile_name == AUTO:

@@ -6,6 +6,7 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count, groupby
 from operator import itemgetter
@@ -17,8 +18,13 @@ from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggr
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
 from app.extensions.lab.fidelity.timeline import Timeline
-from app.extensions.lab.load.autoscale import TTFT_SHARES, TTFT_WINDOW_S, histogram_quantile
-from app.extensions.lab.load.autoscaler import Autoscaler, Autoscaling
+from app.extensions.lab.load.autoscaler import (
+    TTFT_SHARES,
+    TTFT_WINDOW_S,
+    Autoscaler,
+    Autoscaling,
+    histogram_quantile,
+)
 from app.extensions.lab.load.loads import MAX_LOAD_S, LoadTrace
 from app.extensions.lab.load.pod_lives import Life
 from app.extensions.lab.load.policies import (
@@ -28,6 +34,7 @@ from app.extensions.lab.load.policies import (
     PrefixAware,
     make_policy,
 )
+from app.extensions.lab.load.progress import Progress, ignore_progress
 from app.extensions.lab.load.statistics import latencies
 from config import ConfigError
 from config.profile import Profile
@@ -37,8 +44,6 @@ REQUESTS_PER_PROGRESS = 1024
 PROGRESS_EVERY_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 
-Progress = Callable[[int], None]
-"""Receives the number of finished requests."""
 StepCosts = Callable[[Profile], CostModel]
 """Makes the cost model of a pod from a profile."""
 
@@ -91,6 +96,12 @@ class SimulationOutcome:
     def length_s(self) -> float:
         """Time from the first request to the last token."""
         return max(self.last_s) - min(self.send_s)
+
+    @cached_property
+    def per_s(self) -> float:
+        """Factor from a sum over the run to a mean per second; 0 for a run without length."""
+        length_s = self.length_s
+        return 1 / length_s if length_s > 0 else 0.0
 
     def latencies(self) -> tuple[list[float], list[float], list[float]]:
         """Returns TTFT, ITL and E2E in seconds, one value per request."""
@@ -388,10 +399,6 @@ class Simulation:
         if next_turn is not None:
             heappush(self._due_turns, (last_s + self._load.think_s[next_turn], next_turn))
         self._finished += 1
-
-
-def ignore_progress(finished: int) -> None:
-    """Does nothing: the progress function of a run without a progress bar."""
 
 
 def simulate(

@@ -183,24 +183,18 @@ def summarize(
     load = outcome.load
     plan = outcome.plan
     duration_s = outcome.length_s
-    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    per_s = outcome.per_s
     input_tokens = sum(load.input_tokens)
     output_tokens = sum(load.output_tokens)
     requests_per_pod = _requests_per_pod(outcome)
     pods: float = plan.pods
-    if outcome.lives:
+    if outcome.lives and per_s:
         pods = pod_seconds(outcome.lives) * per_s
-    pool = _pool_use(
-        outcome.timeline,
-        requests_per_pod,
-        per_s=per_s,
-        capacity=plan.profile.engine.num_gpu_blocks - 1,
-        pods=pods,
-    )
+    pool = _pool_use(outcome, outcome.timeline, requests_per_pod, pods)
     ttft_s, itl_s, e2e_s = (_spread(values) for values in outcome.latencies())
     good = None
     if judgement.limits is not None:
-        good = goodput(outcome, judgement.limits, per_s)
+        good = goodput(outcome, judgement.limits)
     gpu_hours = pods * plan.profile.devices * duration_s / 3600
     price = None
     if judgement.gpu_hour_price is not None:
@@ -227,7 +221,7 @@ def summarize(
         gpu_hours=gpu_hours,
         goodput=good,
         price=price,
-        disaggregation=_transferred(outcome, requests_per_pod, per_s),
+        disaggregation=_transferred(outcome, requests_per_pod),
     )
 
 
@@ -245,18 +239,14 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _pool_use(
+    outcome: SimulationOutcome,
     timeline: Timeline,
     requests_per_pod: tuple[int, ...],
-    *,
-    per_s: float,
-    capacity: int,
-    pods: float = 0.0,
+    pods: float,
 ) -> PoolUse:
-    """Returns the use of a pool with a mean of `pods` pods, each with `capacity` blocks.
-
-    By default these are all pods that are counted.
-    """
-    share = per_s / (pods or len(requests_per_pod))
+    """Returns the use of a pool with a mean of `pods` pods."""
+    share = outcome.per_s / pods
+    capacity = outcome.plan.profile.engine.num_gpu_blocks - 1
     return PoolUse(
         requests_per_pod,
         Use(sum(timeline.blocks) * share / capacity, timeline.max_blocks / capacity),
@@ -265,27 +255,18 @@ def _pool_use(
 
 
 def _transferred(
-    outcome: SimulationOutcome, requests_per_pod: tuple[int, ...], per_s: float
+    outcome: SimulationOutcome, requests_per_pod: tuple[int, ...]
 ) -> Transferred | UnsetType:
     log = outcome.transfers
-    plan = outcome.plan
-    split = plan.disaggregation
+    split = outcome.plan.disaggregation
     if log is None or split is None:
         return UNSET
+    prefill_timeline, decode_timeline = log.pools
     prefill_requests = requests_per_pod[: split.prefill_pods]
     decode_requests = requests_per_pod[split.prefill_pods :]
-    prefill, decode = (
-        _pool_use(
-            timeline,
-            requests,
-            per_s=per_s,
-            capacity=plan.profile.engine.num_gpu_blocks - 1,
-        )
-        for timeline, requests in zip(log.pools, (prefill_requests, decode_requests), strict=True)
-    )
     return Transferred(
-        prefill=prefill,
-        decode=decode,
+        prefill=_pool_use(outcome, prefill_timeline, prefill_requests, split.prefill_pods),
+        decode=_pool_use(outcome, decode_timeline, decode_requests, split.decode_pods),
         prefill_s=_spread_between(outcome.send_s, log.prefilled_s),
         waiting_s=_spread_between(log.seen_s, log.begin_s),
         transfer_s=_spread_between(log.begin_s, log.end_s),

@@ -22,6 +22,7 @@ from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.csv_rows import CsvRows
 from app.extensions.lab.fidelity.input_files import open_input
 from app.extensions.lab.load.loads import MAX_TOKENS, NO_GROUP, ROWS_PER_PROGRESS, LoadTrace
+from app.extensions.lab.load.progress import Progress, ignore_progress
 from config import ConfigError
 
 MOONCAKE_BLOCK = 512
@@ -32,7 +33,7 @@ BLANK = b"\xef\xbb\xbf \t\r\n"
 TokenCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 
-def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> LoadTrace:
+def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
     """Reads a trace. `progress` receives the number of bytes that were read.
 
     Raises:
@@ -48,8 +49,7 @@ def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Loa
             return _read_benchmark(path)
 
         def report_progress() -> None:
-            if progress is not None:
-                progress(stored.tell())
+            progress(stored.tell())
 
         with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
             if head.startswith(b"{"):

@@ -4,21 +4,21 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import repeat
 from random import Random
 from typing import NoReturn
 
 import gevent
-import msgspec
 
+from app.core.application import tokenizer_of
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.policies import PolicyMaker
 from app.core.server.http.client import Target
 from app.core.server.http.relay import server_of
 from app.core.settings import load
-from app.core.text.base import Tokenizer, TokenizerError
+from app.core.text.base import TokenizerError
 from app.extensions.lab.fidelity.recording_client import PlannedRequest, RecordingClient, completion
 from app.extensions.lab.fleet.fleet import (
     REPLY_TOKENS,
@@ -37,40 +37,26 @@ from app.extensions.lab.fleet.policy_summary import (
 )
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
 from app.extensions.lab.fleet.proxy import Proxy
-from app.extensions.lab.fleet.routing import policies_of
 from app.extensions.lab.fleet.workload import Workload, make_workload
+from app.extensions.lab.load.output_files import json_document
+from app.extensions.lab.load.policies import policies_of
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.load.synthetic import gamma_arrivals
-from config import Settings
+from app.extensions.plugins import routing_policies
 from config.declaration import install, missing
 from config.flags import as_command
 
 CHECK_INTERVAL_S = 1.0
 JSON_OPTIONS = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")
 
-PluginPolicies = Callable[[Settings], Mapping[str, PolicyMaker]]
-"""Returns the policies of the plugins in the settings, by name."""
-
-
-def no_plugin_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
-    """Returns no policies: there are no plugins."""
-    return {}
-
 
 @as_command(FleetError, TokenizerError)
-def run(
-    argv: Sequence[str],
-    tokenizer_of: Callable[[Settings], Tokenizer],
-    plugin_policies: PluginPolicies = no_plugin_policies,
-) -> int:
-    """Runs the command; returns its exit status.
-
-    `tokenizer_of` makes the tokenizer that a pod would use.
-    """
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
     options, flags = read_flags(argv)
     check_flags(flags)
     settings = load(flags, {}, warn=_warn)
-    policies = policies_of(options.policies, plugin_policies(settings))
+    policies = policies_of(options.policies, routing_policies(settings))
     with _interrupted_by_signals():
         corpus = Corpus(tokenizer_of(settings), sample_sentences())
 
@@ -96,7 +82,7 @@ def run(
                     pods=options.pods,
                     seed=options.seed,
                 )
-                processes = Processes(time.monotonic, gevent.sleep)
+                processes = Processes()
                 fleet = stack.enter_context(running_fleet(plan, processes, progress))
             if options.serve:
                 with suppress(KeyboardInterrupt):
@@ -210,7 +196,7 @@ def _report(summaries: Sequence[PolicySummary], options: Namespace, workload: Wo
             "options": {name: getattr(options, name) for name in JSON_OPTIONS},
             "policies": summaries,
         }
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        options.json.write_bytes(json_document(document))
     if options.png is None:
         return
     if missing("fleet"):

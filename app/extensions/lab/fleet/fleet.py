@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ class Fleet:
         Raises:
             FleetError: A cache is not empty, or the index does not follow, in time.
         """
-        deadline_s = self.processes.now() + SETTLE_TIMEOUT_S
+        deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
         for pod in self.pods:
             # Refused while requests run: a client that left may have some for a moment.
             while b"false" in _post(pod, "/reset_prefix_cache", b""):
@@ -149,16 +150,16 @@ class Fleet:
             FleetError: The indexer fails, or events do not arrive in time.
         """
         processes = self.processes
-        deadline_s = processes.now() + SETTLE_TIMEOUT_S
+        deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
         mark_deadline_s = -math.inf
         missing = list(self.pods)
         while missing:
-            if processes.now() > mark_deadline_s:
+            if time.monotonic() > mark_deadline_s:
                 body = {"model": self.model, "prompt": next(self._marks), "max_tokens": 1}
                 mark = Incoming(COMPLETIONS, msgspec.json.encode(body))
                 for pod in self.pods:
                     _post(pod, COMPLETIONS, mark.body)
-                mark_deadline_s = processes.now() + EVENT_TIMEOUT_S
+                mark_deadline_s = time.monotonic() + EVENT_TIMEOUT_S
             processes.check()
             processes.pause(
                 deadline_s, f"KV events of {', '.join(missing)} do not reach the indexer"

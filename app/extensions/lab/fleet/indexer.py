@@ -32,12 +32,11 @@ class _TokenScores(Struct):
     scores: dict[str, _PodScore] | None = None
 
 
-class Indexer:
+class Indexer(Struct, frozen=True):
     """Client of an indexer. `timeout_s` limits how long routing waits for scores."""
 
-    def __init__(self, address: str, timeout_s: float = 2.0) -> None:
-        self.address = address
-        self._timeout_s = timeout_s
+    address: str
+    timeout_s: float = 2.0
 
     def scores(self, incoming: Incoming) -> Mapping[str, float]:
         """Returns the cached blocks of the prompt by pod; nothing for a request without a prompt.
@@ -51,7 +50,7 @@ class Indexer:
         path, body = score_request
         try:
             status, answer = exchange(
-                self.address, "POST", path, msgspec.json.encode(body), timeout_s=self._timeout_s
+                self.address, "POST", path, msgspec.json.encode(body), timeout_s=self.timeout_s
             )
         except OSError as error:
             raise IndexerError(f"{path} was not answered: {error}") from error

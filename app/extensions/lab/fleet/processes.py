@@ -6,10 +6,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+import gevent
 
 from app.core.server.http.client import exchange
 from app.core.settings import settings_table
@@ -83,10 +86,7 @@ class ServerProcess:
 class Processes:
     """Server processes, in the order of their start."""
 
-    def __init__(self, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        """`now` returns seconds, `sleep` waits for seconds."""
-        self.now = now
-        self._sleep = sleep
+    def __init__(self) -> None:
         self.servers: list[ServerProcess] = []
         self._reserved: list[socket.socket] = []
 
@@ -118,7 +118,7 @@ class Processes:
         Raises:
             FleetError: The server ended, or is not healthy after `timeout_s`.
         """
-        deadline_s = self.now() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while not server.is_healthy():
             server.check()
             self.pause(
@@ -128,9 +128,9 @@ class Processes:
 
     def pause(self, deadline_s: float, error: str) -> None:
         """Waits a moment. Raises FleetError with the text `error` after the deadline."""
-        if self.now() > deadline_s:
+        if time.monotonic() > deadline_s:
             raise FleetError(error)
-        self._sleep(POLL_INTERVAL_S)
+        gevent.sleep(POLL_INTERVAL_S)
 
     def check(self) -> None:
         """Raises FleetError when a process has ended."""
@@ -141,11 +141,11 @@ class Processes:
         """Ends all servers: by SIGTERM, and after `STOP_TIMEOUT_S` by SIGKILL."""
         try:
             self._signal(signal.SIGTERM)
-            deadline_s = self.now() + STOP_TIMEOUT_S
-            while self.now() < deadline_s and any(
+            deadline_s = time.monotonic() + STOP_TIMEOUT_S
+            while time.monotonic() < deadline_s and any(
                 server.process.poll() is None for server in self.servers
             ):
-                self._sleep(POLL_INTERVAL_S)
+                gevent.sleep(POLL_INTERVAL_S)
         finally:
             # A second Ctrl-C gets here, too.
             self._signal(signal.SIGKILL)

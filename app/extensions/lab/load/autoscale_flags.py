@@ -5,13 +5,12 @@ from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 
 from app.core.policies import AUTOSCALERS, AutoscalerStart, Decide, Look
-from app.extensions.lab.load.autoscale import METRICS, ScalingPolicy
+from app.extensions.lab.load.autoscaler import METRICS, Policy, ScalingPolicy
 from app.extensions.lab.load.hpa import (
     MAX_PERIOD_S,
     MAX_WINDOW_S,
     MILLI,
     HorizontalPodAutoscaler,
-    Policy,
     Rate,
 )
 from config.declaration import UsageError

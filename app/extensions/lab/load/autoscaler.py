@@ -1,19 +1,41 @@
-"""The autoscaler of a simulated or real fleet: it starts and drains pods by a policy."""
+"""The autoscaler of a simulated or real fleet: it starts and drains pods by a policy.
 
-from collections.abc import Callable, Mapping
+A policy looks at the metrics of a fleet, as they were last scraped, and returns the number of pods.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from app.core.policies import Look, Sample
-from app.extensions.lab.load.hpa import Policy
+from app.core.base.metrics.table import FIRST_TOKEN
+from app.core.policies import AutoscalerStart, Look, Sample
+from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from app.extensions.lab.load.pod_lives import Life
 
+TTFT_SHARES = {"ttft_p50": 0.5, "ttft_p90": 0.9, "ttft_p99": 0.99}
+TTFT_WINDOW_S = 60.0
+"""Time before a scrape whose first tokens count, as in `rate(...[1m])`."""
+METRICS = ("waiting", "running", "kv_cache_usage", *TTFT_SHARES)
 # Kinds of events, in their order at the same time.
 JOIN = 0
 SCRAPE = 1
 LOOK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPolicy:
+    """A policy with its bounds."""
+
+    min_pods: int
+    max_pods: int
+    start: AutoscalerStart
+
+
+Policy = ScalingPolicy | HorizontalPodAutoscaler
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +145,19 @@ class Autoscaler:
     def _schedule(self, event_s: float, kind: int, number: int) -> None:
         heappush(self._events, (event_s, kind, number))
         self.next_s = self._events[0][0]
+
+
+def histogram_quantile(share: float, values: Sequence[float]) -> float:
+    """Returns Prometheus' quantile over the buckets of the TTFT, in seconds; 0 without values."""
+    if not values:
+        return 0.0
+    counts = Counter(bisect_left(FIRST_TOKEN, value) for value in values)
+    rank = share * len(values)
+    below = 0
+    for index, bound in enumerate(FIRST_TOKEN):
+        inside = counts[index]
+        if inside and below + inside >= rank:
+            lower_bound = FIRST_TOKEN[index - 1] if index else 0.0
+            return lower_bound + (bound - lower_bound) * (rank - below) / inside
+        below += inside
+    return FIRST_TOKEN[-1]

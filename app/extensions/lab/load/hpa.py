@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from app.core.policies import Decide, Look
-from app.extensions.lab.load.autoscale import ScalingPolicy
 
 MILLI = 1000
 """The HPA counts in thousandths: its quantities are whole thousandths."""
@@ -60,9 +59,6 @@ class HorizontalPodAutoscaler:
         limits = _rate_limits(self.down, sign=-1, now_s=now_s, current=current, changes=changes)
         limit = min(limits) if self.select_down == "max" else max(limits)
         return max(wanted, min(limit, current), self.min_pods)
-
-
-Policy = ScalingPolicy | HorizontalPodAutoscaler
 
 
 class _Decisions:

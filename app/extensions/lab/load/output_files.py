@@ -5,11 +5,15 @@ import gzip
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import msgspec
 
 from config import ConfigError, UsageError
 
+STDOUT = Path("-")
+"""Value of `--json` for the standard output."""
 PARTIAL_SUFFIX = ".part"
 """Suffix of a file that is not complete yet."""
 PICTURE_SUFFIXES = (".png", ".svg")
@@ -42,6 +46,28 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_results(json_path: Path | None, figures: object, text: str) -> Iterator[ExitStack]:
+    """Yields a stack for output files: either all files are written, or none.
+
+    Afterwards prints the text, or the figures as JSON if their path is `STDOUT`.
+    """
+    document = json_document(figures)
+    with ExitStack() as files:
+        yield files
+        if json_path is not None and json_path != STDOUT:
+            files.enter_context(atomic_file(json_path)).write_bytes(document)
+    if json_path == STDOUT:
+        print(document.decode(), end="")
+    else:
+        print(text)
+
+
+def json_document(figures: object) -> bytes:
+    """Returns figures as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(figures)) + b"\n"
 
 
 def check_output_paths(

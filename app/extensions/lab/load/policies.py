@@ -1,14 +1,20 @@
 """Routing policies of simulated and real fleets. A pod is a number or an address."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Generic, TypeVar
+
+from app.core.policies import PolicyMaker
+from config import UsageError
 
 RANDOM = "random"
 ROUND_ROBIN = "round-robin"
 LEAST_REQUESTS = "least-requests"
 PREFIX_AWARE = "prefix-aware"
 POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
+DEFAULT_POLICIES = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)
+"""Policies that a fleet compares by default, before those of plugins."""
 BLOCKS_PER_REQUEST = 25.0
 """Cached blocks that weigh as much as one request in flight.
 
@@ -102,3 +108,22 @@ def make_policy(
 
 def _no_scores(request: object) -> Mapping[Pod, float]:
     return {}
+
+
+def policies_of(
+    names: Sequence[str], plugin_policies: Mapping[str, PolicyMaker]
+) -> dict[str, PolicyMaker]:
+    """Returns the makers of these policies; without names, of the default and all plugin policies.
+
+    Raises:
+        UsageError: A name is unknown.
+    """
+    makers: dict[str, PolicyMaker] = {name: partial(make_policy, name) for name in POLICIES}
+    makers |= plugin_policies
+    for name in names:
+        if name not in makers:
+            raise UsageError(
+                f"argument --policies: invalid choice: {name!r}"
+                f" (choose from {', '.join(map(repr, makers))})"
+            )
+    return {name: makers[name] for name in names or (*DEFAULT_POLICIES, *plugin_policies)}

@@ -11,6 +11,7 @@ from itertools import count, islice, repeat
 from random import Random
 
 from app.extensions.lab.load.loads import MAX_TOKENS, NO_GROUP, ROWS_PER_PROGRESS, LoadTrace
+from app.extensions.lab.load.progress import Progress, ignore_progress
 from config import ConfigError
 from config.flags import as_argument
 
@@ -161,7 +162,7 @@ class Recipe:
 
 
 def draw_load(
-    recipe: Recipe, max_request_tokens: int, progress: Callable[[int], None] | None = None
+    recipe: Recipe, max_request_tokens: int, progress: Progress = ignore_progress
 ) -> LoadTrace:
     """Draws a load.
 
@@ -177,9 +178,7 @@ def draw_load(
 class _Drawing:
     """Draws one load; each quantity has its own random numbers."""
 
-    def __init__(
-        self, recipe: Recipe, max_request_tokens: int, progress: Callable[[int], None] | None
-    ) -> None:
+    def __init__(self, recipe: Recipe, max_request_tokens: int, progress: Progress) -> None:
         self._recipe = recipe
         self._max_request_tokens = max_request_tokens
         self._progress = progress
@@ -224,7 +223,7 @@ class _Drawing:
                 if turn and recipe.think_s:
                     think_s = self._thinking_rng.expovariate(1 / recipe.think_s)
                 load.think_s.append(think_s)
-            if self._progress is not None and not len(load) % ROWS_PER_PROGRESS:
+            if not len(load) % ROWS_PER_PROGRESS:
                 self._progress(len(load))
 
     def _draw_lengths(self, history_tokens: int) -> tuple[int, int]:

@@ -59,7 +59,7 @@ def fleet_runner(options: Namespace) -> Iterator[RunFleets]:
                 fleets: Iterable[tuple[LoadTrace, Job, Slo]],
             ) -> Generator[Verdict, None, None]:
                 verdicts: Generator[Verdict, None, None] = parallel(
-                    joblib.delayed(run_fleet)(load, job, slo) for load, job, slo in fleets
+                    joblib.delayed(run_fleet)(*fleet) for fleet in fleets
                 )
                 return verdicts
 

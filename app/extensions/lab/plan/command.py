@@ -15,14 +15,11 @@ from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.job import Job, read_load
 from app.extensions.lab.fidelity.job_flags import (
     TRANSFER_FLAGS,
-    PluginCosts,
     check_files,
     make_job,
     make_recipe,
-    no_plugin_costs,
 )
-from app.extensions.lab.fidelity.results import write_results
-from app.extensions.lab.load.output_files import atomic_file
+from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.plan.backends import fleet_runner
 from app.extensions.lab.plan.plan_flags import make_parser
@@ -40,7 +37,7 @@ Offers = dict[str, list[tuple[Job, float]]]
 
 
 @as_command()
-def run(argv: Sequence[str], plugin_costs: PluginCosts = no_plugin_costs) -> int:
+def run(argv: Sequence[str]) -> int:
     """Runs the command; its exit status is 1 if a load has no fleet within the SLO."""
     plan_options, words = make_parser().parse_beside_settings(
         argv, settings_type(), plugins_only=True
@@ -54,7 +51,7 @@ def run(argv: Sequence[str], plugin_costs: PluginCosts = no_plugin_costs) -> int
         check_installed("dask", "--backend")
     if options.plot is not None:
         check_installed("fleet", "--plot")
-    searches, slo = _make_searches(options, load_settings(words, {}), plugin_costs)
+    searches, slo = _make_searches(options, load_settings(words, {}))
     _run_searches(options, searches, slo)
     return _report(options, slo, searches)
 
@@ -77,16 +74,14 @@ def _run_searches(options: Namespace, searches: Mapping[str, FleetSearch], slo: 
                     progress(finished)
 
 
-def _make_searches(
-    options: Namespace, settings: Settings, plugin_costs: PluginCosts
-) -> tuple[dict[str, FleetSearch], Slo]:
+def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, FleetSearch], Slo]:
     """Returns the searches by the names of their loads, and the SLO.
 
     Raises:
         ConfigError: No engine can be made.
     """
     load_flags = _load_flags(options)
-    offers, reasons = _make_offers(options, load_flags[0], settings, plugin_costs)
+    offers, reasons = _make_offers(options, load_flags[0], settings)
     jobs = [job for group in offers.values() for job, _ in group]
     if not jobs:
         raise ConfigError(next(iter(reasons.values())))
@@ -123,7 +118,6 @@ def _make_offers(
     options: Namespace,
     load_flags: Mapping[str, Any],
     settings: Settings,
-    plugin_costs: PluginCosts,
 ) -> tuple[Offers, dict[str, str]]:
     """Returns the jobs of all engines, and by name the reason for an engine that cannot be made."""
     offers: Offers = {}
@@ -133,7 +127,7 @@ def _make_offers(
         group = offers.setdefault(name, [])
         job_options = Namespace(**{**vars(options), **load_flags, **engine_flags})
         try:
-            job = make_job(job_options, settings, plugin_costs)
+            job = make_job(job_options, settings)
         except UsageError:
             raise
         except ConfigError as error:
@@ -184,7 +178,7 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
         "slo": str(slo),
         "loads": [plan_figures(name, search) for name, search in searches.items()],
     }
-    with write_results(options, figures, text) as files:
+    with write_results(options.json, figures, text) as files:
         if options.plot is not None:
             draw_plan(searches, files.enter_context(atomic_file(options.plot)))
     engines = [

@@ -110,3 +110,16 @@ def test_syslog_gets_both_logs_and_custom_logger_class_works() -> None:
                 for request in REQUESTS:
                     assert b"gunicorn.wsgi.app.access: " in heard(syslog, request.encode())[-1]
                 assert "Traceback" not in server.log()
+
+
+def test_pidfile_names_the_arbiter_until_the_server_ends(tmp_path: Path) -> None:
+    pidfile = tmp_path / "server.pid"
+    with running_gunicorn("--pid", str(pidfile)) as server:
+        assert int(pidfile.read_text()) == server.process.pid
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "Hang up: Master" in server.log())
+        assert post(server.port, ask()).status == 200
+        assert int(pidfile.read_text()) == server.process.pid
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        assert not pidfile.exists()

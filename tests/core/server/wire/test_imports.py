@@ -1,13 +1,18 @@
 """Modules that a start loads, and calls per request (docs/architecture.md)."""
 
+import ast
+import json
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 from app.core.built_in import enabled_extensions, present_extensions
 from app.core.settings import load
-from tests.running_server import ROOT
+from tests.hostile.raw_client import get, post
+from tests.running_server import ROOT, free_port, running_command
+from tests.test_structure import token_count
 
 LAZY_PACKAGES = (
     "jsonschema",
@@ -91,18 +96,72 @@ def test_lists_of_late_modules_name_modules_and_disabled_extensions() -> None:
     assert off == set(OFF_EXTENSIONS)
 
 
+MAX_IMPORTED_TOKENS = 155_000
+"""Python tokens of ours that a default server has imported after its first requests.
+
+This number only falls.
+"""
+CHAT = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3}
+REQUESTS = (
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ("/v1/responses", {"input": "Hello!", "max_output_tokens": 16}),
+    ("/v1/messages", CHAT),
+)
+APPLICATION_WITH_REPORT = """
+import sys
+
+from wsgi import app
+
+
+@app.get("/imported")
+def imported():
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [file for file in files if file]
+"""
+
+
+def docstring_count(path: Path) -> int:
+    """Returns the number of docstrings, those of attributes included, each of them one token."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    texts = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    return sum(isinstance(text, ast.Constant) and type(text.value) is str for text in texts)
+
+
+def test_default_server_imports_few_tokens_for_its_first_requests(tmp_path: Path) -> None:
+    (tmp_path / "reporting.py").write_text(APPLICATION_WITH_REPORT, "utf-8")
+    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "reporting:app"]
+    port = free_port()
+    env = {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}
+    with running_command(command, port, env):
+        model = json.loads(get(port, "/v1/models").body)["data"][0]["id"]
+        for path, fields in REQUESTS:
+            assert post(port, {**fields, "model": model}, path).status == 200
+        files = {Path(file) for file in json.loads(get(port, "/imported").body)}
+    ours = [
+        file
+        for file in files
+        if file.suffix == ".py" and file.is_relative_to(ROOT) and ".venv" not in file.parts
+    ]
+    tokens = {
+        str(file.relative_to(ROOT)): token_count(file) - docstring_count(file) for file in ours
+    }
+    assert len(ours) > 100
+    assert sum(tokens.values()) <= MAX_IMPORTED_TOKENS, tokens
+
+
 WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
     "fast, no latency": (75, 24, 41),
     "fast, --profile": (245, 40, 156),
-    "Flask, no latency": (137, 37, 75),
-    "a required tool": (208, 46, 123),
+    "Flask, no latency": (135, 37, 75),
+    "a required tool": (206, 46, 123),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
-MOST_INDEX = {"one KV event": (44, 14, 20), "one score": (32, 11, 19)}
+MOST_INDEX = {"one KV event": (44, 14, 20), "one score": (31, 11, 19)}
 
 
 def test_calls_and_files_per_request_stay_within_their_budgets() -> None:

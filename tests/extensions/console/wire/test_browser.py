@@ -430,7 +430,7 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
         seen.tab(name)
         seen.shows(word)
     seen.tab("cache")
-    seen.page.fill("#tab-body textarea", LONG)
+    seen.page.get_by_label("Prompt to score").fill(LONG)  # the tab of before has texts, too
     seen.press("Score")
     until(
         lambda: re.search(

@@ -9,10 +9,9 @@ import gevent
 import pytest
 import redis
 
-from app.extensions.kv_index.backend import BackendUnavailableError
+from app.extensions.kv_index.backend import BackendUnavailableError, Clear, Remove, Stamp
 from app.extensions.kv_index.holders import HolderLimitError
 from app.extensions.kv_index.messages import PublishedMessage
-from app.extensions.kv_index.operations import Clear, Remove, Stamp
 from app.extensions.kv_index.redis_backend import RedisBackend
 from tests.core.kvcache.sockets import until
 from tests.extensions.kv_index.engines import PROMPT, block, content, holders_of, source, store

@@ -60,7 +60,7 @@ def test_frames_have_the_times_of_every_request(pods: int) -> None:
     assert (figures["length"], figures["running"], figures["waiting"]) == (len(load), 0, 0)
     assert len(page.ttft) == len(load) and len(page.steps) == outcome.steps
     assert sum(row[2] for row in page.steps) == sum(load.input_tokens)
-    again = simulate(load, film._plan)  # to watch changes nothing
+    again = simulate(load, outcome.plan)  # to watch changes nothing
     assert (again.first_s, again.last_s, again.pod) == (
         outcome.first_s,
         outcome.last_s,

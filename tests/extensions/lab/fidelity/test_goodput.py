@@ -131,7 +131,7 @@ def test_a_looser_limit_is_met_by_at_least_as_many_requests(
         outcome.last_s[number] = number + first + rest
     strict = read_limits([f"{name}:{limit}" for name, limit in limits.items()])
     loose = read_limits([f"{name}:{2 * limit}" for name, limit in limits.items()])
-    some, more = (goodput(outcome, its, 1.0) for its in (strict, loose))
+    some, more = (goodput(outcome, its) for its in (strict, loose))
     assert 0 <= some.good <= more.good <= more.requests == len(moments)
     outcome.first_s[0] = float("nan")  # never got a token
-    assert goodput(outcome, loose, 1.0).good <= len(moments) - 1
+    assert goodput(outcome, loose).good <= len(moments) - 1

@@ -1,11 +1,9 @@
 """One small fleet for all tests that need a real one: starting it takes a few seconds."""
 
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from random import Random
 
-import gevent
 import pytest
 
 from app.core.application import tokenizer_of
@@ -58,6 +56,6 @@ def fleet(workload: Workload, options: Namespace) -> Iterator[Fleet]:
         pods=options.pods,
         seed=options.seed,
     )
-    processes = Processes(time.monotonic, gevent.sleep)
+    processes = Processes()
     with running_fleet(plan, processes, lambda done: None) as fleet:
         yield fleet

@@ -3,19 +3,19 @@ listens.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 
 import gevent
 import pytest
 
-from app.core.policies import Incoming
+from app.core.policies import Incoming, Policy
 from app.core.server.http.client import JSON, HttpConnection, exchange
 from app.extensions.lab.fleet.indexer import Indexer
 from app.extensions.lab.fleet.proxy import Proxy
 from app.extensions.lab.load.policies import PrefixAware, RoundRobin
-from tests.extensions.lab.fleet import stubs
+from tests import stubs
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -36,9 +36,17 @@ class Always:
 
 
 @contextmanager
+def proxying(pods: Iterable[str], policy: Policy) -> Iterator[tuple[str, Proxy]]:
+    """The address of a proxy in front of `pods`, and the proxy."""
+    proxy = Proxy(list(pods), policy)
+    with stubs.serving(proxy) as address:
+        yield address, proxy
+
+
+@contextmanager
 def behind(pod: stubs.Talker) -> Iterator[tuple[str, str, Proxy]]:
     """The addresses of a pod and of a proxy in front of it, and the proxy."""
-    with stubs.talking(pod) as address, stubs.proxying([address], RoundRobin()) as (url, proxy):
+    with stubs.talking(pod) as address, proxying([address], RoundRobin()) as (url, proxy):
         yield address, url, proxy
 
 
@@ -53,7 +61,7 @@ def test_headers_and_status_are_forwarded() -> None:
     headers = {"Authorization": "Bearer k", "X-Request-Id": "7"}
     with (
         stubs.serving(pod) as address,
-        stubs.proxying([address], RoundRobin()) as (proxy, _),
+        proxying([address], RoundRobin()) as (proxy, _),
         stubs.posted(proxy, {"prompt": "ü"}, "/v1/chat/completions?beta=1", **headers) as response,
     ):
         assert (response.status, response.read()) == (201, b"one")
@@ -82,7 +90,7 @@ def test_an_unreachable_pod_is_skipped() -> None:
     dead, policy = stubs.unused_address(), Always()
     with (
         stubs.serving(stubs.Pod("alive")) as alive,
-        stubs.proxying([dead, alive], policy) as (proxy, told),
+        proxying([dead, alive], policy) as (proxy, told),
         stubs.posted(proxy, {}) as response,
     ):
         assert response.read() == b"alive"
@@ -100,7 +108,7 @@ def test_no_reachable_pod_gives_status_502() -> None:
         "code": 502,
     }
     with (
-        stubs.proxying([stubs.unused_address()], RoundRobin()) as (proxy, _),
+        proxying([stubs.unused_address()], RoundRobin()) as (proxy, _),
         stubs.posted(proxy, {}) as response,
     ):
         assert (response.status, json.load(response)) == (502, {"error": expected})
@@ -114,7 +122,7 @@ def test_no_reachable_pod_gives_status_502() -> None:
 
 def test_an_unreachable_indexer_falls_back_to_load() -> None:
     policy = PrefixAware(Indexer(stubs.unused_address()).scores, Random(1))
-    with two_pods() as (one, two), stubs.proxying([one, two], policy) as (proxy, told):
+    with two_pods() as (one, two), proxying([one, two], policy) as (proxy, told):
         told.in_flight[one] += 1
         for number in range(3):
             with stubs.posted(proxy, {"prompt": f"number {number}"}) as response:
@@ -123,7 +131,7 @@ def test_an_unreachable_indexer_falls_back_to_load() -> None:
 
 
 def test_health_is_answered_by_the_proxy_and_models_by_the_least_loaded_pod() -> None:
-    with two_pods() as (one, two), stubs.proxying([one, two], RoundRobin()) as (proxy, told):
+    with two_pods() as (one, two), proxying([one, two], RoundRobin()) as (proxy, told):
         told.in_flight[one] += 1
         assert exchange(proxy, "GET", "/v1/models") == (201, b"two")
         assert exchange(proxy, "GET", "/health")[0] == 200

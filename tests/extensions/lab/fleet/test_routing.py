@@ -33,7 +33,7 @@ from app.extensions.lab.fleet.policy_summary import (
 from app.extensions.lab.fleet.workload import MAX_TURNS, SEPARATOR, Workload, make_workload
 from app.extensions.lab.load.policies import IndexerError, PrefixAware
 from config.declaration import missing
-from tests.extensions.lab.fleet import stubs
+from tests import stubs
 
 ANY = Incoming("/v1/completions", b"{}")
 PODS = ("a", "b", "c")

@@ -1,8 +1,12 @@
 """The heartbeat of an engine process, and what the server makes of its silence."""
 
+import os
+import sys
 from pathlib import Path
 
-from app.extensions.llm.heartbeat import Heartbeat, HeartbeatMonitor
+import pytest
+
+from app.extensions.llm.heartbeat import Heartbeat, HeartbeatMonitor, is_ending
 
 
 class Moved:
@@ -24,6 +28,12 @@ def test_a_resting_engine_is_not_silent(tmp_path: Path) -> None:
     heartbeat.stop()
     heartbeat.stop()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_a_process_that_has_ended_is_ending() -> None:
+    assert is_ending(2**31 - 1), "no process has this number"
+    assert not is_ending(os.getpid())
 
 
 def test_silence_grows_with_every_look_until_the_next_beat() -> None:

@@ -194,8 +194,12 @@ def test_the_spans_of_a_request_are_joined_to_the_clients(
         5,
     )
     assert (own.told["http.response.status_code"], own.told["http.route"]) == (200, COMPLETIONS)
-    assert own.told["gen_ai.latency.time_to_first_token"] == pytest.approx(0.05, abs=0.001)
-    assert phases[2].duration_s == pytest.approx(4 * 0.02, abs=0.001)
+    decode = phases[2]
+    first_token_s = own.told["gen_ai.latency.time_to_first_token"]
+    assert first_token_s == pytest.approx(decode.start_s - own.start_s, abs=0.001)
+    # The settings say 50 and 20 ms; a busy machine takes longer.
+    assert first_token_s > 0.049
+    assert decode.duration_s > 4 * 0.02 - 0.001
     assert own.status == 0
 
 

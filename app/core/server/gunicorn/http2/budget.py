@@ -4,6 +4,8 @@ nginx and Envoy close such connections, too: nginx compares the received bytes w
 payload, and Envoy counts PRIORITY, WINDOW_UPDATE and empty DATA frames against streams and DATA.
 """
 
+from dataclasses import dataclass
+
 from h2.errors import ErrorCodes
 
 from app.core.server.gunicorn.http2.protocol import DATA, ConnectionFailedError
@@ -21,13 +23,11 @@ FRAMES_FORGIVEN = 4
 """Frames forgiven at each check of a connection, five times a second; keep-alives send fewer."""
 
 
+@dataclass(slots=True)
 class FrameBudget:
     """Counts the frames of one connection without progress, less those that its answers pay for."""
 
-    __slots__ = ("_frames",)
-
-    def __init__(self) -> None:
-        self._frames = 0
+    _frames: int = 0
 
     def charge(self, *, kind: int, flags: int, size: int, call_count: int) -> None:
         """Counts a received frame with a payload of `size` bytes, while `call_count` calls run.

@@ -18,6 +18,7 @@ from hpack.exceptions import HPACKError
 from hyperframe.frame import GoAwayFrame
 
 from app.core.server.gunicorn.fair_turns import TURN_S, ConnectionCost
+from app.core.server.gunicorn.http2.budget import FrameBudget
 from app.core.server.gunicorn.http2.protocol import (
     DATA,
     FRAME_HEAD,
@@ -60,6 +61,7 @@ class CallTransport(HubConnection):
         self.stalled: dict[Any, None] = {}
         """Calls without room in the client's windows, the longest waiting first."""
         self.buffered = 0
+        self.budget = FrameBudget()
         self._held_bytes = 0
         self._refuses_calls = False
 
@@ -112,16 +114,15 @@ class CallTransport(HubConnection):
         reason = text.encode("ascii", "replace")[:MAX_REASON_BYTES]
         self.put(GoAwayFrame(0, last_stream_id, code, reason).serialize())
 
-    def note_answer(self) -> None:
-        """Called when a call has been answered to its end."""
-        raise NotImplementedError
-
     def window(self, stream: H2Stream) -> int:
         """Returns the bytes that the client's windows allow on `stream` now."""
         return min(stream.outbound_flow_control_window, self.h2.outbound_flow_control_window)
 
     def send_data(self, stream: H2Stream, data: bytes) -> None:
-        """Sends `data`, which must fit the windows, in as few frames as possible."""
+        """Sends `data`, which must fit the windows, in as few frames as possible.
+
+        Counts it as progress.
+        """
         size = len(data)
         stream_id = stream.stream_id
         stream.outbound_flow_control_window -= size
@@ -129,6 +130,7 @@ class CallTransport(HubConnection):
         for start in range(0, size, MAX_FRAME_BYTES):
             part = data[start : start + MAX_FRAME_BYTES]  # no copy of data that fits one frame
             self.put(FRAME_HEAD.pack(0, len(part), DATA, 0, stream_id) + part)
+        self.budget.pay()
 
     def put(self, data: bytes) -> None:
         """Sends `data` soon.

@@ -5,9 +5,7 @@ import time
 import gevent.socket
 from h2 import events
 from h2.errors import ErrorCodes
-from h2.stream import H2Stream
 
-from app.core.server.gunicorn.http2.budget import FrameBudget
 from app.core.server.gunicorn.http2.call_transport import CallTransport
 from app.core.server.gunicorn.http2.protocol import (
     FRAME_HEAD,
@@ -60,7 +58,6 @@ class Http2Connection(CallTransport):
         self._unread = data
         self._has_preface = False
         self._waits_for_turn = False
-        self._budget = FrameBudget()
         self._has_announced_end = False
         self._reset_count = 0
         self._block_bytes = 0
@@ -109,7 +106,7 @@ class Http2Connection(CallTransport):
                 break
             frame = data[offset:end]
             offset = end
-            self._budget.charge(kind=kind, flags=flags, size=size, call_count=len(self.calls))
+            self.budget.charge(kind=kind, flags=flags, size=size, call_count=len(self.calls))
             # After a valid GOAWAY, h2 would take no more frames; its client still waits for
             # answers. h2 refuses a GOAWAY that is not valid.
             is_valid_goaway = (
@@ -188,10 +185,11 @@ class Http2Connection(CallTransport):
         size = sum(
             len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers.items()
         )
+        content_type = headers.get("content-type", "")
         has_room = self.buffered + size <= self.max_buffered_bytes and len(self.calls) < MAX_CALLS
         if self._refuses_calls or not has_room:
             self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
-        elif not _is_grpc(headers):
+        elif headers[":method"] != "POST" or not content_type.startswith("application/grpc"):
             self.send_headers(stream_id, UNSUPPORTED, ends=True)
             if not is_end:
                 self.reset(stream_id, ErrorCodes.NO_ERROR)
@@ -211,15 +209,6 @@ class Http2Connection(CallTransport):
     def _wake_stalled(self) -> None:
         for call in self.stalled:
             call.wake.set()
-
-    def send_data(self, stream: H2Stream, data: bytes) -> None:
-        """Sends `data`, which must fit the windows, and counts it as progress."""
-        super().send_data(stream, data)
-        self._budget.pay()
-
-    def note_answer(self) -> None:
-        """Counts the end of an answer as progress."""
-        self._budget.pay()
 
     def catch_up(self) -> None:
         """Stops lagging, and lets waiting calls send."""
@@ -241,7 +230,7 @@ class Http2Connection(CallTransport):
         if is_idle or (self._waits_for_turn and self.is_closed_by_client):
             self.close()
             return
-        self._budget.forgive()
+        self.budget.forgive()
         self._reset_count = max(0, self._reset_count - RESETS_FORGIVEN)
         for call in list(self.stalled):
             if now_s - call.since_s < self.path.client_timeout_s:
@@ -296,8 +285,3 @@ class Http2Connection(CallTransport):
         self.client.close()
         for call in list(self.calls.values()):
             self.schedule(call.end)
-
-
-def _is_grpc(headers: dict[str, str]) -> bool:
-    content_type = headers.get("content-type", "")
-    return headers[":method"] == "POST" and content_type.startswith("application/grpc")

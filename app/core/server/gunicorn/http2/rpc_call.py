@@ -272,7 +272,7 @@ class RpcCall:
             message = quote(outcome.message[:MAX_STATUS_LENGTH], safe=UNESCAPED)
             headers.append((b"grpc-message", message.encode()))
         self._connection.send_headers(self.id, headers, ends=True)
-        self._connection.note_answer()
+        self._connection.budget.pay()
         if not self.has_request:
             self._connection.reset(self.id, ErrorCodes.NO_ERROR)
         self.end()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from app.core.application import tokenizer_of
 from app.extensions.lab.fleet import command
 from app.extensions.lab.fleet.fleet import Fleet
 from tests.running_server import ROOT
@@ -61,7 +60,7 @@ def test_wrong_input_is_rejected_in_one_line(
     argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = told.startswith(("argument", "unknown", "flag --port"))
-    assert command.run(argv, tokenizer_of) == (2 if usage else 1)
+    assert command.run(argv) == (2 if usage else 1)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert (
@@ -92,7 +91,7 @@ def test_a_run_prints_the_table_and_writes_the_figures(
         "--rate",
         "100",
     ]
-    assert command.run([*SMALL, *flags], tokenizer_of) == 0
+    assert command.run([*SMALL, *flags]) == 0
     rows = [line.split()[1] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == ["round-robin", "prefix-aware"]
     figures = json.loads(path.read_text())

@@ -8,11 +8,10 @@ from random import Random
 import pytest
 
 from app.core.policies import Incoming
-from app.extensions.lab.fleet.command import compare_policies, running_proxy
+from app.extensions.lab.fleet.command import compare_policies, policies_of, running_proxy
 from app.extensions.lab.fleet.fleet import Fleet
-from app.extensions.lab.fleet.routing import policies_of
 from app.extensions.lab.fleet.workload import Workload
-from tests.extensions.lab.fleet import stubs
+from tests import stubs
 
 POLICIES = policies_of((), {})
 

@@ -3,11 +3,9 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import gevent
 import pytest
 
 from app.extensions.lab.fleet.processes import (
@@ -31,7 +29,7 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SERV
 
 @contextmanager
 def processes() -> Iterator[Processes]:
-    started = Processes(time.monotonic, gevent.sleep)
+    started = Processes()
     try:
         yield started
     finally:

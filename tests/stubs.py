@@ -11,10 +11,8 @@ import gevent
 from gevent.event import Event
 from gevent.server import StreamServer
 
-from app.core.policies import Policy
 from app.core.server.http.client import JSON, HttpConnection
 from app.core.server.http.relay import server_of
-from app.extensions.lab.fleet.proxy import Proxy
 from tests.running_server import free_port
 
 PATIENCE_S = 5.0
@@ -29,13 +27,6 @@ def serving(application: Callable[..., Any]) -> Iterator[str]:
         yield f"127.0.0.1:{server.server_port}"
     finally:
         server.stop(timeout=1)
-
-
-@contextmanager
-def proxying(pods: Iterable[str], policy: Policy) -> Iterator[tuple[str, Proxy]]:
-    proxy = Proxy(list(pods), policy)
-    with serving(proxy) as address:
-        yield address, proxy
 
 
 class Pod:

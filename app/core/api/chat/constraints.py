@@ -1,0 +1,74 @@
+"""The constraint on the text of a reply."""
+
+import json
+from typing import cast
+
+from app.core.engine.constraints import Constraints, Grammar, SchemaError
+from app.core.engine.request import Constraint, JsonSchema
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.options import StructuredOutputs
+from app.core.protocol.validation import GenerationRequest, check_depth
+from app.core.server.http.errors import bad_request
+
+ANY_OBJECT: JsonObject = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string"},
+        "confidence": {"type": "number", "minimum": 0, "maximum": 1},
+    },
+    "required": ["answer"],
+}
+"""Schema for `json_object`, which requires no more than an object."""
+
+
+def tag_of(tag: str, request: GenerationRequest, schemas: Constraints) -> Grammar:
+    """Returns the grammar of a structural tag.
+
+    Raises:
+        ApiError: 400 for an invalid tag, at once as in vLLM.
+    """
+    field = "structured_outputs" if request.structured_outputs is not None else "response_format"
+    try:
+        return schemas.compile_structural_tag(tag)
+    except SchemaError as error:
+        raise bad_request(f"Invalid structural tag specification: {error}", field) from None
+
+
+def constraint_of(structured_outputs: StructuredOutputs, schemas: Constraints) -> Constraint | None:
+    """Returns the constraint on the text, but for a structural tag.
+
+    Raises:
+        ApiError: 400 for a bad constraint.
+    """
+    if structured_outputs.json is not None:
+        return Constraint(schema=_schema_of(structured_outputs.json, schemas))
+    if structured_outputs.json_object:
+        return Constraint(schema=ANY_OBJECT)
+    if structured_outputs.regex is not None:
+        return Constraint(regex=structured_outputs.regex)
+    if structured_outputs.grammar is None:
+        if structured_outputs.choice:
+            return Constraint(choices=tuple(structured_outputs.choice))
+        return None
+    try:
+        return Constraint(grammar=schemas.compile_grammar(structured_outputs.grammar))
+    except SchemaError as error:
+        raise bad_request(f"Invalid grammar specification: {error}") from None
+
+
+def _schema_of(source: str | JsonObject, schemas: Constraints) -> JsonSchema:
+    schema: object = source
+    if isinstance(source, str):
+        try:
+            schema = json.loads(source)
+        except (ValueError, RecursionError):
+            raise bad_request("structured_outputs.json is no JSON") from None
+        check_depth(schema)
+    try:
+        schemas.compile(schema)
+    except SchemaError as error:
+        raise bad_request(f"The schema of the reply cannot be used: {error}.") from None
+    keyword = schemas.refused_keyword(schema)
+    if keyword is not None:
+        raise bad_request(f"The schema of the reply cannot be used: {keyword} is not implemented.")
+    return cast(JsonSchema, schema)

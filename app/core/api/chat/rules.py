@@ -1,0 +1,26 @@
+"""Rules of the server for the chat templates of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from config.sections.api import ApiSettings, json_object
+
+
+class ChatRules(Struct, frozen=True):
+    """Permissions of requests to change the chat template, and its default variables."""
+
+    trusts_templates: bool = False
+    template_kwargs: Mapping[str, object] = {}
+    hides_unused_tools: bool = False
+
+    @classmethod
+    def of(cls, api: ApiSettings) -> ChatRules:
+        """Returns the rules of the settings."""
+        return cls(
+            trusts_templates=api.trust_request_chat_template,
+            template_kwargs=json_object(api.default_chat_template_kwargs or "{}"),
+            hides_unused_tools=api.exclude_tools_when_tool_choice_none,
+        )

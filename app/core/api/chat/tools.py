@@ -1,0 +1,98 @@
+"""The tool calls that a chat allows."""
+
+from collections.abc import Sequence
+
+from app.core.base.clock.pause import pause_if_possible
+from app.core.engine.constraints import Constraints, SchemaError
+from app.core.engine.request import ToolCalls, ToolFunction
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.options import NamedToolChoice
+from app.core.protocol.options import Tool as ToolParam
+from app.core.server.http.errors import bad_request
+from config.settings import ToolSettings
+
+NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
+TOOLS_PER_SLICE = 120
+"""Tools whose schemas are compiled between two pauses: about 4 ms."""
+
+
+def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
+    """Raises ApiError 400 for a tool choice that vLLM with these settings cannot serve."""
+    choice = request.tool_choice
+    if not request.tools or choice in (None, "none"):
+        return
+    is_enabled = settings.enable_auto_tool_choice
+    is_allowed_tools = isinstance(choice, NamedToolChoice) and choice.type == "allowed_tools"
+    if is_allowed_tools and (settings.tool_call_parser or not is_enabled):
+        raise bad_request("tool_choice needs a function object", "tool_choice.function")
+    if is_enabled:
+        return
+    if choice == "auto":
+        raise bad_request(
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+        )
+    shown_choice = f'"{choice}"' if isinstance(choice, str) else "a function"
+    raise bad_request(f"tool_choice={shown_choice} requires --tool-call-parser to be set")
+
+
+def tool_calls_of(
+    request: ChatCompletionRequest,
+    settings: ToolSettings,
+    schemas: Constraints,
+    computes: bool = False,
+) -> ToolCalls | None:
+    """Returns the calls that a chat allows; a null `tool_choice` is `auto`.
+
+    `computes`: a model computes the reply, so that nothing is simulated.
+
+    Raises:
+        ApiError: 400 for a bad schema.
+    """
+    choice = request.tool_choice
+    tools = request.tools
+    if not tools or choice == "none" or not settings.enable_auto_tool_choice:
+        return None
+    if not computes and request.after_results:
+        return None
+    lenient = settings.skip_tool_validation
+    if settings.tool_call_parser and not computes:  # vLLM's parsers check only strict tools
+        lenient = True
+        _check_tools([tool for tool in tools if tool.function.strict], schemas)
+    elif not lenient:
+        _check_tools(tools, schemas)
+    min_calls = int(choice == "required")
+    is_named = False
+    if isinstance(choice, NamedToolChoice):
+        names = frozenset(choice.names())
+        tools = [tool for tool in tools if tool.function.name in names]
+        allowed = choice.allowed_tools
+        is_named = allowed is None or choice.type == "function"
+        min_calls = int(allowed is None or is_named or allowed.mode == "required")
+    if is_named and len(tools) > 1:
+        raise bad_request("a named tool_choice needs exactly one tool of that name")
+    functions = [
+        ToolFunction(tool.function.name, tool.function.parameters or NO_PARAMETERS)
+        for tool in tools
+    ]
+    is_single = is_named or request.parallel_tool_calls is False
+    return ToolCalls(
+        tools=tuple(functions),
+        min_calls=min_calls,
+        max_calls=1 if is_single else len(functions),
+        named=is_named,
+        lenient=lenient,
+    )
+
+
+def _check_tools(tools: Sequence[ToolParam], schemas: Constraints) -> None:
+    """Raises ApiError 400 for parameters with a bad schema. May pause."""
+    for number, tool in enumerate(tools, 1):
+        if number % TOOLS_PER_SLICE == 0:
+            pause_if_possible()
+        function = tool.function
+        try:
+            schemas.compile(function.parameters or NO_PARAMETERS)
+        except SchemaError as error:
+            message = f"The parameters of tool {function.name!r} cannot be used: {error}."
+            raise bad_request(message, None if function.strict else "tools") from None

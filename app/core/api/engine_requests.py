@@ -1,0 +1,214 @@
+"""Makes the engine's requests of a validated request: one for each choice of each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from app.core.api.chat.media import BuiltPrompt, placeholders
+from app.core.api.chat.thinking import Thinking, thinking
+from app.core.api.chat.tools import tool_calls_of
+from app.core.api.fault import Fault
+from app.core.api.headers import (
+    CACHE_THRESHOLD_HEADER,
+    PRIORITY_HEADER,
+    boolean_header,
+    priority_of,
+)
+from app.core.base.clock.pause import Slices
+from app.core.engine.request import EngineRequest
+from app.core.protocol.chat import ChatCompletionRequest
+
+if TYPE_CHECKING:
+    from app.core.api.chat.rules import ChatRules
+    from app.core.api.identity import ResponseMeta
+    from app.core.api.models import ServedModels
+    from app.core.api.sampling import RealModel
+    from app.core.engine.choice_request import Sampling, TextForm
+    from app.core.engine.constraints import Constraints
+    from app.core.engine.request import Constraint, ToolCalls
+    from app.core.protocol.validation import AcceptedRequest, GenerationRequest
+    from app.core.server.http.context import RequestContext
+    from config.validation import LiveSettings
+
+REQUESTS_PER_SLICE = 1_000
+"""Engine requests made between two pauses; each takes about 2 us."""
+
+
+class ReplyParts(NamedTuple):
+    """Parts of a reply besides its text."""
+
+    tool_calls: ToolCalls | None = None
+    thinks: Thinking = "no"
+    thinking_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBuilder:
+    """Makes engine requests, with the parts of the server that they need."""
+
+    live: LiveSettings
+    models: ServedModels
+    schemas: Constraints
+    chat_rules: ChatRules
+    real: RealModel | None
+
+    def build(
+        self,
+        accepted: AcceptedRequest,
+        meta: ResponseMeta,
+        prompts: Sequence[BuiltPrompt],
+        *,
+        context: RequestContext,
+        constraint: Constraint | None,
+        image: bool,
+    ) -> list[EngineRequest]:
+        """Returns the engine's requests for all choices of all prompts.
+
+        Raises:
+            ApiError: 400 for invalid headers or tools.
+        """
+        if not prompts:
+            return []
+        request = accepted.request
+        prompt = prompts[0]
+        fault = context.kept(Fault)
+        transfer = request.kv_transfer_params
+        if transfer and not self.live.current.kvcache.transfers:
+            transfer = None
+        if self.real is not None:
+            self.real.check(request, prompt.features is not None)
+        priority = request.priority
+        if PRIORITY_HEADER in context.headers:
+            priority = priority_of(context, priority)
+        hit_threshold = self._hit_threshold(request, context)
+        parts = ReplyParts()
+        if isinstance(request, ChatCompletionRequest):
+            parts = self._parts(request)
+        sampling, form = self._real_options(accepted, parts, prompt.ids)
+        first = EngineRequest(
+            request_id=meta.engine_id(0),
+            index=0,
+            model=accepted.model,
+            prompt_ids=prompt.ids,
+            echo_text=prompt.echo_text,
+            turns=prompt.turns,
+            max_tokens=accepted.max_tokens[0],
+            limited=accepted.requested is not None,
+            arrival_s=context.arrival_s,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            stop=accepted.stop,
+            stop_token_ids=accepted.stop_token_ids,
+            include_stop=request.include_stop_str_in_output,
+            seed=accepted.seed,
+            greedy=accepted.greedy,
+            logprobs=accepted.logprobs,
+            logprob_ids=tuple(request.logprob_token_ids or ()),
+            prompt_logprobs=accepted.prompt_logprobs,
+            tool_calls=parts.tool_calls,
+            constraint=constraint,
+            sampling=sampling,
+            form=form,
+            reasoning=parts.thinks != "no",
+            only_thoughts=parts.thinks == "all",
+            thinking_budget=parts.thinking_budget,
+            adapter=self.models.adapter_of(accepted.model),
+            priority=priority,
+            cache_salt=request.cache_salt,
+            media=() if prompt.features is None else placeholders(prompt.features),
+            cache_hit_threshold=hit_threshold,
+            image=image,
+            remote_prefill=bool(transfer and transfer.get("do_remote_prefill")),
+            delays=() if fault is None else fault.delays,
+            remote_decode=bool(transfer and transfer.get("do_remote_decode")),
+            n=accepted.n,
+            beams=request.use_beam_search,
+            num_choices=len(prompts) * accepted.n,
+            observers=context.observers,
+        )
+        if first.num_choices == 1:
+            return [first]
+        return every_choice(first, accepted, meta, prompts)
+
+    def _hit_threshold(self, request: GenerationRequest, context: RequestContext) -> float:
+        """Returns the share of the prompt that must be cached; infinite by a header."""
+        if CACHE_THRESHOLD_HEADER in context.headers and boolean_header(
+            context, CACHE_THRESHOLD_HEADER
+        ):
+            return inf
+        if request.cache_hit_threshold is None:
+            return self.live.current.kvcache.global_cache_hit_threshold
+        return request.cache_hit_threshold
+
+    def _parts(self, request: ChatCompletionRequest) -> ReplyParts:
+        """Returns the parts of a chat's reply.
+
+        Raises:
+            ApiError: 400 for invalid tools.
+        """
+        settings = self.live.current
+        tool_calls = None
+        if request.tools:
+            computes = self.real is not None
+            tool_calls = tool_calls_of(request, settings.tools, self.schemas, computes)
+        thinks: Thinking = "no"
+        parser = settings.reply.reasoning_parser
+        if parser:
+            thinks = thinking(request, parser, self.chat_rules.template_kwargs)
+        return ReplyParts(tool_calls, thinks, request.thinking_token_budget)
+
+    def _real_options(
+        self,
+        accepted: AcceptedRequest,
+        parts: ReplyParts,
+        prompt_ids: Sequence[int],
+    ) -> tuple[Sampling | None, TextForm | None]:
+        """Returns the sampling and the form of the text for a model that computes.
+
+        A simulation needs only a sampling, and only where the request restricts tokens.
+        """
+        request = accepted.request
+        if self.real is None:
+            if request.logit_bias or request.allowed_token_ids:
+                from app.core.api.sampling import SamplingDefaults  # few requests have biases
+
+                return SamplingDefaults().for_request(request), None
+            return None, None
+        thinks = parts.thinks != "no"
+        outputs = accepted.structured_outputs
+        form = self.real.form(outputs, parts.tool_calls, prompt_ids, thinks=thinks)
+        return self.real.defaults.for_request(request), form
+
+
+def every_choice(
+    first: EngineRequest,
+    accepted: AcceptedRequest,
+    meta: ResponseMeta,
+    prompts: Sequence[BuiltPrompt],
+) -> list[EngineRequest]:
+    """Makes all n choices of each prompt, which differ in index and seed. Pauses between many."""
+    requests: list[EngineRequest] = []
+    slices = Slices(REQUESTS_PER_SLICE)
+    for number, (prompt, max_tokens) in enumerate(zip(prompts, accepted.max_tokens, strict=True)):
+        request = replace(
+            first,
+            request_id=meta.engine_id(number),
+            index=number * first.n,
+            prompt_ids=prompt.ids,
+            echo_text=prompt.echo_text,
+            turns=prompt.turns,
+            max_tokens=max_tokens,
+            media=placeholders(prompt.features),
+        )
+        requests.append(request)
+        slices.spend()
+        for choice in range(1, first.n):
+            seed = None if request.seed is None else request.seed + choice
+            requests.append(replace(request, index=request.index + choice, seed=seed))
+            slices.spend()
+    return requests

@@ -1,0 +1,85 @@
+"""Requests to all ranks of a server, which have separate ports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import ApiError, unavailable
+
+if TYPE_CHECKING:
+    from urllib3 import PoolManager
+
+RANK_TIMEOUT_S = 5.0
+"""Longest time that another rank may take to answer, in seconds."""
+FORWARDED_HEADERS = ("authorization", "x-admin-key", "content-type")
+
+
+class PeerRanks:
+    """The other ranks of this server, by number and base URL.
+
+    Requests with `?ranks=all` reach them, too.
+    """
+
+    def __init__(self, own_rank: int, others: Sequence[tuple[int, str]]) -> None:
+        self.own_rank = own_rank
+        self._others = others
+        self._pool: PoolManager | None = None
+        if others:
+            from urllib3 import PoolManager  # a slow import, and most servers have one rank
+
+            self._pool = PoolManager(timeout=RANK_TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
+
+    def answers(self, context: RequestContext, own_answer: object, body: bytes = b"") -> object:
+        """Returns the answer of this rank; with `?ranks=all` every rank's answer, by rank.
+
+        Raises:
+            ApiError: as `ask` does.
+        """
+        if context.query().get("ranks") != "all":
+            return own_answer
+        _, _, query = context.target.partition("?")
+        forwarded_query = "&".join(part for part in query.split("&") if part != "ranks=all")
+        path = context.path
+        if forwarded_query:
+            path += "?" + forwarded_query
+        answers = self.ask(context.method, path, context.headers, body)
+        answers[str(self.own_rank)] = own_answer
+        return dict(sorted(answers.items()))
+
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> dict[str, Any]:
+        """Returns the JSON answers of the other ranks, by rank.
+
+        Raises:
+            ApiError: with the status and message of the first rank that rejects the request; 503
+                for a rank that does not answer.
+        """
+        forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+        return {
+            str(rank): self._ask(rank, method, url + path, headers=forwarded, body=body)
+            for rank, url in self._others
+        }
+
+    def _ask(
+        self, rank: int, method: str, url: str, *, headers: Mapping[str, str], body: bytes
+    ) -> Any:
+        from urllib3.exceptions import HTTPError
+
+        assert self._pool is not None
+        try:
+            response = self._pool.request(method, url, headers=headers, body=body)
+            answer = response.json()
+        except (HTTPError, ValueError) as error:
+            raise unavailable(f"Rank {rank} does not answer: {error}") from None
+        if response.status == 200:
+            return answer
+        details = None
+        if isinstance(answer, dict):
+            details = answer.get("error")
+        if not isinstance(details, dict):
+            details = {"message": f"status {response.status}"}
+        message = f"Rank {rank}: {details.get('message')}"
+        raise ApiError(response.status, details.get("type", "Error"), message)

@@ -1,0 +1,69 @@
+"""The fields of a choice that every engine needs, also one in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters, with vLLM's names and meanings."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+
+
+class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Thoughts before a text that has a form: any tokens up to `end_id`."""
+
+    end_id: int
+    begin_id: int | None = None
+    """Token that begins the thoughts; None: the prompt has begun the thoughts."""
+
+
+class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Required form of a text: one of these fields."""
+
+    json_schema: str | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    grammar: str | None = None
+    structural_tag: str | None = None
+    thoughts: Thoughts | None = None
+    """None: the form holds from the first token."""
+
+
+class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The fields of `EngineRequest` that an engine in another process needs, too."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    """Maximum reply tokens, already limited to the context's remaining room."""
+    arrival_s: float
+    """In monotonic seconds."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    """Alternatives wanted per generated token; None when no log probabilities are wanted."""
+    prompt_logprobs: int | None = None
+    form: TextForm | None = None
+    priority: int = 0
+    """Lower runs earlier, under a scheduling policy with priorities."""
+    cache_salt: str | None = None
+    """Prompts with different salts share no cached block."""

@@ -1,0 +1,66 @@
+"""Metrics of the LoRA adapters in memory (`lora-residency-metrics`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from app.core.base.metrics.families import EngineFamilies
+from app.core.base.metrics.instruments import Family, Gauge
+from app.core.base.metrics.table import ADAPTERS
+from app.core.engine.lora import AdapterMemory
+
+
+def rank_of(path: str) -> int | None:
+    """Reads the rank from the adapter's folder; None if there is no rank."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        rank = msgspec.json.decode((Path(path) / "adapter_config.json").read_bytes())["r"]
+        return rank if isinstance(rank, int) else None
+    return None
+
+
+class LoraResidency:
+    """Metric families of the adapters in `memory`; `rank` returns the rank of an adapter."""
+
+    def __init__(
+        self,
+        memory: AdapterMemory,
+        rank: Callable[[str], int],
+        server: Mapping[str, str],
+        now: Callable[[], float],
+    ) -> None:
+        self._memory = memory
+        self._rank = rank
+        self._server = server
+        self._ranks: dict[str, int] = {}
+        """Ranks of the adapters in memory; each is looked up once."""
+        self._families = EngineFamilies(ADAPTERS, server, now)
+        self._families.counter("max_gpu_lora_adapters").value = memory.max_gpu
+
+    def render(self) -> str:
+        """Returns the families in the text format of Prometheus."""
+        memory = self._memory
+        counter = self._families.counter
+        levels = dict(memory)
+        self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}
+        on_gpu = [name for name, level in levels.items() if level == "gpu"]
+        counter("num_cpu_loaded_lora_adapters").value = len(levels)
+        counter("num_gpu_loaded_lora_adapters").value = len(on_gpu)
+        for transition, times in (("load", memory.loads), ("activate", memory.activations)):
+            histogram = self._families.histogram("lora_adapter_load_seconds", transition=transition)
+            histogram.counts[0] = times
+        loaded: Family[Gauge] = Family(
+            "vllm:lora_adapter_loaded", "1 for an adapter in memory.", Gauge, kind="gauge"
+        )
+        for name, level in levels.items():
+            labels = {
+                "adapter_name": name,
+                "level": level,
+                "pinned": "false",
+                "rank": str(self._ranks[name]),
+            }
+            loaded.labels(**self._server, **labels).value = 1
+        return loaded.render() + self._families.render()

@@ -1,0 +1,279 @@
+"""The entries of the journal: the last requests and their replies."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from heapq import merge
+from itertools import count
+from operator import attrgetter
+from sys import getsizeof
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from app.core.base.clock.pause import Pace, call_long
+from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
+from app.core.protocol.common import encode_to_keep
+from app.core.server.http.context import SCOPE, RequestContext
+from app.core.server.http.response import Response
+from app.core.server.middleware.foreign_pages import OPERATOR_PREFIXES
+from app.core.server.middleware.masking import mask_text
+
+MAX_BODY_BYTES = 4 << 20
+"""Largest body that an entry stores, in bytes."""
+MAX_TEXT_LENGTH = 1 << 20
+"""Longest reply that an entry stores, in characters."""
+MAX_NAME_LENGTH = 256
+"""Most characters of an id, a path, a scope or a content type."""
+ENTRY_BYTES = 1024
+"""Estimated memory of an entry without body and reply, in bytes."""
+CHOICE_BYTES = 128
+"""Estimated memory of a choice without its text, in bytes."""
+USAGE_NAMES = ("prompt_tokens", "completion_tokens", "total_tokens")
+MAX_STRANGERS = 100
+"""Most entries of requests without a key, where the server has keys."""
+STRANGERS_BYTES = 1 << 20
+"""Most bytes of these entries."""
+MAX_STRANGER_BODY_BYTES = 1 << 16
+"""Largest body that one of these entries stores, in bytes."""
+
+
+class Entry(Struct, kw_only=True):
+    """An entry as GET /admin/journal shows it; docs/testing.md has the fields."""
+
+    id: str
+    at: str
+    route: str
+    model: str | None = None
+    status: int | None = None
+    rule: str | None = None
+    scope: str | None = None
+    request: Raw = Raw()
+    text: str | None = None
+    usage: dict[str, int] | None = None
+
+
+class JournaledRequest(Struct, eq=False):
+    """A request and its entry, which is completed as the answer begins and choices end."""
+
+    entry: Entry
+    context: RequestContext | None
+    """The request until its answer begins."""
+    ring: "Ring"
+    number: int
+    """Position in the order of arrival."""
+    body: bytes = b""
+    """The body until it is masked as the entry's `request`."""
+    content_type: str = ""
+    texts: dict[int, str] = {}
+    size_bytes: int = 0
+    is_stored: bool = True
+    """False once the request has been dropped from its ring."""
+
+
+class Ring(Struct, eq=False):
+    """The last requests, up to a number of entries and bytes; the oldest are dropped first."""
+
+    max_requests: int
+    limit_bytes: int
+    max_body_bytes: int
+    size_bytes: int = 0
+    requests: deque[JournaledRequest] = field(default_factory=deque)
+
+    def append(self, request: JournaledRequest) -> None:
+        """Adds a request, and drops older ones above the limits."""
+        self.requests.append(request)
+        self.grow(request, ENTRY_BYTES)
+
+    def grow(self, request: JournaledRequest, more_bytes: int) -> None:
+        """Adds to the size of a request, which may have been dropped."""
+        request.size_bytes += more_bytes
+        if request.is_stored:
+            self.size_bytes += more_bytes
+        while len(self.requests) > self.max_requests or self.size_bytes > self.limit_bytes:
+            self._drop(self.requests.popleft())
+
+    def clear(self, scope: str | None) -> None:
+        """Drops all requests, or only a scope's."""
+        requests = self.requests
+        self.requests = deque()
+        for request in requests:
+            if scope in (None, request.entry.scope):
+                self._drop(request)
+            else:
+                self.requests.append(request)
+
+    def _drop(self, request: JournaledRequest) -> None:
+        request.is_stored = False
+        self.size_bytes -= request.size_bytes
+
+
+class Entries:
+    """Stores the last `max_entries` POST requests that are not for operators.
+
+    Requests without a key, where the server has keys, are in a small second ring: strangers cannot
+    evict the requests of clients with a key.
+    """
+
+    def __init__(
+        self,
+        max_entries: int,
+        unix: Callable[[], float],
+        bears_key: Callable[[RequestContext], bool],
+        limit_bytes: int,
+    ) -> None:
+        """`unix` returns the seconds since 1970.
+
+        `bears_key` returns True for a request with a key, or if the server has none.
+        """
+        self._unix = unix
+        self._bears_key = bears_key
+        self._clients = Ring(
+            max_requests=max_entries,
+            limit_bytes=limit_bytes - STRANGERS_BYTES,
+            max_body_bytes=MAX_BODY_BYTES,
+        )
+        self._strangers = Ring(
+            max_requests=min(max_entries, MAX_STRANGERS),
+            limit_bytes=STRANGERS_BYTES,
+            max_body_bytes=MAX_STRANGER_BODY_BYTES,
+        )
+        self._numbers = count()
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of all entries."""
+        return self._clients.size_bytes + self._strangers.size_bytes
+
+    def begin(self, context: RequestContext) -> None:
+        """Adds an entry for the request."""
+        if context.method != "POST" or context.path.startswith(OPERATOR_PREFIXES):
+            return
+        arrival = datetime.fromtimestamp(self._unix(), UTC)
+        scope = context.headers.get(SCOPE)
+        entry = Entry(
+            id=context.request_id[:MAX_NAME_LENGTH],
+            at=arrival.isoformat(timespec="milliseconds"),
+            route=context.path[:MAX_NAME_LENGTH],
+            scope=scope and scope[:MAX_NAME_LENGTH],
+        )
+        ring = self._clients if self._bears_key(context) else self._strangers
+        request = JournaledRequest(
+            entry=entry,
+            context=context,
+            ring=ring,
+            number=next(self._numbers),
+            content_type=(context.content_type or "")[:MAX_NAME_LENGTH],
+        )
+        context.keep(request)
+        context.observers = (*context.observers, partial(self._observe, request))
+        ring.append(request)
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        """Completes the entry with the status and the body."""
+        request = context.kept(JournaledRequest)
+        if request is None:
+            return
+        body = context.part if context.body is None else context.body
+        request.entry.status = response.status
+        request.entry.rule = context.rule or None
+        request.context = None
+        if len(body) <= request.ring.max_body_bytes:
+            request.body = body
+        request.ring.grow(request, len(request.body))
+
+    def _observe(self, request: JournaledRequest, choice: EngineRequest) -> Watch:
+        request.entry.model = choice.model
+        if choice.index % choice.n == 0:
+            self._count(request.entry, "prompt_tokens", len(choice.prompt_ids))
+        return partial(self._ended, request, choice.index)
+
+    def _ended(self, request: JournaledRequest, index: int, outcome: SequenceOutcome) -> None:
+        text = outcome.text[:MAX_TEXT_LENGTH]
+        request.texts[index] = text
+        self._count(request.entry, "completion_tokens", outcome.tokens)
+        request.ring.grow(request, CHOICE_BYTES + getsizeof(text))
+
+    def complete(
+        self, context: RequestContext, model: str | None, text: str, usage: dict[str, int] | None
+    ) -> None:
+        """Completes the entry of a request that a recording answers."""
+        request = context.kept(JournaledRequest)
+        if request is None:
+            return
+        request.entry.model = model
+        if usage:
+            usage = {name: usage.get(name, 0) for name in USAGE_NAMES}
+        request.entry.usage = usage
+        request.texts = {0: text[:MAX_TEXT_LENGTH]}
+        request.ring.grow(request, CHOICE_BYTES + getsizeof(request.texts[0]))
+
+    def _count(self, entry: Entry, name: str, tokens: int) -> None:
+        if entry.usage is None:
+            entry.usage = dict.fromkeys(USAGE_NAMES, 0)
+        entry.usage[name] += tokens
+        entry.usage["total_tokens"] += tokens
+
+    def rows(
+        self, route: str | None, contains: str, scope: str | None, limit: int | None = None
+    ) -> Sequence[Raw]:
+        """Returns the last `limit` entries, the oldest first, whose body has the text `contains`.
+
+        Pauses while it searches.
+        """
+        needle = msgspec.json.encode(contains)[1:-1]
+        pace = Pace(time.monotonic)
+        rows: list[Raw] = []
+        # Both rings may change during a pause.
+        rings = [reversed(list(ring.requests)) for ring in (self._clients, self._strangers)]
+        for request in merge(*rings, key=attrgetter("number"), reverse=True):
+            pace()
+            entry = request.entry
+            if len(rows) == limit:
+                break
+            if route in (None, entry.route) and scope in (None, entry.scope):
+                self._update(request)
+                if needle in bytes(entry.request):
+                    rows.append(Raw(msgspec.json.encode(entry)))
+        return rows[::-1]
+
+    def _update(self, request: JournaledRequest) -> None:
+        """Masks the reply as far as it has arrived, and the body, once it is complete."""
+        entry = request.entry
+        context = request.context
+        entry.text = None
+        if request.texts:
+            text = "\n".join(text for _, text in sorted(request.texts.items()))
+            entry.text = call_long(len(text), mask_text, text)
+        body = request.body
+        if context is not None:
+            body = context.body or b""
+        if body or not bytes(entry.request):
+            entry.request = Raw(call_long(len(body), masked_json, body, request.content_type))
+        if context is None and request.body:
+            request.body = b""
+            request.ring.grow(request, len(bytes(entry.request)) - len(body))
+
+    def clear(self, scope: str | None = None) -> None:
+        """Drops all entries, or only a scope's."""
+        for ring in (self._clients, self._strangers):
+            ring.clear(scope)
+
+
+def masked_json(body: bytes, content_type: str = "") -> bytes:
+    """Returns a body as compact JSON with its secrets masked.
+
+    A body that is not JSON becomes a string, and one that is not text becomes null.
+    """
+    try:
+        text = mask_text(body.decode(), content_type=content_type)
+    except UnicodeDecodeError:
+        return b"null"
+    try:
+        return encode_to_keep(msgspec.json.decode(text))
+    except (ValueError, OverflowError, RecursionError):
+        if not text or "\0" in text:
+            return b"null"
+        return encode_to_keep(text)

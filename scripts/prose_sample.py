@@ -1,0 +1,78 @@
+"""Draws docstrings and messages for a review of the prose.
+
+python -m scripts.prose_sample [COMMIT]: prints twenty docstrings and twenty messages of errors and
+logs. The hash of the commit, or of HEAD, seeds the choice, so that a reviewer draws the same ones.
+"""
+
+import ast
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("app", "config", "vllm_understudy")
+SAMPLE_SIZE = 20
+LOG_METHODS = frozenset(("debug", "info", "warning", "error", "exception", "critical"))
+MIN_MESSAGE_WORDS = 3
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """Yields path and syntax tree of each file of the product."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text("utf-8"))
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields line and docstring of the module, its classes and functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+
+
+def message_calls(tree: ast.Module) -> Iterator[ast.Call]:
+    """Yields the calls that create an exception in a raise statement, or that log."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            yield node.exc
+        elif isinstance(node, ast.Call) and _is_log_method(node.func):
+            yield node
+
+
+def _is_log_method(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr in LOG_METHODS
+
+
+def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields line and source of each literal message of an exception or a log line."""
+    for call in message_calls(tree):
+        for argument in call.args:
+            if isinstance(argument, ast.Constant | ast.JoinedStr | ast.BinOp):
+                source = ast.unparse(argument)
+                if len(source.split()) >= MIN_MESSAGE_WORDS:
+                    yield call.lineno, source
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints the sample of a commit."""
+    revision = "HEAD"
+    if arguments:
+        revision = arguments[0]
+    command = ["git", "rev-parse", "--verify", revision]
+    commit = subprocess.check_output(command, cwd=ROOT, text=True).strip()
+    chooser = random.Random(commit)
+    print(f"Seed: {commit}")
+    for title, read in (("Docstrings", docstrings), ("Messages", messages)):
+        texts = [(path, *text) for path, tree in trees() for text in read(tree)]
+        print(f"\n{title}: {SAMPLE_SIZE} of {len(texts)}\n")
+        for path, line, text in chooser.sample(texts, SAMPLE_SIZE):
+            print(f"{path}:{line}\n{text}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,76 @@
+"""Routes whose modules are imported by the first request to one of them."""
+
+from collections.abc import Callable
+
+import gevent
+import pytest
+
+from app.core.server.http.context import RequestContext
+from app.core.server.http.late_routes import late_routes
+from app.core.server.http.response import Response
+from app.core.server.http.route import Route, get, post
+
+
+def context_for(route: Route) -> RequestContext:
+    return RequestContext(
+        method=route.methods[0],
+        path=route.path,
+        target=route.path,
+        headers={},
+        client="",
+        arrival_s=0.0,
+        route=route,
+    )
+
+
+def loader(
+    calls: list[str], before: Callable[[], None] = lambda: None
+) -> Callable[[], list[Route]]:
+    def load() -> list[Route]:
+        calls.append("load")
+        before()
+        return [
+            get("/a", lambda context: Response(b"a")),
+            post(
+                "/b",
+                lambda context: Response(b"b"),
+                on_error=lambda error: Response(b"error of b", 500),
+            ),
+        ]
+
+    return load
+
+
+def test_routes_of_a_group_are_loaded_once_by_the_first_request() -> None:
+    calls: list[str] = []
+    a, b = late_routes(loader(calls), "GET /a", "POST /b")
+    assert (a.methods, a.path, b.methods, b.path) == (("GET",), "/a", ("POST",), "/b")
+    assert not calls
+    assert a.handle(context_for(a)).body == b"a"
+    assert b.handle(context_for(b)).body == b"b"
+    assert a.loaded() is a.loaded() and calls == ["load"]
+
+
+def test_errors_are_answered_in_the_format_of_the_loaded_route() -> None:
+    _, b = late_routes(loader([]), "GET /a", "POST /b")
+    context = context_for(b)
+    b.handle(context)
+    assert context.route is b.loaded()
+    assert context.route is not None and context.route.on_error is not None
+
+
+def test_requests_that_come_during_the_import_use_the_same_routes() -> None:
+    calls: list[str] = []
+    a, b = late_routes(loader(calls, before=lambda: gevent.sleep(0.01)), "GET /a", "POST /b")
+    loads = [gevent.spawn(route.loaded) for route in (a, b, a)]
+    gevent.joinall(loads, raise_error=True)
+    assert len(calls) == 3
+    assert loads[0].value is loads[2].value is a.loaded()
+    assert loads[1].value is b.loaded()
+
+
+@pytest.mark.parametrize("operations", [["GET /a"], ["GET /a", "POST /b", "POST /c"], ["GET /b"]])
+def test_loaded_routes_must_be_the_declared_ones(operations: list[str]) -> None:
+    route, *_ = late_routes(loader([]), *operations)
+    with pytest.raises(LookupError, match="declared"):
+        route.loaded()

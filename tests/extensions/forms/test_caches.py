@@ -1,0 +1,9 @@
+"""GET /admin/memory lists compiled schemas."""
+
+from tests.application import app_of, check_caches
+
+NAMES = {"schemas"}
+
+
+def test_memory_lists_compiled_schemas() -> None:
+    check_caches(app_of(), NAMES)

@@ -1,0 +1,50 @@
+"""Scripts that are made of recordings: a server accepts them, and replies as recorded."""
+
+from pathlib import Path
+
+from app import create_app
+from app.core.cli import main
+from app.core.settings import load
+from app.extensions.scripts.template import Template
+from tests.extensions.recording.recordings import CHAT, chat, exchange, written
+from tests.extensions.recording.test_script import (
+    COMMAND,
+    TOOLS,
+    choice,
+    delta,
+    rules_of,
+    stream,
+    whole,
+)
+
+
+def test_text_full_of_template_syntax_stays_within_template_limits() -> None:
+    text = "{{ 'a\\b\n\r\t' }}{% raw %}ü漢" * 200
+    [rule] = rules_of(whole(chat("Hi"), choice(content=text)))
+    assert Template(rule["then"]["text"]).text({}) == text
+
+
+def test_script_that_the_command_writes_passes_the_check_of_scripts(tmp_path: Path) -> None:
+    recording = written(tmp_path / "r", [whole(chat("Hi\nthere: [ü]"), choice(content="{% A"))])
+    script = str(tmp_path / "s.yaml")
+    assert main([*COMMAND, recording, "--out", script]) == 0
+    assert main(["script", "check", script]) == 0
+
+
+def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
+    asked = chat("How is the weather?", tools=TOOLS)
+    recorded = [
+        exchange(asked, *stream(delta(content="Let me "), delta(content="{% look."), gap_s=0.001)),
+        whole(
+            chat("Hi"), {"error": {"message": "Slow down", "type": "RateLimitError"}}, status=429
+        ),
+    ]
+    path = tmp_path / "s.yaml"
+    assert main([*COMMAND, written(tmp_path / "r", recorded), "--out", str(path)]) == 0
+    server = create_app(
+        load(["--force-dummy-tokenizer", "--model=m", "--script", str(path)], {})
+    ).test_client()
+    answer = server.post(CHAT, json=asked).get_json()
+    assert answer["choices"][0]["message"]["content"] == "Let me {% look."
+    refused = server.post(CHAT, json=chat("Hi"))
+    assert (refused.status_code, refused.get_json()["error"]["message"]) == (429, "Slow down")

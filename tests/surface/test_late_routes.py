@@ -1,0 +1,17 @@
+"""Every route that is imported late can be loaded, and is the declared one."""
+
+import pytest
+
+from app.core.server.http.late_routes import LateRoute
+from scripts.surface import CONFIGURATIONS
+from tests.application import app_of
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_each_late_route_is_loaded_with_its_methods_and_path(name: str) -> None:
+    late = [route for route in app_of(*CONFIGURATIONS[name]).routes if isinstance(route, LateRoute)]
+    assert len(late) > 10
+    for route in late:
+        loaded = route.loaded()
+        assert (loaded.methods, loaded.path) == (route.methods, route.path)
+        assert loaded.handle.__doc__
