@@ -99,7 +99,7 @@ def configuration_surface(flags: tuple[str, ...]) -> Surface:
         script = Path(folder) / "script.yaml"
         script.write_text(SCRIPT, "utf-8")
         arguments = ["--force-dummy-tokenizer", "--seed=7", *filter(is_flag, flags)]
-        if flags == EVERY_FEATURE:
+        if flags == EVERY_FEATURE and is_flag("--script"):
             arguments.append(f"--script={script}")
         app = create_app(load(arguments, {}))
     return {

@@ -24,7 +24,7 @@ from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.stack import Middleware
 from config.declaration import About, Count, Duration, NotNegative, Percent, Section
-from config.plugins import API
+from config.plugin_modules import API
 from config.profile import Profile
 from config.settings import Settings as AllSettings
 

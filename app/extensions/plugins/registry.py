@@ -43,7 +43,8 @@ from app.extensions.plugins.guard import (
     checked_instance,
 )
 from config.declaration import ConfigError
-from config.plugins import API, from_plain, to_plain
+from config.plugin_modules import API
+from config.plugins import from_plain, to_plain
 from config.profile import Profile
 from config.settings import Settings
 from config.validation import LiveSettings
