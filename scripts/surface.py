@@ -47,6 +47,7 @@ rules:
 EVERY_FEATURE = (
     "--allow-runtime-lora-updating",
     "--console",
+    "--embeddings-with-chat",
     "--enable-responses-store",
     "--enable-scale-out",
     "--enable-sleep-mode",
@@ -172,10 +173,12 @@ def parts_of_extensions(whole: Surface) -> dict[str, Surface]:
     """Returns what each extension adds to the surface `whole`, by its name.
 
     Raises:
+        RuntimeError: a copy without an extension cannot print its surface.
         ValueError: without an extension, the surface has something that it does not have with it.
     """
     missing = {}
     for name in BUILT_IN:
+        print(f"without {name} ...", file=sys.stderr)
         reduced = surface_without(name)
         missing[name] = subtract(whole, reduced)
         if subtract(whole, missing[name]) != reduced:
@@ -193,8 +196,10 @@ def surface_without(name: str) -> Surface:
     with tempfile.TemporaryDirectory() as folder:
         copy_without(name, Path(folder))
         command = [sys.executable, "-m", "scripts.surface"]
-        output = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True).stdout
-    reduced: Surface = json.loads(output)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the surface without {name} cannot be printed:\n{done.stderr}")
+    reduced: Surface = json.loads(done.stdout)
     return reduced
 
 
