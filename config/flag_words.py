@@ -23,7 +23,7 @@ class Flag(Struct, frozen=True, kw_only=True):
     takes: Literal["nothing", "maybe", "one", "any", "some"] = "one"
     """Number of words after the flag; `some` is one at least."""
     repeated: bool = False
-    """Each flag adds items to those of earlier ones."""
+    """Each flag adds items to the items of earlier ones."""
     const: str = "true"
     """Value without a word."""
     read: Callable[[str], object] = str

@@ -54,6 +54,8 @@ LAZY_MODULES = (
     "app.extensions.scripts.resolver",
     "app.extensions.scripts.script_set",
     "config.datasheet",
+    "config.environment",
+    "config.plugin_modules",
     "config.profile",
 )
 """Imported after the start, or by the first request that needs them."""
@@ -86,6 +88,17 @@ def test_start_does_not_import_late_modules() -> None:
     assert [
         name for name in imported if name.startswith(off) and name not in MODULES_OF_IS_ENABLED
     ] == []
+
+
+def test_settings_are_declared_without_the_code_of_extensions() -> None:
+    """Only the packages, which declare the extensions, and their settings are imported."""
+    script = "from app.core.settings import load; import sys; load(); print(*sys.modules)"
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50)
+    modules = [name for name in done.stdout.split() if name.startswith("app.extensions.")]
+    code = [name for name in modules if name.count(".") > 2 and not name.endswith(".settings")]
+    assert any(name.endswith(".settings") for name in modules)
+    assert [name for name in code if name not in MODULES_OF_IS_ENABLED] == []
 
 
 def test_lists_of_late_modules_name_modules_and_disabled_extensions() -> None:
