@@ -17,9 +17,10 @@ from app.core.settings import resolve, settings_table, settings_type
 from config import VERSION, VLLM_VERSION, ConfigError, UsageError
 from config.command_line import parse, usage
 from config.declaration import suggestion
+from config.environment import as_environment
 from config.loader import check_extras
 from config.settings import table_of
-from config.sources import Flags, as_environment, ignore_warning
+from config.sources import Flags, ignore_warning
 
 ROOT = str(Path(__file__).resolve().parents[2])
 BROKEN_PIPE = 1

@@ -15,7 +15,8 @@ from app.core.settings import load, resolve, settings_table, settings_type
 from config import ConfigError
 from config.command_line import parse
 from config.durations import DURATION_RULE, MAX_NANOSECONDS, format_duration, parse_duration
-from config.sources import REMOVED, as_environment
+from config.environment import as_environment
+from config.sources import REMOVED
 from scripts.settings_tables import settings_page
 
 TABLE = settings_table().rows

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.settings import load, resolve, settings_type
 from config import ConfigError, Settings
-from config.sources import as_environment
+from config.environment import as_environment
 from config.vllm.serve import settings_of
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.settings import resolve, settings_type
 from config.command_line import parse
-from config.sources import as_environment
+from config.environment import as_environment
 
 
 def test_paths_become_absolute_behind_the_names_of_their_models(

@@ -54,6 +54,8 @@ LAZY_MODULES = (
     "app.extensions.scripts.resolver",
     "app.extensions.scripts.script_set",
     "config.datasheet",
+    "config.environment",
+    "config.plugin_modules",
     "config.profile",
 )
 """Imported after the start, or by the first request that needs them."""
@@ -78,6 +80,17 @@ def test_start_does_not_import_late_modules() -> None:
     off = tuple(f"app.extensions.{name}." for name in off_extensions())
     modules = [name for name in imported if name.startswith(off)]
     assert [name for name in modules if name.split(".")[3] not in MODULES_OF_IS_ENABLED] == []
+
+
+def test_settings_are_declared_without_the_code_of_extensions() -> None:
+    """Only the packages, which declare the extensions, and their settings are imported."""
+    script = "from app.core.settings import load; import sys; load(); print(*sys.modules)"
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50)
+    modules = [name for name in done.stdout.split() if name.startswith("app.extensions.")]
+    code = [name for name in modules if name.count(".") > 2 and not name.endswith(".settings")]
+    assert any(name.endswith(".settings") for name in modules)
+    assert [name for name in code if name.split(".")[3] not in MODULES_OF_IS_ENABLED] == []
 
 
 def test_the_list_of_late_modules_names_modules() -> None:
