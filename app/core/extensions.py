@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from app.core.base.metrics.recorder import Recorder
     from app.core.engine.client import EngineClient
     from app.core.engine.constraints import Constraints
-    from app.core.engine.delays import DelayLog
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.kvcache.events import EventSource, PublisherSettings
     from app.core.engine.kvcache.publisher import Publisher
@@ -142,13 +141,6 @@ class ServerParts:
         """Called at SIGTERM to end work that has no end."""
 
     @cached_property
-    def delays(self) -> DelayLog:
-        """The log of delays of sequences. The first use attaches it to the simulated engine."""
-        from app.core.engine.delays import DelayLog  # few servers explain latencies
-
-        return DelayLog().attach(self.engine)
-
-    @cached_property
     def weights(self) -> WeightUpdates:
         """The version of the weights, and the updates by a trainer."""
         from app.core.engine.weight_updates import WeightUpdates  # few servers have a trainer
@@ -166,11 +158,6 @@ class ServerParts:
 
         others = [(rank, url) for rank, url in rank_urls(self.settings) if rank != self.rank]
         return PeerRanks(self.rank, others)
-
-    @property
-    def logs_delays(self) -> bool:
-        """True if an extension uses `delays`."""
-        return "delays" in vars(self)
 
     def find(self, kind: type[ExtensionT]) -> ExtensionT | None:
         """Returns the enabled extension of class `kind`; None if it is off."""

@@ -34,7 +34,6 @@ LAZY_PACKAGES = (
 )
 LAZY_MODULES = (
     "app.plugins",
-    "app.core.engine.explanation",
     "app.core.engine.kvcache.publisher",
     "app.core.engine.step_executor",
     "app.core.engine.step_loop",
@@ -44,6 +43,8 @@ LAZY_MODULES = (
     "app.core.server.gunicorn.http2",
     "app.core.server.http.client",
     "app.core.text.render",
+    "app.extensions.explanation.delays",
+    "app.extensions.explanation.explanation",
     "app.extensions.forms.grammar",
     "app.extensions.forms.schema.draw",
     "app.extensions.forms.schema.validation",
