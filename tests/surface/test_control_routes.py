@@ -19,7 +19,7 @@ FLAGS = tuple(
         is_flag,
         (
             *("--console", "--server-dev-mode", "--profiling", "--allow-runtime-lora-updating"),
-            *("--enable-responses-store", "--force-dummy-tokenizer"),
+            *("--enable-responses-store", "--force-dummy-tokenizer", "--journal=1000"),
         ),
     )
 )
