@@ -285,21 +285,6 @@ def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "handed"),
-    [
-        ("kv-index-tokenizers", ["m=./here", "o=org/on-the-hub"], "m={here},o=org/on-the-hub"),
-    ],
-)
-def test_paths_of_a_list_become_absolute_behind_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: list[str], handed: str
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path)
-    (text,) = handed_over([f"--{name}", *given]).values()
-    assert text == handed.replace("{here}", str(tmp_path / "here"))
-
-
-@pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("1m30s", 90),

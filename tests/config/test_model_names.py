@@ -85,7 +85,7 @@ def test_options_with_a_version_in_their_name_are_accepted() -> None:
 
 
 def test_empty_words_are_ignored_around_arguments() -> None:
-    assert loaded("", "--port", "8123", "", "--enable-request-id-headers", "").server.port == 8123
+    assert loaded("", "--port", "8123", "", "--log-http", "").server.port == 8123
     settings = served("", "model", "", "--port", "8123", "", "--no-enable-prefix-caching", "")
     assert (settings.model.model, settings.server.port) == ("model", 8123)
     assert not settings.kvcache.enable_kvcache
@@ -93,9 +93,8 @@ def test_empty_words_are_ignored_around_arguments() -> None:
 
 
 def test_an_empty_word_behind_a_switch_leaves_the_switch_on() -> None:
-    switch = "--enable-request-id-headers"
-    assert loaded(switch, "", "--port", "1").api.enable_request_id_headers
-    assert served("model", switch, "").api.enable_request_id_headers
+    assert loaded("--log-http", "", "--port", "1").log.log_http
+    assert served("model", "--log-http", "").log.log_http
 
 
 def test_empty_words_are_dropped_from_lists() -> None:

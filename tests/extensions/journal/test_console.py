@@ -1,11 +1,9 @@
-"""The journal of a server with a console."""
+"""A console shows the last requests, so it enables the journal."""
 
-from tests.application import app_of
+from tests.extensions.journal.test_journal import chat, client_of, entries
 
 
-def test_console_turns_the_journal_on() -> None:
-    client = app_of("--seed", "1", "--console").test_client()
-    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-    assert client.post("/v1/chat/completions", json=body).status_code == 200
-    answer = client.get("/admin/journal").get_json()
-    assert len(answer["entries"]) == 1
+def test_console_enables_the_journal() -> None:
+    client = client_of("--console")
+    chat(client, "hello")
+    assert len(entries(client)) == 1
