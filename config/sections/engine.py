@@ -1,4 +1,4 @@
-"""Settings of the engine: scheduling, latencies, the KV cache, and the index of KV blocks."""
+"""Settings of the engine: scheduling, latencies and the KV cache."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -30,6 +30,7 @@ EventsFormat = Literal[
 NGRAM_LENGTH = 5
 """vLLM's default length of the n-gram, in tokens."""
 LATENCY = About(live=True, simulated=True)
+"""Facts of a latency: it may change while the server runs, and a real engine has none."""
 ENGINE_TIMEOUT_RULE = "must be 0 or at least 4s"
 
 

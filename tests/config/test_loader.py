@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.settings import load, resolve, settings_table, settings_type
+from app.core.settings import load, settings_table, settings_type
 from config import ConfigError
-from config.command_line import parse
 from config.durations import DURATION_RULE, MAX_NANOSECONDS, format_duration, parse_duration
-from config.environment import as_environment
 from config.sources import REMOVED
 from scripts.settings_tables import settings_page
+from tests.application import handed_over
 
 TABLE = settings_table().rows
 BY_NAME = settings_table().by_name
@@ -212,12 +211,6 @@ def test_the_dump_shows_every_setting_and_no_secret() -> None:
         None,
     )
     assert settings.dump(masked=False)["hf-token"] == "hf_x"
-
-
-def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, str]:
-    environ = environ or {}
-    flags = parse(argv, {}, settings_type())
-    return environ | as_environment(flags, resolve(flags, environ, lambda text: None), environ)
 
 
 @pytest.mark.parametrize(

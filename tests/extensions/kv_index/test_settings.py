@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.core.settings import load, resolve, settings_type
+from app.core.settings import load
 from config import ConfigError
-from config.command_line import parse
-from config.environment import as_environment
+from tests.application import handed_over
 
 RANKS = ("--data-parallel-size", "2")
 
@@ -49,7 +48,4 @@ def test_paths_of_tokenizers_become_absolute_behind_the_names_of_their_models(
     here.mkdir()
     monkeypatch.chdir(tmp_path)
     words = ["--kv-index-tokenizers", "m=./here", "o=org/on-the-hub"]
-    flags = parse(words, {}, settings_type())
-    settings = resolve(flags, {}, lambda text: None)
-    environment = as_environment(flags, settings, {})
-    assert environment == {"SIM_KV_INDEX_TOKENIZERS": f"m={here},o=org/on-the-hub"}
+    assert handed_over(words) == {"SIM_KV_INDEX_TOKENIZERS": f"m={here},o=org/on-the-hub"}
