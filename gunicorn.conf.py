@@ -27,14 +27,14 @@ from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_ove
 from app.core.server.gunicorn.errors import CertificateError  # noqa: E402
 from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E402
 from app.core.server.gunicorn.startup_log import log_console, log_model  # noqa: E402
+from app.core.settings import load, settings_type  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
-from config.loader import load  # noqa: E402
 
 # A reload runs this file again, with settings that the arbiter has read and found good.
 warnings = []
 try:
-    settings = ranks.exported_settings(os.environ)
+    settings = ranks.exported_settings(os.environ, settings_type())
     if settings is None:
         settings = load((), os.environ, warnings.append)
         ranks.export_settings(settings, os.environ)
@@ -68,10 +68,11 @@ def on_starting(server):
         return
     try:
         checks = ServerChecks(
-            application.prepare,
-            application.create_app,
-            application.engine_options,
-            application.new_engine_process,
+            load=lambda warn: load((), os.environ, warn),
+            prepare=application.prepare,
+            create=application.create_app,
+            engine_options=application.engine_options,
+            new_engine_process=application.new_engine_process,
         )
         arbiter = take_over(server, settings, checks)
     except (ConfigError, CertificateError, TokenizerError, OSError) as error:

@@ -9,7 +9,7 @@ from config.declaration import COMMAND, DURATION, JSON, OBJECTS, UsageError
 from config.flag_words import Flag, read_words
 from config.kinds import LIST, SWITCH
 from config.plugins import settings_kind
-from config.settings import Setting, Settings, Table, table_of
+from config.settings import PluginSettings, Setting, Settings, Table, rows, table_of
 from config.sources import (
     IGNORED,
     IGNORED_SWITCHES,
@@ -17,6 +17,7 @@ from config.sources import (
     Flags,
     FlagValues,
     Sources,
+    ignore_warning,
     ignored,
     removed,
 )
@@ -48,13 +49,13 @@ METAVARS = {
 }
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Flags:
-    """Parses the command line, with the flags of plugins that any source names.
+def parse(argv: Sequence[str], environ: Mapping[str, str], base: type[Settings]) -> Flags:
+    """Parses flags of the settings `base`, and of the plugins that any source names.
 
     Raises:
         ConfigError: A flag is wrong, or a plugin cannot be imported.
     """
-    kind = find_settings_kind(argv, environ or {})
+    kind = find_settings_kind(argv, environ, base)
     table = table_of(kind)
     values, others = read_words(argv, setting_flags(table))
     if others:
@@ -66,16 +67,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Flag
     return flags
 
 
-def find_settings_kind(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
-    """Returns the settings with the plugins that `words`, `environ` or the YAML file name."""
+def find_settings_kind(
+    words: Sequence[str], environ: Mapping[str, str], base: type[Settings]
+) -> type[Settings]:
+    """Returns `base` with the plugins that `words`, `environ` or the YAML file name."""
     flags = [config_flag()]
-    for row in table_of(Settings).rows:
-        if row.group == "plugins":
-            flags += _flags(row)
+    for row in rows("plugins", PluginSettings):
+        flags += _flags(row)
     values: FlagValues = {}
     with suppress(UsageError):  # `parse` reports the error later
         values, _ = read_words(words, flags, skips_unknown=True)
-    return settings_kind(Sources(flags_of(values, None), environ, warn=_ignore_warning))
+    sources = Sources(flags_of(values, None), environ, ignore_warning)
+    return settings_kind(sources, base)
 
 
 def flags_of(values: FlagValues, kind: type[Settings] | None) -> Flags:
@@ -170,10 +173,6 @@ def help_text(groups: Mapping[str, Iterable[Flag]]) -> str:
     return "\n".join(lines)
 
 
-def _ignore_warning(text: str) -> None:
-    """Drops a warning: the loader reads the same file again, and reports it then."""
-
-
 def _list_items(word: str) -> Sequence[str]:
     """Returns the items of a text with commas, or of a JSON array, as in variables."""
     with suppress(ValueError):
@@ -190,7 +189,7 @@ def _flags(row: Setting) -> Iterator[Flag]:
     elif is_switch:
         takes = "maybe"
     for name in row.names:
-        yield Flag(name=name, forms=(f"--{name}",), takes=takes)
+        yield Flag(name=name, forms=(f"--{name}",), takes=takes, repeated=row.about.repeated)
         if is_switch:
             yield Flag(name=name, forms=(f"--no-{name}",), takes="nothing", const="false")
 

@@ -9,7 +9,7 @@ The docstring under the field is the help and the documentation of the setting; 
 `About`. `msgspec.Meta` has the limits that msgspec checks; a `SettingRule` has any other limit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,6 +111,17 @@ def check_installed(extra: Extra, wanted_by: str) -> None:
 class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A group of settings; the docstring is the heading in help and documentation."""
 
+    def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
+        """Yields the name of a setting and the rule that it breaks, for each conflict.
+
+        `settings` are all settings of the server, a `config.Settings`.
+        """
+        yield from ()
+
+    def extras(self) -> Mapping[Extra, str]:
+        """Returns the optional parts that these settings need, each with the setting's name."""
+        return {}
+
 
 class About(Struct, frozen=True):
     """Facts of a setting: meaning, unit, other names, and handling of its value."""
@@ -124,6 +135,13 @@ class About(Struct, frozen=True):
     """Names in other programs, accepted as flags, YAML keys and ``SIM_`` variables."""
     live: bool = False
     """May change while the server runs."""
+    simulated: bool = False
+    """For the simulated engine only: a real engine accepts only the default."""
+    repeated: bool = False
+    """A list whose flag may be repeated: each flag adds an item."""
+    merge: Callable[[Any, object], object] | None = None
+    """Returns the value after a change of its parts; raises ValueError for a wrong change. None
+    for a setting that only changes as a whole."""
     secret: bool = False
     """Masked in messages and logs."""
     path: bool = False
@@ -134,6 +152,10 @@ class About(Struct, frozen=True):
 
 LIVE = About(live=True)
 """Facts of a setting that may change while the server runs."""
+
+
+SIMULATED = About(simulated=True)
+"""Facts of a setting for the simulated engine only."""
 
 
 class SettingRule(Struct, frozen=True):

@@ -10,8 +10,6 @@ from msgspec import Struct
 from config.declaration import UsageError, shown, suggestion
 from config.sources import IGNORED, REMOVED, FlagValues
 
-REPEATED = ("plugin", "target")
-"""Lists whose flags may be repeated: each flag adds an item."""
 _JOINED = re.compile(r"(-[vO])(\d.*)")
 """A whole word that joins a flag with its value: `-v5`, `-O3`."""
 
@@ -24,6 +22,8 @@ class Flag(Struct, frozen=True, kw_only=True):
     forms: tuple[str, ...]
     takes: Literal["nothing", "maybe", "one", "any", "some"] = "one"
     """Number of words after the flag; `some` is one at least."""
+    repeated: bool = False
+    """Each flag adds items to one list."""
     const: str = "true"
     """Value without a word."""
     read: Callable[[str], object] = str
@@ -139,7 +139,7 @@ def _value(
     if flag.takes not in ("any", "some"):
         return values[0] if values else flag.const
     values = [value for value in values if value]
-    if flag.name in REPEATED and isinstance(previous, list):
+    if flag.repeated and isinstance(previous, list):
         return [*previous, *values]
     return values
 

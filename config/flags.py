@@ -72,19 +72,20 @@ class FlagParser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def parse_beside_settings(
-        self, words: Sequence[str], plugins_only: bool = False
+        self, words: Sequence[str], base: type[Settings], plugins_only: bool = False
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Splits words into flags of the command and flags of settings.
+        """Splits words into flags of the command and flags of the settings `base` and of plugins.
 
         Raises:
             UsageError: A flag is neither. With `plugins_only`, only settings of plugins are valid.
         """
-        table = table_of(find_settings_kind(words, {}))
+        kind = find_settings_kind(words, {}, base)
+        table = table_of(kind)
         forms = list(self._forms())
         names = set(table.by_name)
         if plugins_only:
-            core_groups = {*Settings.__struct_fields__} - {"plugins"}
-            names = {name for name, row in table.by_name.items() if row.group not in core_groups}
+            groups = {"plugins", *(plugin.group for plugin in kind.PLUGINS)}
+            names = {name for name, row in table.by_name.items() if row.group in groups}
         for flag in setting_flags(table):
             if not plugins_only or flag.name in names:
                 forms += flag.forms

@@ -3,18 +3,15 @@
 To keep other starts fast, argparse is imported only for flags, and yaml only for a file.
 """
 
-import logging
-import os
 from collections.abc import Mapping, Sequence
 
 from config.declaration import ConfigError, check_installed, suggestion
 from config.plugins import settings_kind
 from config.sections.model import OWN_LENGTH
-from config.settings import BY_NAME, Settings, table_of
-from config.sources import DEFAULT, Flags, Sources, Warn
+from config.settings import Settings, table_of
+from config.sources import DEFAULT, Flags, Sources, Warn, ignore_warning
 from config.validation import check, in_order, read
 
-LOG = logging.getLogger("app.config")
 REAL_DEFAULTS: Mapping[str, object] = {
     "max-model-len": OWN_LENGTH,
     "max-num-seqs": 16,
@@ -27,11 +24,14 @@ REAL_DEFAULTS: Mapping[str, object] = {
 
 
 def load(
-    argv: Sequence[str] | None = (),
-    environ: Mapping[str, str] = os.environ,
-    warn: Warn = LOG.warning,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    warn: Warn,
+    base: type[Settings],
 ) -> Settings:
     """Loads the settings of this process; `argv` has no program name.
+
+    `base` has the sections of the core and of the extensions.
 
     Raises:
         ConfigError: A setting is wrong, or a file or plugin cannot be read.
@@ -40,20 +40,20 @@ def load(
     if argv:
         from config.command_line import parse
 
-        flags = parse(argv, environ)
+        flags = parse(argv, environ, base)
     for warning in flags.warnings:
         warn(warning)
-    return resolve(flags, environ, warn)
+    return resolve(flags, environ, warn, base)
 
 
-def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
+def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn, base: type[Settings]) -> Settings:
     """Returns the settings of a parsed command line, the environment and the YAML file.
 
     Raises:
         ConfigError: As `load`.
     """
     sources = Sources(flags, environ, warn)
-    kind = flags.kind or settings_kind(sources)
+    kind = flags.kind or settings_kind(sources, base)
     table = table_of(kind)
     for name in sources.document:
         if name not in table.by_name:
@@ -61,9 +61,22 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
             raise ConfigError(f"{sources.file}: unknown key {name!r}{hint}")
     for warning in sources.strays(table):
         warn(warning)
+    return _settings_from(sources, kind)
+
+
+def load_core(environ: Mapping[str, str]) -> Settings:
+    """Loads the settings of the core, without plugins; other keys of the YAML file are ignored.
+
+    Raises:
+        ConfigError: A setting of the core is wrong, or the file cannot be read.
+    """
+    return _settings_from(Sources(Flags(), environ, ignore_warning), Settings)
+
+
+def _settings_from(sources: Sources, kind: type[Settings]) -> Settings:
     values: dict[str, object] = {}
     source_names: dict[str, str] = {}
-    for row in in_order(table):
+    for row in in_order(table_of(kind)):
         candidate = sources.value_of(row)
         if candidate is not None:
             raw, source_name = candidate
@@ -85,12 +98,9 @@ def check_extras(settings: Settings) -> None:
     Raises:
         ConfigError: A part is not installed.
     """
-    if settings.server.speaks_grpc:
-        check_installed("grpc", "setting grpc")
-    if settings.tracing.otlp_traces_endpoint is not None:
-        check_installed("tracing", "setting otlp-traces-endpoint")
-    if settings.engine.is_real:
-        check_installed("engine", "setting engine: 'llm'")
+    for group in settings.table.sections:
+        for extra, setting in getattr(settings, group).extras().items():
+            check_installed(extra, f"setting {setting}")
 
 
 def _apply_profile(values: dict[str, object], source_names: dict[str, str]) -> None:
@@ -110,8 +120,9 @@ def _apply_profile(values: dict[str, object], source_names: dict[str, str]) -> N
         value = values.get(name)
         if source_names.get(name, DEFAULT) != DEFAULT and isinstance(value, int):
             limits[name.replace("-", "_")] = value
+    core_names = table_of(Settings).by_name
     settings = Settings().changed(
-        {name: value for name, value in values.items() if name in BY_NAME}
+        {name: value for name, value in values.items() if name in core_names}
     )
     for name, limit in chosen_profile(settings, limits).settings().items():
         if source_names.get(name, DEFAULT) == DEFAULT:

@@ -1,97 +1,47 @@
-"""Finds and imports plugins, and adds their sections to the settings.
-
-`app.plugins` handles the hooks of plugins.
-"""
+"""Finds plugins, and adds their sections to the settings. `app.plugins` handles their hooks."""
 
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from glob import escape as glob_escape
 from glob import glob
-from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from config.declaration import ConfigError, Section
-from config.kinds import SWITCH
-from config.settings import BY_NAME, Plugin, PluginSettings, Settings, rows, table_of
-from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, REMOVED, Sources
+from config.settings import PluginSettings, Settings, rows
+from config.sources import Sources
 from config.validation import read
 
-API = 2
-"""Version of the contract. A plugin declares its version in `API`."""
-GROUP = "understudy"
-SECTION = f"[{GROUP}]".encode()
-MODULE_PREFIX = "understudy_plugin_"
-RESERVED_NAMES = frozenset(("config", "help", "v", "version", CONFIG))
-"""Flags and variables that are not settings."""
-_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+SECTION = b"[understudy]"
+"""Section of an installed package's entry points that has plugins."""
 
 
-def settings_kind(sources: Sources) -> type[Settings]:
-    """Returns the settings with the sections of all plugins.
+def settings_kind(sources: Sources, base: type[Settings]) -> type[Settings]:
+    """Returns the settings `base` with the sections of all plugins.
 
     Raises:
         ConfigError: A plugin cannot be imported or used.
     """
     values: dict[str, Any] = {}
-    for row in (BY_NAME["plugin"], BY_NAME["installed-plugins"]):
+    for row in rows("plugins", PluginSettings):
         source = sources.value_of(row)
         if source is not None:
             raw, source_name = source
             values[row.attribute] = read(row, raw, source_name)
-    return kind_with(PluginSettings(**values))
+    return kind_with(PluginSettings(**values), base)
 
 
-def kind_with(named: PluginSettings) -> type[Settings]:
-    """Returns the settings with sections of these plugins; plain `Settings` without plugins."""
-    plugins = list(_imported(named))
-    if not plugins:
-        return Settings
-    used_groups = set(Settings.__struct_fields__) | set(dir(Settings))
-    sections: list[tuple[str, type, Section]] = []
-    for plugin in plugins:
-        if plugin.group in used_groups:
-            raise _plugin_error(plugin, "this name is taken")
-        used_groups.add(plugin.group)
-        if plugin.settings is not None:
-            try:
-                rows(plugin.group, plugin.settings)
-                defaults = msgspec.structs.asdict(plugin.settings())
-                section = msgspec.convert(defaults, plugin.settings)
-            except Exception as error:
-                raise _plugin_error(plugin, f"its Settings: {_describe(error)}") from None
-            sections.append((plugin.group, plugin.settings, section))
-    namespace = {"PLUGINS": tuple(plugins)}
-    kind = cast(
-        type[Settings],
-        msgspec.defstruct(
-            "Settings", sections, bases=(Settings,), namespace=namespace, kw_only=True
-        ),
-    )
-    _check_setting_names(kind)
-    return kind
+def kind_with(named: PluginSettings, base: type[Settings]) -> type[Settings]:
+    """Returns `base` with the sections of these plugins; `base` itself without plugins."""
+    installed = named.installed_plugins and any(map(_has_plugins, sys.path))
+    if not installed and not named.plugin:
+        return base
+    from config.plugin_modules import settings_with  # few servers have plugins
 
-
-def _check_setting_names(kind: type[Settings]) -> None:
-    """Raises ConfigError if a plugin has a setting whose name exists."""
-    by_group = {plugin.group: plugin for plugin in kind.PLUGINS}
-    used_names = (
-        RESERVED_NAMES | IGNORED | REMOVED.keys() | {f"no-{name}" for name in IGNORED_SWITCHES}
-    )
-    for row in table_of(kind).rows:
-        names = {*row.names, *row.env, *(f"no-{name}" for name in row.names if row.kind is SWITCH)}
-        duplicates = sorted(names & used_names)
-        if row.group in by_group and duplicates:
-            raise _plugin_error(by_group[row.group], f"setting {duplicates[-1]} exists already")
-        used_names |= names
+    return settings_with(base, named, installed=installed)
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
@@ -99,127 +49,19 @@ def to_plain(settings: Settings) -> dict[str, Any]:
     return {"settings": msgspec.to_builtins(settings), "plugins": len(settings.PLUGINS)}
 
 
-def from_plain(values: Mapping[str, Any]) -> Settings:
-    """Restores the settings of `to_plain`. Raises ConfigError as `kind_with`."""
+def from_plain(values: Mapping[str, Any], base: type[Settings]) -> Settings:
+    """Restores the settings of `to_plain`, a `base`. Raises ConfigError as `kind_with`."""
     plain = values["settings"]
-    kind = Settings
+    kind = base
     if values["plugins"]:  # finding plugins is slow
-        kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings))
+        kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings), base)
     return msgspec.convert(plain, kind)
 
 
-def _imported(named: PluginSettings) -> Iterator[Plugin]:
-    """Yields all plugins, installed ones first; a module named twice is one plugin."""
-    plugins: list[Plugin] = []
-    if named.installed_plugins and any(map(_has_plugins, sys.path)):
-        from importlib.metadata import entry_points  # its import takes a tenth of a start
-
-        for entry in sorted(entry_points(group=GROUP), key=attrgetter("name")):
-            origin = f"entry point {entry.name}"
-            version = ""
-            if entry.dist is not None:
-                origin = f"package {entry.dist.name}"
-                version = entry.dist.version
-            plugins.append(_plugin(entry.load, entry.name, origin, version))
-    for item in named.plugin:
-        if item.endswith(".py"):
-            name = os.path.basename(item).removesuffix(".py")
-            plugins.append(_plugin(partial(_file, item), name, item))
-        else:
-            plugins.append(_plugin(partial(import_module, item), item.rpartition(".")[2], item))
-    by_name: dict[str, Plugin] = {}
-    for plugin in plugins:
-        first = by_name.setdefault(plugin.name, plugin)
-        if first is plugin:
-            yield plugin
-        elif first.extension is not plugin.extension:
-            raise ConfigError(
-                f"plugin {plugin.name}: two plugins have this name: "
-                f"{first.origin} and {plugin.origin}"
-            )
-
-
 def _has_plugins(folder: str) -> bool:
-    """Returns True if a package in this folder has entry points of GROUP."""
+    """Returns True if a package in this folder has entry points for plugins."""
     for file in glob(os.path.join(glob_escape(folder or "."), "*.*-info", "entry_points.txt")):
         with suppress(OSError):
             if SECTION in Path(file).read_bytes():
                 return True
     return False
-
-
-def _file(path: str) -> ModuleType:
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    name = MODULE_PREFIX + re.sub(r"\W", "_", os.path.basename(path).removesuffix(".py"))
-    spec = spec_from_file_location(name, os.path.expanduser(path))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # classes and annotations are resolved there
-    spec.loader.exec_module(module)
-    return module
-
-
-def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") -> Plugin:
-    """Loads a plugin and reads its name, version and settings.
-
-    Raises:
-        ConfigError: The plugin cannot be imported, or one of these is invalid.
-    """
-    try:
-        module = load()
-    except (Exception, SystemExit) as error:
-        import traceback
-
-        calls = traceback.extract_tb(error.__traceback__)
-        frames = [frame for frame in calls if "importlib" not in frame.filename]
-        place = ""
-        if len(frames) > 1:
-            place = f" (line {frames[-1].lineno} of {frames[-1].filename})"
-        raise ConfigError(
-            f"plugin {name} ({origin}): cannot be imported: {_describe(error)}{place}"
-        ) from None
-    _check_api(module, f"plugin {name} ({origin})")
-    extension = getattr(module, "EXTENSION", None)
-    if extension is None:
-        raise ConfigError(
-            f"plugin {name} ({origin}): has no EXTENSION, a subclass of app.plugins.Plugin"
-        )
-    name = str(getattr(extension, "name", ""))
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes"
-        )
-    settings = getattr(extension, "Settings", None)
-    plugin = Plugin(
-        name=name,
-        version=str(getattr(module, "VERSION", version)),
-        origin=origin,
-        extension=extension,
-        settings=settings,
-    )
-    if settings is not None and not (isinstance(settings, type) and issubclass(settings, Section)):
-        raise _plugin_error(plugin, "its Settings must be a config.declaration.Section")
-    return plugin
-
-
-def _check_api(module: object, place: str) -> None:
-    """Raises ConfigError unless `module` is written for this version of the contract."""
-    api = getattr(module, "API", None)
-    if api == API:
-        return
-    reason = f"is written for API {api!r}"
-    if api is None:
-        reason = "does not name its API"
-    raise ConfigError(f"{place}: {reason}; this server has API {API}, see docs/plugins.md")
-
-
-def _plugin_error(plugin: Plugin, reason: str) -> ConfigError:
-    return ConfigError(f"plugin {plugin.name} ({plugin.origin}): {reason}")
-
-
-def _describe(error: BaseException) -> str:
-    text = type(error).__name__
-    if str(error):
-        text += f": {error}"
-    return text

@@ -1,5 +1,6 @@
 """All settings of the server, composed of sections, and the table with the facts of each setting.
 
+`Settings` has the sections of the core. `with_sections` adds those of extensions and of plugins.
 Flag and YAML key are a field's name with dashes; the environment variable is ``SIM_`` and the name
 in capitals. Durations are in seconds.
 """
@@ -11,8 +12,9 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, Union, cast, get_args, get_origin
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
@@ -20,24 +22,17 @@ from config.declaration import DURATION, JSON, About, Section, SettingRule
 from config.durations import format_duration
 from config.kind import Kind, checked
 from config.kinds import kind_of, limits, written
-from config.sections.api import ApiSettings, FailureSettings
+from config.sections.api import ApiSettings
 from config.sections.engine import (
     EngineSettings,
     KVCacheSettings,
-    KVIndexSettings,
     LatencySettings,
     SchedulingSettings,
     StepSettings,
 )
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
-from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
-from config.sections.reply import (
-    DatasetSettings,
-    ReplaySettings,
-    ReplySettings,
-    ScriptSettings,
-    ToolSettings,
-)
+from config.sections.observability import LogSettings, MetricsSettings
+from config.sections.reply import ReplySettings, ToolSettings
 from config.sections.server import (
     AccessSettings,
     Plugin,
@@ -47,10 +42,12 @@ from config.sections.server import (
 )
 
 MASK = "***"
+T = TypeVar("T")
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All settings, one attribute per section. With plugins, a subclass has their sections, too."""
+    """All settings, one attribute per section. Subclasses add those of extensions and plugins."""
 
     PLUGINS: ClassVar[tuple[Plugin, ...]] = ()
     """Plugins, in the order of their calls."""
@@ -64,25 +61,33 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     tokenizer: TokenizerSettings = TokenizerSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     reply: ReplySettings = ReplySettings()
-    replay: ReplaySettings = ReplaySettings()
     tools: ToolSettings = ToolSettings()
-    dataset: DatasetSettings = DatasetSettings()
-    scripts: ScriptSettings = ScriptSettings()
     plugins: PluginSettings = PluginSettings()
     kvcache: KVCacheSettings = KVCacheSettings()
-    kvindex: KVIndexSettings = KVIndexSettings()
     steps: StepSettings = StepSettings()
     latency: LatencySettings = LatencySettings()
-    failures: FailureSettings = FailureSettings()
     api: ApiSettings = ApiSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
-    tracing: TracingSettings = TracingSettings()
 
     @property
     def table(self) -> "Table":
         """Rows of all settings, those of plugins included."""
         return table_of(type(self))
+
+    def section(self, kind: type[SectionT]) -> SectionT:
+        """Returns the section of an extension. LookupError if this server lacks the extension."""
+        group = self.table.groups.get(kind)
+        if group is None:
+            raise LookupError(f"no section {kind.__name__}")
+        return cast(SectionT, getattr(self, group))
+
+    def get(self, name: str, default: T) -> T:
+        """Returns the value of a setting; `default` if this server lacks its extension."""
+        row = self.table.by_name.get(name)
+        if row is None:
+            return default
+        return cast(T, row.value(self))
 
     def dump(self, masked: bool = True) -> dict[str, object]:
         """Returns setting name -> value for logs, as `Setting.shown`."""
@@ -176,8 +181,12 @@ class Table:
 
     def __init__(self, kind: type[Settings]) -> None:
         self.sections: dict[str, type[Section]] = {field.name: field.type for field in fields(kind)}
+        self.groups = {section: group for group, section in self.sections.items()}
+        prefixes = {plugin.group: f"{plugin.group}_" for plugin in kind.PLUGINS}
         self.rows = tuple(
-            row for group, section in self.sections.items() for row in rows(group, section)
+            row
+            for group, section in self.sections.items()
+            for row in rows(group, section, prefixes.get(group, ""))
         )
         self.by_name = {name: row for row in self.rows for name in row.names}
         """Any name of a setting -> row."""
@@ -185,18 +194,25 @@ class Table:
 
 @lru_cache(maxsize=8)
 def table_of(kind: type[Settings]) -> Table:
-    """Returns the table of `Settings`, or of its subclass with plugins."""
+    """Returns the table of `Settings`, or of its subclass with extensions and plugins."""
     return Table(kind)
 
 
-def rows(group: str, section: type[Section]) -> tuple[Setting, ...]:
+def with_sections(
+    base: type[Settings], sections: Mapping[str, type[Section]], plugins: tuple[Plugin, ...] = ()
+) -> type[Settings]:
+    """Returns a subclass of `base` with more sections, by group, and with `plugins`."""
+    added = [(group, section, section()) for group, section in sections.items()]
+    namespace = {"PLUGINS": plugins}
+    kind = msgspec.defstruct("Settings", added, bases=(base,), namespace=namespace, kw_only=True)
+    return cast(type[Settings], kind)
+
+
+def rows(group: str, section: type[Section], prefix: str = "") -> tuple[Setting, ...]:
     """Returns the rows of a section, in the order of fields.
 
-    Names in a plugin's section begin with the plugin's name.
+    Names in a plugin's section begin with `prefix`, the plugin's name.
     """
-    prefix = ""
-    if group not in Settings.__struct_fields__:
-        prefix = f"{group}_"
     return tuple(_row(group, section, field, prefix) for field in fields(section))
 
 
@@ -257,11 +273,3 @@ def _split_annotation(annotation: Any) -> tuple[object, list[object], bool]:
         )
         return plain, extras, True
     return annotation, [], False
-
-
-SECTIONS = table_of(Settings).sections
-"""Group -> section, in the order of `Settings`. SECTIONS, TABLE and BY_NAME have no plugins."""
-
-TABLE = table_of(Settings).rows
-
-BY_NAME = table_of(Settings).by_name

@@ -1,8 +1,6 @@
-"""Sources of values: command line, environment and file; a command line as variables."""
+"""Sources of values: command line, environment and file."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from msgspec import Struct
 
@@ -111,7 +109,7 @@ class Sources:
         """
         self.flags = flags
         self.environ = environ
-        path = _config_path(flags, environ) or None
+        path = config_path(flags, environ) or None
         self.path = path
         self.file = f"YAML file {path}"
         self.document: dict[str, object] = {}
@@ -198,6 +196,10 @@ class Sources:
             yield f"not a setting, ignored: environment variable {', '.join(unknown)}"
 
 
+def ignore_warning(text: str) -> None:
+    """Drops a warning, which a server reports when it reads the same sources."""
+
+
 def ignored(written: str) -> str:
     """Returns the warning about a name in `IGNORED`; `written` is the flag or key."""
     return f"{written} is accepted and ignored"
@@ -208,30 +210,7 @@ def removed(name: str, written: str) -> ConfigError:
     return ConfigError(f"{written} was removed: {REMOVED[name]}")
 
 
-def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables that give a process in another folder the same `settings` without flags.
-
-    They have the values of the command line, and every existing relative path in its absolute form.
-    """
-    path = _config_path(flags, environ)
-    variables: dict[str, str] = {}
-    if path:
-        variables[CONFIG] = os.path.abspath(path)
-    elif CONFIG in environ:
-        variables[CONFIG] = EMPTY
-    for row in settings.table.rows:
-        value = row.value(settings)
-        portable = _portable_value(row, value)
-        is_flag = any(name in flags.values for name in row.names)
-        if portable != value or is_flag or row.name in flags.fallbacks:
-            variables[row.env[0]] = row.write(portable) or EMPTY
-            for name in map(variable, row.about.also):
-                if name in environ:
-                    variables[name] = ""
-    return variables
-
-
-def _config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
+def config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
     """Returns the path of the YAML file; empty or None without a file."""
     if flags.config is not None:
         return flags.config
@@ -254,25 +233,3 @@ def _check_same(row: Setting, candidates: list[tuple[object, str]]) -> None:
 def _text(environ: Mapping[str, str], name: str) -> str | None:
     text = environ.get(name) or None
     return "" if text == EMPTY else text
-
-
-def _portable_value(row: Setting, value: Any) -> Any:
-    """Returns a setting's value for a process in another folder."""
-    if row.about.created and isinstance(value, str):
-        return os.path.abspath(value)
-    if not row.about.path or value is None:
-        return value
-    if isinstance(value, str):
-        return _absolute(value)
-    if row.name == "plugin":
-        # A module unless it ends in .py, even if a folder has the same name.
-        return tuple(_absolute(item) if item.endswith(".py") else item for item in value)
-    items = (item.rpartition("=") for item in value)
-    return tuple(f"{name}{equals}{_absolute(path)}" for name, equals, path in items)
-
-
-def _absolute(path: str) -> str:
-    """Returns an existing relative path in its absolute form; any other text unchanged."""
-    if not os.path.isabs(path) and os.path.exists(path):
-        return os.path.abspath(path)
-    return path

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from config.declaration import PORTS, ConfigError, shown, suggestion
-from config.settings import BY_NAME, MASK, SECTIONS, ServerSettings, Setting, Settings, Table
+from config.settings import MASK, ServerSettings, Setting, Settings, Table
 
 FIRST = (
     "model",
@@ -22,35 +22,6 @@ FIRST = (
     "max-waiting-queue-length",
 )
 """First settings to check, in the order of llm-d-inference-sim, for the same first error."""
-SIMULATED_ONLY = (
-    "mode",
-    "task",
-    "embeddings-with-chat",
-    "mm-encoder-only",
-    "omni",
-    "image-emission-rate",
-    "timing",
-    "profile",
-    "model-config",
-    "long-prefill-token-threshold",
-    "script",
-    "dataset-path",
-    "dataset-url",
-    "dataset-in-memory",
-    "lora-modules",
-    "enable-lora",
-    "allow-runtime-lora-updating",
-    "lora-residency-metrics",
-    "global-cache-hit-threshold",
-    "kv-cache-metrics",
-    "render-url",
-    "force-dummy-tokenizer",
-    "role",
-    "fake-metrics",
-    *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),
-)
-"""Settings of the simulated engine; a real engine (`engine: llm`) accepts only their defaults."""
-
 Conflicts = Iterator[tuple[str, str]]
 """Setting name and broken rule of each conflict."""
 
@@ -89,7 +60,7 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
             if flaw:
                 raise wrong(row, row.write(value), sources.get(row.name, "default"), flaw)
     for name, flaw in _conflicts(settings):
-        row = BY_NAME[name]
+        row = settings.table.by_name[name]
         raise wrong(row, row.write(row.value(settings)), sources.get(row.name, "default"), flaw)
 
 
@@ -104,14 +75,16 @@ def _conflicts(settings: Settings) -> Conflicts:
     if lora.max_cpu_loras is not None and lora.max_cpu_loras < lora.max_loras:
         yield "max-cpu-loras", "must not be less than max-loras"
     yield from _certificate_conflicts(settings)
-    yield from _reply_conflicts(settings)
-    yield from _index_conflicts(settings)
     if settings.steps.shared:
         yield from _step_conflicts(settings)
     yield from _port_conflicts(settings.server)
     yield from _grpc_conflicts(settings)
     if settings.engine.is_real:
-        yield from _real_engine_conflicts(settings)
+        for row in settings.table.rows:
+            if row.about.simulated and row.value(settings) != row.default:
+                yield row.name, "is for the simulated engine only: engine is llm"
+    for group in settings.table.sections:
+        yield from getattr(settings, group).conflicts(settings)
 
 
 def _certificate_conflicts(settings: Settings) -> Conflicts:
@@ -120,31 +93,6 @@ def _certificate_conflicts(settings: Settings) -> Conflicts:
         yield "ssl-certfile", "must be given together with ssl-keyfile"
     if tls.self_signed_certs and tls.ssl_certfile:
         yield "self-signed-certs", "must not be given together with ssl-certfile"
-
-
-def _reply_conflicts(settings: Settings) -> Conflicts:
-    dataset = settings.dataset
-    replay = settings.replay
-    if dataset.dataset_path and settings.reply.mode == "echo":
-        yield "dataset-path", "must be empty in mode echo"
-    if dataset.dataset_url is not None and not dataset.dataset_path:
-        yield "dataset-url", "must be given together with dataset-path"
-    if replay.replay_miss == "record" and not replay.target:
-        yield "replay-miss", "must be given together with target"
-    if replay.target and not replay.replay:
-        yield "target", "must be given together with replay"
-
-
-def _index_conflicts(settings: Settings) -> Conflicts:
-    if len(settings.server.ranks) == 1:
-        return
-    if settings.kvindex.kv_index_bind:
-        yield (
-            "kv-index-bind",
-            "must be empty when this server has several ranks: they cannot share a port",
-        )
-    if settings.kvindex.role == "indexer":
-        yield "role", "has no ranks: data-parallel-size must be 1"
 
 
 def _step_conflicts(settings: Settings) -> Conflicts:
@@ -190,27 +138,6 @@ def _grpc_conflicts(settings: Settings) -> Conflicts:
         yield "grpc", "cannot be used with HTTPS: remove the certificates"
     if not settings.server.fast_path:
         yield "fast-path", "must be true when gRPC is enabled"
-
-
-def _real_engine_conflicts(settings: Settings) -> Conflicts:
-    for row in (BY_NAME[name] for name in SIMULATED_ONLY):
-        if row.value(settings) != row.default:
-            yield row.name, "is for the simulated engine only: engine is llm"
-    if settings.steps.device not in ("", "auto", "cuda", "mps", "cpu"):
-        yield "device", "must be auto, cuda, mps or cpu: engine is llm"
-    try:
-        settings.engine.speculation()
-    except ValueError as error:
-        yield "speculative-config", f"must be prompt lookup, the only method of engine llm: {error}"
-    if settings.tools.tool_call_parser not in ("", "hermes", "llama3_json"):
-        yield "tool-call-parser", "must be hermes or llama3_json: engine is llm"
-    if settings.kvcache.kv_connector not in ("", "none"):
-        yield "kv-connector", "must be none: engine is llm, which has no connector"
-    if not settings.steps.enable_chunked_prefill:
-        rule = "must be true: engine is llm, which computes long prompts in several steps"
-        yield "enable-chunked-prefill", rule
-    if settings.model.tensor_parallel_size != 1:
-        yield "tensor-parallel-size", "must be 1: engine is llm, which computes on one device"
 
 
 class LiveSettings:

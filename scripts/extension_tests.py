@@ -62,11 +62,12 @@ def main(arguments: list[str]) -> int:
             command = ["git", "diff", "--name-only", f"{commit}...HEAD"]
             output = subprocess.check_output(command, cwd=ROOT, text=True)
             print(json.dumps(changed_extensions(output.splitlines(), extension_names())))
-        case _:
+        case ["tests", name]:
             names = ", ".join(extension_names())
-            print(
-                f"error: tests EXTENSION, or changed COMMIT; extensions: {names}", file=sys.stderr
-            )
+            print(f"error: no extension {name!r}; extensions: {names}", file=sys.stderr)
+            return 2
+        case _:
+            print("error: expected tests EXTENSION or changed COMMIT", file=sys.stderr)
             return 2
     return 0
 

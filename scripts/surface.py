@@ -31,8 +31,7 @@ from app.core.base.clock.random_streams import Streams
 from app.core.built_in import BUILT_IN, present_extensions
 from app.core.cli import listed_commands
 from app.core.server.flask.application import METRICS, Understudy
-from config.loader import load
-from config.settings import BY_NAME
+from app.core.settings import load, settings_table
 from scripts.removal_test import copy_without, dependents
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "surface"
@@ -48,6 +47,7 @@ rules:
 EVERY_FEATURE = (
     "--allow-runtime-lora-updating",
     "--console",
+    "--embeddings-with-chat",
     "--enable-responses-store",
     "--enable-scale-out",
     "--enable-sleep-mode",
@@ -87,7 +87,7 @@ def surface() -> Surface:
 def settings() -> dict[str, str]:
     """Returns default, environment variables and other flags of each setting, by its name."""
     texts = {}
-    for name, setting in sorted(BY_NAME.items()):
+    for name, setting in sorted(settings_table().by_name.items()):
         other_flags = [f"--{other}" for other in setting.about.also]
         default = json.dumps(setting.shown(setting.default))
         texts[name] = " ".join([default, *setting.env, *other_flags])
@@ -100,7 +100,7 @@ def configuration_surface(flags: tuple[str, ...]) -> Surface:
         script = Path(folder) / "script.yaml"
         script.write_text(SCRIPT, "utf-8")
         arguments = ["--force-dummy-tokenizer", "--seed=7", *filter(is_flag, flags)]
-        if flags == EVERY_FEATURE:
+        if flags == EVERY_FEATURE and is_flag("--script"):
             arguments.append(f"--script={script}")
         app = create_app(load(arguments, {}))
     return {
@@ -113,7 +113,7 @@ def configuration_surface(flags: tuple[str, ...]) -> Surface:
 
 def is_flag(argument: str) -> bool:
     """Returns whether the setting of a flag is there: an extension may have declared it."""
-    return argument.removeprefix("--").partition("=")[0] in BY_NAME
+    return argument.removeprefix("--").partition("=")[0] in settings_table().by_name
 
 
 @contextmanager
@@ -173,10 +173,12 @@ def parts_of_extensions(whole: Surface) -> dict[str, Surface]:
     """Returns what each extension adds to the surface `whole`, by its name.
 
     Raises:
+        RuntimeError: a copy without an extension cannot print its surface.
         ValueError: without an extension, the surface has something that it does not have with it.
     """
     missing = {}
     for name in BUILT_IN:
+        print(f"without {name} ...", file=sys.stderr)
         reduced = surface_without(name)
         missing[name] = subtract(whole, reduced)
         if subtract(whole, missing[name]) != reduced:
@@ -194,8 +196,10 @@ def surface_without(name: str) -> Surface:
     with tempfile.TemporaryDirectory() as folder:
         copy_without(name, Path(folder))
         command = [sys.executable, "-m", "scripts.surface"]
-        output = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True).stdout
-    reduced: Surface = json.loads(output)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the surface without {name} cannot be printed:\n{done.stderr}")
+    reduced: Surface = json.loads(done.stdout)
     return reduced
 
 
@@ -205,6 +209,11 @@ def stored_surface() -> Surface:
     for part in absent_parts():
         stored = subtract(stored, part)
     return stored
+
+
+def stored_settings() -> set[str]:
+    """Returns the names of all settings, those of extensions that are not present included."""
+    return set(json.loads(SURFACE_FILE.read_text("utf-8"))["settings"])
 
 
 def absent_paths() -> set[str]:

@@ -42,12 +42,12 @@ from app.core.server.gunicorn.fast_connection import FastConnection  # noqa: E40
 from app.core.server.gunicorn.hub_connection import FastPath  # noqa: E402
 from app.core.server.gunicorn.logs import ServerLogger  # noqa: E402
 from app.core.server.http.context import CONTEXT, context_of  # noqa: E402
+from app.core.settings import load  # noqa: E402
 from app.extensions.kv_index.index import Index  # noqa: E402
 from app.extensions.kv_index.memory import MemoryBackend  # noqa: E402
 from app.extensions.kv_index.messages import PublishedMessage  # noqa: E402
 from app.extensions.kv_index.pool import Pool  # noqa: E402
 from app.extensions.kv_index.resources import PoolSettings  # noqa: E402
-from config.loader import load  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'
 TOOL = (

@@ -16,10 +16,11 @@ from app.core.built_in import enabled_extensions
 from app.core.engine.lora import adapters_of
 from app.core.server.flask.application import Understudy
 from app.core.server.gunicorn import ranks
+from app.core.settings import load, settings_type
 from app.core.text.base import Tokenizer, TokenizerError
 from app.core.text.huggingface import load_tokenizer
 from config import ConfigError, Settings
-from config.loader import check_extras, load
+from config.loader import check_extras
 
 if TYPE_CHECKING:
     from gunicorn.glogging import Logger
@@ -37,7 +38,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
     exit status 1.
     """
     try:
-        settings = settings or ranks.exported_settings(os.environ) or load((), os.environ)
+        settings = settings or ranks.exported_settings(os.environ, settings_type()) or load()
         check_extras(settings)
         tokenizer = tokenizer_of(settings)
         extensions = enabled_extensions(settings)

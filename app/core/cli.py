@@ -13,12 +13,14 @@ from pathlib import Path
 
 from app.core.built_in import present_extensions
 from app.core.extensions import Command
-from config import VERSION, VLLM_VERSION, ConfigError, Settings, UsageError
+from app.core.settings import resolve, settings_table, settings_type
+from config import VERSION, VLLM_VERSION, ConfigError, UsageError
 from config.command_line import parse, usage
 from config.declaration import suggestion
-from config.loader import check_extras, resolve
+from config.environment import as_environment
+from config.loader import check_extras
 from config.settings import table_of
-from config.sources import Flags, as_environment
+from config.sources import Flags, ignore_warning
 
 ROOT = str(Path(__file__).resolve().parents[2])
 BROKEN_PIPE = 1
@@ -76,7 +78,7 @@ def _start(
         print(version)
         return 0
     # The settings go to gunicorn by the environment; it loads them again, and repeats warnings.
-    settings = resolve(flags, os.environ, warn=lambda text: None)
+    settings = resolve(flags, os.environ, ignore_warning)
     check_extras(settings)
     variables = as_environment(flags, settings, os.environ)
     for warning in flags.warnings:
@@ -99,8 +101,8 @@ def _serve(argv: Sequence[str]) -> int:
     # Scripts compare the output of `vllm --version` with numbers, so it is the number alone.
     return _start(
         argv,
-        lambda words: serve.settings_of(words, os.environ),
-        lambda flags: serve.usage(),
+        lambda words: serve.settings_of(words, os.environ, settings_type()),
+        lambda flags: serve.usage(settings_table()),
         version=VLLM_VERSION,
     )
 
@@ -108,7 +110,7 @@ def _serve(argv: Sequence[str]) -> int:
 def _completion(argv: Sequence[str]) -> int:
     from app.core.completion import run
 
-    flags = [f"--{row.name}" for row in table_of(Settings).rows]
+    flags = [f"--{row.name}" for row in settings_table().rows]
     runners = {name: command.run for name, command in listed_commands().items()}
     return run(argv, runners, flags)
 
@@ -161,7 +163,7 @@ def command_of(argv: Sequence[str]) -> Command | None:
 def _read(argv: Sequence[str]) -> Flags:
     word = argv[0] if argv else "-"
     if word.startswith("-"):
-        return parse(argv, os.environ)
+        return parse(argv, os.environ, settings_type())
     others = suggestion(word, names=[*listed_commands(), "help", "version"]) or ": see --help"
     raise UsageError(f"unknown command {word!r}{others}")
 
@@ -169,4 +171,4 @@ def _read(argv: Sequence[str]) -> Flags:
 def _help(flags: Flags) -> str:
     head = "Commands (each has a --help; without one a server starts, with the settings below):"
     commands = (f"  {name:<12}{command.about}" for name, command in listed_commands().items())
-    return "\n".join([head, *commands, "", usage(table_of(flags.kind or Settings))])
+    return "\n".join([head, *commands, "", usage(table_of(flags.kind or settings_type()))])

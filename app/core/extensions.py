@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from app.core.server.middleware.api_keys import ApiKeys
     from app.core.server.middleware.stack import Middleware
     from app.core.text.base import Tokenizer
-    from config import Settings
+    from config import Settings as AllSettings
+    from config.declaration import Section
     from config.profile import Profile
     from config.settings import ServerSettings
     from config.validation import LiveSettings
@@ -127,7 +128,7 @@ class ServerParts:
     """Returns the routes of the application; complete when the application is built."""
 
     def __init__(
-        self, *, settings: Settings, live: LiveSettings, clock: Clock, streams: Streams
+        self, *, settings: AllSettings, live: LiveSettings, clock: Clock, streams: Streams
     ) -> None:
         self.settings = settings
         """The settings at the start."""
@@ -190,6 +191,8 @@ class Extension:
     """
 
     name: ClassVar[str]
+    Settings: ClassVar[type[Section] | None] = None
+    """The section of its settings."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Names of the extensions that this one imports."""
     reads_messages = False
@@ -203,12 +206,12 @@ class Extension:
     # Before a server exists.
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether a server with `settings` has this extension."""
         return True
 
     @classmethod
-    def prepare(cls, settings: Settings) -> None:
+    def prepare(cls, settings: AllSettings) -> None:
         """Downloads and checks files, once, before workers start.
 
         Raises:
@@ -221,7 +224,7 @@ class Extension:
         return {}
 
     @classmethod
-    def tokenizer(cls, settings: Settings) -> Tokenizer | None:
+    def tokenizer(cls, settings: AllSettings) -> Tokenizer | None:
         """Returns the tokenizer of a server for which `settings` name none; None for the default.
 
         Raises:
@@ -231,7 +234,7 @@ class Extension:
 
     @classmethod
     def engine_process(
-        cls, settings: Settings, kv_events: PublisherSettings
+        cls, settings: AllSettings, kv_events: PublisherSettings
     ) -> EngineProcessOptions | None:
         """Returns the options of an engine process that the arbiter starts; None without one.
 
@@ -251,12 +254,12 @@ class Extension:
         return None
 
     @classmethod
-    def application(cls, settings: Settings, tokenizer: Tokenizer) -> Understudy | None:
+    def application(cls, settings: AllSettings, tokenizer: Tokenizer) -> Understudy | None:
         """Returns the application of a server with another role; None for a server of a model."""
         return None
 
     @classmethod
-    def describe(cls, app: Understudy, settings: Settings) -> None:
+    def describe(cls, app: Understudy, settings: AllSettings) -> None:
         """Adds routes that describe the routes of an `application` with another role."""
 
     # Ports. They may use the parts that exist from the beginning, and the results of earlier ports.
@@ -303,7 +306,7 @@ class Extension:
 
     # What is added to the application. All parts exist.
 
-    def keeps_fast_path(self, settings: Settings) -> bool:
+    def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether plain requests may take the fast path while `settings` are in force.
 
         Called at the start and after each change of the settings.

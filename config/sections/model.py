@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import (
+    SIMULATED,
     About,
     Count,
     NonEmpty,
@@ -32,11 +33,13 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
     """Context length: prompt and completion together. If not set, engine llm uses the model's
     context length."""
-    task: Literal["generate", "embed", "pooling", "score", "classify"] = "generate"
+    task: Annotated[Literal["generate", "embed", "pooling", "score", "classify"], SIMULATED] = (
+        "generate"
+    )
     """Purpose of the model. Tasks other than generate serve pooling routes instead of chat and
     completions. embed: embeddings, score, rerank and pooling. score: classify, score, rerank and
     pooling. classify: classify and pooling. pooling: all of them."""
-    embeddings_with_chat: bool = False
+    embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """Serve /v1/embeddings with chat and completions, as llm-d-inference-sim does (task
     generate)."""
     multimodal: bool | None = None
@@ -44,11 +47,11 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     Empty: as the config.json of the model, or true without that file."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
     """Length of a vector if the request does not specify it."""
-    mm_encoder_only: bool = False
+    mm_encoder_only: Annotated[bool, SIMULATED] = False
     """Simulate the encoder of a disaggregated multimodal model: replies are exclamation marks."""
-    omni: bool = False
+    omni: Annotated[bool, SIMULATED] = False
     """Simulate a model that can reply with images."""
-    image_emission_rate: Annotated[Percent, About(unit="%", live=True)] = 0
+    image_emission_rate: Annotated[Percent, About(simulated=True, unit="%", live=True)] = 0
     """Probability of an image in a reply of an omni model."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
     """Number of devices of the model, reported in kv_transfer_params; one process simulates all of
@@ -68,7 +71,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 class LoraSettings(Section, frozen=True, kw_only=True):
     """LoRA adapters of the base model."""
 
-    lora_modules: Objects = ()
+    lora_modules: Annotated[Objects, SIMULATED] = ()
     """Adapters that are loaded at the start, each as name=path or as a JSON object with name, path
     and base_model_name."""
     max_loras: Annotated[Count, About(unit="adapters")] = 1
@@ -78,12 +81,12 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     max-loras, which is the default. Other adapters are loaded again when a request needs them."""
     max_lora_rank: Count = 16
     """Rank of an adapter whose path has no adapter_config.json with a rank."""
-    lora_residency_metrics: bool = False
+    lora_residency_metrics: Annotated[bool, SIMULATED] = False
     """Report the adapters in GPU and CPU memory as metrics, as vLLM does after 0.32."""
-    enable_lora: bool = False
+    enable_lora: Annotated[bool, SIMULATED] = False
     """Report adapters in the metrics even if there are none at the start."""
     allow_runtime_lora_updating: Annotated[
-        bool, About(env=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",))
+        bool, About(simulated=True, env=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",))
     ] = False
     """Serve the routes that load and unload adapters."""
 
@@ -93,13 +96,13 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
 
     tokenizer: Annotated[str | None, About(path=True)] = None
     """Folder, tokenizer.json file or Hugging Face name; the embedded tokenizer when empty."""
-    render_url: str | None = None
+    render_url: Annotated[str | None, SIMULATED] = None
     """Base URL of a vLLM render service, which tokenizes instead of this process."""
     render_timeout: PositiveDuration = 30.0
     """Maximum time to wait for a response of the render service."""
     mm_render_timeout: PositiveDuration = 60.0
     """Maximum time to wait for a response to messages with images, which the service fetches."""
-    force_dummy_tokenizer: bool = False
+    force_dummy_tokenizer: Annotated[bool, SIMULATED] = False
     """Use the embedded tokenizer even if the model's tokenizer is available."""
     tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None
     """Folder for tokenizers from the Hugging Face hub; the default cache of the hub when empty."""

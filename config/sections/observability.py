@@ -1,28 +1,11 @@
-"""Settings of metrics, logs and traces."""
+"""Settings of metrics and logs."""
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
-
-from config.declaration import LIVE, About, Json, PositiveDuration, Section, understood_by
+from config.declaration import LIVE, About, Section
 
 TRACE = 5
 """Number of the level `trace` in `logging`, below DEBUG (10)."""
-CollectorUrl = Annotated[
-    str,
-    Meta(
-        pattern="^https?://",
-        description="must begin with http:// or https://: spans are sent as OTLP over HTTP",
-    ),
-]
-
-
-def check_fake_metrics(text: str | None) -> None:
-    """Raises ValueError for metrics that cannot be read."""
-    if text is not None:
-        from config.fake_metrics import parse  # few servers have fake metrics
-
-        parse(text)
 
 
 class MetricsSettings(Section, frozen=True, kw_only=True):
@@ -30,16 +13,6 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
 
     disable_log_stats: bool = False
     """Omit vLLM's metric families; those of HTTP and of the process remain."""
-    fake_metrics: Annotated[
-        Json | None,
-        LIVE,
-        understood_by(
-            check_fake_metrics, "must have only keys and values that docs/metrics.md describes"
-        ),
-    ] = None
-    """JSON object of metrics that replace the real ones; see docs/metrics.md."""
-    fake_metrics_refresh_interval: PositiveDuration = 0.1
-    """Time between updates of fake metrics that are functions of time."""
     simulator_metrics: bool = False
     """Report three families under their older names, too, which vLLM has removed; see
     docs/metrics.md."""
@@ -61,13 +34,3 @@ class LogSettings(Section, frozen=True, kw_only=True):
     log_http: Annotated[bool, LIVE] = False
     """Log method, path, headers and body of every request and of every complete response, with
     secrets masked."""
-
-
-class TracingSettings(Section, frozen=True, kw_only=True):
-    """OpenTelemetry traces."""
-
-    otlp_traces_endpoint: Annotated[
-        CollectorUrl | None, About(env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",))
-    ] = None
-    """Address for spans (OTLP over HTTP), such as http://collector:4318/v1/traces; tracing is off
-    when empty."""

@@ -1,5 +1,6 @@
 """Settings of the socket, the process, HTTPS, access, and plugins."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -8,6 +9,7 @@ from config.declaration import (
     About,
     Count,
     Duration,
+    Extra,
     NonEmpty,
     NonEmptyItems,
     Port,
@@ -90,6 +92,12 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     def speaks_grpc(self) -> bool:
         """True if the server answers gRPC, on its port or on another one."""
         return self.grpc or self.grpc_port is not None
+
+    def extras(self) -> Mapping[Extra, str]:
+        """Returns the optional part of gRPC."""
+        if not self.speaks_grpc:
+            return {}
+        return {"grpc": "grpc"}
 
     @property
     def rank(self) -> int | None:
@@ -178,7 +186,7 @@ class Plugin(Struct, frozen=True):
 class PluginSettings(Section, frozen=True, kw_only=True):
     """Plugins."""
 
-    plugin: Annotated[NonEmptyItems, About(path=True)] = ()
+    plugin: Annotated[NonEmptyItems, About(path=True, repeated=True)] = ()
     """Plugins, each a module or a path to a file FILE.py. The flag may be repeated."""
     installed_plugins: bool = True
     """Use the plugins of installed packages, too: entry points of the group understudy."""

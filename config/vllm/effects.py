@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from config.declaration import ConfigError
-from config.settings import BY_NAME
+from config.settings import Table
 from config.sources import FlagValues
 from config.vllm.kv_options import kv_events_settings, kv_transfer_settings, read_config
 from config.vllm.options import OPTIONS
@@ -17,8 +17,8 @@ _EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
 """Path of a chat template in vLLM's image."""
 
 
-def effect_of(name: str, value: str | list[str]) -> FlagValues:
-    """Returns the settings that an option sets.
+def effect_of(name: str, value: str | list[str], table: Table) -> FlagValues:
+    """Returns the settings of `table` that an option sets.
 
     Raises:
         ConfigError: The value is wrong.
@@ -29,7 +29,7 @@ def effect_of(name: str, value: str | list[str]) -> FlagValues:
         except ValueError as error:
             raise ConfigError(f"flag --{name}: {error}") from None
     option = OPTIONS[name]
-    setting = BY_NAME[option.setting or name].name
+    setting = table.by_name[option.setting or name].name
     if isinstance(value, list):
         return {setting: value}
     setting_value = option.values.get(value, value)

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from config.flag_words import Flag
-from config.settings import BY_NAME
+from config.settings import Table
 from config.vllm.option import Option
 
 FACTS = Path(__file__).with_name("options.json")
@@ -15,17 +15,18 @@ GROUPS = msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option
 OBSOLETE = GROUPS.pop("obsolete")
 """Options of earlier versions of vLLM, accepted for old command lines."""
 OPTIONS = {name: option for group in GROUPS.values() for name, option in group.items()}
-MEANINGS = (
-    *(name for name, option in OPTIONS.items() if option.effect and name not in BY_NAME),
-    *(name for name in OPTIONS if name in BY_NAME),
-)
-"""Options with an effect, in order of application: later effects on the same setting win."""
 PREFIX = "vllm "
 """Prefix of vLLM's options among the values of flags; settings have no prefix."""
 
 
-def option_flags(name: str, option: Option, *, with_help: bool = False) -> Iterator[Flag]:
-    """Yields the flags of an option. Texts of help are slow to read."""
+def options_with_effect(table: Table) -> list[str]:
+    """Returns names in order of application: later effects on the same setting win."""
+    special = [name for name in OPTIONS if OPTIONS[name].effect and name not in table.by_name]
+    return special + [name for name in OPTIONS if name in table.by_name]
+
+
+def option_flags(name: str, option: Option, help: str = "") -> Iterator[Flag]:
+    """Yields the flags of an option."""
     takes: Literal["nothing", "one", "some"] = "one"
     metavar = option.kind.partition(" ")[0].upper()
     if option.choices:
@@ -36,16 +37,13 @@ def option_flags(name: str, option: Option, *, with_help: bool = False) -> Itera
     if option.many:
         takes = "some"
         metavar = f"{metavar} [{metavar} ...]"
-    text = ""
-    if with_help:
-        text = effect(name) or "Accepted; changes nothing."
     yield Flag(
         name=PREFIX + name,
         forms=(f"--{name}", *option.also),
         takes=takes,
         read=option.read,
         metavar=metavar,
-        help=text,
+        help=help,
     )
     if option.off:
         yield Flag(name=PREFIX + name, forms=(f"--no-{name}",), takes="nothing", const="false")
@@ -57,12 +55,12 @@ def names_of(name: str) -> Iterator[str]:
         yield from flag.forms
 
 
-def effect(name: str) -> str:
+def effect(name: str, table: Table) -> str:
     """Returns the effect of an option, in a sentence; empty if it has none."""
     option = OPTIONS.get(name)
     if option is not None and option.effect:
         return option.effect
-    row = BY_NAME.get(name)
+    row = table.by_name.get(name)
     if row is None:
         return ""
     return f"Setting `{row.name}`: {row.help}"

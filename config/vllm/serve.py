@@ -18,11 +18,19 @@ from config.command_line import (
 )
 from config.declaration import COMMAND, UsageError
 from config.flag_words import Flag, read_words
-from config.settings import table_of
+from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues
 from config.vllm.checks import check_load_balancing, check_values, is_headless
 from config.vllm.effects import HTTP, MAX_RANKS, effect_of, is_missing_example
-from config.vllm.options import GROUPS, MEANINGS, OBSOLETE, OPTIONS, PREFIX, option_flags
+from config.vllm.options import (
+    GROUPS,
+    OBSOLETE,
+    OPTIONS,
+    PREFIX,
+    effect,
+    option_flags,
+    options_with_effect,
+)
 from config.vllm.words import file_words, without_dots
 
 ABOUT = f"""\
@@ -58,7 +66,7 @@ KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 CONFIG = "--config"
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[FlagValues, Flags]:
+def read(argv: Sequence[str], kind: type[Settings]) -> tuple[FlagValues, Flags]:
     """Returns vLLM's options, with the positional model as `model`, and flags of settings.
 
     The command line takes precedence over the file of `--config`.
@@ -66,9 +74,6 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[FlagValues, F
     Raises:
         ConfigError: vLLM's parser would reject the command line.
     """
-    if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
-        raise UsageError(f"flag {CONFIG}: only one file can be given")
-    kind = find_settings_kind(argv, environ)
     flags = list(setting_flags(table_of(kind)))
     for name, option in (OPTIONS | OBSOLETE).items():
         flags += option_flags(name, option)
@@ -89,36 +94,42 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[FlagValues, F
     return options, flags_of(values, kind)
 
 
-def usage() -> str:
+def usage(table: Table) -> str:
     """Returns the help of `serve`, with all options of vLLM."""
     groups: dict[str, list[Flag]] = {}
     for title, options in GROUPS.items():
         flags = groups.setdefault(title.capitalize(), [])
         for name, option in options.items():
-            flags += option_flags(name, option, with_help=True)
+            help = effect(name, table) or "Accepted; changes nothing."
+            flags += option_flags(name, option, help)
     return ABOUT + help_text({**groups, "Others": [help_flag()]})
 
 
-def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
+def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Settings]) -> Flags:
     """Converts a vLLM command line; settings on it take precedence over options.
 
     Raises:
         ConfigError: vLLM would reject the command line.
     """
-    options, flags = read(argv, environ)
+    if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
+        raise UsageError(f"flag {CONFIG}: only one file can be given")
+    kind = find_settings_kind(argv, environ, base)
+    options, flags = read(argv, kind)
     nonempty = {name: value for name, value in options.items() if value != ""}
     check_values(nonempty, OPTIONS)
     flags.headless = is_headless(nonempty)
     flags.unread = UNREAD
     check_load_balancing(nonempty, flags.headless)
     values: FlagValues = {}
-    for name in MEANINGS:
+    table = table_of(kind)
+    effective = options_with_effect(table)
+    for name in effective:
         if name in nonempty:
-            for setting, value in effect_of(name, nonempty[name]).items():
+            for setting, value in effect_of(name, nonempty[name], table).items():
                 values[setting] = value
                 if setting not in flags.values:
                     flags.names[setting] = name
-    ineffective = sorted(name for name in options if name not in MEANINGS)
+    ineffective = sorted(name for name in options if name not in effective)
     if ineffective:
         flags.warnings.append(
             "accepted, changes nothing here: " + ", ".join(f"--{name}" for name in ineffective)

@@ -8,9 +8,9 @@ import pytest
 
 from app.core import cli as command
 from app.core.entrypoint import run
+from app.core.settings import load
 from config import VERSION, VLLM_VERSION
 from config.durations import parse_duration
-from config.loader import load
 
 ROOT = Path(__file__).parents[2]
 PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-size?"

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import ConfigError, Settings
-from config.command_line import parse
-from config.document import settings_page
+from app.core.settings import load, settings_table, settings_type
+from config import ConfigError
 from config.durations import DURATION_RULE, MAX_NANOSECONDS, format_duration, parse_duration
-from config.loader import load, resolve
-from config.settings import BY_NAME, TABLE
-from config.sources import REMOVED, as_environment
+from config.sources import REMOVED
+from scripts.settings_tables import settings_page
+from tests.application import handed_over
+
+TABLE = settings_table().rows
+BY_NAME = settings_table().by_name
 
 Write = Callable[[str], str]
 
@@ -32,7 +34,7 @@ def warnings(argv: list[str], environ: dict[str, str] | None = None) -> list[str
 
 
 def test_without_any_source_the_defaults_hold() -> None:
-    assert load((), {}) == load(None, {}) == Settings()
+    assert load((), {}) == load(None, {}) == settings_type()()
 
 
 def test_the_strongest_source_wins(yaml_file: Write) -> None:
@@ -44,12 +46,12 @@ def test_the_strongest_source_wins(yaml_file: Write) -> None:
         settings.scheduling.max_num_seqs,
         settings.model.max_model_len,
     ) == (3, 2, 1)
-    assert settings.log == Settings().log
+    assert settings.log == settings_type()().log
 
 
 def test_the_config_flag_is_stronger_than_its_variable(yaml_file: Write) -> None:
     assert load(["--config", yaml_file("port: 7")], {"SIM_CONFIG": "/nowhere"}).server.port == 7
-    assert load(["--config="], {"SIM_CONFIG": "/nowhere"}) == Settings()
+    assert load(["--config="], {"SIM_CONFIG": "/nowhere"}) == settings_type()()
 
 
 def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
@@ -211,12 +213,6 @@ def test_the_dump_shows_every_setting_and_no_secret() -> None:
     assert settings.dump(masked=False)["hf-token"] == "hf_x"
 
 
-def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, str]:
-    environ = environ or {}
-    flags = parse(argv)
-    return environ | as_environment(flags, resolve(flags, environ, lambda text: None), environ)
-
-
 @pytest.mark.parametrize(
     "argv",
     [
@@ -279,26 +275,6 @@ def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any
         assert row.read(row.write(value)) == value
 
     round_trip()
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "handed"),
-    [
-        (
-            "dataset-path",
-            ["here", "m=here", "o=nowhere.sqlite3"],
-            "{here},m={here},o=nowhere.sqlite3",
-        ),
-        ("kv-index-tokenizers", ["m=./here", "o=org/on-the-hub"], "m={here},o=org/on-the-hub"),
-    ],
-)
-def test_paths_of_a_list_become_absolute_behind_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: list[str], handed: str
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path)
-    (text,) = handed_over([f"--{name}", *given]).values()
-    assert text == handed.replace("{here}", str(tmp_path / "here"))
 
 
 @pytest.mark.parametrize(

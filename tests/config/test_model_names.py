@@ -3,8 +3,8 @@
 import pytest
 
 from app.core.entrypoint import words_of
+from app.core.settings import load, resolve, settings_type
 from config import Settings
-from config.loader import load, resolve
 from config.vllm.serve import settings_of
 
 MODEL_NAMES = (
@@ -39,7 +39,7 @@ def loaded(*argv: str) -> Settings:
 
 
 def served(*argv: str) -> Settings:
-    return resolve(settings_of(argv, {}), {}, warn=pytest.fail)
+    return resolve(settings_of(argv, {}, settings_type()), {}, warn=pytest.fail)
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
@@ -73,11 +73,11 @@ def test_joined_flags_are_still_read() -> None:
         "a-v1",
         "b-v2",
     )
-    assert settings_of(["model-v2", "-O3"], {}).values["model"] == "model-v2"
+    assert settings_of(["model-v2", "-O3"], {}, settings_type()).values["model"] == "model-v2"
 
 
 def test_options_with_a_version_in_their_name_are_accepted() -> None:
-    flags = settings_of(["model", "--use-v2-block-manager"], {})
+    flags = settings_of(["model", "--use-v2-block-manager"], {}, settings_type())
     assert flags.warnings == ["accepted, changes nothing here: --use-v2-block-manager"]
 
 
@@ -85,7 +85,7 @@ def test_options_with_a_version_in_their_name_are_accepted() -> None:
 
 
 def test_empty_words_are_ignored_around_arguments() -> None:
-    assert loaded("", "--port", "8123", "", "--console", "").server.port == 8123
+    assert loaded("", "--port", "8123", "", "--log-http", "").server.port == 8123
     settings = served("", "model", "", "--port", "8123", "", "--no-enable-prefix-caching", "")
     assert (settings.model.model, settings.server.port) == ("model", 8123)
     assert not settings.kvcache.enable_kvcache
@@ -93,8 +93,8 @@ def test_empty_words_are_ignored_around_arguments() -> None:
 
 
 def test_an_empty_word_behind_a_switch_leaves_the_switch_on() -> None:
-    assert loaded("--console", "", "--port", "1").api.console
-    assert served("model", "--console", "").api.console
+    assert loaded("--log-http", "", "--port", "1").log.log_http
+    assert served("model", "--log-http", "").log.log_http
 
 
 def test_empty_words_are_dropped_from_lists() -> None:
@@ -112,7 +112,9 @@ def test_an_empty_value_of_a_flag_keeps_its_meaning() -> None:
     assert settings.server.pod_name == ""
     assert settings.server.port == 8123
     assert load(argv[4:], environ, warn=pytest.fail).access.api_key == ("secret",)
-    in_serve = resolve(settings_of(("model", *argv), environ), environ, warn=pytest.fail)
+    in_serve = resolve(
+        settings_of(("model", *argv), environ, settings_type()), environ, warn=pytest.fail
+    )
     assert in_serve.access.api_key == ()
     assert in_serve.server.port == 8123
 

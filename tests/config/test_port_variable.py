@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from app.core.settings import load, resolve, settings_type
 from config import ConfigError, Settings
-from config.loader import load, resolve
-from config.sources import as_environment
+from config.environment import as_environment
 from config.vllm.serve import settings_of
 
 
@@ -15,7 +15,7 @@ def loaded(*argv: str, **environ: str) -> Settings:
 
 
 def served(*argv: str, **environ: str) -> Settings:
-    return resolve(settings_of(argv, environ), environ, warn=pytest.fail)
+    return resolve(settings_of(argv, environ, settings_type()), environ, warn=pytest.fail)
 
 
 def test_port_is_weaker_than_sim_port_and_the_flag() -> None:
@@ -40,7 +40,7 @@ def test_vllms_command_line_does_not_read_port() -> None:
 
 def test_the_server_of_vllms_command_line_does_not_read_port_either() -> None:
     environ = {"PORT": "9001"}
-    flags = settings_of(["model"], environ)
+    flags = settings_of(["model"], environ, settings_type())
     settings = resolve(flags, environ, warn=pytest.fail)
     variables = {**environ, **as_environment(flags, settings, environ)}
     assert load((), variables, warn=pytest.fail).server.port == 8000

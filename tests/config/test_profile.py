@@ -11,8 +11,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from app.core.settings import load
 from config import ConfigError
-from config.loader import load
 from config.profile import SHIPPED, read_profile, shipped_profiles
 from tests.config.test_datasheet import QWEN
 

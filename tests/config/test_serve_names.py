@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.core import cli
+from app.core.settings import settings_type
 from config import ConfigError
 from config.vllm.options import OPTIONS
 from config.vllm.serve import settings_of
@@ -17,7 +18,7 @@ from config.vllm.serve import settings_of
 
 def refusal(*argv: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        settings_of(["model", *argv], {})
+        settings_of(["model", *argv], {}, settings_type())
     assert caught.value.status == 1
     text = str(caught.value)
     assert "\n" not in text
@@ -25,7 +26,7 @@ def refusal(*argv: str) -> str:
 
 
 def is_accepted(*argv: str) -> bool:
-    settings_of(["model", *argv], {})
+    settings_of(["model", *argv], {}, settings_type())
     return True
 
 
@@ -168,9 +169,9 @@ def test_a_headless_node_refuses_options_of_servers() -> None:
     text = refusal("--headless", "--data-parallel-size-local", "0")
     assert text == "flag --data-parallel-size-local: must be more than 0 with --headless"
     argv = ("model", "--headless", "-dp", "4", "--data-parallel-start-rank", "2")
-    assert settings_of(argv, {}).headless
-    assert settings_of(("model", "--api-server-count", "0"), {}).headless
-    assert not settings_of(("model", "--api-server-count", "1"), {}).headless
+    assert settings_of(argv, {}, settings_type()).headless
+    assert settings_of(("model", "--api-server-count", "0"), {}, settings_type()).headless
+    assert not settings_of(("model", "--api-server-count", "1"), {}, settings_type()).headless
 
 
 def test_the_start_ends_with_status_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The contract of extensions: what is enabled, and which modules may import which."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,13 @@ from app.core.built_in import (
     import_extension,
     present_extensions,
 )
-from config.loader import load
+from app.core.settings import load
 from tests.running_server import ROOT
 
 
 def usable_extensions() -> list[str]:
     """Returns the present extensions whose requirements are present, too."""
-    return [extension.name for extension in present_extensions()]
+    return [extension.__module__.rpartition(".")[2] for extension in present_extensions()]
 
 
 def imported_modules(file: Path) -> Iterator[str]:
@@ -43,7 +44,7 @@ def imported_extensions(folder: Path) -> set[str]:
 
 def test_every_package_of_extensions_is_built_in() -> None:
     packages = {file.parent.name for file in (ROOT / "app" / "extensions").glob("*/__init__.py")}
-    assert packages <= set(BUILT_IN)
+    assert packages <= set(BUILT_IN), "add it to BUILT_IN in app/core/built_in.py"
 
 
 def test_the_core_imports_no_extension() -> None:
@@ -53,7 +54,7 @@ def test_the_core_imports_no_extension() -> None:
 @pytest.mark.parametrize("name", usable_extensions())
 def test_an_extension_imports_only_the_extensions_that_it_requires(name: str) -> None:
     extension = import_extension(name)
-    assert extension.name == name
+    assert extension.name == name, "the name must be that of the folder"
     imported = imported_extensions(ROOT / "app" / "extensions" / name)
     assert imported - {name} <= set(extension.requires)
 
@@ -69,20 +70,34 @@ def is_of_extension(module: str) -> bool:
     return module.startswith((f"{PACKAGE}.", "tests.extensions."))
 
 
-OFF_BY_DEFAULT = (
-    "pooling",
-    "datasets",
-    "tracing",
-    "recording",
-    "grpc",
-    "kv_index",
-    "llm",
-    "console",
-    "lab",
-)
+TABLE_ROW = re.compile(r"^\| `(\w+)` \|[^|]*\|([^|]*)\| ([^|]*) \|$", re.MULTILINE)
+ON_BY_DEFAULT = ("always", "if the model generates")
+"""Beginnings of the last column of the table in docs/architecture.md."""
 
 
-def test_extensions_that_a_setting_asks_for_are_off_by_default() -> None:
-    enabled = enabled_extensions(load((), {}))
-    expected = [name for name in usable_extensions() if name not in OFF_BY_DEFAULT]
-    assert [extension.name for extension in enabled] == expected
+def documented_extensions() -> list[tuple[str, tuple[str, ...], bool]]:
+    """Returns name, requirements, and whether it is on by default, of each row of the table."""
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    section = page.partition("### Built-in extensions")[2].partition("## Words")[0]
+    return [
+        (name, tuple(re.findall(r"`(\w+)`", requires)), when.startswith(ON_BY_DEFAULT))
+        for name, requires, when in TABLE_ROW.findall(section)
+    ]
+
+
+def test_the_table_of_extensions_in_the_documentation_is_complete() -> None:
+    documented = documented_extensions()
+    assert [name for name, _, _ in documented] == list(BUILT_IN), (
+        "docs/architecture.md, Built-in extensions: one row for each, in the order of BUILT_IN"
+    )
+    requirements = {name: requires for name, requires, _ in documented}
+    for extension in present_extensions():
+        assert requirements[extension.name] == tuple(extension.requires), extension.name
+
+
+def test_extensions_are_on_by_default_as_documented() -> None:
+    enabled = [extension.name for extension in enabled_extensions(load((), {}))]
+    usable = usable_extensions()
+    assert enabled == [name for name, _, on in documented_extensions() if on and name in usable], (
+        "docs/architecture.md, Built-in extensions: the column `on` begins with `always`, or says when"
+    )

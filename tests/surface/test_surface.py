@@ -3,7 +3,9 @@
 import json
 import re
 
-from scripts.surface import SURFACE_FILE, stored_surface, surface
+from app.core.built_in import enabled_extensions, present_extensions
+from app.core.settings import load
+from scripts.surface import CONFIGURATIONS, SURFACE_FILE, is_flag, stored_surface, surface
 from tests.running_server import ROOT
 from tests.surface.test_documents import ROWS, SEEDS
 
@@ -14,6 +16,27 @@ def test_the_surface_equals_the_stored_one() -> None:
     What absent extensions add is stored in extensions.json, and not expected.
     """
     assert surface() == stored_surface()
+
+
+NOT_CONFIGURED = {
+    "datasets": "needs a file, and adds no routes",
+    "recording": "needs a file",
+    "grpc": "serves no HTTP routes",
+    "llm": "needs a model",
+    "lab": "has commands only",
+}
+"""Extensions that no configuration of the surface has, and why."""
+
+
+def test_every_extension_is_in_a_configuration_of_the_surface() -> None:
+    shown = set()
+    for flags in CONFIGURATIONS.values():
+        enabled = enabled_extensions(load(tuple(filter(is_flag, flags)), {}))
+        shown.update(extension.name for extension in enabled)
+    present = {extension.name for extension in present_extensions()}
+    assert present - shown - set(NOT_CONFIGURED) == set(), (
+        "add a flag that turns it on to EVERY_FEATURE in scripts/surface.py"
+    )
 
 
 def test_documents_of_seeds_name_existing_settings_commands_and_files() -> None:

@@ -14,13 +14,10 @@ from app.core.engine.client import EngineClient
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, malformed
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
-from config import ConfigError
-from config.fake_metrics import FakeMetricsError, merged
+from config.settings import Settings
 from config.validation import LiveSettings
 
 T = TypeVar("T")
-FAKE_METRICS = "fake-metrics"
-"""The only setting that may be set in parts."""
 
 
 class RanksQuery(Struct):
@@ -90,12 +87,10 @@ def routes(
         data = body.read(context)
         values = json_body(data, dict[str, Any])
         try:
-            if FAKE_METRICS in values:
-                values[FAKE_METRICS] = merged(
-                    live.current.metrics.fake_metrics, values[FAKE_METRICS]
-                )
+            for name, value in values.items():
+                values[name] = _merged_value(live.current, name, value)
             changed = live.changed(values)
-        except (ConfigError, FakeMetricsError) as error:
+        except ValueError as error:
             raise bad_request(f"{error}.") from None
         if context.query().get("check") == "true":
             return changed.dump()
@@ -120,3 +115,15 @@ def routes(
         action("POST /admin/config", change, change_docs),
         action("POST /admin/drain", drain, RouteDocs(query=RanksQuery)),
     ]
+
+
+def _merged_value(settings: Settings, name: str, value: object) -> object:
+    """Returns the new value of a setting; that of a setting with parts keeps its other parts.
+
+    Raises:
+        ValueError: `value` has a wrong part.
+    """
+    row = settings.table.by_name.get(name)
+    if row is None or row.about.merge is None:
+        return value
+    return row.about.merge(row.value(settings), value)

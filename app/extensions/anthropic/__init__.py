@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from app.core.engine.kvcache.memo import Memo
 from app.core.extensions import Extension
+from app.extensions.anthropic.settings import AnthropicSettings
 
 if TYPE_CHECKING:
     from app.core.base import Bounded
     from app.core.extensions import ServerParts
     from app.core.server.http.route import Route
-    from config import Settings
+    from config import Settings as AllSettings
 
 THREADS_LIMIT_BYTES = 64 << 20
 
@@ -21,13 +22,14 @@ class AnthropicMessages(Extension):
     """POST /v1/messages, and the count of its tokens."""
 
     name = "anthropic"
+    Settings = AnthropicSettings
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
         self._threads = Memo[str, bytes](THREADS_LIMIT_BYTES)
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether the model generates text."""
         return settings.model.task == "generate"
 

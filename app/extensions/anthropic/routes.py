@@ -17,6 +17,7 @@ from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
 from app.core.text.base import ChatOptions, Tokenizer, TokenizerInputError
 from app.extensions.anthropic import protocol as wire
 from app.extensions.anthropic.errors import message_error
+from app.extensions.anthropic.settings import AnthropicSettings
 from app.extensions.anthropic.threads import Threads, resume, store_thread
 from app.extensions.anthropic.writer import MessageWriter
 
@@ -83,7 +84,7 @@ def message_chats(
     tokenizer = pipeline.tokenizer
     merges_system = cache(partial(template_merges_system, tokenizer))
 
-    effort = pipeline.settings.reply.anthropic_disabled_thinking_effort
+    effort = pipeline.settings.section(AnthropicSettings).anthropic_disabled_thinking_effort
 
     @cache
     def disabled_effort() -> Effort:

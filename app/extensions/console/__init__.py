@@ -6,26 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
+from app.extensions.console.settings import ConsoleSettings
 
 if TYPE_CHECKING:
     from app.core.base import Bounded
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
     from app.extensions.console.application import Console
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class ServerConsole(Extension):
     """GET /console, and the routes that it reads."""
 
     name = "console"
+    Settings = ConsoleSettings
     requires = ("devmode", "explanation")
     _console: Console
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether the console is on."""
-        return settings.api.console
+        return settings.section(ConsoleSettings).console
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the observer of requests."""

@@ -167,7 +167,7 @@ class Console(Middleware):
             "block_size": settings.kvcache.block_size,
             "adapter_slots": adapter_slots,
             "publishes": self._observed.publisher is not None,
-            "index": settings.kvindex.kv_index,
+            "index": settings.get("kv-index", False),
             "scripts": any(route.path == "/admin/script" for route in self._parts.routes()),
         }
 

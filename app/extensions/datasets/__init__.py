@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension
+from app.extensions.datasets.settings import DatasetSettings
 
 if TYPE_CHECKING:
     from random import Random
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from app.core.engine.request import EngineRequest, RecordedReply
     from app.core.extensions import ServerParts
     from app.extensions.datasets.dataset import Dataset
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class DatasetReplies:
@@ -38,26 +39,28 @@ class Datasets(Extension):
     """Replies from files of recorded conversations, one file for each model or one for all."""
 
     name = "datasets"
+    Settings = DatasetSettings
 
     def __init__(self, parts: ServerParts) -> None:
         from app.extensions.datasets.library import open_datasets, prepare
 
         super().__init__(parts)
-        prepare(parts.settings.dataset)  # a server without our arbiter has not called `prepare`
-        self._datasets = open_datasets(parts.settings.dataset, parts.tokenizer)
+        section = parts.settings.section(DatasetSettings)
+        prepare(section)  # a server without our arbiter has not called `prepare`
+        self._datasets = open_datasets(section, parts.tokenizer)
         self.reads_messages = bool(self._datasets)
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether a dataset is set. An encoder generates no text."""
-        return bool(settings.dataset.files) and not settings.model.mm_encoder_only
+        return bool(settings.section(DatasetSettings).files) and not settings.model.mm_encoder_only
 
     @classmethod
-    def prepare(cls, settings: Settings) -> None:
+    def prepare(cls, settings: AllSettings) -> None:
         """Downloads the dataset if its file is missing. Raises DatasetError."""
         from app.extensions.datasets.library import prepare
 
-        prepare(settings.dataset)
+        prepare(settings.section(DatasetSettings))
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
@@ -68,7 +71,7 @@ class Datasets(Extension):
         """Returns the replies of all datasets; None if no file can be used."""
         return DatasetReplies(self._datasets) if self._datasets else None
 
-    def keeps_fast_path(self, settings: Settings) -> bool:
+    def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether there is no dataset: it looks up the texts of messages."""
         return not self._datasets
 

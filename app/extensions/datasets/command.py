@@ -21,14 +21,15 @@ from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
 from app.core.engine.errors import DatasetError
+from app.core.settings import load, settings_type
 from app.core.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
 from app.extensions.datasets.catalogue import ids_hash
+from app.extensions.datasets.settings import DatasetSettings
 from app.extensions.datasets.table import replies_table
 from app.extensions.datasets.tokens import RecordedTokens, encode
 from config import ConfigError, Settings
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_command, whole_number
-from config.loader import load
 
 BOM = b"\xef\xbb\xbf"
 HUMAN = "human"
@@ -77,9 +78,9 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     `tokenizer_of` returns the tokenizer that the server would use.
     """
     parser = _parser()
-    options, flags = parser.parse_beside_settings(argv)
+    options, flags = parser.parse_beside_settings(argv, settings_type())
     settings = load(flags, os.environ, warn=_warn)
-    table: str = options.table_name or settings.dataset.dataset_table_name
+    table: str = options.table_name or settings.section(DatasetSettings).dataset_table_name
     if not table.isidentifier():
         raise ConfigError(
             f"argument --table-name: {table!r} must be a name of letters, digits and underscores"

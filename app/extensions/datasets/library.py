@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from app.core.engine.errors import DatasetError as DatasetError
 from app.core.text.base import Tokenizer
-from config.sections.reply import ALL_MODELS, DatasetSettings
+from app.extensions.datasets.settings import DatasetSettings
+from config.model_files import ALL_MODELS
 
 if TYPE_CHECKING:
     from app.extensions.datasets.dataset import Dataset

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
 from app.core.server.http.late_routes import late_routes
+from app.extensions.devmode.settings import DevelopmentSettings
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
@@ -21,6 +22,7 @@ class DevelopmentRoutes(Extension):
     """Adds the routes that the settings enable."""
 
     name = "devmode"
+    Settings = DevelopmentSettings
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes by the name of their group."""
@@ -35,7 +37,7 @@ class DevelopmentRoutes(Extension):
 
             routes["lifecycle"] = lifecycle_routes(
                 parts.lifecycle,
-                sleep_enabled=parts.settings.api.enable_sleep_mode,
+                sleep_enabled=parts.settings.section(DevelopmentSettings).enable_sleep_mode,
                 settings=self._shown_settings,
             )
             routes["weights"] = weight_routes(parts.weights, body, parts.server.data_parallel_size)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
 from app.core.server.http.late_routes import late_routes
+from app.extensions.disaggregation.settings import DisaggregationSettings
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
@@ -29,6 +30,7 @@ class Disaggregation(Extension):
     """Generation of token ids, rendering and derendering, and where KV events are published."""
 
     name = "disaggregation"
+    Settings = DisaggregationSettings
     requires = ("anthropic", "responses")
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
@@ -44,8 +46,8 @@ class Disaggregation(Extension):
 
     @property
     def _scales_out(self) -> bool:
-        api = self.parts.settings.api
-        return api.enable_scale_out or api.tokens_only
+        section = self.parts.settings.section(DisaggregationSettings)
+        return section.enable_scale_out or section.tokens_only
 
     def _load_generate(self) -> list[Route]:
         from app.extensions.disaggregation.routes import routes

@@ -17,6 +17,7 @@ from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Handler, Route, RouteDocs, post
 from app.extensions.disaggregation import derender, render
 from app.extensions.disaggregation import protocol as wire
+from app.extensions.disaggregation.settings import DisaggregationSettings
 from app.extensions.disaggregation.writer import GenerateResponseOptions, GenerateWriter
 
 MEDIA_PARTS = ("image_url", "audio_url", "video_url")
@@ -68,6 +69,7 @@ class GenerateHandlers:
     def __init__(self, pipeline: RequestPipeline, weights: WeightUpdates) -> None:
         self._pipeline = pipeline
         self._weights = weights
+        self._tokens_only = pipeline.settings.section(DisaggregationSettings).tokens_only
 
     def generate(self, context: RequestContext) -> Response:
         """Token ids for token ids."""
@@ -93,7 +95,7 @@ class GenerateHandlers:
         max_num_seqs = pipeline.settings.scheduling.max_num_seqs
         if accepted.n > max_num_seqs:
             raise bad_request(f"n is at most max-num-seqs, {max_num_seqs}, got {accepted.n}")
-        if pipeline.settings.api.tokens_only:
+        if self._tokens_only:
             check_needs_no_tokenizer(body)
         try:
             pipeline.limits.check_prompt(body.token_ids)

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
 from app.core.server.http.late_routes import late_routes
+from app.extensions.fake_metrics.settings import FakeMetricsSettings
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
     from app.core.server.http.route import Route
     from app.extensions.fake_metrics.families import FakeFamilies
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class FakeMetrics(Extension):
     """Shows a router any state: metric families with numbers of the settings or of a request."""
 
     name = "fake_metrics"
+    Settings = FakeMetricsSettings
 
     def engine_metrics(self, families: Families) -> Families:
         """Returns the fake families while any are set, and `families` otherwise."""
@@ -50,8 +52,8 @@ class FakeMetrics(Extension):
     def _is_used(self) -> bool:
         return "_fake_families" in vars(self)
 
-    def _on_settings(self, settings: Settings) -> None:
-        if self._is_used or settings.metrics.fake_metrics is not None:
+    def _on_settings(self, settings: AllSettings) -> None:
+        if self._is_used or settings.section(FakeMetricsSettings).fake_metrics is not None:
             self._fake_families.on_settings(settings)
 
     def routes(self) -> Mapping[str, Sequence[Route]]:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from app.core.base.metrics.families import EngineFamilies, engine_table, token_bounds
 from app.core.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 from app.core.base.metrics.table import TABLE, Bounds
+from app.extensions.fake_metrics.document import Counts, FakeAdapters, FakeMetrics, Function, parse
+from app.extensions.fake_metrics.settings import FakeMetricsSettings
 from config import Settings
-from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, parse
 
 Families = tuple[Family[Instrument], ...]
 
@@ -105,8 +106,9 @@ class FakeFamilies:
 
         Unchanged values, such as running functions, continue.
         """
-        self._refresh_s = settings.metrics.fake_metrics_refresh_interval
-        fakes = parse(settings.metrics.fake_metrics)
+        section = settings.section(FakeMetricsSettings)
+        self._refresh_s = section.fake_metrics_refresh_interval
+        fakes = parse(section.fake_metrics)
         if fakes == self._fakes:
             return
         new_families = self._build().by_name

@@ -1,12 +1,14 @@
 """POST /fake_metrics; POST /admin/config changes fake metrics, too."""
 
-from app.core.api.admin import FAKE_METRICS
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response
 from app.core.server.http.route import ANY_OBJECT, NO_MEDIA, Route, RouteDocs, post
-from config.fake_metrics import merged
+from app.extensions.fake_metrics.document import merged
+from app.extensions.fake_metrics.settings import FakeMetricsSettings
 from config.validation import LiveSettings
+
+FAKE_METRICS = "fake-metrics"
 
 
 def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
@@ -16,7 +18,8 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
         """Changes some keys of the fake metrics: 204, or 400 and no change for any wrong key."""
         update = body.read(context)
         try:
-            live.change({FAKE_METRICS: merged(live.current.metrics.fake_metrics, update)})
+            present = live.current.section(FakeMetricsSettings).fake_metrics
+            live.change({FAKE_METRICS: merged(present, update)})
         except ValueError as error:
             raise bad_request(str(error), FAKE_METRICS) from None
         return Response(b"", 204)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
 from app.core.server.http.late_routes import late_routes
+from app.extensions.faults.settings import FailureSettings
 
 if TYPE_CHECKING:
     from app.core.base import Bounded
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
     from app.extensions.faults.injector import FaultInjector
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class Faults(Extension):
     """Makes requests fail: by a header, a plugin, a rule or by chance."""
 
     name = "faults"
+    Settings = FailureSettings
     injector: FaultInjector
 
     def __init__(self, parts: ServerParts) -> None:
@@ -38,7 +40,7 @@ class Faults(Extension):
         self.injector.use_sources([source for source in sources if source is not None])
         return self.injector
 
-    def keeps_fast_path(self, settings: Settings) -> bool:
+    def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether only faults that a header asks for can occur."""
         return self.injector.is_quiet
 

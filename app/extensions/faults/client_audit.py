@@ -10,13 +10,13 @@ from app.core.api.fault import Fault
 from app.core.server.http.context import RequestContext, client_name
 from app.core.server.http.numbers import header_number
 from app.core.server.http.response import CLIENT_GONE, Response, StreamingBody
+from app.extensions.faults.fault_rules import MissingDoneRule
 from app.extensions.faults.limits import (
     CLIENT_BYTES,
     FAILED_BODY_BYTES,
     MAX_CLIENTS,
     MAX_FAILED_BODIES,
 )
-from config.fault_rules import MissingDoneRule
 
 MAX_FAULT_NAMES = 32
 """Most fault names counted separately for a client; further names are counted as `OTHERS`."""

@@ -11,7 +11,7 @@ from app.core.server.http.client_connection import ClientConnection, break_off
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, StreamingBody
 from app.extensions.faults.fault import Damage
-from config.fault_rules import (
+from app.extensions.faults.fault_rules import (
     DisconnectRule,
     EmptyRule,
     MalformedChunkRule,

@@ -15,7 +15,8 @@ from app.core.api.fault import Fault, RequestFacts
 from app.core.server.http.context import RequestContext, client_name
 from app.core.server.http.response import Response
 from app.extensions.faults.limits import MAX_HEADER_RULES, RULE_BYTES
-from config.settings import Settings
+from app.extensions.faults.settings import FailureSettings
+from config.settings import ModelSettings, Settings
 
 if TYPE_CHECKING:
     from app.extensions.faults.sources import FaultSource, FaultSources
@@ -34,7 +35,8 @@ class FaultInjector:
         self._rng = rng
         self._now = now
         self._plugin_sources: Sequence[FaultSource] = ()
-        self._settings = Settings()
+        self._failures = FailureSettings()
+        self._model = ModelSettings()
 
     @cached_property
     def _sources(self) -> FaultSources:
@@ -53,8 +55,9 @@ class FaultInjector:
     @property
     def is_quiet(self) -> bool:
         """True when only a header can request a fault; changes only with the settings."""
-        if self._settings.failures.failure_injection_rate or self._plugin_sources:
+        if self._failures.failure_injection_rate or self._plugin_sources:
             return False
+        # As `_has_sources`, without its call: this property is read for each request.
         return "_sources" not in vars(self) or not self._sources.has_rules
 
     @property
@@ -66,9 +69,11 @@ class FaultInjector:
 
     def on_settings(self, settings: Settings) -> None:
         """Applies `settings`; unchanged rules keep their counters."""
-        self._settings = settings
-        if self._has_sources or settings.failures.fault_rules:
-            self._sources.use_rules(settings.failures.fault_rules)
+        self._failures = settings.section(FailureSettings)
+        self._model = settings.model
+        rules = self._failures.fault_rules
+        if self._has_sources or rules:
+            self._sources.use_rules(rules)
 
     def restart(self) -> None:
         """Resets the counters of all rules."""
@@ -78,7 +83,7 @@ class FaultInjector:
 
     def fault_for(self, request: RequestFacts) -> Fault | None:
         """Returns the fault of a request, or None. An invalid header is a fault of status 400."""
-        return self._sources.fault_for(request, self._plugin_sources, self._settings)
+        return self._sources.fault_for(request, self._plugin_sources, self._failures, self._model)
 
     def inject(self, context: RequestContext, model: str | None) -> None:
         """Decides about a decoded generation request, or raises `ApiError` as `apply`."""

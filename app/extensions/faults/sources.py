@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from app.core.api.fault import Fault, RequestFacts
 from app.core.server.http.errors import ApiError, bad_request
 from app.extensions.faults.fault import FaultScript, error_type, failure
+from app.extensions.faults.fault_rules import parse_fault, parse_fault_rules
 from app.extensions.faults.limits import MAX_HEADER_RULES
-from config.fault_rules import parse_fault, parse_fault_rules
-from config.sections.api import FAILURE_TYPES
-from config.settings import Settings
+from app.extensions.faults.settings import FAILURE_TYPES, FailureSettings
+from config.settings import ModelSettings
 
 RETURN_ERROR = "X-Return-Error"
 FAULT = "X-Fault"
@@ -68,12 +68,16 @@ class FaultSources:
             self._script = FaultScript(rules, self._now(), previous)
 
     def fault_for(
-        self, request: RequestFacts, plugin_sources: Sequence[FaultSource], settings: Settings
+        self,
+        request: RequestFacts,
+        plugin_sources: Sequence[FaultSource],
+        failures: FailureSettings,
+        model: ModelSettings,
     ) -> Fault | None:
         """Returns the fault of a request, or None. An invalid header is a fault of status 400."""
 
         def random_failure(request: RequestFacts) -> Fault | None:
-            return self._random_failure(settings)
+            return self._random_failure(failures, model)
 
         headers: dict[str, str] = {}
         for source in (
@@ -117,10 +121,8 @@ class FaultSources:
             return None
         return self._script.fault_for(request, self._rng, self._now())
 
-    def _random_failure(self, settings: Settings) -> Fault | None:
+    def _random_failure(self, failures: FailureSettings, model: ModelSettings) -> Fault | None:
         """Draws one of the configured failure types, or of all, with the rate in percent."""
-        failures = settings.failures
-        model = settings.model
         rate = failures.failure_injection_rate
         if not rate or self._rng.randint(1, 100) > rate:
             return None

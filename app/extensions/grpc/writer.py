@@ -17,8 +17,8 @@ from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response
 from app.core.server.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
 from app.extensions.faults.damage import DamagedStream
+from app.extensions.faults.fault_rules import MalformedChunkRule, MissingDoneRule, TruncatedJsonRule
 from app.extensions.grpc.messages import Proto, engine, framed_message
-from config.fault_rules import MalformedChunkRule, MissingDoneRule, TruncatedJsonRule
 
 NO_MESSAGE = b"\xff\xff\xff"
 """Bytes that start no field."""

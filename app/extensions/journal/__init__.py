@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
 from app.core.server.http.late_routes import late_routes
+from app.extensions.journal.settings import JournalSettings
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
@@ -22,6 +23,7 @@ class RequestJournal(Extension):
     """Keeps the last requests, with their replies, for GET /admin/journal."""
 
     name = "journal"
+    Settings = JournalSettings
     journal: Journal
 
     def __init__(self, parts: ServerParts) -> None:
@@ -29,9 +31,9 @@ class RequestJournal(Extension):
 
         super().__init__(parts)
         settings = parts.settings
-        max_entries = settings.api.journal
+        max_entries = settings.section(JournalSettings).journal
         if max_entries is None:
-            wants_entries = settings.api.console or bool(settings.scripts.script)
+            wants_entries = settings.get("console", False) or bool(settings.get("script", ()))
             max_entries = DEFAULT_ENTRIES if wants_entries else 0
         self.journal = Journal(max_entries, bears_key=parts.keys.bears_key)
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.extensions.kv_index.settings import KVIndexSettings
 
 if TYPE_CHECKING:
     from app.core.base import Bounded
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from app.core.server.http.route import Route
     from app.core.text.base import Tokenizer
     from app.extensions.kv_index.service import KvIndex
-    from config import Settings
+    from config import Settings as AllSettings
 
 INDEXER = "indexer"
 """Role of a server that has an index only, and no model."""
@@ -25,17 +26,19 @@ class KvIndexing(Extension):
     """An index beside a server of a model, or alone in a server with the role of an indexer."""
 
     name = "kv_index"
+    Settings = KVIndexSettings
     reads_kv_events = True
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether this server has an index."""
-        return settings.kvindex.kv_index or settings.kvindex.role == INDEXER
+        section = settings.section(KVIndexSettings)
+        return section.kv_index or section.role == INDEXER
 
     @classmethod
-    def application(cls, settings: Settings, tokenizer: Tokenizer) -> Understudy | None:
+    def application(cls, settings: AllSettings, tokenizer: Tokenizer) -> Understudy | None:
         """Returns the application of an indexer."""
-        if settings.kvindex.role != INDEXER:
+        if settings.section(KVIndexSettings).role != INDEXER:
             return None
         from app.extensions.kv_index.indexer import build_indexer  # imports database clients
 

@@ -18,6 +18,7 @@ from app.core.text.base import TokenizerLoadError
 from app.extensions.kv_index.backend import BackendUnavailableError
 from app.extensions.kv_index.scorer import PodScore
 from app.extensions.kv_index.service import KvIndex
+from app.extensions.kv_index.settings import KVIndexSettings
 from app.extensions.kv_index.tokenization import TokenizationBusyError, TokenizationTimeoutError
 from app.extensions.kv_index.tokenizers import UnknownModelError
 from config.settings import Settings
@@ -70,7 +71,7 @@ class KvIndexHandlers:
 
     def __init__(self, index: KvIndex, settings: Settings) -> None:
         self._index = index
-        self._settings = settings.kvindex
+        self._settings = settings.section(KVIndexSettings)
         self._chat_rules = ChatRules.of(settings.api)
         self._model = settings.model.model
         self._aliases = dict.fromkeys(settings.model.served_names, self._model)

@@ -26,11 +26,11 @@ from app.extensions.kv_index.memory import MAX_COPIES, MemoryBackend, weigh_byte
 from app.extensions.kv_index.messages import PublishedMessage, parse_topic
 from app.extensions.kv_index.pods import TargetSource, target_sources
 from app.extensions.kv_index.pool import Pool
+from app.extensions.kv_index.settings import KVIndexSettings, tier_weights, tokenizer_sources
 from app.extensions.kv_index.subscriber import REFRESH_S, Context, Subscriber, SubscriberSettings
 from app.extensions.kv_index.tokenization import Tokenization
 from app.extensions.kv_index.tokenizers import TokenizerLibrary, TokenizerSources
 from config import ConfigError, Settings
-from config.sections.engine import KVIndexSettings, tier_weights, tokenizer_sources
 from config.sections.model import TokenizerSettings
 
 log = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ def build_index(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     Raises:
         ConfigError: an address is invalid.
     """
-    index_settings = settings.kvindex
+    index_settings = settings.section(KVIndexSettings)
     library = _tokenizer_library(settings, tokenizer)
     bind = index_settings.kv_index_bind
     if not bind and index_settings.role == "indexer" and not index_settings.kv_index_pods:
@@ -279,7 +279,7 @@ def _tokenizer_library(settings: Settings, tokenizer: Tokenizer) -> TokenizerLib
         return load_tokenizer(source, tokenizer_settings, renderer=renderer)
 
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
-    by_model, folder, hub = tokenizer_sources(settings.kvindex.kv_index_tokenizers)
+    by_model, folder, hub = tokenizer_sources(settings.section(KVIndexSettings).kv_index_tokenizers)
     sources = TokenizerSources(
         ready=dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer),
         by_model=by_model,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, OtherEngine
+from app.extensions.llm.settings import LlmSettings
 
 if TYPE_CHECKING:
     from gunicorn.glogging import Logger
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from app.core.text.base import Tokenizer
     from app.extensions.llm.engine_process import EngineProcess
     from app.extensions.llm.remote_engine import RemoteEngine
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class RealEngine(Extension):
     """Serves the model of an engine process that the arbiter starts."""
 
     name = "llm"
+    Settings = LlmSettings
     requires = ("forms",)
 
     def __init__(self, parts: ServerParts) -> None:
@@ -32,7 +34,7 @@ class RealEngine(Extension):
         self._engine: RemoteEngine | None = None
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether the engine of this server is real."""
         return settings.engine.is_real
 
@@ -44,7 +46,7 @@ class RealEngine(Extension):
         }
 
     @classmethod
-    def tokenizer(cls, settings: Settings) -> Tokenizer:
+    def tokenizer(cls, settings: AllSettings) -> Tokenizer:
         """Returns the tokenizer beside the weights of the model. Raises ConfigError."""
         from app.extensions.llm.real_engine import model_tokenizer
 
@@ -52,7 +54,7 @@ class RealEngine(Extension):
 
     @classmethod
     def engine_process(
-        cls, settings: Settings, kv_events: PublisherSettings
+        cls, settings: AllSettings, kv_events: PublisherSettings
     ) -> EngineProcessOptions:
         """Returns the options of the engine process. Raises ConfigError."""
         from app.extensions.llm.real_engine import engine_options

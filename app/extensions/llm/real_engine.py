@@ -22,6 +22,7 @@ from app.core.text.huggingface import template_source
 from app.extensions.llm.errors import LLMError
 from app.extensions.llm.model_files import find_model, load_tokenizer
 from app.extensions.llm.remote_engine import RemoteEngine
+from app.extensions.llm.settings import LlmSettings
 from config import ConfigError, Settings
 from config.declaration import COMMAND, check_installed
 from config.sections.model import OWN_LENGTH
@@ -48,6 +49,7 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
     """
     check_installed("engine", "setting engine: 'llm'")
     sampling_defaults(settings)  # raises before any work is done
+    section = settings.section(LlmSettings)
     cache = settings.kvcache
     limits = settings.scheduling
     model = settings.model.model
@@ -63,22 +65,22 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
     return EngineProcessOptions(
         endpoint="",
         model=model,
-        device=cast(Device, settings.steps.device or "auto"),  # checked by `config.validation`
-        dtype=cast(Dtype, SHORT_DTYPES.get(settings.engine.dtype, settings.engine.dtype)),
+        device=cast(Device, settings.steps.device or "auto"),  # checked by `LlmSettings`
+        dtype=cast(Dtype, SHORT_DTYPES.get(section.dtype, section.dtype)),
         num_blocks=cache.kv_cache_size,
         block_size=cache.block_size,
         max_model_len=max_model_len,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=settings.steps.max_num_batched_tokens,
-        step_time_s=settings.engine.engine_step_time,
-        num_threads=settings.engine.engine_threads or 0,
+        step_time_s=section.engine_step_time,
+        num_threads=section.engine_threads or 0,
         max_queue_size=max_queue_size,
         enable_prefix_caching=cache.enable_kvcache,
         prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
         hash_seed=cache.hash_seed,
         seed=settings.reply.seed,
         speculative_config=settings.engine.speculation(),
-        batch_invariant=settings.engine.batch_invariant,
+        batch_invariant=section.batch_invariant,
         kv_events=kv_events if cache.enable_kvcache else None,
         log_level=settings.log.log_level.upper().replace("TRACE", "DEBUG"),
     )
@@ -160,11 +162,12 @@ def sampling_defaults(settings: Settings) -> SamplingDefaults:
     Raises:
         ConfigError: The file is unreadable, or a value is invalid.
     """
-    source = settings.engine.generation_config
+    section = settings.section(LlmSettings)
+    source = section.generation_config
     values: dict[str, object] = {}
     if source != NO_DEFAULTS:
         values = _read_generation_config(settings, source)
-    values |= json.loads(settings.engine.override_generation_config or "{}")
+    values |= json.loads(section.override_generation_config or "{}")
     defaults = {}
     for name in SamplingDefaults.__struct_fields__:
         if values.get(name) is not None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
 from app.core.server.http.late_routes import late_routes
+from app.extensions.openapi.settings import OpenApiSettings
 
 if TYPE_CHECKING:
     from app.core.server.flask.application import Understudy
     from app.core.server.http.route import Route
-    from config import Settings
+    from config import Settings as AllSettings
 
 DOCUMENTS = (
     "GET,HEAD /openapi.json",
@@ -25,16 +26,17 @@ class OpenApi(Extension):
     """Describes the routes of the application."""
 
     name = "openapi"
+    Settings = OpenApiSettings
 
     @classmethod
-    def describe(cls, app: Understudy, settings: Settings) -> None:
+    def describe(cls, app: Understudy, settings: AllSettings) -> None:
         """Describes an indexer's routes."""
 
         def all_routes() -> Iterator[Route]:
             return app.routes
 
         app.add_routes("root", _root_routes(all_routes, {"plays": "an index of KV blocks"}))
-        if not settings.api.disable_fastapi_docs:
+        if not settings.section(OpenApiSettings).disable_fastapi_docs:
             app.add_routes("openapi", _document_routes(all_routes, "", settings.model.model))
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
@@ -45,7 +47,7 @@ class OpenApi(Extension):
         served_names = parts.settings.model.served_names
         about = {"plays": f"vLLM {VLLM_VERSION}", "models": served_names}
         blueprints = {"root": _root_routes(parts.routes, about)}
-        if not parts.settings.api.disable_fastapi_docs:
+        if not parts.settings.section(OpenApiSettings).disable_fastapi_docs:
             root_path = parts.server.root_path.rstrip("/")
             blueprints["openapi"] = _document_routes(parts.routes, root_path, served_names[0])
         return blueprints

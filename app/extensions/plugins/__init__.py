@@ -119,7 +119,7 @@ class Plugins(Extension):
 
     def _report(self, context: RequestContext) -> object:
         """The plugins, their settings, and the calls, failures and delays of each hook."""
-        from config.plugins import API
+        from config.plugin_modules import API
 
         if self._registry is None:
             return {"api": API, "plugins": []}

@@ -9,7 +9,7 @@ wrapped in `off_loop`.
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from random import Random
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from app.core.api.fault import Fault, RequestFacts
 from app.core.base.clock.pause import call_off_hub
@@ -24,7 +24,7 @@ from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.stack import Middleware
 from config.declaration import About, Count, Duration, NotNegative, Percent, Section
-from config.plugins import API
+from config.plugin_modules import API
 from config.profile import Profile
 from config.settings import Settings as AllSettings
 
@@ -91,9 +91,6 @@ class Plugin(Extension):
         EXTENSION = Shout
     """
 
-    Settings: ClassVar[type[Section] | None] = None
-    """The settings of the plugin. Each setting is called by the plugin's name and its own."""
-
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
         self.rng: Random = parts.streams(f"plugin {self.name}")
@@ -102,7 +99,8 @@ class Plugin(Extension):
     @property
     def settings(self) -> Any:
         """The settings of the plugin in force, an instance of `Settings`."""
-        return getattr(self.parts.live.current, self.name.replace("-", "_"))
+        assert self.Settings is not None
+        return self.all_settings.section(self.Settings)
 
     @property
     def all_settings(self) -> AllSettings:

@@ -6,20 +6,17 @@ import os
 from collections.abc import Sequence
 
 from app.core.built_in import present_extensions
+from app.core.settings import load
 from app.extensions.plugins.registry import registry_of
 from config.flags import as_command
-from config.loader import load
 from config.settings import Settings
-
-
-def _ignore(warning: str) -> None:
-    """Drops a warning, which a start with these settings would print."""
+from config.sources import ignore_warning
 
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Prints the extensions of a server started with the flags `argv`; returns the exit status."""
-    settings = load(argv, os.environ, warn=_ignore)
+    settings = load(argv, os.environ, ignore_warning)
     print("built-in extensions:")
     for extension in present_extensions():
         state = "off"

@@ -33,6 +33,7 @@ from app.core.policies import (
 )
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware
+from app.core.settings import settings_type
 from app.extensions.plugins.api import Plugin
 from app.extensions.plugins.guard import (
     Guard,
@@ -42,7 +43,8 @@ from app.extensions.plugins.guard import (
     checked_instance,
 )
 from config.declaration import ConfigError
-from config.plugins import API, from_plain, to_plain
+from config.plugin_modules import API
+from config.plugins import from_plain, to_plain
 from config.profile import Profile
 from config.settings import Settings
 from config.validation import LiveSettings
@@ -334,7 +336,8 @@ def plugged_costs(
 
 
 def _plugged_cost(plain: dict[str, Any], profile: Profile) -> CostModel:
-    named_cost = registry_of(from_plain(plain)).step_cost(profile, partial(_fail, "step_cost"))
+    registry = registry_of(from_plain(plain, settings_type()))
+    named_cost = registry.step_cost(profile, partial(_fail, "step_cost"))
     if named_cost is None:
         return StepCost(profile.cost)
     _, cost = named_cost
@@ -354,4 +357,4 @@ def plugged_autoscalers(settings: Settings) -> dict[str, AutoscalerStart]:
 
 
 def _plugged_autoscaler(plain: dict[str, Any], name: str, pods: int) -> Decide:
-    return registry_of(from_plain(plain)).autoscalers()[name](pods)
+    return registry_of(from_plain(plain, settings_type())).autoscalers()[name](pods)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, Position
 from app.extensions.journal import RequestJournal
+from app.extensions.recording.settings import ReplaySettings
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from app.core.server.http.response import Response
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
-    from app.extensions.recording.library import Recording
-    from app.extensions.recording.recorder import Upstream
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class Recordings(Extension):
     """Answers requests with recorded exchanges, and asks a target for missing ones."""
 
     name = "recording"
+    Settings = ReplaySettings
     requires = ("journal",)
 
     def __init__(self, parts: ServerParts) -> None:
         from app.core.base.clock.clock import LiveClock
         from app.core.base.clock.timer_wheel import TimerWheel
+        from app.extensions.recording.opening import open_replay
         from app.extensions.recording.replay import Replay, ReplayServices
 
         super().__init__(parts)
-        recording, upstream = open_recording(parts.settings)
+        recording, upstream = open_replay(parts.settings)
         self._upstream = upstream
         clock = LiveClock()  # a clock has one alarm; the engine uses that of `parts.clock`
         services = ReplayServices(
@@ -43,17 +43,20 @@ class Recordings(Extension):
             journal=parts.get(RequestJournal).journal,
             has_keys=self._has_keys,
         )
-        self._replay = Replay(recording, services, parts.settings.replay.replay_miss, upstream)
+        miss = parts.settings.section(ReplaySettings).replay_miss
+        self._replay = Replay(recording, services, miss, upstream)
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether a recording is set."""
-        return bool(settings.replay.replay)
+        return bool(settings.section(ReplaySettings).replay)
 
     @classmethod
-    def prepare(cls, settings: Settings) -> None:
+    def prepare(cls, settings: AllSettings) -> None:
         """Checks the recording and its targets. Raises ConfigError."""
-        recording, upstream = open_recording(settings, warns=False)  # the workers repeat warnings
+        from app.extensions.recording.opening import open_replay
+
+        recording, upstream = open_replay(settings, warns=False)  # the workers repeat warnings
         recording.close()
         if upstream is not None:
             upstream.file.close()
@@ -70,7 +73,7 @@ class Recordings(Extension):
     def _has_keys(self) -> bool:
         return bool(self.parts.live.current.access.api_key)
 
-    def keeps_fast_path(self, settings: Settings) -> bool:
+    def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns False: each request is looked up in the recording."""
         return False
 
@@ -93,41 +96,6 @@ class Recordings(Extension):
     def services(self) -> Sequence[BackgroundService]:
         """Returns the file that gets the exchanges with targets."""
         return () if self._upstream is None else (self._upstream.file,)
-
-
-def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, Upstream | None]:
-    """Opens the recording of the settings, and the upstream of their targets.
-
-    The upstream adds the answers of the targets to the file of the recording. `warns` logs a line
-    for each part of the file that cannot be read.
-
-    Raises:
-        ConfigError: the file cannot be read or written, or a target is wrong.
-    """
-    from app.core.server.http.client import Target
-    from app.extensions.recording.exchange import RecordingError
-    from app.extensions.recording.library import Recording
-    from app.extensions.recording.recorder import Upstream
-    from app.extensions.recording.writer import RecordingFile
-    from config import ConfigError
-
-    replay = settings.replay
-    upstream = None
-    try:
-        if replay.target:
-            targets = Target.by_model(replay.target)
-            urls = ", ".join(target.url for target in targets.values())
-            file = RecordingFile(Path(replay.replay), urls, adds=True)
-            upstream = Upstream(targets, file, replay.target_timeout)
-        recording = Recording(
-            replay.replay,
-            finds_similar=replay.replay_miss == "nearest",
-            grows=upstream is not None,
-            warns=warns,
-        )
-    except RecordingError as error:
-        raise ConfigError(f"setting replay: {error}") from None
-    return recording, upstream
 
 
 def _run_proxy(argv: Sequence[str]) -> int:

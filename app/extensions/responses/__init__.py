@@ -6,27 +6,30 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.extensions.responses.settings import ResponsesSettings
 
 if TYPE_CHECKING:
     from app.core.base import Bounded
     from app.core.extensions import ServerParts
     from app.core.server.http.route import Route
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class Responses(Extension):
     """POST /v1/responses, and the stored responses."""
 
     name = "responses"
+    Settings = ResponsesSettings
 
     def __init__(self, parts: ServerParts) -> None:
         from app.extensions.responses.store import ResponseStore
 
         super().__init__(parts)
-        self._store = ResponseStore(parts.settings.api.enable_responses_store)
+        section = parts.settings.section(ResponsesSettings)
+        self._store = ResponseStore(section.enable_responses_store)
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether the model generates text."""
         return settings.model.task == "generate"
 

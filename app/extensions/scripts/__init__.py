@@ -9,6 +9,7 @@ from app.core.base.late_imports import import_modules
 from app.core.extensions import Command, Extension
 from app.core.server.http.late_routes import late_routes
 from app.extensions.faults import Faults
+from app.extensions.scripts.settings import ScriptSettings
 
 if TYPE_CHECKING:
     from app.core.base import Bounded
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from app.core.server.http.route import Route
     from app.extensions.scripts.resolver import ScriptResolver
     from app.extensions.scripts.script_set import ScriptSet
-    from config import Settings
+    from config import Settings as AllSettings
 
 SCRIPT_MODULES = (
     "encodings.unicode_escape",
@@ -28,7 +29,6 @@ SCRIPT_MODULES = (
     "app.extensions.scripts.script_set",
 )
 """Modules that the first script needs, in the order of dependencies."""
-"""Module that imports YAML and Jinja; a server without rules does not need it."""
 RULES = (
     "GET /admin/script/rules",
     "PUT /admin/script/rules",
@@ -42,6 +42,7 @@ class Scripts(Extension):
     """Decides the replies to requests by rules."""
 
     name = "scripts"
+    Settings = ScriptSettings
     requires = ("faults", "forms")
 
     def __init__(self, parts: ServerParts) -> None:
@@ -49,15 +50,16 @@ class Scripts(Extension):
         self._script_set: ScriptSet | None = None
         settings = parts.settings
         self._is_possible = not (settings.model.mm_encoder_only or settings.engine.is_real)
-        self._has_files = bool(settings.scripts.script) and self._is_possible
+        self._has_files = bool(settings.section(ScriptSettings).script) and self._is_possible
 
     @classmethod
-    def prepare(cls, settings: Settings) -> None:
+    def prepare(cls, settings: AllSettings) -> None:
         """Checks the files of rules. Raises ConfigError."""
-        if settings.scripts.script:
+        section = settings.section(ScriptSettings)
+        if section.script:
             from app.extensions.scripts.script_set import check_scripts
 
-            check_scripts(settings.scripts)
+            check_scripts(section)
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
@@ -83,7 +85,7 @@ class Scripts(Extension):
 
             parts = self.parts
             self._script_set = open_scripts(
-                parts.settings.scripts,
+                parts.settings.section(ScriptSettings),
                 parts.constraints,
                 parts.streams("scripts"),
                 parts.clock.now,
@@ -109,7 +111,7 @@ class Scripts(Extension):
         self.parts.pipeline.scripts = self._resolver()
         self.parts.live.change({})
 
-    def keeps_fast_path(self, settings: Settings) -> bool:
+    def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether there are no rules."""
         return self._script_set is None or not self._script_set.rules
 

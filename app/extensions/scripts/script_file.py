@@ -9,6 +9,7 @@ from cachetools import LRUCache
 from msgspec import Struct
 
 from app.extensions.faults.fault import FaultScript
+from app.extensions.faults.fault_rules import read_fault_rule
 from app.extensions.scripts.action import Accepts, Action
 from app.extensions.scripts.matched_request import MatchedRequest
 from app.extensions.scripts.matching import Conditions, Groups, is_in
@@ -16,7 +17,6 @@ from app.extensions.scripts.reader import read_script, rule_location
 from app.extensions.scripts.regexes import RegexCompiler
 from app.extensions.scripts.rules import Nth, Rule, Script, ScriptError, Then
 from app.extensions.scripts.template import TemplateCompiler
-from config.fault_rules import read_fault_rule
 
 log = logging.getLogger(__name__)
 Stamp = tuple[int, int, int]

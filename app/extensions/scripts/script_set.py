@@ -43,10 +43,10 @@ from app.extensions.scripts.script_file import (
     random_source,
     stamp_of,
 )
+from app.extensions.scripts.settings import ScriptSettings
 from app.extensions.scripts.template_environment import RandomFunctions
 from app.extensions.scripts.template_limits import BUDGET_KEY, MAX_SCRIPT_NODES, Budget
 from config.declaration import ConfigError
-from config.sections.reply import ScriptSettings
 
 log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 1.0

@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
 from app.extensions.explanation import Explanations
+from app.extensions.tracing.settings import TracingSettings
 
 if TYPE_CHECKING:
     from app.core.server.middleware.stack import Middleware
-    from config import Settings
+    from config import Settings as AllSettings
 
 
 class Tracing(Extension):
     """Sends a span for each request, with child spans for the phases of its sequences."""
 
     name = "tracing"
+    Settings = TracingSettings
     requires = ("explanation",)
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether a collector is set."""
-        return settings.tracing.otlp_traces_endpoint is not None
+        return settings.section(TracingSettings).otlp_traces_endpoint is not None
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the tracing of requests, which also covers those that are refused."""
@@ -30,7 +32,7 @@ class Tracing(Extension):
         from app.extensions.tracing.traces import Traces
 
         parts = self.parts
-        sender, make_tracer = create_tracing(parts.settings.tracing)
+        sender, make_tracer = create_tracing(parts.settings.section(TracingSettings))
         caches = {"spans": sender}
         delays = parts.get(Explanations).delays
         return {Position.OUTSIDE: [Traces(make_tracer, parts.clock, delays, caches=caches)]}

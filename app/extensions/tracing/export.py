@@ -26,8 +26,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 
 from app.core.base.clock.pause import SWITCH_S
+from app.extensions.tracing.settings import TracingSettings
 from config import VERSION
-from config.settings import TracingSettings
 
 log = logging.getLogger(__name__)
 

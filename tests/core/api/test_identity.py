@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from app.core.api.headers import CACHE_THRESHOLD_HEADER, boolean_header, priority_of
 from app.core.api.identity import system_fingerprint
 from app.core.server.http.errors import ApiError
-from config.loader import load
+from app.core.settings import load
 from tests.application import app_of, request
 
 COMPLETION = {"prompt": [5] * 33, "max_tokens": 1}

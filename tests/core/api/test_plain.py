@@ -17,8 +17,8 @@ from app.core.api.plain import (
     Recognised,
 )
 from app.core.protocol.validation import ModelLimits
+from app.core.settings import load
 from app.core.text.memo import PromptMemo
-from config.loader import load
 
 CHAT = [{"role": "user", "content": "hi"}]
 LENGTH = 100

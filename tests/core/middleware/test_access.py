@@ -12,7 +12,7 @@ from app.core.server.http.response import json_response
 from app.core.server.http.route import get, post
 from app.core.server.middleware.api_keys import ApiKeys
 from app.core.server.middleware.cors import PREFLIGHT_VARY, Cors
-from config.loader import load
+from app.core.settings import load
 from config.settings import AccessSettings, Settings
 from config.validation import LiveSettings
 from tests.application import application, request

@@ -18,7 +18,7 @@ from app.core.server.gunicorn.certificates import (
     make_pair,
 )
 from app.core.server.gunicorn.errors import CertificateError
-from config.loader import load
+from app.core.settings import load
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_rank_of_settings_takes_precedence_over_the_environment() -> None:
 def round_trip(settings: Settings) -> Settings | None:
     environ: dict[str, str] = {}
     export_settings(settings, environ)
-    return exported_settings(environ)
+    return exported_settings(environ, Settings)
 
 
 @settings(max_examples=15)

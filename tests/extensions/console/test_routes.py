@@ -6,16 +6,18 @@ from typing import Any
 import pytest
 
 from app.core.engine.request import ScriptedReply
+from app.core.settings import settings_table
 from app.extensions.console import page
 from app.extensions.console.application import Console
 from app.extensions.console.bars import Origin
 from app.extensions.console.details import MAX_SETTING_CHARACTERS, describe_choice, summarize
 from app.extensions.console.frames import FIGURES
 from app.extensions.console.page import FOLDER, SCRIPTS, STYLES
-from config.settings import TABLE
 from tests.application import app_of, application, request
 from tests.core.engine.harness import embedded_tokenizer
 from tests.extensions.console.watched import Watched
+
+TABLE = settings_table().rows
 
 KEY = {"X-Admin-Key": "secret"}
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> \u202e &amp; \x00 ${7*7}"

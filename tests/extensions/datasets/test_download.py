@@ -11,7 +11,7 @@ import pytest
 from app.extensions.datasets import download as downloads
 from app.extensions.datasets.download import download
 from app.extensions.datasets.library import DatasetError, prepare
-from config.settings import DatasetSettings
+from app.extensions.datasets.settings import DatasetSettings
 from tests.extensions.datasets.file_server import Shop, open_shop
 from tests.running_server import free_port
 

@@ -11,12 +11,12 @@ from random import Random
 
 import pytest
 
+from app.core.settings import load
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.datasets.dataset import Dataset
 from app.extensions.datasets.library import DatasetError, dataset_of, open_datasets, prepare
+from app.extensions.datasets.settings import DatasetSettings
 from config import ConfigError
-from config.loader import load
-from config.settings import DatasetSettings
 from tests.extensions.datasets.files import PROMPT, TABLE, make_file, row
 
 ROWS = [row(PROMPT, [1, 2])]
@@ -182,4 +182,4 @@ def test_first_equals_sign_separates_model_from_path() -> None:
     assert DatasetSettings(dataset_path=("a", "tiny = b=c")).files == {"": "a", "tiny": "b=c"}
     assert DatasetSettings(dataset_path=("=a=b",)).files == {"": "a=b"}
     flags = ["--dataset-path", "a", "--dataset-url", "HTTPS://b/c", "--dataset-sha256", "aB" * 32]
-    assert load(flags, {}).dataset.dataset_url == "HTTPS://b/c"
+    assert load(flags, {}).section(DatasetSettings).dataset_url == "HTTPS://b/c"

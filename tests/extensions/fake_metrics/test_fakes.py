@@ -20,11 +20,18 @@ from app.core.base.metrics.instruments import Exposition
 from app.core.base.metrics.recorder import Recorder
 from app.core.server.http.context import BodyLimits
 from app.core.server.middleware.http_metrics import HttpMetrics
+from app.core.settings import load
+from app.extensions.fake_metrics.document import (
+    FakeMetrics,
+    FakeMetricsError,
+    Function,
+    merged,
+    parse,
+)
 from app.extensions.fake_metrics.families import HISTOGRAMS, FakeFamilies, value_at
 from app.extensions.fake_metrics.routes import fake_metrics_routes
+from app.extensions.fake_metrics.settings import FakeMetricsSettings
 from config import ConfigError
-from config.fake_metrics import FakeMetrics, FakeMetricsError, Function, merged, parse
-from config.loader import load
 from config.validation import LiveSettings
 from tests.application import app_of, application
 
@@ -53,7 +60,7 @@ class Faked:
 
     def update(self, **keys: Any) -> None:
         """What /admin/config does; keys with underscores."""
-        text = merged(self.live.current.metrics.fake_metrics, keys)
+        text = merged(self.live.current.section(FakeMetricsSettings).fake_metrics, keys)
         self.live.change({"fake-metrics": text})
 
     def scrape(self) -> bytes:
@@ -128,7 +135,7 @@ def file(tmp_path: Path) -> str:
 
 
 def fakes(argv: list[str], environ: dict[str, str] | None = None) -> FakeMetrics | None:
-    return parse(load(argv, environ or {}).metrics.fake_metrics)
+    return parse(load(argv, environ or {}).section(FakeMetricsSettings).fake_metrics)
 
 
 def test_yaml_flag_and_variable_are_equivalent(file: str) -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.api.fault import RequestFacts
+from app.core.settings import load
 from app.extensions.faults.fault import PATHS, FaultScript
-from config import ConfigError
-from config.fault_rules import (
+from app.extensions.faults.fault_rules import (
     DisconnectRule,
     ErrorRule,
     FaultRule,
@@ -23,8 +23,8 @@ from config.fault_rules import (
     parse_fault_rules,
     rule_kinds,
 )
-from config.loader import load
-from config.sections.api import FAILURE_TYPES
+from app.extensions.faults.settings import FAILURE_TYPES, FailureSettings
+from config import ConfigError
 from tests.extensions.faults.client import CHAT, TEXT, asking
 
 
@@ -60,7 +60,7 @@ def test_in_a_yaml_file_rules_are_written_as_yaml(tmp_path: Path) -> None:
         "fault-rules:\n- action: disconnect\n  after: 3\n  every: 2\n- {action: error, status: 503}\n"
     )
     loaded = load(["--config", str(path)], {})
-    assert parse_fault_rules(loaded.failures.fault_rules) == (
+    assert parse_fault_rules(loaded.section(FailureSettings).fault_rules) == (
         DisconnectRule(after=3, every=2),
         ErrorRule(status=503),
     )
@@ -112,7 +112,9 @@ def test_the_yaml_file_of_the_page_is_a_settings_file(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
     path = tmp_path / "faults.yaml"
     path.write_text(example)
-    rules = parse_fault_rules(load(["--config", str(path)], {}).failures.fault_rules)
+    rules = parse_fault_rules(
+        load(["--config", str(path)], {}).section(FailureSettings).fault_rules
+    )
     assert [rule.action for rule in rules] == ["disconnect", "error", "stall", "rate-limit"]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from app.core.settings import load
 from app.extensions.faults.fault import failure
 from app.extensions.faults.injector import FaultInjector
 from app.extensions.faults.limits import MAX_HEADER_RULES
+from app.extensions.faults.settings import FAILURE_TYPES
 from app.extensions.faults.sources import MAX_HEADER_CHARACTERS
-from config.loader import load
-from config.sections.api import FAILURE_TYPES
 from config.validation import LiveSettings
 from tests.extensions.faults.client import asking
 

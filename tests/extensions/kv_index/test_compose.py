@@ -6,9 +6,10 @@ from msgspec.structs import replace
 from app.core.assembly.derived import publishing
 from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored
 from app.core.engine.kvcache.publisher import EventSender
+from app.core.settings import load
 from app.core.text.huggingface import default_tokenizer
 from app.extensions.kv_index.service import build_index
-from config.loader import load
+from app.extensions.kv_index.settings import KVIndexSettings
 from tests.test_compose import SERVICES
 
 
@@ -19,7 +20,9 @@ def test_the_indexer_tells_its_three_pods_apart() -> None:
     ]
     model, at = pods[0].model.model, load((), SERVICES["indexer"]["environment"])
     index = build_index(
-        replace(at, kvindex=replace(at.kvindex, kv_index_bind="tcp://127.0.0.1:*")),
+        replace(
+            at, kv_index=replace(at.section(KVIndexSettings), kv_index_bind="tcp://127.0.0.1:*")
+        ),
         default_tokenizer(),
     )
     index.open()

@@ -10,6 +10,7 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.core.engine.kvcache.events import EventBatch
+from app.core.settings import settings_type
 from app.core.text.base import TokenizerError, TokenizerLoadError
 from app.core.text.huggingface import LocalTokenizer, default_tokenizer
 from app.extensions.kv_index.backend import Backend
@@ -26,10 +27,11 @@ from app.extensions.kv_index.service import (
     build_index,
     open_backend,
 )
+from app.extensions.kv_index.settings import KVIndexSettings
 from app.extensions.kv_index.subscriber import Subscriber, SubscriberSettings
 from app.extensions.kv_index.tokenization import WORKERS, Tokenization
 from config import ConfigError
-from config.settings import KVIndexSettings, ModelSettings, Settings
+from config.settings import ModelSettings
 from tests.core.kvcache.sockets import until
 from tests.extensions.kv_index.engines import stored
 from tests.extensions.kv_index.publisher import LOCAL, FakeEngine
@@ -198,7 +200,8 @@ MODEL = ModelSettings(model="org/m", served_model_name=("m", "n"))
 
 def made(**asked: Any) -> KvIndex:
     """An index of these settings, which does not listen."""
-    return build_index(Settings(model=MODEL, kvindex=KVIndexSettings(**asked)), default_tokenizer())
+    settings = settings_type()(model=MODEL, kv_index=KVIndexSettings(**asked))
+    return build_index(settings, default_tokenizer())
 
 
 @pytest.mark.parametrize(

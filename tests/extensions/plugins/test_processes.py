@@ -12,9 +12,9 @@ import pytest
 from app.core.application import tokenizer_of
 from app.core.assembly.server import build
 from app.core.built_in import enabled_extensions
+from app.core.settings import load, settings_type
 from app.extensions.plugins.registry import HOOKS
 from config import ConfigError, Settings
-from config.loader import load
 from config.vllm import serve
 from tests.application import app_of
 from tests.running_server import ROOT
@@ -60,7 +60,7 @@ def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> 
         f"Settings = TestSettings\n{SAYING.format(text='x')}", before=settings_class("size", 4)
     )
     words = ["some/model", "--plugin", path, "--mine-size", "8", "--max-num-seqs", "3"]
-    flags = serve.settings_of(words, {})
+    flags = serve.settings_of(words, {}, settings_type())
     assert flags.values["mine-size"] == "8" and flags.values["max-num-seqs"] == "3"
 
 

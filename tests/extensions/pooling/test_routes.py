@@ -12,6 +12,7 @@ import pytest
 from app.core.application import create_app
 from app.core.protocol.decoding import Request, decode
 from app.core.server.http.errors import ApiError
+from app.core.settings import settings_type
 from app.extensions.pooling.paths import TASK_PATHS, served_paths
 from app.extensions.pooling.protocol import (
     ClassificationRequest,
@@ -21,7 +22,7 @@ from app.extensions.pooling.protocol import (
     ScoreRequest,
 )
 from app.extensions.pooling.routes import task_instructions
-from config.settings import ModelSettings, Settings
+from config.settings import ModelSettings
 from tests.conformance.calls import CHAT, TEXT, USAGE_KEYS
 from tests.extensions.pooling.calls import (
     BASE,
@@ -164,7 +165,7 @@ PATHS = TASK_PATHS["pooling"]
 def test_a_task_has_the_routes_that_vllm_gives_it(
     task: str, more: dict[str, bool], expected: set[str]
 ) -> None:
-    client = create_app(Settings(model=ModelSettings(task=task, **more))).test_client()
+    client = create_app(settings_type()(model=ModelSettings(task=task, **more))).test_client()
     told = {path: client.post(path, json={}) for path in (*PATHS, CHAT, TEXT)}
     assert {path for path, answer in told.items() if answer.status_code != 404} == expected
     assert all(told[path].json == {"detail": "Not Found"} for path in told.keys() - expected)
@@ -174,7 +175,7 @@ def test_embeddings_may_stand_beside_chat_and_completions() -> None:
     """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
     model = ModelSettings(embeddings_with_chat=True)
     assert served_paths(model) == (EMBED,)
-    client = create_app(Settings(model=model)).test_client()
+    client = create_app(settings_type()(model=model)).test_client()
     answer = client.post(EMBED, json=BASE[EMBED])
     assert answer.status_code == 200 and answer.json["usage"]["completion_tokens"] == 0
     chat = client.post(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from app import create_app
 from app.core.cli import main
+from app.core.settings import load
 from app.extensions.scripts.template import Template
-from config.loader import load
 from tests.extensions.recording.recordings import CHAT, chat, exchange, written
 from tests.extensions.recording.test_script import (
     COMMAND,

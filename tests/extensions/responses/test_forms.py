@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from app.core.api.chat.tools import tool_calls_of
+from app.core.settings import load
 from app.extensions.forms.schema import Schemas
-from config.loader import load
 from tests.extensions.responses.test_protocol import CALL, HELLO, RESULT, WEATHER, chat
 
 

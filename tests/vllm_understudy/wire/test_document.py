@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 import vllm_understudy
-from config.settings import BY_NAME
+from app.core.settings import settings_table
 from tests.running_server import ROOT
 from tests.vllm_understudy.wire.conftest import PLUGIN_OPTIONS
+
+BY_NAME = settings_table().by_name
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 [TESTS, BLOCK, _] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -30,7 +30,6 @@ from gunicorn.util import parse_address
 from app.core.server.gunicorn import ranks
 from app.core.server.gunicorn.errors import CertificateError
 from config import ConfigError, Settings
-from config.loader import load
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -75,6 +74,7 @@ class ServerChecks:
     """Checks whether settings can be served: each raises an error if not.
 
     Attributes:
+        load: Reads the settings of a reload; its argument gets warnings.
         prepare: Fetches and checks the files that the settings name. Called once at the start,
             before the ranks need the same files, and before every reload.
         create: Builds the application, to try out the settings of a reload; may raise SystemExit.
@@ -82,6 +82,7 @@ class ServerChecks:
         new_engine_process: Returns a real engine's process, which is not started yet.
     """
 
+    load: Callable[[Callable[[str], None]], Settings]
     prepare: Callable[[Settings], None]
     create: Callable[[Settings], object]
     engine_options: Callable[[Settings], EngineProcessOptions]
@@ -249,7 +250,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         Raises:
             Exception, SystemExit: the settings cannot be served.
         """
-        settings = load((), os.environ, warn=self.log.warning)
+        settings = self.checks.load(self.log.warning)
         settings = ranks.with_address(settings, self.cfg.address)
         if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
             raise ConfigError(

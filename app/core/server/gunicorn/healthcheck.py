@@ -20,7 +20,7 @@ from urllib.request import urlopen
 
 from app.core.server.gunicorn.ranks import rank_urls
 from config import ConfigError
-from config.loader import load
+from config.loader import load_core
 from config.settings import Settings
 
 TIMEOUT_S = 2.0
@@ -35,7 +35,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     if RUNNING in argv:
         environ = environment_of_server() or environ
     try:
-        settings = load((), environ, warn=_ignore_warning)
+        settings = load_core(environ)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -98,10 +98,6 @@ def environment_of_server() -> dict[str, str]:
 
 def _process_id(folder: Path) -> int:
     return int(folder.name)
-
-
-def _ignore_warning(text: str) -> None:
-    pass
 
 
 if __name__ == "__main__":

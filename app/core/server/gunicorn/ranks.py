@@ -58,14 +58,14 @@ def export_settings(settings: Settings, environ: MutableMapping[str, str]) -> No
     environ[SETTINGS] = json.dumps(to_plain(settings))
 
 
-def exported_settings(environ: Mapping[str, str]) -> Settings | None:
-    """Returns the settings that `export_settings` wrote; None without any.
+def exported_settings(environ: Mapping[str, str], base: type[Settings]) -> Settings | None:
+    """Returns the settings, of type `base`, that `export_settings` wrote; None without any.
 
     Raises:
         ConfigError: the settings are not valid.
     """
     text = environ.get(SETTINGS)
-    return None if text is None else from_plain(json.loads(text))
+    return None if text is None else from_plain(json.loads(text), base)
 
 
 def note_stage(worker: Worker, stage: int) -> None:

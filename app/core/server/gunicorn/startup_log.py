@@ -24,7 +24,7 @@ def log_model(log: Logger, settings: Settings) -> None:
 
 def log_console(log: Logger, settings: Settings) -> None:
     """Logs the URLs of the console, or how to enable it."""
-    if not settings.api.console:
+    if not settings.get("console", False):
         log.info("console: none; --console serves one")
         return
     path = settings.server.root_path.rstrip("/") + "/console"

@@ -9,6 +9,8 @@ from functools import partial
 
 import msgspec
 
+from app.core.settings import load as load_settings
+from app.core.settings import settings_type
 from app.extensions.lab.fidelity.job import Job, read_load
 from app.extensions.lab.fidelity.job_flags import make_job
 from app.extensions.lab.fidelity.pictures import draw_curves, draw_run
@@ -31,13 +33,12 @@ from app.extensions.lab.load.progress import progress_bar
 from config.datasheet import AUTO
 from config.declaration import check_installed
 from config.flags import as_command
-from config.loader import load as load_settings
 
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    parse = partial(make_parser().parse_beside_settings, plugins_only=True)
+    parse = partial(make_parser().parse_beside_settings, base=settings_type(), plugins_only=True)
 
     def job_with(flags: Sequence[str]) -> Job:
         run_options, words = parse([*argv, *flags])

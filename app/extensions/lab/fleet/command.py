@@ -17,6 +17,7 @@ from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.policies import PolicyMaker
 from app.core.server.http.client import Target
 from app.core.server.http.relay import server_of
+from app.core.settings import load
 from app.core.text.base import TokenizerError
 from app.extensions.lab.fidelity.recording_client import PlannedRequest, RecordingClient, completion
 from app.extensions.lab.fleet.fleet import (
@@ -44,7 +45,6 @@ from app.extensions.lab.load.synthetic import gamma_arrivals
 from app.extensions.plugins import routing_policies
 from config.declaration import install, missing
 from config.flags import as_command
-from config.loader import load
 
 CHECK_INTERVAL_S = 1.0
 JSON_OPTIONS = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")

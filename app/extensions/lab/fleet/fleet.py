@@ -12,6 +12,7 @@ import msgspec
 
 from app.core.policies import Incoming
 from app.core.server.http.client import COMPLETIONS, exchange
+from app.core.settings import settings_type
 from app.extensions.lab.fleet.indexer import Indexer
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
 from app.extensions.lab.fleet.workload import Workload
@@ -62,7 +63,7 @@ POST_TIMEOUT_S = 30.0
 
 def check_flags(flags: Sequence[str]) -> None:
     """Raises UsageError for flags that are not settings, and for settings in `FLEET_SETTINGS`."""
-    parsed = parse(flags)
+    parsed = parse(flags, {}, settings_type())
     if parsed.version or parsed.config is not None:
         raise UsageError("flags --config and --version cannot be given to a fleet")
     for name in parsed.values:

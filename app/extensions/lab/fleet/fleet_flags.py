@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.core.settings import settings_type
 from app.extensions.lab.load.output_files import check_output_paths, check_picture_path
 from app.extensions.lab.load.policies import POLICIES
 from config.declaration import COMMAND, check_installed
@@ -24,7 +25,7 @@ def read_flags(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
         ConfigError: A file cannot be written, or an optional package is missing.
         UsageError: A flag is wrong.
     """
-    options, server_flags = _make_parser().parse_beside_settings(argv)
+    options, server_flags = _make_parser().parse_beside_settings(argv, settings_type())
     if options.png is not None:
         check_installed("fleet", "--png")
     check_output_paths([options.json, options.png])

@@ -15,7 +15,7 @@ from typing import IO
 import gevent
 
 from app.core.server.http.client import exchange
-from config.settings import TABLE
+from app.core.settings import settings_table
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[4]
@@ -23,8 +23,6 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 4.0
 POLL_INTERVAL_S = 0.02
 TAIL_BYTES = 4096
-SETTING_VARIABLES = {name for row in TABLE for name in row.env} - {"HF_TOKEN"}
-"""Variables that configure servers. `HF_TOKEN` stays, as the user's own."""
 VARIABLE_PREFIXES = (
     "SIM_",
     "GUNICORN_",
@@ -169,10 +167,12 @@ def server_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
     PYTHONPATH begins with the folder of this code.
     """
+    # `HF_TOKEN` stays, as the user's own.
+    setting_variables = {name for row in settings_table().rows for name in row.env} - {"HF_TOKEN"}
     inherited = {
         name: value
         for name, value in environ.items()
-        if name not in SETTING_VARIABLES and not name.startswith(VARIABLE_PREFIXES)
+        if name not in setting_variables and not name.startswith(VARIABLE_PREFIXES)
     }
     paths = [str(ROOT)]
     if environ.get("PYTHONPATH"):

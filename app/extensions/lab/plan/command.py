@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from app.core.settings import load as load_settings
+from app.core.settings import settings_type
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.job import Job, read_load
@@ -28,7 +30,6 @@ from config import ConfigError, UsageError
 from config.datasheet import AUTO
 from config.declaration import check_installed
 from config.flags import as_command
-from config.loader import load as load_settings
 from config.settings import Settings
 
 Offers = dict[str, list[tuple[Job, float]]]
@@ -38,7 +39,9 @@ Offers = dict[str, list[tuple[Job, float]]]
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command; its exit status is 1 if a load has no fleet within the SLO."""
-    plan_options, words = make_parser().parse_beside_settings(argv, plugins_only=True)
+    plan_options, words = make_parser().parse_beside_settings(
+        argv, settings_type(), plugins_only=True
+    )
     options = simulate_flags.make_parser().parse_args([])
     vars(options).update(profile=AUTO, **vars(plan_options))
     if not options.goodput and not options.slo:

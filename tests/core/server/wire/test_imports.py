@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from app.core.built_in import enabled_extensions, present_extensions
-from config import Settings
+from app.core.settings import load
 from tests.hostile.raw_client import get, post
 from tests.running_server import ROOT, free_port, running_command
 from tests.test_structure import token_count
@@ -55,23 +55,19 @@ LAZY_MODULES = (
     "app.extensions.scripts.resolver",
     "app.extensions.scripts.script_set",
     "config.datasheet",
+    "config.environment",
+    "config.plugin_modules",
     "config.profile",
 )
 """Imported after the start, or by the first request that needs them."""
-OFF_EXTENSIONS = (
-    "console",
-    "datasets",
-    "grpc",
-    "kv_index",
-    "lab",
-    "llm",
-    "pooling",
-    "recording",
-    "tracing",
-)
-"""Extensions that the default settings disable: their packages are imported, no modules."""
-MODULES_OF_IS_ENABLED = ("app.extensions.pooling.paths",)
-"""Small modules that decide whether their extension is enabled."""
+PATHS_OF_POOLING = "app.extensions.pooling.paths"
+"""A small module that decides whether its extension is enabled."""
+
+
+def off_extensions() -> list[str]:
+    """Returns the present extensions that the default settings disable."""
+    enabled = enabled_extensions(load((), {}))
+    return [extension.name for extension in present_extensions() if extension not in enabled]
 
 
 def test_start_does_not_import_late_modules() -> None:
@@ -82,18 +78,27 @@ def test_start_does_not_import_late_modules() -> None:
     imported = done.stdout.split()
     late = tuple(f"{name}." for name in (*LAZY_PACKAGES, *LAZY_MODULES))
     assert [name for name in imported if f"{name}.".startswith(late)] == []
-    off = tuple(f"app.extensions.{name}." for name in OFF_EXTENSIONS)
-    assert [
-        name for name in imported if name.startswith(off) and name not in MODULES_OF_IS_ENABLED
-    ] == []
+    off = [f"app.extensions.{name}" for name in off_extensions()]
+    allowed = {PATHS_OF_POOLING, *(f"{package}.settings" for package in off)}
+    modules = {
+        name for name in imported if name.startswith(tuple(f"{package}." for package in off))
+    }
+    assert modules - allowed == set()
 
 
-def test_lists_of_late_modules_name_modules_and_disabled_extensions() -> None:
+def test_settings_are_declared_without_the_code_of_extensions() -> None:
+    """Only the packages, which declare the extensions, and their settings are imported."""
+    script = "from app.core.settings import load; import sys; load(); print(*sys.modules)"
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50)
+    modules = [name for name in done.stdout.split() if name.startswith("app.extensions.")]
+    code = [name for name in modules if name.count(".") > 2 and not name.endswith(".settings")]
+    assert any(name.endswith(".settings") for name in modules)
+    assert [name for name in code if name != PATHS_OF_POOLING] == []
+
+
+def test_the_list_of_late_modules_names_modules() -> None:
     assert [name for name in LAZY_MODULES if find_spec(name) is None] == []
-    extensions = present_extensions()
-    enabled = enabled_extensions(Settings())
-    off = {extension.name for extension in extensions if extension not in enabled}
-    assert off == set(OFF_EXTENSIONS)
 
 
 MAX_IMPORTED_TOKENS = 155_000

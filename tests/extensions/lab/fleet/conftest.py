@@ -8,11 +8,11 @@ import pytest
 
 from app.core.application import tokenizer_of
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
+from app.core.settings import load
 from app.extensions.lab.fleet.fleet import Fleet, FleetPlan, running_fleet
 from app.extensions.lab.fleet.fleet_flags import read_flags
 from app.extensions.lab.fleet.processes import Processes
 from app.extensions.lab.fleet.workload import Workload, make_workload
-from config.loader import load
 
 FAST = [
     "--prefill-time-per-token",

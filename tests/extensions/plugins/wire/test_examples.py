@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
+from app.core.settings import load
 from app.extensions.plugins.registry import HOOKS, registry_of
-from config.loader import load
 from tests.running_server import ROOT, RunningServer, running_server
 
 EXAMPLES = ROOT / "examples" / "plugins"

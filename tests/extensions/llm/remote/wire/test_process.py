@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from app.core.settings import load
 from app.extensions.llm.engine_process import private_folder
 from config import ConfigError
-from config.loader import load
 from tests.extensions.llm.remote.served import SENTENCE, Peer, new_peer, served
 from tests.hostile.raw_client import Wire, get, is_error, post, wait_until
 from tests.running_server import RunningServer, running_gunicorn

@@ -1,4 +1,7 @@
-"""Fills the tables of docs/configuration.md and docs/serve.md: `python -m config.document`."""
+"""Fills the tables of docs/configuration.md and docs/serve.md.
+
+$ python -m scripts.settings_tables
+"""
 
 import json
 import re
@@ -7,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from config.settings import SECTIONS, TABLE, Setting
+from app.core.settings import settings_table
+from config.settings import Setting
 from config.sources import IGNORED, REMOVED
 from config.vllm.option import Option
 from config.vllm.options import GROUPS, OBSOLETE, OPTIONS, effect, names_of
@@ -24,8 +28,9 @@ def settings_page() -> str:
     """Returns docs/configuration.md: the present text with new tables."""
     columns = ("setting", "type", "default", "environment", "live", "meaning")
     tables = {}
-    for group, section in SECTIONS.items():
-        rows = [_setting_cells(row) for row in TABLE if row.group == group]
+    settings = settings_table()
+    for group, section in settings.sections.items():
+        rows = [_setting_cells(row) for row in settings.rows if row.group == group]
         tables[group] = f"{section.__doc__}\n\n{_table(columns, rows)}"
     tables["ignored"] = _flag_list(IGNORED)
     successors = [(f"`{name}`", successor) for name, successor in REMOVED.items()]
@@ -55,7 +60,7 @@ def options_page() -> str:
 def _variables() -> list[tuple[str, str]]:
     """Returns the environment variables of vLLM that `serve` reads, with their settings."""
     variables = []
-    for row in TABLE:
+    for row in settings_table().rows:
         for name in row.env:
             if not name.startswith("SIM_") and name not in UNREAD:
                 variables.append((f"`{name}`", f"Setting `{row.name}`: {row.help}"))
@@ -65,6 +70,8 @@ def _variables() -> list[tuple[str, str]]:
 
 def _filled(page: Path, tables: Mapping[str, str]) -> str:
     def fill(place: re.Match[str]) -> str:
+        if place[2] not in tables:
+            return place[0]  # the extension with these settings was deleted
         return f"{place[1]}\n{tables[place[2]]}\n\n{place[3]}"
 
     return GENERATED.sub(fill, page.read_text("utf-8"))
@@ -80,7 +87,9 @@ def _flag_list(names: Iterable[str]) -> str:
 
 
 def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
+    if not text:
+        return ""
+    return f"`{text}`"
 
 
 def _setting_cells(row: Setting) -> tuple[str, ...]:
@@ -119,7 +128,7 @@ def _option_cells(name: str, option: Option) -> tuple[str, ...]:
     default = ""
     if option.default is not msgspec.UNSET:
         default = f"`{json.dumps(option.default)}`"
-    return (forms, kind, default, effect(name))
+    return (forms, kind, default, effect(name, settings_table()))
 
 
 if __name__ == "__main__":

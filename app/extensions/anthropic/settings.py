@@ -1,0 +1,15 @@
+"""Settings of the Messages API."""
+
+from typing import Literal
+
+from config.declaration import Section
+
+
+class AnthropicSettings(Section, frozen=True, kw_only=True):
+    """The Messages API."""
+
+    anthropic_disabled_thinking_effort: Literal[
+        "auto", "none", "low", "medium", "high", "xhigh", "max"
+    ] = "auto"
+    """Reasoning effort for /v1/messages requests with thinking.type disabled; auto is none, or low
+    if the chat template does not support none."""

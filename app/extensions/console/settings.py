@@ -1,0 +1,10 @@
+"""Settings of the console."""
+
+from config.declaration import Section
+
+
+class ConsoleSettings(Section, frozen=True, kw_only=True):
+    """The console."""
+
+    console: bool = False
+    """Serve a page at /console that shows and controls the server; see docs/console.md."""

@@ -1,0 +1,64 @@
+"""Settings of recorded conversations."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from config import Settings
+from config.declaration import SIMULATED, About, Section, SettingRule
+from config.model_files import ModelFiles, model_and_path
+
+DatasetUrl = Annotated[
+    str, Meta(pattern="^(?i:https?)://", description="must begin with http:// or https://")
+]
+Sha256 = Annotated[
+    str, Meta(pattern=r"\A[0-9a-fA-F]{64}\Z", description="must be 64 hexadecimal digits")
+]
+Identifier = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[^\W\d]\w*\Z", description="must be a name of letters, digits and underscores"
+    ),
+]
+"""Name of a SQL table that needs no quotes."""
+ONE_FILE_PER_MODEL = "must not name two files for the same model"
+
+
+def _one_file_per_model(items: tuple[str, ...], section: object) -> str:
+    """Returns the flaw of items with two files for a model; empty for valid items."""
+    models = {model_and_path(item)[0] for item in items}
+    if len(models) < len(items):
+        return ONE_FILE_PER_MODEL
+    return ""
+
+
+class DatasetSettings(Section, frozen=True, kw_only=True):
+    """Replies from datasets of conversations."""
+
+    dataset_path: Annotated[
+        ModelFiles,
+        About(simulated=True, path=True),
+        SettingRule(ONE_FILE_PER_MODEL, _one_file_per_model),
+    ] = ()
+    """SQLite files with replies, each as path, or as model=path for the requests of one model."""
+    dataset_url: Annotated[DatasetUrl | None, SIMULATED] = None
+    """URL from which the first file is downloaded if it does not exist."""
+    dataset_sha256: Sha256 | None = None
+    """Expected SHA-256 (hexadecimal) of the downloaded file."""
+    dataset_in_memory: Annotated[bool, SIMULATED] = False
+    """Load the files into memory at the start."""
+    dataset_table_name: Identifier = "llmd"
+    """Name of the table with the replies."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Model (`ALL_MODELS` for all other models) -> path, in the order of dataset-path."""
+        return dict(map(model_and_path, self.dataset_path))
+
+    def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
+        """Yields the conflicts with the mode, and of a URL without a file."""
+        if self.dataset_path and settings.reply.mode == "echo":
+            yield "dataset-path", "must be empty in mode echo"
+        if self.dataset_url is not None and not self.dataset_path:
+            yield "dataset-url", "must be given together with dataset-path"

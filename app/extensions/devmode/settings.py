@@ -1,0 +1,10 @@
+"""Settings of the routes for developers."""
+
+from config.declaration import Section
+
+
+class DevelopmentSettings(Section, frozen=True, kw_only=True):
+    """Routes for developers."""
+
+    enable_sleep_mode: bool = True
+    """Enable the routes sleep and wake_up; they also need server-dev-mode."""

@@ -1,0 +1,137 @@
+"""Settings of the index of KV blocks."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from config import Settings
+from config.declaration import (
+    SIMULATED,
+    About,
+    Count,
+    Duration,
+    Port,
+    Section,
+    understood_by,
+    zmq_address,
+)
+
+HUB = "hub"
+"""Item of kv-index-tokenizers for all models without another source."""
+
+
+def pairs(items: Sequence[str], form: str) -> dict[str, str]:
+    """Parses items such as `gpu=1.0`; returns name -> value.
+
+    Raises:
+        ValueError: An item has no name or no value; the message names `form`.
+    """
+    values = {}
+    for item in items:
+        name, _, value = item.partition("=")
+        if not name.strip() or not value.strip():
+            raise ValueError(f"{item!r} is not {form}")
+        values[name.strip()] = value.strip()
+    return values
+
+
+def tier_weights(items: Sequence[str]) -> dict[str, float]:
+    """Parses items such as `gpu=1.0`; returns tier -> weight.
+
+    Raises:
+        ValueError: A weight is not finite, or below 0.
+    """
+    weights: dict[str, float] = {}
+    for tier, text in pairs(items, "tier=weight").items():
+        try:
+            weight = float(text)
+        except ValueError:
+            raise ValueError(f"{tier}={text} is not tier=weight") from None
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"{tier}={text} is not a tier and a weight of 0 or more")
+        weights[tier.lower()] = weight
+    return weights
+
+
+def tokenizer_sources(items: Sequence[str]) -> tuple[dict[str, str], str | None, bool]:
+    """Parses `kv-index-tokenizers`.
+
+    Returns model -> source of its tokenizer, a folder with other tokenizers (or None), and True if
+    the hub has all others.
+
+    Raises:
+        ValueError: An item has another form, or is a second folder.
+    """
+    folders = [item for item in items if "=" not in item and item != HUB]
+    if len(folders) > 1:
+        raise ValueError(f"{folders[1]!r} is a second folder")
+    sources = pairs([item for item in items if "=" in item], "model=source")
+    folder = next(iter(folders), None)
+    return sources, folder, HUB in items
+
+
+class KVIndexSettings(Section, frozen=True, kw_only=True):
+    """The index of the KV blocks of pods."""
+
+    role: Annotated[Literal["server", "indexer"], SIMULATED] = "server"
+    """Role of this process. server: a simulated vLLM. indexer: only the index and its routes."""
+    kv_index: bool = False
+    """Maintain an index of KV blocks in a server; an indexer always has the index."""
+    kv_index_bind: Annotated[str, zmq_address()] = ""
+    """Address to which pods connect and send events (ZMQ SUB, bound). Empty is tcp://*:5557 for an
+    indexer without kv-index-pods, and otherwise no address."""
+    kv_index_pods: tuple[str, ...] = ()
+    """Publishers of pods to which the index connects: tcp://host:port, file:path (one per line;
+    changes are detected), dns://name:port. Options after semicolons: replay=tcp://host:port,
+    pod=name, model=name."""
+    kv_index_topic: str = "kv@"
+    """Prefix of the topics to which kv-index-bind subscribes."""
+    kv_index_replay_port: Port | None = None
+    """Replay port of pods for which kv-index-pods has none. It is the port of rank 0; the ports of
+    other ranks follow."""
+    kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
+    """Storage of the index. memory: limited by blocks. cost-aware: in memory, limited by bytes.
+    redis: Redis or Valkey, which several indexers can share."""
+    kv_index_size: Count | None = None
+    """Capacity of the index. Backend memory: copies of blocks, each a block in a tier of a pod;
+    10,000,000 when empty. Backend cost-aware: MiB; 2,048 when empty."""
+    kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
+        "redis://127.0.0.1:6379"
+    )
+    """URL of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://."""
+    kv_index_ttl: Duration = 0.0
+    """Time without use after which backend redis removes a block; 0 disables expiry."""
+    kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
+    """Number of tokens of a block of the index; blocks of engines may differ."""
+    kv_index_hash_seed: str = ""
+    """Seed of the block keys."""
+    kv_index_tier_weights: Annotated[
+        tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
+    ] = ("gpu=1.0", "cpu=0.8")
+    """Weight of a block in a score by its storage tier, as tier=weight; 0.5 for other tiers."""
+    kv_index_tokenizers: Annotated[
+        tuple[str, ...],
+        About(path=True),
+        understood_by(
+            tokenizer_sources, "must be a list of model=source, with one folder and hub at most"
+        ),
+    ] = ()
+    """Tokenizers of the models of pods, as model=SOURCE, where SOURCE is a folder, a file or a name
+    on the hub. An item without = is a folder with the tokenizers of other models, by path or as in
+    the hub's cache. The item hub fetches all others from the hub."""
+    kv_index_chat_answer: Literal["scores", "templated"] = "scores"
+    """Response of /score_chat_completions. scores: only the scores. templated: podScores and
+    templated_messages, as llm-d's kv-cache manager up to 0.4."""
+
+    def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
+        """Yields the conflicts with several ranks."""
+        if len(settings.server.ranks) == 1:
+            return
+        if self.kv_index_bind:
+            yield (
+                "kv-index-bind",
+                "must be empty when this server has several ranks: they cannot share a port",
+            )
+        if self.role == "indexer":
+            yield "role", "has no ranks: data-parallel-size must be 1"

@@ -1,0 +1,54 @@
+"""Settings of the real engine."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from config import Settings
+from config.declaration import About, Duration, Json, NonEmpty, Section
+
+
+class LlmSettings(Section, frozen=True, kw_only=True):
+    """The real engine."""
+
+    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
+    """Data type of the model (engine llm). int8 has weights of 8 bits, and runs on CPUs only."""
+    batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
+    """Make replies with a seed independent of other requests, to the last bit, at the cost of speed
+    (engine llm)."""
+    engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """Number of threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else the
+    fastest number, which is measured at the start."""
+    engine_step_time: Duration = 0.2
+    """Target duration of a step with a part of a prompt (engine llm): long prompts are computed in
+    parts, along with the tokens of other replies. With 0, only max-num-batched-tokens limits the
+    parts."""
+    generation_config: NonEmpty = "auto"
+    """Source of generation_config.json, which has the defaults of sampling and of the maximum reply
+    length (engine llm): the model (auto), no file (vllm), or a folder."""
+    override_generation_config: Json | None = None
+    """Values that replace or extend generation-config (engine llm): {"temperature": 0.5}."""
+
+    def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
+        """Yields the settings of the core that a real engine does not support."""
+        if not settings.engine.is_real:
+            return
+        if settings.steps.device not in ("", "auto", "cuda", "mps", "cpu"):
+            yield "device", "must be auto, cuda, mps or cpu: engine is llm"
+        try:
+            settings.engine.speculation()
+        except ValueError as error:
+            yield (
+                "speculative-config",
+                f"must be prompt lookup, the only method of engine llm: {error}",
+            )
+        if settings.tools.tool_call_parser not in ("", "hermes", "llama3_json"):
+            yield "tool-call-parser", "must be hermes or llama3_json: engine is llm"
+        if settings.kvcache.kv_connector not in ("", "none"):
+            yield "kv-connector", "must be none: engine is llm, which has no connector"
+        if not settings.steps.enable_chunked_prefill:
+            rule = "must be true: engine is llm, which computes long prompts in several steps"
+            yield "enable-chunked-prefill", rule
+        if settings.model.tensor_parallel_size != 1:
+            yield "tensor-parallel-size", "must be 1: engine is llm, which computes on one device"

@@ -1,0 +1,10 @@
+"""Settings of the description of all routes."""
+
+from config.declaration import Section
+
+
+class OpenApiSettings(Section, frozen=True, kw_only=True):
+    """The description of all routes."""
+
+    disable_fastapi_docs: bool = False
+    """Disable the routes /openapi.json, /docs and /redoc."""

@@ -1,0 +1,37 @@
+"""Settings of the replay of recorded exchanges."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from config import Settings
+from config.declaration import About, PositiveDuration, Section
+
+Targets = Annotated[
+    tuple[Annotated[str, Meta(pattern=r"\A((?!https?://)[^=]+=)?https?://[^/\s]")], ...],
+    Meta(description="must have items such as http://host:8000 or model=https://KEY@host"),
+]
+
+
+class ReplaySettings(Section, frozen=True, kw_only=True):
+    """Replies from a recording of `record --proxy`."""
+
+    replay: Annotated[str, About(path=True)] = ""
+    """Recording whose responses answer equal requests. Empty disables replay."""
+    replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
+    """Handling of a request that is not in the recording. simulate: the engine replies. not-found:
+    rejected with 404. nearest: the response to the most similar request. record: a target responds,
+    and the response is added to the recording. The header X-Replay-Miss overrides it."""
+    target: Annotated[Targets, About(secret=True, repeated=True)] = ()
+    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model. A
+    key precedes the host: https://KEY@host. The flag may be repeated."""
+    target_timeout: PositiveDuration = 300.0
+    """Maximum time to wait for the response of a target, or for its next part."""
+
+    def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
+        """Yields the conflicts of targets without a recording, and the other way round."""
+        if self.replay_miss == "record" and not self.target:
+            yield "replay-miss", "must be given together with target"
+        if self.target and not self.replay:
+            yield "target", "must be given together with replay"

@@ -1,0 +1,12 @@
+"""Settings of the Responses API."""
+
+from typing import Annotated
+
+from config.declaration import About, Section
+
+
+class ResponsesSettings(Section, frozen=True, kw_only=True):
+    """The Responses API."""
+
+    enable_responses_store: Annotated[bool, About(env=("VLLM_ENABLE_RESPONSES_API_STORE",))] = False
+    """Store responses of /v1/responses, so that clients can read, cancel and continue them."""

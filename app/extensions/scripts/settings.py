@@ -1,0 +1,19 @@
+"""Settings of scripted replies."""
+
+from typing import Annotated
+
+from config.declaration import About, Section
+from config.model_files import ModelFiles, model_and_path
+
+
+class ScriptSettings(Section, frozen=True, kw_only=True):
+    """Replies from the rules of scripts."""
+
+    script: Annotated[ModelFiles, About(simulated=True, path=True)] = ()
+    """YAML files with rules for replies, each as path, or as model=path for the requests of one
+    model. A changed file is reloaded."""
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """Model (`ALL_MODELS` for all models) and path of each item, in order."""
+        return tuple(map(model_and_path, self.script))

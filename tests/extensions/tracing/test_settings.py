@@ -1,0 +1,11 @@
+"""The setting of traces, on vLLM's command line."""
+
+from app.core.settings import resolve, settings_type
+from app.extensions.tracing.settings import TracingSettings
+from config.vllm.serve import settings_of
+
+
+def test_a_collector_for_grpc_is_accepted_and_gets_no_spans() -> None:
+    flags = settings_of(["m", "--otlp-traces-endpoint", "grpc://jaeger:4317"], {}, settings_type())
+    settings = resolve(flags, {}, lambda text: None)
+    assert settings.section(TracingSettings).otlp_traces_endpoint is None
