@@ -1,12 +1,12 @@
 """The port for injected failures: what happens to one request, and who decides.
 
-The extension `faults` implements it. Without it, no request has a fault.
+The extension `faults` implements `FaultInjection`. Without it, no request has a fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -42,8 +42,8 @@ class RequestFacts(Struct, frozen=True):
     tokens: float = 0.0
 
 
-class FaultInjection(Protocol):
-    """Decides about the faults of requests, and carries them out."""
+class FaultInjection:
+    """Decides about the faults of requests, and carries them out. This class injects none."""
 
     def inject(self, context: RequestContext, model: str | None) -> None:
         """Decides about a decoded request for generation, and keeps its fault in the context.
@@ -52,8 +52,6 @@ class FaultInjection(Protocol):
             ApiError: an error replaces the answer.
         """
 
-    def apply(self, context: RequestContext, fault: Fault) -> None:
-        """Keeps a fault in the request's context. Raises ApiError as `inject`."""
-
     def damage(self, response: Response, fault: Fault | None, context: RequestContext) -> Response:
         """Returns `response` with the headers and the damage of a fault."""
+        return response

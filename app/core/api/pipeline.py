@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from app.core.api.chat.media import BuiltPrompt
     from app.core.api.engine_requests import RequestBuilder
-    from app.core.api.fault import FaultInjection
     from app.core.api.identity import Identity, ResponseMeta
     from app.core.api.models import ServedModels
     from app.core.api.reply_rules import ReplyRules
@@ -66,7 +65,6 @@ class RequestPipeline:
     tokenizer: Tokenizer
     identity: Identity
     responder: Responder
-    faults: FaultInjection | None
     limits: ModelLimits
     schemas: Constraints
     builder: RequestBuilder
@@ -90,9 +88,7 @@ class RequestPipeline:
 
     def damaged(self, response: Response, context: RequestContext) -> Response:
         """Returns `response` with the damage of the request's fault, if it has one."""
-        if self.faults is None:
-            return response
-        return self.faults.damage(response, context.kept(Fault), context)
+        return self.responder.faults.damage(response, context.kept(Fault), context)
 
     def decode(self, context: RequestContext, request_type: type[T]) -> T:
         """Returns the request in the body.
@@ -105,8 +101,7 @@ class RequestPipeline:
 
     def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
         """Validates the request as far as possible before its prompts are tokens."""
-        if self.faults is not None:
-            self.faults.inject(context, request.model)
+        self.responder.faults.inject(context, request.model)
         model = self.models.resolve(request.model)
         self.responder.engine.check_accepting(request.n or 1)
         return ValidatedRequest(request, model, self.limits)

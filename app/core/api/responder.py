@@ -66,7 +66,7 @@ class Responder:
     headers: Mapping[str, str]
     keep_alive_s: float
     """Seconds between comments in idle streams of chats and completions; see `EventStream`."""
-    faults: FaultInjection | None = field(default=None, kw_only=True)
+    faults: FaultInjection = field(default=FaultInjection(), kw_only=True)
 
     def respond(
         self,
@@ -89,7 +89,7 @@ class Responder:
             body = self.collect(requests, writer, connection)
             status = CLIENT_GONE if body is None else 200
             response = json_response(body or b"", status, self.headers)
-        if fault is None or self.faults is None:
+        if fault is None:
             return response
         return self.faults.damage(response, fault, context)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.api.chat.rules import ChatRules
 from app.core.api.engine_requests import RequestBuilder
+from app.core.api.fault import FaultInjection
 from app.core.api.identity import Identity, pod_headers
 from app.core.api.models import ServedModels
 from app.core.api.pipeline import RequestPipeline
@@ -14,7 +15,6 @@ from app.core.api.responder import Responder, ServerLoad
 from app.core.protocol.validation import ModelLimits
 
 if TYPE_CHECKING:
-    from app.core.api.fault import FaultInjection
     from app.core.api.reply_rules import ReplyRules
     from app.core.extensions import ServerParts
     from config import Settings
@@ -27,13 +27,12 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
     """Returns the pipeline of all API families that generate text."""
     settings = parts.settings
     model = settings.model
-    faults = _fault_injection(parts)
     responder = Responder(
         engine=parts.engine,
         load=load,
         headers=pod_headers(parts.server),
         keep_alive_s=max(0.0, settings.api.sse_keep_alive_interval),
-        faults=faults,
+        faults=_fault_injection(parts),
     )
     host = settings.kvcache.kv_side_channel_host or parts.server.pod_ip or socket.gethostname()
 
@@ -61,7 +60,6 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         tokenizer=parts.tokenizer,
         identity=Identity(settings, host, parts.streams("ids")),
         responder=responder,
-        faults=faults,
         limits=_limits(parts),
         schemas=parts.constraints,
         builder=builder,
@@ -94,12 +92,12 @@ def _limits(parts: ServerParts) -> ModelLimits:
     )
 
 
-def _fault_injection(parts: ServerParts) -> FaultInjection | None:
+def _fault_injection(parts: ServerParts) -> FaultInjection:
     for extension in parts.extensions:
         faults = extension.fault_injection()
         if faults is not None:
             return faults
-    return None
+    return FaultInjection()
 
 
 def _reply_rules(parts: ServerParts) -> ReplyRules | None:

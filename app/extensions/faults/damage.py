@@ -10,6 +10,7 @@ from app.core.api.fault import Fault
 from app.core.server.http.client_connection import ClientConnection, break_off
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, StreamingBody
+from app.core.server.http.rpc import PREFIX_BYTES, RpcResponse, framed
 from app.extensions.faults.fault import Damage
 from app.extensions.faults.fault_rules import (
     DisconnectRule,
@@ -29,6 +30,10 @@ LAST_EVENTS = (
     b"event: response.incomplete",
 )
 """Events that end a complete stream, in each API family."""
+NO_MESSAGE = b"\xff\xff\xff"
+"""Bytes that start no field of a gRPC message."""
+END_OF_CHOICE = b"\x12"
+"""First byte of a gRPC message that ends a choice."""
 
 
 def damage(response: Response, fault: Fault | None, context: RequestContext) -> Response:
@@ -38,7 +43,10 @@ def damage(response: Response, fault: Fault | None, context: RequestContext) -> 
     response.headers.update(fault.headers)
     if fault.damage is not None:
         if isinstance(response.body, StreamingBody):
-            response.body = DamagedStream(response.body, fault.damage, context.connection)
+            stream_type = DamagedStream
+            if isinstance(response, RpcResponse):
+                stream_type = DamagedMessages
+            response.body = stream_type(response.body, fault.damage, context.connection)
         elif response.status == 200 and isinstance(response.body, bytes):
             _damage_whole(response, response.body, fault.damage, context.connection)
     return response
@@ -113,6 +121,31 @@ class DamagedStream(StreamingBody):
         if isinstance(self._damage, DisconnectRule):
             break_off(self._connection)
         yield b""
+
+
+class DamagedMessages(DamagedStream):
+    """A damaged stream of gRPC messages."""
+
+    def _chunks(self, data: bytes) -> Sequence[bytes]:
+        chunks = []
+        while data:
+            end = PREFIX_BYTES + int.from_bytes(data[1:PREFIX_BYTES], "big")
+            chunks.append(data[PREFIX_BYTES:end])
+            data = data[end:]
+        return chunks
+
+    def _altered(self, number: int, chunk: bytes) -> bytes:
+        """Returns a message with its prefix, perhaps damaged; nothing for an omitted end."""
+        damage = self._damage
+        if isinstance(damage, MissingDoneRule) and chunk.startswith(END_OF_CHOICE):
+            self.was_damaged = True
+            return b""
+        if isinstance(damage, MalformedChunkRule | TruncatedJsonRule) and number == damage.chunk:
+            self.was_damaged = True
+            if isinstance(damage, TruncatedJsonRule):
+                return framed(chunk[: len(chunk) // 2])
+            return framed(NO_MESSAGE + chunk)
+        return framed(chunk)
 
 
 def ends_after(damage: Damage, number: int) -> bool:

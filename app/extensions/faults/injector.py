@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from app.core.api.fault import Fault, RequestFacts
+from app.core.api.fault import Fault, FaultInjection, RequestFacts
 from app.core.server.http.context import RequestContext, client_name
 from app.core.server.http.response import Response
 from app.extensions.faults.limits import MAX_HEADER_RULES, RULE_BYTES
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4
 
 
-class FaultInjector:
+class FaultInjector(FaultInjection):
     """Makes requests fail. `now` returns monotonic seconds."""
 
     limit_bytes = MAX_HEADER_RULES * RULE_BYTES

@@ -15,7 +15,7 @@ class Grpc(Extension):
     """Generation, embeddings, health and KV events over gRPC."""
 
     name = "grpc"
-    requires = ("faults", "pooling")
+    requires = ("pooling",)
     reads_kv_events = True
 
     @classmethod

@@ -46,6 +46,7 @@ class Generator:
             load=responder.load,
             headers=responder.headers,
             keep_alive_s=0.0,
+            faults=responder.faults,
         )
 
     def generate(self, message: Proto, context: RequestContext) -> RpcResponse:

@@ -15,15 +15,8 @@ from app.core.protocol.completions import CompletionRequest
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response
-from app.core.server.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
-from app.extensions.faults.damage import DamagedStream
-from app.extensions.faults.fault_rules import MalformedChunkRule, MissingDoneRule, TruncatedJsonRule
+from app.core.server.http.rpc import RpcOutcome, RpcResponse
 from app.extensions.grpc.messages import Proto, engine, framed_message
-
-NO_MESSAGE = b"\xff\xff\xff"
-"""Bytes that start no field."""
-COMPLETE = b"\x12"
-"""First byte of a message that ends a choice."""
 
 
 class RpcWriter(ResponseWriter):
@@ -175,31 +168,6 @@ def _add_top(logprobs: Proto, entry: TokenLogprob | None, top: int) -> None:
         alternatives.values.extend([logprob for _, _, logprob in shown])
 
 
-class DamagedMessages(DamagedStream):
-    """Messages of a stream that a fault damages."""
-
-    def _chunks(self, data: bytes) -> Sequence[bytes]:
-        chunks = []
-        while data:
-            end = PREFIX_BYTES + int.from_bytes(data[1:PREFIX_BYTES], "big")
-            chunks.append(data[PREFIX_BYTES:end])
-            data = data[end:]
-        return chunks
-
-    def _altered(self, number: int, chunk: bytes) -> bytes:
-        """Returns a message with its prefix, perhaps damaged; nothing for an omitted end."""
-        damage = self._damage
-        if isinstance(damage, MissingDoneRule) and chunk.startswith(COMPLETE):
-            self.was_damaged = True
-            return b""
-        if isinstance(damage, MalformedChunkRule | TruncatedJsonRule) and number == damage.chunk:
-            self.was_damaged = True
-            if isinstance(damage, TruncatedJsonRule):
-                return framed(chunk[: len(chunk) // 2])
-            return framed(NO_MESSAGE + chunk)
-        return framed(chunk)
-
-
 class RpcResponder(Responder):
     """Responds to calls of Generate."""
 
@@ -214,18 +182,13 @@ class RpcResponder(Responder):
     ) -> Response:
         """Returns the response, always a stream: a whole answer is one message per choice."""
         assert isinstance(writer, RpcWriter)
-        fault = context.kept(Fault)
         entries_per_token = 1 + (requests[0].logprobs or 0)
         body = EventStream(writer, len(requests), entries_per_token=entries_per_token)
         body.handle = self.engine.submit(requests, body.emit)
         response = RpcResponse(body, self.headers, writer.outcome)
-        if fault is not None:
-            response.headers.update(fault.headers)
-            if fault.damage is not None:
-                response.body = DamagedMessages(body, fault.damage, None)
         self.load.begin()
         response.on_close(self.load.end)
-        return response
+        return self.faults.damage(response, context.kept(Fault), context)
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
         """Raises the error, which becomes the status."""

@@ -79,7 +79,7 @@ class Recordings(Extension):
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the replay, which answers instead of the routes."""
-        self._replay.faults = self.parts.pipeline.faults
+        self._replay.faults = self.parts.pipeline.responder.faults
         return {Position.INNERMOST: [self._replay]}
 
     def routes(self) -> Mapping[str, Sequence[Route]]:

@@ -113,8 +113,8 @@ class Replay(Middleware):
         """Requests answered by a similar one."""
         self.missed_count = 0
         """Requests without a recorded answer."""
-        self.faults: FaultInjection | None = None
-        """Injects faults into the answers."""
+        self.faults = FaultInjection()
+        """Injects faults into the answers; replaced when the pipeline exists."""
         self._services = services
         self._now = services.now
         self._miss = miss
@@ -208,7 +208,7 @@ class Replay(Middleware):
         Raises:
             RecordingError: the file has changed.
         """
-        if form.model is not None and self.faults is not None:
+        if form.model is not None:
             self.faults.inject(context, form.model)
         answer = self.recording.next_answer(key)
         if key == form.key:
@@ -234,8 +234,6 @@ class Replay(Middleware):
             if "Content-Length" in headers and context.method != "HEAD":
                 headers["Content-Length"] = str(body.bytes_sent)
             response.headers = headers
-        if self.faults is None:
-            return response
         return self.faults.damage(response, context.kept(Fault), context)
 
     def _complete_entry(
@@ -295,7 +293,7 @@ class Replay(Middleware):
         """
         check_path(target)
         model = None if form is None else form.model
-        if model is not None and self.faults is not None:
+        if model is not None:
             self.faults.inject(context, model)
         dropped_headers = SERVER_HEADERS
         if self._services.has_keys():

@@ -257,15 +257,6 @@ def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
                 assert engine.refusal(request)[0] == Code.INVALID_ARGUMENT
 
 
-CODES = {
-    400: Code.INVALID_ARGUMENT,
-    401: Code.UNAUTHENTICATED,
-    409: Code.ABORTED,
-    418: Code.UNKNOWN,
-}
-CODES |= {429: Code.RESOURCE_EXHAUSTED, 500: Code.INTERNAL, 503: Code.UNAVAILABLE}
-
-
 @pytest.fixture(scope="module")
 def slow() -> Iterator[tuple[RunningServer, Engine]]:
     """A server of two places, with room for one that waits; tokens come every 50 ms."""
@@ -284,55 +275,6 @@ def slow() -> Iterator[tuple[RunningServer, Engine]]:
 def long() -> messages.GenerateRequest:
     """A request for a minute's tokens."""
     return generate(max_tokens=1200, ignore_eos=True)
-
-
-def test_every_status_has_its_code(engine: Engine) -> None:
-    for status, expected in CODES.items():
-        code, text = engine.refusal(generate(), metadata=[("x-return-error", str(status))])
-        assert code == expected and str(status) in text
-
-
-def test_a_stream_can_end_too_early(engine: Engine) -> None:
-    for rule, kinds in (
-        ("truncate; after=2", ["chunk"] * 2),
-        ("empty", []),
-        ("missing-done", ["chunk"] * 5),
-    ):
-        said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
-        assert [message.WhichOneof("response") for message in said] == kinds
-
-
-def bytes_said(
-    engine: Engine, request: messages.GenerateRequest, *metadata: tuple[str, str]
-) -> Iterator[bytes]:
-    call = engine.channel.unary_stream(
-        "/vllm.grpc.engine.VllmEngine/Generate",
-        request_serializer=lambda message: message.SerializeToString(),
-    )
-    answers: Iterator[bytes] = call(request, timeout=LIMIT_S, metadata=metadata)
-    return answers
-
-
-@pytest.mark.parametrize("rule", ["malformed-chunk; chunk=2", "truncated-json; chunk=2"])
-def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
-    said = list(bytes_said(engine, generate(ignore_eos=True), ("x-fault", rule)))
-    assert messages.GenerateResponse.FromString(said[0]).HasField("chunk")
-    with pytest.raises(Exception, match="parsing"):
-        messages.GenerateResponse.FromString(said[1])
-    assert len(said) == (6 if rule.startswith("malformed") else 2)
-
-
-def test_a_connection_can_break(served: RunningServer) -> None:
-    with connected(served.port) as engine:
-        call = engine.stub.Generate(
-            generate(ignore_eos=True),
-            timeout=LIMIT_S,
-            metadata=[("x-fault", "disconnect; after=2")],
-        )
-        with pytest.raises(grpc.RpcError) as broken:
-            list(call)
-        assert broken.value.code() == Code.UNAVAILABLE
-        assert ends_of(engine.said(generate()))  # over another connection
 
 
 def test_clients_that_leave_free_their_places(slow: tuple[RunningServer, Engine]) -> None:
@@ -359,18 +301,17 @@ def test_clients_that_leave_free_their_places(slow: tuple[RunningServer, Engine]
     engine.wait_for(0)
 
 
-def test_keys_quotas_and_failures_by_chance_hold() -> None:
+def test_keys_and_quotas_hold() -> None:
     flags = ["--api-key", "secret", "--requests-per-minute", "2"]
-    flags += ["--failure-injection-rate", "100", "--failure-types", "model_not_found"]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
         assert engine.refusal(generate()) == (Code.UNAUTHENTICATED, "Unauthorized")
         other = [("authorization", "Bearer other")]
         assert engine.refusal(generate(), metadata=other)[0] == Code.UNAUTHENTICATED
         key = [("authorization", "Bearer secret")]
-        code, text = engine.refusal(generate(), metadata=key)
+        assert ends_of(engine.said(generate(), metadata=key))
         url, headers = f"{server.url}/v1/completions", {"Authorization": "Bearer secret"}
         answer = requests.post(url, json={"prompt": "a"}, headers=headers, timeout=LIMIT_S)
-        assert (code, text) == (Code.NOT_FOUND, answer.json()["error"]["message"])
+        assert answer.status_code == 200
         assert engine.refusal(generate(), metadata=key)[0] == Code.RESOURCE_EXHAUSTED
 
 
@@ -417,14 +358,3 @@ def test_a_worker_that_is_killed_comes_back() -> None:
         with connected(server.port) as engine:
             assert ends_of(engine.said(generate(), wait_for_ready=True))
             assert engine.running() == 0
-
-
-def test_a_client_may_leave_a_damaged_stream(served: RunningServer, engine: Engine) -> None:
-    before = len(served.log())
-    for _ in range(3):
-        rule = ("x-fault", "truncate; after=900")
-        call = engine.stub.Generate(long(), timeout=LIMIT_S, metadata=[rule])
-        next(call)
-        call.cancel()
-    engine.wait_for(0)
-    assert "Traceback" not in served.log()[before:]
