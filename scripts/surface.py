@@ -44,22 +44,26 @@ SCRIPT = """
 rules:
 - then: {text: Hello}
 """
-EVERY_FEATURE = (
+API_FLAGS = (
     "--allow-runtime-lora-updating",
-    "--console",
     "--embeddings-with-chat",
     "--enable-responses-store",
     "--enable-scale-out",
-    "--enable-sleep-mode",
     "--enable-tokenizer-info-endpoint",
-    "--kv-cache-metrics",
     "--kv-index",
+    "--profiling",
+    "--server-dev-mode",
+)
+"""Flags that add routes to the API."""
+EVERY_FEATURE = (
+    *API_FLAGS,
+    "--console",
+    "--enable-sleep-mode",
+    "--kv-cache-metrics",
     "--lora-modules=adapter=/adapters/adapter",
     "--lora-residency-metrics",
     "--otlp-traces-endpoint=http://127.0.0.1:4318/v1/traces",
     "--profile=qwen3-14b-h100",
-    "--profiling",
-    "--server-dev-mode",
 )
 CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "default": (),

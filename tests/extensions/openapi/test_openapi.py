@@ -16,17 +16,18 @@ from jsonschema import Draft202012Validator
 from app.core.built_in import present_extensions
 from app.core.server.flask.application import Understudy
 from config import VERSION
-from scripts.surface import absent_paths, is_flag
+from scripts.surface import API_FLAGS, absent_paths, is_flag
 from tests.application import app_of
 from tests.running_server import ROOT
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "generate": (
-        *("--server-dev-mode", "--weight-transfer", "--profiling", "--enable-scale-out"),
-        *("--allow-runtime-lora-updating", "--journal=10"),
-        *("--kv-index", "--enable-kvcache", "--enable-responses-store", "--max-model-len=512"),
+        *API_FLAGS,
+        "--enable-kvcache",
+        "--journal=10",
+        "--max-model-len=512",
+        "--weight-transfer",
         '--fake-metrics={"running-requests": 1}',
-        *("--enable-tokenizer-info-endpoint", "--embeddings-with-chat"),
     ),
     "pooling": ("--task=pooling",),
     "script": (f"--script={ROOT / 'examples' / 'scripts' / 'weather.yaml'}",),
