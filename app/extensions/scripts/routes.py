@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -26,6 +26,10 @@ class RulesQuery(Struct, forbid_unknown_fields=True):
     scope: str | None = None
     id: int | None = None
     ranks: str = ""
+
+    def selects(self, rule: AddedRule) -> bool:
+        """Returns whether the rule has the scope and the id of the query, where it names them."""
+        return self.scope in (None, rule.scope) and self.id in (None, rule.id)
 
 
 def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
@@ -67,18 +71,7 @@ def rule_routes(
         """Sets rules at run time, in a file's form: PUT replaces those of `scope`, POST appends."""
         scope = decode_query(context.query(), RulesQuery).scope
         data = body.read(context)
-        book = open_book()
-        document = json_body(data, dict[str, object])
-        if "rules" not in document:
-            document = {"rules": [document]}
-        try:
-            added = book.read_rules(document, scope)
-            remaining = list(book.added)
-            if context.method == "PUT":
-                remaining = [rule for rule in remaining if rule.scope != scope]
-            book.use_rules([*remaining, *added])
-        except ValueError as error:
-            raise bad_request(f"{str(error).rstrip('.')}.") from None
+        added = _add_rules(open_book(), data, scope, replaces=context.method == "PUT")
         changed()
         return siblings.answers(context, rows(added), data)
 
@@ -86,13 +79,7 @@ def rule_routes(
         """Removes the runtime rules, or only rules with a `scope` or `id`; returns the others."""
         query = decode_query(context.query(), RulesQuery)
         book = open_book()
-        remaining = []
-        for rule in book.added:
-            has_scope = query.scope in (None, rule.scope)
-            has_id = query.id in (None, rule.id)
-            if not (has_scope and has_id):
-                remaining.append(rule)
-        book.use_rules(remaining)
+        book.use_rules([rule for rule in book.added if not query.selects(rule)])
         changed()
         return siblings.answers(context, rows(book.added))
 
@@ -108,3 +95,27 @@ def rule_routes(
         action(f"POST {RULES}", add, add_docs),
         action(f"DELETE {RULES}", remove, docs),
     ]
+
+
+def _add_rules(
+    book: ScriptSet, data: bytes, scope: str | None, *, replaces: bool
+) -> Sequence[AddedRule]:
+    """Adds the rules of a JSON document to `book`, and returns them.
+
+    With `replaces`, they replace the rules of `scope`.
+
+    Raises:
+        ApiError: 400 for an invalid document or rule.
+    """
+    document = json_body(data, dict[str, object])
+    if "rules" not in document:
+        document = {"rules": [document]}
+    try:
+        added = book.read_rules(document, scope)
+        remaining = list(book.added)
+        if replaces:
+            remaining = [rule for rule in remaining if rule.scope != scope]
+        book.use_rules([*remaining, *added])
+    except ValueError as error:
+        raise bad_request(f"{str(error).rstrip('.')}.") from None
+    return added

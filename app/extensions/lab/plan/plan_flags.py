@@ -1,7 +1,9 @@
 """Flags of `plan`: those of `simulate`, some with several values, some left out."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
@@ -41,6 +43,8 @@ EXCLUDED_FLAGS = (
 )
 """Flags of simulate that plan sets or does not have."""
 DASK = "dask="
+AddArgument: TypeAlias = Callable[..., argparse.Action]
+"""Adds an argument to a group of flags."""
 
 
 def make_parser() -> FlagParser:
@@ -54,6 +58,39 @@ def make_parser() -> FlagParser:
             help=argparse.SUPPRESS,
         )
     add = flags.add_argument_group("Plan").add_argument
+    _add_candidates(add)
+    _add_loads(add)
+    add(
+        "--attainment",
+        type=number_of(0, 1),
+        default=0.99,
+        metavar="SHARE",
+        help="share of requests that meet the limits of --goodput [0.99]",
+    )
+    add(
+        "--max-pods",
+        type=whole_number(1, MAX_VALUES[PODS]),
+        default=64,
+        metavar="N",
+        help="most pods to consider [64]",
+    )
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.png|FILE.svg",
+        help="draw price and latency of the fleets, with their Pareto front",
+    )
+    add(
+        "--backend",
+        type=as_argument(_read_backend),
+        metavar=f"{DASK}HOST:PORT",
+        help="simulate on a Dask cluster instead of this machine",
+    )
+    return flags
+
+
+def _add_candidates(add: AddArgument) -> None:
+    """Adds the devices, the model and the engine's flags that plan combines into fleets."""
     add(
         "--device",
         required=True,
@@ -86,6 +123,9 @@ def make_parser() -> FlagParser:
         help="shares of the pods that only prefill, to consider; 0 is none"
         f" [{' '.join(map(str, PREFILL_SHARES))}]",
     )
+
+
+def _add_loads(add: AddArgument) -> None:
     add(
         "--rate",
         nargs="+",
@@ -93,33 +133,6 @@ def make_parser() -> FlagParser:
         help="requests per second; each value is a load",
     )
     add("--trace", nargs="+", type=Path, metavar="FILE", help="traces; each is a load")
-    add(
-        "--attainment",
-        type=number_of(0, 1),
-        default=0.99,
-        metavar="SHARE",
-        help="share of requests that meet the limits of --goodput [0.99]",
-    )
-    add(
-        "--max-pods",
-        type=whole_number(1, MAX_VALUES[PODS]),
-        default=64,
-        metavar="N",
-        help="most pods to consider [64]",
-    )
-    add(
-        "--plot",
-        type=Path,
-        metavar="FILE.png|FILE.svg",
-        help="draw price and latency of the fleets, with their Pareto front",
-    )
-    add(
-        "--backend",
-        type=as_argument(_read_backend),
-        metavar=f"{DASK}HOST:PORT",
-        help="simulate on a Dask cluster instead of this machine",
-    )
-    return flags
 
 
 def _reject(text: str) -> None:
