@@ -3,12 +3,13 @@
 To keep other starts fast, argparse is imported only for flags, and yaml only for a file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from config.declaration import ConfigError, check_installed, suggestion
 from config.plugins import settings_kind
 from config.sections.model import OWN_LENGTH
-from config.settings import Settings, table_of
+from config.settings import Settings, Table, table_of
 from config.sources import DEFAULT, Flags, Sources, Warn, ignore_warning
 from config.validation import check, in_order, read
 
@@ -21,6 +22,8 @@ REAL_DEFAULTS: Mapping[str, object] = {
     "block-size": 16,
 }
 """Defaults of a real engine (`engine: llm`), equal to the defaults of `EngineProcessOptions`."""
+AddValues: TypeAlias = Callable[[dict[str, object], dict[str, str]], None]
+"""Adds values of settings, and where they come from, by the names of the settings."""
 
 
 def load(
@@ -28,10 +31,11 @@ def load(
     environ: Mapping[str, str],
     warn: Warn,
     base: type[Settings],
+    add_limits: AddValues,
 ) -> Settings:
     """Loads the settings of this process; `argv` has no program name.
 
-    `base` has the sections of the core and of the extensions.
+    `base` has the sections of the core and of the extensions. `add_limits` adds those of an engine.
 
     Raises:
         ConfigError: A setting is wrong, or a file or plugin cannot be read.
@@ -43,10 +47,16 @@ def load(
         flags = parse(argv, environ, base)
     for warning in flags.warnings:
         warn(warning)
-    return resolve(flags, environ, warn, base)
+    return resolve(flags, environ, warn, base, add_limits)
 
 
-def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn, base: type[Settings]) -> Settings:
+def resolve(
+    flags: Flags,
+    environ: Mapping[str, str],
+    warn: Warn,
+    base: type[Settings],
+    add_limits: AddValues,
+) -> Settings:
     """Returns the settings of a parsed command line, the environment and the YAML file.
 
     Raises:
@@ -61,28 +71,42 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn, base: type[Set
             raise ConfigError(f"{sources.file}: unknown key {name!r}{hint}")
     for warning in sources.strays(table):
         warn(warning)
-    return _settings_from(sources, kind)
+    values, source_names = _values_from(sources, table)
+    add_limits(values, source_names)
+    return _settings_of(values, source_names, kind)
 
 
 def load_core(environ: Mapping[str, str]) -> Settings:
     """Loads the settings of the core, without plugins; other keys of the YAML file are ignored.
 
+    Requests have separate latencies in the result: a profile is not read, so the limits of steps
+    are not known.
+
     Raises:
         ConfigError: A setting of the core is wrong, or the file cannot be read.
     """
-    return _settings_from(Sources(Flags(), environ, ignore_warning), Settings)
+    sources = Sources(Flags(), environ, ignore_warning)
+    values, source_names = _values_from(sources, table_of(Settings))
+    values.pop("timing", None)
+    return _settings_of(values, source_names, Settings)
 
 
-def _settings_from(sources: Sources, kind: type[Settings]) -> Settings:
+def _values_from(sources: Sources, table: Table) -> tuple[dict[str, object], dict[str, str]]:
+    """Returns the values of the settings that have a source, and the names of their sources."""
     values: dict[str, object] = {}
     source_names: dict[str, str] = {}
-    for row in in_order(table_of(kind)):
+    for row in in_order(table):
         candidate = sources.value_of(row)
         if candidate is not None:
             raw, source_name = candidate
             source_names[row.name] = source_name
             values[row.name] = read(row, raw, source_name)
-    _apply_profile(values, source_names)
+    return values, source_names
+
+
+def _settings_of(
+    values: dict[str, object], source_names: Mapping[str, str], kind: type[Settings]
+) -> Settings:
     if values.get("engine") == "llm":
         for name, default in REAL_DEFAULTS.items():
             if source_names.get(name, DEFAULT) == DEFAULT:
@@ -101,30 +125,3 @@ def check_extras(settings: Settings) -> None:
     for group in settings.table.sections:
         for extra, setting in getattr(settings, group).extras().items():
             check_installed(extra, f"setting {setting}")
-
-
-def _apply_profile(values: dict[str, object], source_names: dict[str, str]) -> None:
-    """Adds the limits of the profile's engine, for settings without a source."""
-    timing = values.get("timing", "")
-    profile = values.get("profile", "")
-    if timing == "requests" or not (timing or profile):
-        return
-    from config.datasheet import chosen_profile  # and YAML
-    from config.profile import DEFAULT_PROFILE
-
-    profile_name = str(profile or DEFAULT_PROFILE)
-    values["timing"] = "steps"
-    values["profile"] = profile_name
-    limits = {}
-    for name in ("max-num-seqs", "max-num-batched-tokens", "block-size"):
-        value = values.get(name)
-        if source_names.get(name, DEFAULT) != DEFAULT and isinstance(value, int):
-            limits[name.replace("-", "_")] = value
-    core_names = table_of(Settings).by_name
-    settings = Settings().changed(
-        {name: value for name, value in values.items() if name in core_names}
-    )
-    for name, limit in chosen_profile(settings, limits).settings().items():
-        if source_names.get(name, DEFAULT) == DEFAULT:
-            values[name] = limit
-            source_names[name] = f"profile {profile_name}"

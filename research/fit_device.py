@@ -24,9 +24,9 @@ from typing import Any
 from msgspec import Struct
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from config.devices import DEVICES
-from config.kernel_constants import KERNELS
-from config.kernels import BYTES, ExpertLayer, Experts, Format, Product, Rates
+from app.extensions.lab.costs.devices import DEVICES
+from app.extensions.lab.costs.kernel_constants import KERNELS
+from app.extensions.lab.costs.kernels import BYTES, ExpertLayer, Experts, Format, Product, Rates
 
 FOLDERS = {
     "h100": "h100_sxm",

@@ -19,7 +19,7 @@ from app.extensions.lab.fidelity.sweeps import Point
 from app.extensions.lab.fidelity.workers import map_jobs, worker_pool
 from app.extensions.lab.load.plotting import BLUE, RED, picture_file
 from app.extensions.lab.load.synthetic import Between, Lognormal, Recipe, draw_load
-from config.profile import DEFAULT_PROFILE, read_profile
+from app.core.engine.profile import DEFAULT_PROFILE, read_profile
 
 PICTURE = Path(__file__).parents[1] / "docs" / "saturation.png"
 TITLE = "Qwen3-14B, one H100: lines are simulated, crosses recorded from vLLM 0.23"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from app.core.engine.kvcache.publisher import Publisher
     from app.core.engine.lifecycle import Operations
     from app.core.engine.lora import LoRARegistry
+    from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.simulated.model import RecordedReplies
     from app.core.engine.step_cost import CostModel
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from app.core.text.base import Tokenizer
     from config import Settings as AllSettings
     from config.declaration import Section
-    from config.profile import Profile
     from config.settings import ServerSettings
     from config.validation import LiveSettings
 
@@ -235,6 +235,18 @@ class Extension:
     def commands(cls) -> Mapping[str, Command]:
         """Returns subcommands of `python -m app`, by name."""
         return {}
+
+    @classmethod
+    def profile(cls, settings: AllSettings, limits: Mapping[str, int]) -> Profile | None:
+        """Returns the computed profile of settings that do not name a file; None without one.
+
+        Called if a setting needs it. `limits` are the limits of the engine that settings decide, by
+        the fields of `EngineLimits`.
+
+        Raises:
+            ConfigError: the profile cannot be computed.
+        """
+        return None
 
     @classmethod
     def tokenizer(cls, settings: AllSettings) -> Tokenizer | None:

@@ -14,7 +14,7 @@ from app.extensions.lab.load.synthetic import Recipe, lengths
 from config import ConfigError
 from config.declaration import check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
-from config.profile import CostConstants, Profile
+from app.core.engine.profile import CostConstants, Profile
 from research.rehearse import report
 from research.rehearse.playing import Clock
 from research.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse

@@ -19,7 +19,7 @@ from app.extensions.llm.errors import LLMError
 from app.extensions.llm.library import make_engine
 from app.extensions.llm.model_runner import ModelRunner
 from app.extensions.llm.sampling_params import SamplingParams
-from config.profile import EngineLimits
+from app.core.engine.profile import EngineLimits
 from research.rehearse.playing import Token
 
 TINY = "tiny"

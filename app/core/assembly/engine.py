@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from random import Random
 
     from app.core.engine.kvcache.publisher import Publisher
+    from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, Model, Reply
     from app.core.engine.step_cost import CostModel
     from app.core.extensions import ServerParts
     from config import Settings
-    from config.profile import Profile
 
 
 class ReplySource:
@@ -145,7 +145,7 @@ def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
     profile: Profile | None = None
     cost: CostModel | None = None
     if settings.steps.shared:
-        from config.datasheet import chosen_profile  # imports YAML
+        from app.core.profiles import chosen_profile
 
         profile = chosen_profile(settings)
         cost = _step_cost(parts, profile)

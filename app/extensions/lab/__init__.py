@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Command, Extension
 
 if TYPE_CHECKING:
+    from app.core.engine.profile import Profile
     from config import Settings
 
 
@@ -22,6 +23,22 @@ class Lab(Extension):
     def is_enabled(cls, settings: Settings) -> bool:
         """Returns False: the lab has commands only."""
         return False
+
+    @classmethod
+    def profile(cls, settings: Settings, limits: Mapping[str, int]) -> Profile:
+        """Returns the profile of a model's config.json and a device's data sheet."""
+        from app.core.profiles import VLLM_DEVICES
+        from app.extensions.lab.costs.datasheet import profile_of
+
+        steps = settings.steps
+        return profile_of(
+            steps.profile,
+            None if steps.device in VLLM_DEVICES else steps.device,
+            settings.model.tensor_parallel_size,
+            steps.model_config or None,
+            vllm_version=steps.vllm_version,
+            limits=limits,
+        )
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from app.core.api.fault import Fault, RequestFacts
     from app.core.base.metrics.instruments import Families
+    from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.step_cost import CostModel
     from app.core.extensions import ServerParts
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from app.core.server.middleware.stack import Middleware
     from app.extensions.plugins.registry import PluginRegistry
     from config import Settings
-    from config.profile import Profile
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from app.core.api.fault import Fault, RequestFacts
 from app.core.base.clock.pause import call_off_hub
 from app.core.engine.batch import Batch
+from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, ScriptedReply
 from app.core.engine.step_cost import CostModel, StepCost
 from app.core.extensions import Extension, Position, ServerParts
@@ -25,7 +26,6 @@ from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.stack import Middleware
 from config.declaration import About, Count, Duration, NotNegative, Percent, Section
 from config.plugin_modules import API
-from config.profile import Profile
 from config.settings import Settings as AllSettings
 
 __all__ = [

@@ -18,6 +18,7 @@ from app.core.api.fault import Fault, RequestFacts
 from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.metrics.instruments import Families
+from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, ScriptedReply
 from app.core.engine.step_cost import CostModel, StepCost
 from app.core.extensions import Position, ServerParts
@@ -45,7 +46,6 @@ from app.extensions.plugins.guard import (
 from config.declaration import ConfigError
 from config.plugin_modules import API
 from config.plugins import from_plain, to_plain
-from config.profile import Profile
 from config.settings import Settings
 from config.validation import LiveSettings
 

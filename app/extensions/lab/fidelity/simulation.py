@@ -12,6 +12,7 @@ from itertools import count, groupby
 from operator import itemgetter
 from random import Random
 
+from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
 from app.core.policies import Sample
 from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
@@ -37,7 +38,6 @@ from app.extensions.lab.load.policies import (
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from app.extensions.lab.load.statistics import latencies
 from config import ConfigError
-from config.profile import Profile
 
 REQUESTS_PER_PROGRESS = 1024
 """Requests between two progress calls."""

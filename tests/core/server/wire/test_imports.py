@@ -53,10 +53,10 @@ LAZY_MODULES = (
     "app.extensions.scripts.command",
     "app.extensions.scripts.resolver",
     "app.extensions.scripts.script_set",
-    "config.datasheet",
+    "app.extensions.lab.costs.datasheet",
     "config.environment",
     "config.plugin_modules",
-    "config.profile",
+    "app.core.engine.profile",
 )
 """Imported after the start, or by the first request that needs them."""
 MODULES_OF_IS_ENABLED = ("settings", "paths")

@@ -10,6 +10,7 @@ import pytest
 
 from app.core.engine.batch import Phase
 from app.extensions.console.page import report_of
+from app.extensions.lab.costs.datasheet import profile_of
 from app.extensions.lab.fidelity import step_recorder
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.film import Film
@@ -17,7 +18,6 @@ from app.extensions.lab.fidelity.simulate import run
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.synthetic import Between, Recipe, draw_load
-from config.datasheet import profile_of
 from tests.extensions.console.watched import Page
 
 TOLD = "a <b>title</b></script><script>alert(1)</script>"

@@ -1,6 +1,6 @@
 """Profiles: costs of a model on a device, and limits of the measured engine.
 
-A profile is a YAML file, shipped (`config/profiles`) or written by the user. `timing: steps`
+A profile is a YAML file, shipped (`app/core/engine/profiles`) or written by the user. `timing: steps`
 simulates the engine of the profile (docs/fidelity.md).
 """
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from app.core.engine.profile import SHIPPED, read_profile, shipped_profiles
 from app.core.settings import load
 from config import ConfigError
-from config.profile import SHIPPED, read_profile, shipped_profiles
-from tests.config.test_datasheet import QWEN
+from tests.extensions.lab.costs.test_datasheet import QWEN
 
 NAME = "qwen3-14b-h100"
 
