@@ -3,11 +3,12 @@
 To keep other starts fast, argparse is imported only for flags, and yaml only for a file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from config.declaration import ConfigError, check_installed, suggestion
 from config.plugins import settings_kind
+from config.sections.engine import DEFAULT_PROFILE
 from config.sections.model import OWN_LENGTH
 from config.settings import Settings, Table, table_of
 from config.sources import DEFAULT, Flags, Sources, Warn, ignore_warning
@@ -22,8 +23,11 @@ REAL_DEFAULTS: Mapping[str, object] = {
     "block-size": 16,
 }
 """Defaults of a real engine (`engine: llm`), equal to the defaults of `EngineProcessOptions`."""
-AddValues: TypeAlias = Callable[[dict[str, object], dict[str, str]], None]
-"""Adds values of settings, and where they come from, by the names of the settings."""
+ProfileLimits: TypeAlias = Callable[[Settings, Collection[str]], Mapping[str, object]]
+"""Returns the limits of the engine of the settings' profile, by setting name.
+
+The second argument has the names of the settings that have a source.
+"""
 
 
 def load(
@@ -31,11 +35,11 @@ def load(
     environ: Mapping[str, str],
     warn: Warn,
     base: type[Settings],
-    add_limits: AddValues,
+    profile_limits: ProfileLimits,
 ) -> Settings:
     """Loads the settings of this process; `argv` has no program name.
 
-    `base` has the sections of the core and of the extensions. `add_limits` adds those of an engine.
+    `base` has the sections of the core and of the extensions.
 
     Raises:
         ConfigError: A setting is wrong, or a file or plugin cannot be read.
@@ -47,7 +51,7 @@ def load(
         flags = parse(argv, environ, base)
     for warning in flags.warnings:
         warn(warning)
-    return resolve(flags, environ, warn, base, add_limits)
+    return resolve(flags, environ, warn, base=base, profile_limits=profile_limits)
 
 
 def resolve(
@@ -55,7 +59,7 @@ def resolve(
     environ: Mapping[str, str],
     warn: Warn,
     base: type[Settings],
-    add_limits: AddValues,
+    profile_limits: ProfileLimits,
 ) -> Settings:
     """Returns the settings of a parsed command line, the environment and the YAML file.
 
@@ -72,7 +76,13 @@ def resolve(
     for warning in sources.strays(table):
         warn(warning)
     values, source_names = _values_from(sources, table)
-    add_limits(values, source_names)
+    if _has_steps(values):
+        decided = {name for name, source in source_names.items() if source != DEFAULT}
+        limits = profile_limits(kind().changed(values), decided)
+        for name, limit in limits.items():
+            if name in table.by_name and name not in decided:
+                values[name] = limit
+                source_names[name] = f"profile {values['profile']}"
     return _settings_of(values, source_names, kind)
 
 
@@ -102,6 +112,17 @@ def _values_from(sources: Sources, table: Table) -> tuple[dict[str, object], dic
             source_names[row.name] = source_name
             values[row.name] = read(row, raw, source_name)
     return values, source_names
+
+
+def _has_steps(values: dict[str, object]) -> bool:
+    """Returns whether requests share steps, and sets timing and profile, which imply each other."""
+    timing = values.get("timing")
+    profile = values.get("profile")
+    if timing == "requests" or not (timing or profile):
+        return False
+    values["timing"] = "steps"
+    values["profile"] = profile or DEFAULT_PROFILE
+    return True
 
 
 def _settings_of(

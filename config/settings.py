@@ -32,10 +32,7 @@ from config.sections.engine import (
 )
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings
-from config.sections.reply import (
-    ReplySettings,
-    ToolSettings,
-)
+from config.sections.reply import ReplySettings, ToolSettings
 from config.sections.server import (
     AccessSettings,
     Plugin,

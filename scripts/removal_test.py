@@ -7,8 +7,7 @@ line. With --tests it also runs the tests of the copy that start no process, exc
 extensions that are off; none may fail, and no test may be skipped that is not skipped in the whole
 repository, too.
 
-python -m scripts.removal_test choose COMMIT: prints two extensions of `PASSING`, which the commit's
-hash chooses.
+python -m scripts.removal_test choose COMMIT: prints two extensions, chosen by the commit's hash.
 """
 
 import argparse
@@ -24,30 +23,6 @@ from pathlib import Path
 from app.core.built_in import BUILT_IN, import_extension
 
 ROOT = Path(__file__).resolve().parent.parent
-PASSING: tuple[str, ...] = (
-    "openapi",
-    "tracing",
-    "fake_metrics",
-    "datasets",
-    "faults",
-    "anthropic",
-    "responses",
-    "label_reads",
-    "disaggregation",
-    "forms",
-    "scripts",
-    "recording",
-    "pooling",
-    "lab",
-    "console",
-    "devmode",
-    "plugins",
-    "llm",
-    "journal",
-    "grpc",
-    "kv_index",
-)
-"""Extensions without which the tests pass. An extension that is in this list stays in it."""
 CHOSEN = 2
 """Extensions that CI tests for each commit."""
 START_TIMEOUT_S = 50
@@ -153,10 +128,10 @@ def failure_without(name: str, *, tests: bool, workers: int) -> str | None:
 
 
 def choose(commit: str) -> list[str]:
-    """Returns the extensions of `PASSING` that CI tests for a commit."""
-    count = min(CHOSEN, len(PASSING))
+    """Returns the extensions that CI tests for a commit."""
+    names = list(BUILT_IN)
     first = int(commit, 16)
-    return [PASSING[(first + number) % len(PASSING)] for number in range(count)]
+    return [names[(first + number) % len(names)] for number in range(CHOSEN)]
 
 
 def main(arguments: Sequence[str]) -> int:

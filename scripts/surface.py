@@ -211,6 +211,11 @@ def stored_surface() -> Surface:
     return stored
 
 
+def stored_settings() -> set[str]:
+    """Returns the names of all settings, those of extensions that are not present included."""
+    return set(json.loads(SURFACE_FILE.read_text("utf-8"))["settings"])
+
+
 def absent_paths() -> set[str]:
     """Returns the paths of the routes that extensions add which are not present."""
     paths = set()

@@ -5,7 +5,7 @@ whole ones by their flags, small ones with routes of their own and middleware.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from app.core.application import create_app
@@ -13,7 +13,10 @@ from app.core.server.flask.application import Understudy
 from app.core.server.http.context import RequestContext
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware, MiddlewareStack
-from app.core.settings import load
+from app.core.settings import load, resolve, settings_type
+from config.command_line import parse
+from config.environment import as_environment
+from config.sources import ignore_warning
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
@@ -23,6 +26,14 @@ if TYPE_CHECKING:
 def app_of(*flags: str) -> Understudy:
     """The application that a server with these flags has."""
     return create_app(load(flags, {}))
+
+
+def handed_over(words: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment of a process that gets the settings of a command line."""
+    environ = environ or {}
+    flags = parse(words, {}, settings_type())
+    settings = resolve(flags, environ, ignore_warning)
+    return {**environ, **as_environment(flags, settings, environ)}
 
 
 def check_caches(app: Understudy, names: Set[str]) -> dict[str, dict[str, int]]:

@@ -10,12 +10,14 @@ import requests
 from requests.adapters import BaseAdapter
 
 from app.core.server.flask.application import Understudy
+from scripts.surface import is_flag
 from tests.application import app_of
 from tests.running_server import SEED, RunningServer, running_server
 
 MODEL = "base"
 EVERY_ROUTE = (
-    *("--server-dev-mode", "--enable-scale-out", "--profiling", "--allow-runtime-lora-updating"),
+    *filter(is_flag, ("--server-dev-mode", "--enable-scale-out", "--profiling")),
+    "--allow-runtime-lora-updating",
     *(
         "--enable-prompt-tokens-details",
         "--lora-modules",

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from app.core.settings import load, settings_table
+from app.core.settings import load
+from scripts.surface import stored_settings
 from tests.running_server import ROOT
-
-BY_NAME = settings_table().by_name
 
 COMPOSE = ROOT / "docker-compose.yml"
 SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
@@ -37,7 +36,8 @@ def test_its_command_and_environment_are_those_of_a_server(name: str) -> None:
     service = SERVICES[name]
     assert service["command"] == ["gunicorn", "wsgi:app"]
     settings = load((), service["environment"])
-    assert set(service["environment"]) <= {f"SIM_{it.upper().replace('-', '_')}" for it in BY_NAME}
+    variables = {f"SIM_{name.upper().replace('-', '_')}" for name in stored_settings()}
+    assert set(service["environment"]) <= variables
     assert settings.server.port == int(service["environment"]["SIM_PORT"])
 
 

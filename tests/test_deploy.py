@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from app.core.settings import load, settings_table
+from app.core.settings import load
 from config import VERSION
+from scripts.surface import stored_settings
 from tests import helm_chart
 from tests.running_server import ROOT
 
-BY_NAME = settings_table().by_name
-
-VARIABLES = {f"SIM_{name.upper().replace('-', '_')}" for name in BY_NAME}
+VARIABLES = {f"SIM_{name.upper().replace('-', '_')}" for name in stored_settings()}
 FOLDER = ROOT / "deploy" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 FILES = [FOLDER / name for name in KUSTOMIZATION["resources"]]
@@ -135,6 +134,6 @@ def test_the_chart_takes_other_values() -> None:
 
 def test_every_setting_of_the_chart_is_one() -> None:
     values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
-    assert set(values["settings"]) <= set(BY_NAME)
+    assert set(values["settings"]) <= stored_settings()
     chart = yaml.safe_load((helm_chart.CHART / "Chart.yaml").read_text())
     assert chart["apiVersion"] == "v2" and chart["appVersion"] == values["image"]["tag"] == VERSION

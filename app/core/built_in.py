@@ -20,6 +20,7 @@ BUILT_IN = {
     "faults": "Faults",
     "scripts": "Scripts",
     "journal": "RequestJournal",
+    "explanation": "Explanations",
     "tracing": "Tracing",
     "recording": "Recordings",
     "anthropic": "AnthropicMessages",

@@ -8,7 +8,7 @@ once, while the application is built, so no request passes through this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from app.core.base.metrics.recorder import Recorder
     from app.core.engine.client import EngineClient
     from app.core.engine.constraints import Constraints
-    from app.core.engine.delays import DelayLog
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.kvcache.events import EventSource, PublisherSettings
     from app.core.engine.kvcache.publisher import Publisher
@@ -142,13 +141,6 @@ class ServerParts:
         """Called at SIGTERM to end work that has no end."""
 
     @cached_property
-    def delays(self) -> DelayLog:
-        """The log of delays of sequences. The first use attaches it to the simulated engine."""
-        from app.core.engine.delays import DelayLog  # few servers explain latencies
-
-        return DelayLog().attach(self.engine)
-
-    @cached_property
     def weights(self) -> WeightUpdates:
         """The version of the weights, and the updates by a trainer."""
         from app.core.engine.weight_updates import WeightUpdates  # few servers have a trainer
@@ -166,11 +158,6 @@ class ServerParts:
 
         others = [(rank, url) for rank, url in rank_urls(self.settings) if rank != self.rank]
         return PeerRanks(self.rank, others)
-
-    @property
-    def logs_delays(self) -> bool:
-        """True if an extension uses `delays`."""
-        return "delays" in vars(self)
 
     def find(self, kind: type[ExtensionT]) -> ExtensionT | None:
         """Returns the enabled extension of class `kind`; None if it is off."""
@@ -237,14 +224,14 @@ class Extension:
         return {}
 
     @classmethod
-    def profile(cls, settings: AllSettings, limits: Mapping[str, int]) -> Profile | None:
-        """Returns the computed profile of settings that do not name a file; None without one.
+    def profile(cls, settings: AllSettings, decided: Collection[str]) -> Profile | None:
+        """Returns the profile that it computes for `settings`; None if a file has the profile.
 
-        Called if a setting needs it. `limits` are the limits of the engine that settings decide, by
-        the fields of `EngineLimits`.
+        `decided` are the names of the settings that the profile must follow. The other ones have
+        defaults, which the profile may replace.
 
         Raises:
-            ConfigError: the profile cannot be computed.
+            ConfigError: The profile cannot be computed.
         """
         return None
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from app.core.built_in import present_extensions
-from app.core.profiles import add_limits
+from app.core.profiles import profile_limits
 from config import Settings, loader
 from config.settings import Table, table_of, with_sections
 from config.sources import Flags, Warn
@@ -45,7 +45,7 @@ def load(
     Raises:
         ConfigError: A setting is wrong, or a file or plugin cannot be read.
     """
-    return loader.load(argv, environ, warn, settings_type(), add_limits)
+    return loader.load(argv, environ, warn, settings_type(), profile_limits)
 
 
 def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
@@ -54,4 +54,4 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
     Raises:
         ConfigError: As `load`.
     """
-    return loader.resolve(flags, environ, warn, settings_type(), add_limits)
+    return loader.resolve(flags, environ, warn, settings_type(), profile_limits)

@@ -1,4 +1,4 @@
-"""Settings of the API: routes, content of replies, and injected errors."""
+"""Settings of the API: content of replies, and optional routes."""
 
 import json
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Settings of the engine: scheduling, latencies, the KV cache, and the index of KV blocks."""
+"""Settings of the engine: scheduling, latencies and the KV cache."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -30,7 +30,10 @@ EventsFormat = Literal[
 NGRAM_LENGTH = 5
 """vLLM's default length of the n-gram, in tokens."""
 LATENCY = About(live=True, simulated=True)
+"""Facts of a latency: it may change while the server runs, and a real engine has none."""
 ENGINE_TIMEOUT_RULE = "must be 0 or at least 4s"
+DEFAULT_PROFILE = "qwen3-14b-h100"
+"""Profile of timing steps."""
 
 
 class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,11 +139,6 @@ class StepSettings(Section, frozen=True, kw_only=True):
     device: str = ""
     """Device of profile auto: h100, h200, a100, l40s, mi300x or b200. Device of engine llm: auto,
     cuda, mps or cpu."""
-    model_config: Annotated[str, About(simulated=True, path=True)] = ""
-    """The config.json, or its folder, of the model of profile auto."""
-    vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """Version of vLLM of profile auto; engines up to 0.13 wait for each step. Empty, or above 0.28,
-    is the newest known version."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Maximum number of tokens in a step (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True

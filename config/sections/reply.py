@@ -1,4 +1,4 @@
-"""Settings of replies, tool calls, and recorded conversations."""
+"""Settings of replies and tool calls."""
 
 from typing import Annotated, Literal
 

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.settings import load, resolve, settings_table, settings_type
+from app.core.settings import load, settings_table, settings_type
 from config import ConfigError
-from config.command_line import parse
 from config.durations import DURATION_RULE, MAX_NANOSECONDS, format_duration, parse_duration
-from config.environment import as_environment
 from config.sources import REMOVED
 from scripts.settings_tables import settings_page
+from tests.application import handed_over
 
 TABLE = settings_table().rows
 BY_NAME = settings_table().by_name
@@ -214,12 +213,6 @@ def test_the_dump_shows_every_setting_and_no_secret() -> None:
     assert settings.dump(masked=False)["hf-token"] == "hf_x"
 
 
-def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, str]:
-    environ = environ or {}
-    flags = parse(argv, {}, settings_type())
-    return environ | as_environment(flags, resolve(flags, environ, lambda text: None), environ)
-
-
 @pytest.mark.parametrize(
     "argv",
     [
@@ -282,21 +275,6 @@ def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any
         assert row.read(row.write(value)) == value
 
     round_trip()
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "handed"),
-    [
-        ("kv-index-tokenizers", ["m=./here", "o=org/on-the-hub"], "m={here},o=org/on-the-hub"),
-    ],
-)
-def test_paths_of_a_list_become_absolute_behind_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: list[str], handed: str
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path)
-    (text,) = handed_over([f"--{name}", *given]).values()
-    assert text == handed.replace("{here}", str(tmp_path / "here"))
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_options_with_a_version_in_their_name_are_accepted() -> None:
 
 
 def test_empty_words_are_ignored_around_arguments() -> None:
-    assert loaded("", "--port", "8123", "", "--console", "").server.port == 8123
+    assert loaded("", "--port", "8123", "", "--log-http", "").server.port == 8123
     settings = served("", "model", "", "--port", "8123", "", "--no-enable-prefix-caching", "")
     assert (settings.model.model, settings.server.port) == ("model", 8123)
     assert not settings.kvcache.enable_kvcache
@@ -93,8 +93,8 @@ def test_empty_words_are_ignored_around_arguments() -> None:
 
 
 def test_an_empty_word_behind_a_switch_leaves_the_switch_on() -> None:
-    assert loaded("--console", "", "--port", "1").get("console", False)
-    assert served("model", "--console", "").get("console", False)
+    assert loaded("--log-http", "", "--port", "1").log.log_http
+    assert served("model", "--log-http", "").log.log_http
 
 
 def test_empty_words_are_dropped_from_lists() -> None:

@@ -44,20 +44,12 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["--served-model-name", " "], "must not contain an empty item"),
         (["--access-log=maybe"], "must be true or false"),
         (
-            ["--kv-index-bind", "tcp://127.0.0.1:*"],
+            ["--kv-events-replay-endpoint", "tcp://127.0.0.1:*"],
             "is wrong: not a ZMQ address of tcp with a port",
         ),
         (
             ["--kv-events-replay-endpoint", "udp://a:1"],
             "is wrong: not a ZMQ address of tcp, ipc or inproc",
-        ),
-        (
-            ["--kv-index-bind", "tcp://*:5557", "--data-parallel-size", "2"],
-            "setting kv-index-bind: 'tcp://*:5557' (flag --kv-index-bind) must be empty when",
-        ),
-        (
-            ["--role", "indexer", "--data-parallel-size", "2"],
-            "setting role: 'indexer' (flag --role) has no ranks: data-parallel-size must be 1",
         ),
         (["--no-port"], "unknown flag --no-port"),
         (["--no-access-log=true"], "flag --no-access-log takes no value"),
@@ -85,11 +77,6 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
 )
 def test_a_wrong_command_line_is_refused_in_one_line(argv: list[str], line: str) -> None:
     assert line in refusal(argv)
-
-
-@pytest.mark.parametrize("alone", [["--kv-index-bind", "tcp://*:5557"], ["--role", "indexer"]])
-def test_a_rank_that_is_played_alone_may_keep_an_index(alone: list[str]) -> None:
-    load([*alone, "--data-parallel-size", "2", "--data-parallel-rank", "1"], {})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ OTHER_EXTENSIONS = {
     "console/wire/test_server.py": "llm",
     "devmode/test_weight_versions.py": "disaggregation",
     "disaggregation/test_forms.py": "forms",
+    "journal/test_console.py": "console",
     "journal/test_forms.py": "forms",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",

@@ -43,8 +43,7 @@ def test_a_change_takes_effect_at_once(client: Client) -> None:
             {"inter-token-latency-std-dev": "1s"},
             "must not be more than 30 % of inter-token-latency",
         ),
-        ({"failure-injection-rate": 101}, "must be between 0 and 100"),
-        ({"failure-types": ["bogus"]}, "must only have"),
+        ({"tool-call-extra-call-probability": 101}, "must be between 0 and 100"),
         ({"max-tool-call-integer-param": -1}, "must not be less than min-tool-call-integer-param"),
     ],
 )

@@ -19,7 +19,7 @@ FLAGS = tuple(
         is_flag,
         (
             *("--console", "--server-dev-mode", "--profiling", "--allow-runtime-lora-updating"),
-            *("--enable-responses-store", "--force-dummy-tokenizer"),
+            *("--enable-responses-store", "--force-dummy-tokenizer", "--journal=1000"),
         ),
     )
 )
@@ -202,7 +202,7 @@ def test_operator_routes_require_json_unless_the_body_is_empty(app: Any) -> None
 def test_unusual_requests_are_answered_and_counted_as_in_vllm() -> None:
     flags = [
         "--server-dev-mode",
-        "--enable-scale-out",
+        *filter(is_flag, ("--enable-scale-out",)),
         "--api-key",
         "k",
         "--enable-request-id-headers",

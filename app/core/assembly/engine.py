@@ -147,7 +147,7 @@ def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
     if settings.steps.shared:
         from app.core.profiles import chosen_profile
 
-        profile = chosen_profile(settings)
+        profile = chosen_profile(settings, decided=settings.table.by_name)
         cost = _step_cost(parts, profile)
     lora_slots = LoRASlots(settings.lora.max_loras, parts.adapters.__contains__, adapter_memory)
     engine_parts = EngineParts(

@@ -114,8 +114,6 @@ def _add_caches(app: Understudy, parts: ServerParts, limits: RateLimits) -> None
         caches: dict[str, Bounded] = {"rate limits": limits, **parts.tokenizer.caches}
         if parts.recorder.adapter_series is not None:
             caches["adapter series"] = parts.recorder.adapter_series
-        if parts.logs_delays:
-            caches["delay log"] = parts.delays
         if parts.cache is not None:
             caches |= parts.cache.caches
         if parts.publisher is not None:

@@ -24,6 +24,7 @@ from app.extensions.console.feed import Feed
 from app.extensions.console.load import Generator, LoadPlan
 from app.extensions.console.observer import ObservedEngine, Observer
 from app.extensions.devmode.lifecycle import lifecycle_routes
+from app.extensions.explanation import Explanations
 from config import VLLM_VERSION
 from config.settings import Settings
 
@@ -60,7 +61,7 @@ class Console(Middleware):
         self._observed = ObservedEngine(
             engine=parts.engine,
             lifecycle=parts.lifecycle,
-            delays=parts.delays,
+            delays=parts.get(Explanations).delays,
             cache=parts.cache,
             publisher=parts.publisher,
         )

@@ -16,9 +16,7 @@ from app.core.base.metrics.recorder import Figures, LatencyTally
 from app.core.base.metrics.table import FIRST_TOKEN, INTER_TOKEN
 from app.core.engine.batch import LoRASlots, Phase
 from app.core.engine.client import EngineClient
-from app.core.engine.delays import DelayLog, Step
 from app.core.engine.engine import Engine
-from app.core.engine.explanation import Explanation, explain
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.core.engine.lifecycle import Operations
@@ -27,6 +25,8 @@ from app.core.engine.step_executor import StepExecutor
 from app.extensions.console.bars import Bar, RequestBars
 from app.extensions.console.block_map import BlockMap
 from app.extensions.console.frames import FIGURES, EventRow, Frame, Picture, StepRow, to_ms
+from app.extensions.explanation.delays import DelayLog, Step
+from app.extensions.explanation.explanation import Explanation, explain
 
 if TYPE_CHECKING:
     from app.core.engine.kvcache.publisher import Publisher

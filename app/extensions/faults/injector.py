@@ -57,6 +57,7 @@ class FaultInjector:
         """True when only a header can request a fault; changes only with the settings."""
         if self._failures.failure_injection_rate or self._plugin_sources:
             return False
+        # As `_has_sources`, without its call: this property is read for each request.
         return "_sources" not in vars(self) or not self._sources.has_rules
 
     @property

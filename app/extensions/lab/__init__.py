@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension
+from app.core.profiles import AUTO, VLLM_DEVICES
+from app.extensions.lab.settings import CostModelSettings
 
 if TYPE_CHECKING:
     from app.core.engine.profile import Profile
-    from config import Settings
+    from config import Settings as AllSettings
+
+ENGINE_LIMITS = ("max-num-seqs", "max-num-batched-tokens", "block-size")
+"""Settings on which the memory of an engine, and so the size of its KV cache, depends."""
 
 
 class Lab(Extension):
@@ -18,26 +23,36 @@ class Lab(Extension):
 
     name = "lab"
     requires = ("console", "plugins")
+    Settings = CostModelSettings
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
+    def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns False: the lab has commands only."""
         return False
 
     @classmethod
-    def profile(cls, settings: Settings, limits: Mapping[str, int]) -> Profile:
+    def profile(cls, settings: AllSettings, decided: Collection[str]) -> Profile | None:
         """Returns the profile of a model's config.json and a device's data sheet."""
-        from app.core.profiles import VLLM_DEVICES
-        from app.extensions.lab.costs.datasheet import profile_of
-
         steps = settings.steps
+        section = settings.section(CostModelSettings)
+        device = None if steps.device in VLLM_DEVICES else steps.device
+        model_config = section.model_config or None
+        if steps.profile != AUTO and not (device or model_config or section.vllm_version):
+            return None
+        from app.extensions.lab.costs.datasheet import profile_of  # few servers compute a profile
+
+        rows = settings.table.by_name
         return profile_of(
             steps.profile,
-            None if steps.device in VLLM_DEVICES else steps.device,
+            device,
             settings.model.tensor_parallel_size,
-            steps.model_config or None,
-            vllm_version=steps.vllm_version,
-            limits=limits,
+            model_config,
+            vllm_version=section.vllm_version,
+            limits={
+                name.replace("-", "_"): rows[name].value(settings)
+                for name in ENGINE_LIMITS
+                if name in decided
+            },
         )
 
     @classmethod

@@ -22,16 +22,6 @@ from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, ScriptedReply
 from app.core.engine.step_cost import CostModel, StepCost
 from app.core.extensions import Position, ServerParts
-from app.core.policies import (
-    AUTOSCALERS,
-    ROUTING_POLICIES,
-    AutoscalerStart,
-    Decide,
-    Look,
-    Policy,
-    PolicyMaker,
-    Scores,
-)
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware
 from app.core.settings import settings_type
@@ -42,6 +32,16 @@ from app.extensions.plugins.guard import (
     GuardedPolicy,
     StepSeconds,
     checked_instance,
+)
+from app.extensions.plugins.policies import (
+    AUTOSCALERS,
+    ROUTING_POLICIES,
+    AutoscalerStart,
+    Decide,
+    Look,
+    Policy,
+    PolicyMaker,
+    Scores,
 )
 from config.declaration import ConfigError
 from config.plugin_modules import API

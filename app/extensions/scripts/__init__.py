@@ -29,7 +29,6 @@ SCRIPT_MODULES = (
     "app.extensions.scripts.script_set",
 )
 """Modules that the first script needs, in the order of dependencies."""
-"""Module that imports YAML and Jinja; a server without rules does not need it."""
 RULES = (
     "GET /admin/script/rules",
     "PUT /admin/script/rules",

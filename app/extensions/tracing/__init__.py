@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
+from app.extensions.explanation import Explanations
 from app.extensions.tracing.settings import TracingSettings
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class Tracing(Extension):
 
     name = "tracing"
     Settings = TracingSettings
+    requires = ("explanation",)
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:
@@ -32,4 +34,5 @@ class Tracing(Extension):
         parts = self.parts
         sender, make_tracer = create_tracing(parts.settings.section(TracingSettings))
         caches = {"spans": sender}
-        return {Position.OUTSIDE: [Traces(make_tracer, parts.clock, parts.delays, caches=caches)]}
+        delays = parts.get(Explanations).delays
+        return {Position.OUTSIDE: [Traces(make_tracer, parts.clock, delays, caches=caches)]}

@@ -17,13 +17,13 @@ from opentelemetry.util.types import AttributeValue
 
 from app.core.base import Bounded
 from app.core.base.clock.clock import Clock
-from app.core.engine.delays import DelayLog
-from app.core.engine.explanation import Explanation, explain
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.middleware.http_metrics import METHODS
 from app.core.server.middleware.stack import Middleware
+from app.extensions.explanation.delays import DelayLog
+from app.extensions.explanation.explanation import Explanation, explain
 
 # Names of span attributes: from vLLM, from OpenTelemetry's HTTP conventions, and one of
 # Understudy's.

@@ -13,7 +13,8 @@ from app.extensions.console import feed as feeds
 from app.extensions.console.bars import Origin
 from app.extensions.console.feed import ClientQueue, Feed
 from app.extensions.console.frames import Frame
-from tests.extensions.console.watched import Page, Watched, quick_profile
+from tests.extensions.console.watched import Page, Watched
+from tests.extensions.explanation.explained import quick_profile
 
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}
 

@@ -7,25 +7,15 @@ from typing import Any
 
 import msgspec
 
-from app.core.engine.delays import DelayLog
 from app.core.engine.lifecycle import Lifecycle
-from app.core.engine.profile import Profile, read_profile
 from app.extensions.console.bars import Origin
 from app.extensions.console.block_map import FREE
 from app.extensions.console.frames import FIGURES, Frame, Picture, encode_event
 from app.extensions.console.observer import ObservedEngine, Observer
-
+from app.extensions.explanation.delays import DelayLog
 from tests.core.engine.harness import Harness
 
 UNIX_S = 1_795_000_000.0
-
-
-def quick_profile(**limits: Any) -> Profile:
-    """The shipped one with other limits."""
-    profile = read_profile("qwen3-14b-h100")
-    return msgspec.structs.replace(
-        profile, engine=msgspec.structs.replace(profile.engine, **limits)
-    )
 
 
 class Page:

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.settings import resolve, settings_type
-from config.command_line import parse
-from config.environment import as_environment
+from tests.application import handed_over
 
 
 def test_paths_become_absolute_behind_the_names_of_their_models(
@@ -16,7 +14,4 @@ def test_paths_become_absolute_behind_the_names_of_their_models(
     here.mkdir()
     monkeypatch.chdir(tmp_path)
     words = ["--dataset-path", "here", "m=here", "o=nowhere.sqlite3"]
-    flags = parse(words, {}, settings_type())
-    settings = resolve(flags, {}, lambda text: None)
-    environment = as_environment(flags, settings, {})
-    assert environment == {"SIM_DATASET_PATH": f"{here},m={here},o=nowhere.sqlite3"}
+    assert handed_over(words) == {"SIM_DATASET_PATH": f"{here},m={here},o=nowhere.sqlite3"}

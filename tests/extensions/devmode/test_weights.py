@@ -7,11 +7,18 @@ from typing import Any
 
 from flask.testing import FlaskClient
 
+from scripts.surface import is_flag
 from tests.application import app_of
 
 RANKS = ("--data-parallel-size", "2", "--data-parallel-rank", "0")
 DEV = ("--server-dev-mode", "--force-dummy-tokenizer", *RANKS)
-TRAINED = (*DEV, "--weight-transfer", "--tensor-parallel-size", "2", "--enable-scale-out")
+TRAINED = (
+    *DEV,
+    "--weight-transfer",
+    "--tensor-parallel-size",
+    "2",
+    *filter(is_flag, ("--enable-scale-out",)),
+)
 BAD, INTERNAL = "Bad Request", "InternalServerError"
 
 

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import pytest
 import requests
 
+from scripts.surface import is_flag
 from tests.hostile.stressed_server import assert_unharmed, stressed_server
 from tests.running_server import RunningServer
 
 
 @pytest.fixture(scope="session")
 def one_server() -> Iterator[RunningServer]:
-    with stressed_server("--enable-scale-out") as running:
+    with stressed_server(*filter(is_flag, ("--enable-scale-out",))) as running:
         yield running
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scripts.surface import is_flag
 from tests.not_imported import skipped_without
 from tests.running_server import RunningServer, running_server
 
@@ -19,7 +20,8 @@ pytest_pycollect_makemodule = skipped_without("grpc")
 @pytest.fixture(scope="session")
 def served() -> Iterator[RunningServer]:
     """A server that speaks gRPC on its own port. Leave it as it was."""
-    with running_server("--grpc", "--enable-scale-out", "--max-logprobs", "20") as running:
+    flags = filter(is_flag, ("--grpc", "--enable-scale-out", "--max-logprobs=20"))
+    with running_server(*flags) as running:
         yield running
 
 

@@ -19,6 +19,7 @@ import pytest
 from app.extensions.llm.heartbeat import MAX_SILENCE_S
 from app.extensions.llm.llm import LLM
 from app.extensions.llm.sampling_params import SamplingParams
+from scripts.surface import is_flag
 from tests.conformance.clients import openai_client
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
 from tests.extensions.llm.tiny import Shape, edit_config, make_model
@@ -220,7 +221,7 @@ def test_every_recorded_exchange_agrees(cases: Path, recorded_server: RunningSer
 def recorded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Started as the recorded vLLM was, with a model of the same kind and tokenizer."""
     flags = ("seed=1", "max-model-len=2048", "max-num-seqs=8", "block-size=32")
-    flags += ("enable-prompt-tokens-details=true", "enable-scale-out=true")
+    flags += ("enable-prompt-tokens-details=true", *filter(is_flag, ("enable-scale-out=true",)))
     make_model(model := tmp_path_factory.mktemp("tiny"), Shape("qwen3"), 4096)
     for file in TOKENIZER.iterdir():
         if file.name not in ("config.json", "generation_config.json"):

@@ -13,28 +13,29 @@ import pytest
 from flask.testing import FlaskClient
 from jsonschema import Draft202012Validator
 
+from app.core.built_in import present_extensions
 from app.core.server.flask.application import Understudy
 from config import VERSION
-from scripts.surface import absent_paths
+from scripts.surface import absent_paths, is_flag
 from tests.application import app_of
-from tests.present import is_present
 from tests.running_server import ROOT
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "generate": (
         *("--server-dev-mode", "--weight-transfer", "--profiling", "--enable-scale-out"),
-        *("--allow-runtime-lora-updating", "--journal", "10"),
-        *("--kv-index", "--enable-kvcache", "--enable-responses-store", "--max-model-len", "512"),
-        *("--fake-metrics", '{"running-requests": 1}'),
+        *("--allow-runtime-lora-updating", "--journal=10"),
+        *("--kv-index", "--enable-kvcache", "--enable-responses-store", "--max-model-len=512"),
+        '--fake-metrics={"running-requests": 1}',
         *("--enable-tokenizer-info-endpoint", "--embeddings-with-chat"),
     ),
-    "pooling": ("--task", "pooling"),
-    "script": ("--script", str(ROOT / "examples" / "scripts" / "weather.yaml")),
-    "indexer": ("--role", "indexer", "--kv-index-bind", "tcp://127.0.0.1:0"),
+    "pooling": ("--task=pooling",),
+    "script": (f"--script={ROOT / 'examples' / 'scripts' / 'weather.yaml'}",),
+    "indexer": ("--role=indexer", "--kv-index-bind=tcp://127.0.0.1:0"),
 }
 REQUIRED = {"pooling": "pooling", "script": "scripts", "indexer": "kv_index"}
 """Kind -> the extension that it needs."""
-KINDS = [kind for kind in FLAGS if is_present(REQUIRED.get(kind, "openapi"))]
+PRESENT = {extension.name for extension in present_extensions()}
+KINDS = [kind for kind in FLAGS if REQUIRED.get(kind, "openapi") in PRESENT]
 NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/stats")
 """Need a path that exists, and are asked below; the last one needs a model that computes
 (tests/extensions/llm/remote).
@@ -62,7 +63,7 @@ FIELDS: Mapping[str, Mapping[str, list[str]]] = json.loads(
 
 @cache
 def application(kind: str) -> Understudy:
-    return app_of("--seed", "1", "--force-dummy-tokenizer", *FLAGS[kind])
+    return app_of("--seed", "1", "--force-dummy-tokenizer", *filter(is_flag, FLAGS[kind]))
 
 
 def document(client: FlaskClient) -> Any:

@@ -17,7 +17,7 @@ RULES = "/admin/script/rules"
 
 @pytest.fixture
 def client() -> FlaskClient:
-    return app_of("--seed", "1", "--journal", "10").test_client()
+    return app_of("--seed", "1").test_client()
 
 
 def said(client: FlaskClient, text: str = "hi", scope: str = "") -> str:

@@ -6,8 +6,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from app.core.engine.delays import DelayLog
 from app.core.engine.request import EngineRequest, SequenceOutcome
+from app.extensions.explanation.delays import DelayLog
 from app.extensions.tracing.traces import MAX_EXPLAINING_S, NANOSECONDS, Explainer, RequestTrace
 from tests.core.engine.harness import START_S, Harness
 

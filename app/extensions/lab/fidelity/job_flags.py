@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from app.core.engine.profile import EngineLimits, Profile
-from app.core.policies import AutoscalerStart
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.datasheet import profile_of
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
@@ -24,6 +23,7 @@ from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
 from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
 from app.extensions.plugins import autoscalers, step_costs
+from app.extensions.plugins.policies import AutoscalerStart
 from config import ConfigError, UsageError
 from config.settings import Settings
 

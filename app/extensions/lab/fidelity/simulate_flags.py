@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from app.core.base.cores import usable_cores
-from app.core.engine.profile import DEFAULT_PROFILE
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
@@ -13,6 +12,7 @@ from app.extensions.lab.load.policies import POLICIES, RANDOM
 from app.extensions.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
+from config.sections.engine import DEFAULT_PROFILE
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of engines, on virtual time, with the steps that a

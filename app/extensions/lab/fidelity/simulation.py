@@ -14,7 +14,6 @@ from random import Random
 
 from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
-from app.core.policies import Sample
 from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
@@ -37,6 +36,7 @@ from app.extensions.lab.load.policies import (
 )
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from app.extensions.lab.load.statistics import latencies
+from app.extensions.plugins.policies import Sample
 from config import ConfigError
 
 REQUESTS_PER_PROGRESS = 1024

@@ -34,7 +34,6 @@ LAZY_PACKAGES = (
 )
 LAZY_MODULES = (
     "app.plugins",
-    "app.core.engine.explanation",
     "app.core.engine.kvcache.publisher",
     "app.core.engine.step_executor",
     "app.core.engine.step_loop",
@@ -44,6 +43,8 @@ LAZY_MODULES = (
     "app.core.server.gunicorn.http2",
     "app.core.server.http.client",
     "app.core.text.render",
+    "app.extensions.explanation.delays",
+    "app.extensions.explanation.explanation",
     "app.extensions.forms.grammar",
     "app.extensions.forms.schema.draw",
     "app.extensions.forms.schema.validation",
@@ -59,8 +60,8 @@ LAZY_MODULES = (
     "app.core.engine.profile",
 )
 """Imported after the start, or by the first request that needs them."""
-MODULES_OF_IS_ENABLED = ("settings", "paths")
-"""Small modules that decide whether their extension is enabled."""
+PATHS_OF_POOLING = "app.extensions.pooling.paths"
+"""A small module that decides whether its extension is enabled."""
 
 
 def off_extensions() -> list[str]:
@@ -77,9 +78,12 @@ def test_start_does_not_import_late_modules() -> None:
     imported = done.stdout.split()
     late = tuple(f"{name}." for name in (*LAZY_PACKAGES, *LAZY_MODULES))
     assert [name for name in imported if f"{name}.".startswith(late)] == []
-    off = tuple(f"app.extensions.{name}." for name in off_extensions())
-    modules = [name for name in imported if name.startswith(off)]
-    assert [name for name in modules if name.split(".")[3] not in MODULES_OF_IS_ENABLED] == []
+    off = [f"app.extensions.{name}" for name in off_extensions()]
+    allowed = {PATHS_OF_POOLING, *(f"{package}.settings" for package in off)}
+    modules = {
+        name for name in imported if name.startswith(tuple(f"{package}." for package in off))
+    }
+    assert modules - allowed == set()
 
 
 def test_settings_are_declared_without_the_code_of_extensions() -> None:
@@ -90,7 +94,7 @@ def test_settings_are_declared_without_the_code_of_extensions() -> None:
     modules = [name for name in done.stdout.split() if name.startswith("app.extensions.")]
     code = [name for name in modules if name.count(".") > 2 and not name.endswith(".settings")]
     assert any(name.endswith(".settings") for name in modules)
-    assert [name for name in code if name.split(".")[3] not in MODULES_OF_IS_ENABLED] == []
+    assert [name for name in code if name != PATHS_OF_POOLING] == []
 
 
 def test_the_list_of_late_modules_names_modules() -> None:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from app.core.engine.delays import Admission, DelayLog, Step, Wait
 from app.core.engine.request import EngineRequest, SequenceOutcome
+from app.extensions.explanation.delays import Admission, DelayLog, Step, Wait
 
 MAX_PIECES = 16
 """Maximum pieces of a wait."""

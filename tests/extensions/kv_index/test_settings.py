@@ -1,0 +1,51 @@
+"""The settings of the index: what stops the start, and paths for a process in another folder."""
+
+from pathlib import Path
+
+import pytest
+
+from app.core.settings import load
+from config import ConfigError
+from tests.application import handed_over
+
+RANKS = ("--data-parallel-size", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--kv-index-bind", "tcp://127.0.0.1:*"],
+            "is wrong: not a ZMQ address of tcp with a port",
+        ),
+        (
+            ["--kv-index-bind", "tcp://*:5557", *RANKS],
+            "setting kv-index-bind: 'tcp://*:5557' (flag --kv-index-bind) must be empty when",
+        ),
+        (
+            ["--role", "indexer", *RANKS],
+            "setting role: 'indexer' (flag --role) has no ranks: data-parallel-size must be 1",
+        ),
+    ],
+)
+def test_wrong_settings_of_an_index_stop_the_start_with_one_line(
+    words: list[str], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(words, {})
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [["--kv-index-bind", "tcp://*:5557"], ["--role", "indexer"]])
+def test_a_rank_that_is_served_alone_may_keep_an_index(words: list[str]) -> None:
+    load([*words, *RANKS, "--data-parallel-rank", "1"], {})
+
+
+def test_paths_of_tokenizers_become_absolute_behind_the_names_of_their_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(tmp_path)
+    words = ["--kv-index-tokenizers", "m=./here", "o=org/on-the-hub"]
+    assert handed_over(words) == {"SIM_KV_INDEX_TOKENIZERS": f"m={here},o=org/on-the-hub"}
