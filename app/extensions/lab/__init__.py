@@ -1,4 +1,4 @@
-"""Offline studies: simulated loads, plans, fleets, and measured servers."""
+"""Offline studies (simulated loads, plans, fleets, measured servers), and the cost model of GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Lab(Extension):
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:
-        """Returns False: the lab has commands only."""
+        """Returns False: a server needs no instance of the lab."""
         return False
 
     @classmethod
