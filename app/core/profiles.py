@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from app.core.built_in import present_extensions
@@ -15,15 +15,6 @@ AUTO = "auto"
 """Name of the profile that the extension `lab` computes."""
 VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xpu"))
 """Values of `--device` of earlier versions of vLLM; none is a data sheet."""
-
-
-def profile_limits(settings: Settings, decided: Collection[str]) -> Mapping[str, object]:
-    """Returns setting name -> value for the limits of the engine of `chosen_profile`.
-
-    Raises:
-        ConfigError: As `chosen_profile`.
-    """
-    return chosen_profile(settings, decided).settings()
 
 
 def chosen_profile(settings: Settings, decided: Collection[str]) -> Profile:

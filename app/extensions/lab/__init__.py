@@ -1,4 +1,4 @@
-"""Offline studies (simulated loads, plans, fleets, measured servers), and the cost model of GPUs."""
+"""Offline studies: simulated loads, plans, fleets, and measured servers. The cost model of GPUs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension
-from app.core.profiles import AUTO, VLLM_DEVICES
 from app.extensions.lab.settings import CostModelSettings
 
 if TYPE_CHECKING:
     from app.core.engine.profile import Profile
     from config import Settings as AllSettings
-
-ENGINE_LIMITS = ("max-num-seqs", "max-num-batched-tokens", "block-size")
-"""Settings on which the memory of an engine, and so the size of its KV cache, depends."""
 
 
 class Lab(Extension):
@@ -33,27 +29,9 @@ class Lab(Extension):
     @classmethod
     def profile(cls, settings: AllSettings, decided: Collection[str]) -> Profile | None:
         """Returns the profile of a model's config.json and a device's data sheet."""
-        steps = settings.steps
-        section = settings.section(CostModelSettings)
-        device = None if steps.device in VLLM_DEVICES else steps.device
-        model_config = section.model_config or None
-        if steps.profile != AUTO and not (device or model_config or section.vllm_version):
-            return None
-        from app.extensions.lab.costs.datasheet import profile_of  # few servers compute a profile
+        from app.extensions.lab.costs.server_profile import server_profile
 
-        rows = settings.table.by_name
-        return profile_of(
-            steps.profile,
-            device,
-            settings.model.tensor_parallel_size,
-            model_config,
-            vllm_version=section.vllm_version,
-            limits={
-                name.replace("-", "_"): rows[name].value(settings)
-                for name in ENGINE_LIMITS
-                if name in decided
-            },
-        )
+        return server_profile(settings, decided)
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:

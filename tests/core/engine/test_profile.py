@@ -15,8 +15,7 @@ from app.core.built_in import present_extensions
 from app.core.cli import main
 from app.core.engine.profile import SHIPPED, read_profile, shipped_profiles
 from app.core.settings import load
-from config import ConfigError, Settings
-from config.loader import resolve
+from config import ConfigError, Settings, loader
 from config.sources import Flags, ignore_warning
 
 NAME = "qwen3-14b-h100"
@@ -146,11 +145,15 @@ def test_profile_files_need_no_extension(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.kvcache.kv_cache_size == 18038
 
 
-def test_limits_of_absent_extensions_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_absent_extensions_are_ignored() -> None:
     """`engine-step-time` of the profile is a setting of the extension `llm`."""
-    monkeypatch.setattr(profiles, "present_extensions", tuple)
-    flags = Flags(values={"profile": "smollm2-135m-cpu"})
-    settings = resolve(flags, {}, ignore_warning, Settings, profiles.profile_limits)
-    limits = read_profile("smollm2-135m-cpu").engine
-    assert limits.engine_step_time is not None
-    assert settings.scheduling.max_num_seqs == limits.max_num_seqs
+    profile = read_profile("smollm2-135m-cpu")
+    assert profile.engine.engine_step_time is not None
+    settings = loader.resolve(
+        Flags(values={"timing": "steps"}),
+        {},
+        ignore_warning,
+        base=Settings,
+        profile_limits=lambda settings, decided: profile.settings(),
+    )
+    assert settings.scheduling.max_num_seqs == profile.engine.max_num_seqs
