@@ -23,7 +23,7 @@ from random import Random
 import gevent
 import msgspec
 
-from app.core.policies import Sample
+from app.core.engine.profile import read_profile
 from app.core.server.http.client import COMPLETIONS, exchange
 from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
 from app.extensions.lab.fleet.fleet import MODULE
@@ -34,8 +34,9 @@ from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.pod_lives import Life
 from app.extensions.lab.load.policies import LEAST_REQUESTS, PrefixAware
 from app.extensions.lab.load.synthetic import RAMP, Between, Recipe, draw_load
+from app.extensions.plugins.policies import Sample
 from benchmarks.report import number, share, show, show_machine
-from config.profile import DEFAULT_PROFILE, read_profile
+from config.sections.engine import DEFAULT_PROFILE
 
 POLICY = "hpa:metric=running,target=2,min=1,max=6,up=1/10s,window-down=30s"
 COLD_START_S = 5.0

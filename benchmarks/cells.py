@@ -18,9 +18,9 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.loads import LoadTrace
-from config.datasheet import datasheet_profile
 
 REQUESTS_A_PLACE = 10
 APART_S, TURNAROUND_S = 0.0002, 0.001

@@ -15,6 +15,7 @@ import time
 from array import array
 from collections.abc import Sequence
 
+from app.core.engine.profile import Profile, read_profile
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.fidelity.record import plan_requests, read_target
@@ -31,7 +32,7 @@ from benchmarks import cores, servers
 from benchmarks.connections import HOST
 from benchmarks.processes import used_by
 from benchmarks.report import number, share, show, show_machine
-from config.profile import DEFAULT_PROFILE, Profile, read_profile
+from config.sections.engine import DEFAULT_PROFILE
 
 AFTER_S = 30.0
 """The load goes on for so long after the requests that are compared."""

@@ -3,12 +3,14 @@
 To keep other starts fast, argparse is imported only for flags, and yaml only for a file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from config.declaration import ConfigError, check_installed, suggestion
 from config.plugins import settings_kind
+from config.sections.engine import DEFAULT_PROFILE
 from config.sections.model import OWN_LENGTH
-from config.settings import Settings, table_of
+from config.settings import Settings, Table, table_of
 from config.sources import DEFAULT, Flags, Sources, Warn, ignore_warning
 from config.validation import check, in_order, read
 
@@ -21,6 +23,11 @@ REAL_DEFAULTS: Mapping[str, object] = {
     "block-size": 16,
 }
 """Defaults of a real engine (`engine: llm`), equal to the defaults of `EngineProcessOptions`."""
+ProfileLimits: TypeAlias = Callable[[Settings, Collection[str]], Mapping[str, object]]
+"""Returns the limits of the engine of the settings' profile, by setting name.
+
+The second argument has the names of the settings that have a source.
+"""
 
 
 def load(
@@ -28,6 +35,7 @@ def load(
     environ: Mapping[str, str],
     warn: Warn,
     base: type[Settings],
+    profile_limits: ProfileLimits,
 ) -> Settings:
     """Loads the settings of this process; `argv` has no program name.
 
@@ -43,10 +51,16 @@ def load(
         flags = parse(argv, environ, base)
     for warning in flags.warnings:
         warn(warning)
-    return resolve(flags, environ, warn, base)
+    return resolve(flags, environ, warn, base=base, profile_limits=profile_limits)
 
 
-def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn, base: type[Settings]) -> Settings:
+def resolve(
+    flags: Flags,
+    environ: Mapping[str, str],
+    warn: Warn,
+    base: type[Settings],
+    profile_limits: ProfileLimits,
+) -> Settings:
     """Returns the settings of a parsed command line, the environment and the YAML file.
 
     Raises:
@@ -61,28 +75,59 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn, base: type[Set
             raise ConfigError(f"{sources.file}: unknown key {name!r}{hint}")
     for warning in sources.strays(table):
         warn(warning)
-    return _settings_from(sources, kind)
+    values, source_names = _values_from(sources, table)
+    if _has_steps(values):
+        decided = {name for name, source in source_names.items() if source != DEFAULT}
+        limits = profile_limits(kind().changed(values), decided)
+        for name, limit in limits.items():
+            if name in table.by_name and name not in decided:
+                values[name] = limit
+                source_names[name] = f"profile {values['profile']}"
+    return _settings_of(values, source_names, kind)
 
 
 def load_core(environ: Mapping[str, str]) -> Settings:
     """Loads the settings of the core, without plugins; other keys of the YAML file are ignored.
 
+    Requests have separate latencies in the result: a profile is not read, so the limits of steps
+    are not known.
+
     Raises:
         ConfigError: A setting of the core is wrong, or the file cannot be read.
     """
-    return _settings_from(Sources(Flags(), environ, ignore_warning), Settings)
+    sources = Sources(Flags(), environ, ignore_warning)
+    values, source_names = _values_from(sources, table_of(Settings))
+    values.pop("timing", None)
+    return _settings_of(values, source_names, Settings)
 
 
-def _settings_from(sources: Sources, kind: type[Settings]) -> Settings:
+def _values_from(sources: Sources, table: Table) -> tuple[dict[str, object], dict[str, str]]:
+    """Returns the values of the settings that have a source, and the names of their sources."""
     values: dict[str, object] = {}
     source_names: dict[str, str] = {}
-    for row in in_order(table_of(kind)):
+    for row in in_order(table):
         candidate = sources.value_of(row)
         if candidate is not None:
             raw, source_name = candidate
             source_names[row.name] = source_name
             values[row.name] = read(row, raw, source_name)
-    _apply_profile(values, source_names)
+    return values, source_names
+
+
+def _has_steps(values: dict[str, object]) -> bool:
+    """Returns whether requests share steps, and sets timing and profile, which imply each other."""
+    timing = values.get("timing")
+    profile = values.get("profile")
+    if timing == "requests" or not (timing or profile):
+        return False
+    values["timing"] = "steps"
+    values["profile"] = profile or DEFAULT_PROFILE
+    return True
+
+
+def _settings_of(
+    values: dict[str, object], source_names: Mapping[str, str], kind: type[Settings]
+) -> Settings:
     if values.get("engine") == "llm":
         for name, default in REAL_DEFAULTS.items():
             if source_names.get(name, DEFAULT) == DEFAULT:
@@ -101,30 +146,3 @@ def check_extras(settings: Settings) -> None:
     for group in settings.table.sections:
         for extra, setting in getattr(settings, group).extras().items():
             check_installed(extra, f"setting {setting}")
-
-
-def _apply_profile(values: dict[str, object], source_names: dict[str, str]) -> None:
-    """Adds the limits of the profile's engine, for settings without a source."""
-    timing = values.get("timing", "")
-    profile = values.get("profile", "")
-    if timing == "requests" or not (timing or profile):
-        return
-    from config.datasheet import chosen_profile  # and YAML
-    from config.profile import DEFAULT_PROFILE
-
-    profile_name = str(profile or DEFAULT_PROFILE)
-    values["timing"] = "steps"
-    values["profile"] = profile_name
-    limits = {}
-    for name in ("max-num-seqs", "max-num-batched-tokens", "block-size"):
-        value = values.get(name)
-        if source_names.get(name, DEFAULT) != DEFAULT and isinstance(value, int):
-            limits[name.replace("-", "_")] = value
-    core_names = table_of(Settings).by_name
-    settings = Settings().changed(
-        {name: value for name, value in values.items() if name in core_names}
-    )
-    for name, limit in chosen_profile(settings, limits).settings().items():
-        if source_names.get(name, DEFAULT) == DEFAULT:
-            values[name] = limit
-            source_names[name] = f"profile {profile_name}"

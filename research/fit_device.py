@@ -1,10 +1,11 @@
-"""Fit the constants of a device's kernels (config/kernel_constants.py) to public tables of operators.
+"""Fits the constants of a device's kernels to public tables of operators.
 
     pip install --group research
     python research/fit_device.py l40s
 
-The tables are those of aiconfigurator (Apache-2.0) for vLLM: products, experts, attention and
-all-reduce. Four fifths of the shapes are fitted; the errors printed are those of the others.
+The constants belong to app/extensions/lab/costs/kernel_constants.py. The tables for vLLM come from
+aiconfigurator (Apache-2.0): products, experts, attention and all-reduce. Four fifths of the shapes
+are fitted, and the printed errors are of the remaining shapes.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import Any
 from msgspec import Struct
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from config.devices import DEVICES
-from config.kernel_constants import KERNELS
-from config.kernels import BYTES, ExpertLayer, Experts, Format, Product, Rates
+from app.extensions.lab.costs.devices import DEVICES
+from app.extensions.lab.costs.kernel_constants import KERNELS
+from app.extensions.lab.costs.kernels import BYTES, ExpertLayer, Experts, Format, Product, Rates
 
 FOLDERS = {
     "h100": "h100_sxm",

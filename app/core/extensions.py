@@ -8,7 +8,7 @@ once, while the application is built, so no request passes through this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from app.core.engine.kvcache.publisher import Publisher
     from app.core.engine.lifecycle import Operations
     from app.core.engine.lora import LoRARegistry
+    from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.simulated.model import RecordedReplies
     from app.core.engine.step_cost import CostModel
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from app.core.text.base import Tokenizer
     from config import Settings as AllSettings
     from config.declaration import Section
-    from config.profile import Profile
     from config.settings import ServerSettings
     from config.validation import LiveSettings
 
@@ -222,6 +222,18 @@ class Extension:
     def commands(cls) -> Mapping[str, Command]:
         """Returns subcommands of `python -m app`, by name."""
         return {}
+
+    @classmethod
+    def profile(cls, settings: AllSettings, decided: Collection[str]) -> Profile | None:
+        """Returns the profile that it computes for `settings`; None if a file has the profile.
+
+        `decided` are the names of the settings that the profile must follow. The other ones have
+        defaults, which the profile may replace.
+
+        Raises:
+            ConfigError: The profile cannot be computed.
+        """
+        return None
 
     @classmethod
     def tokenizer(cls, settings: AllSettings) -> Tokenizer | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 from app.core.built_in import present_extensions
@@ -44,7 +44,7 @@ def load(
     Raises:
         ConfigError: A setting is wrong, or a file or plugin cannot be read.
     """
-    return loader.load(argv, environ, warn, settings_type())
+    return loader.load(argv, environ, warn, settings_type(), _profile_limits)
 
 
 def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
@@ -53,4 +53,10 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
     Raises:
         ConfigError: As `load`.
     """
-    return loader.resolve(flags, environ, warn, settings_type())
+    return loader.resolve(flags, environ, warn, settings_type(), _profile_limits)
+
+
+def _profile_limits(settings: Settings, decided: Collection[str]) -> Mapping[str, object]:
+    from app.core.profiles import chosen_profile  # only servers with shared steps have a profile
+
+    return chosen_profile(settings, decided).settings()

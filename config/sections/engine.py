@@ -32,6 +32,8 @@ NGRAM_LENGTH = 5
 LATENCY = About(live=True, simulated=True)
 """Facts of a latency: it may change while the server runs, and a real engine has none."""
 ENGINE_TIMEOUT_RULE = "must be 0 or at least 4s"
+DEFAULT_PROFILE = "qwen3-14b-h100"
+"""Profile of timing steps."""
 
 
 class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,11 +139,6 @@ class StepSettings(Section, frozen=True, kw_only=True):
     device: str = ""
     """Device of profile auto: h100, h200, a100, l40s, mi300x or b200. Device of engine llm: auto,
     cuda, mps or cpu."""
-    model_config: Annotated[str, About(simulated=True, path=True)] = ""
-    """The config.json, or its folder, of the model of profile auto."""
-    vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """Version of vLLM of profile auto; engines up to 0.13 wait for each step. Empty, or above 0.28,
-    is the newest known version."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Maximum number of tokens in a step (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from app.core.engine.profile import CostConstants, Profile
 from app.extensions.lab.load.output_files import atomic_file, check_output_paths
 from app.extensions.lab.load.synthetic import Recipe, lengths
 from config import ConfigError
 from config.declaration import check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
-from config.profile import CostConstants, Profile
 from research.rehearse import report
 from research.rehearse.playing import Clock
 from research.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse

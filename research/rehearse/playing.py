@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from app.core.engine.batch import Batch
+from app.core.engine.profile import EngineLimits, Profile
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.fidelity.pod import Pod
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest
 from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
 from app.extensions.lab.load.loads import LoadTrace
-from config.profile import EngineLimits, Profile
 
 TURNAROUND_S = 100e-6
 """From the end of a request until the client sends the next one:

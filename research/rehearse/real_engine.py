@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from app.core.engine.batch import Batch
+from app.core.engine.profile import EngineLimits
 from app.extensions.llm.config import Checkpoint, ModelConfig
 from app.extensions.llm.device import DeviceManager
 from app.extensions.llm.engine import LLMEngine
@@ -19,7 +20,6 @@ from app.extensions.llm.errors import LLMError
 from app.extensions.llm.library import make_engine
 from app.extensions.llm.model_runner import ModelRunner
 from app.extensions.llm.sampling_params import SamplingParams
-from config.profile import EngineLimits
 from research.rehearse.playing import Token
 
 TINY = "tiny"

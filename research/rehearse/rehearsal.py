@@ -14,11 +14,11 @@ from statistics import median
 
 from msgspec import Struct
 
+from app.core.engine.profile import EngineLimits, Profile
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.statistics import FIGURE_NAMES
 from app.extensions.lab.load.synthetic import Recipe, draw_load
 from config import ConfigError
-from config.profile import EngineLimits, Profile
 from research.rehearse.playing import (
     Clock,
     Played,

@@ -19,10 +19,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.engine.batch import Batch
+from app.core.engine.profile import CostConstants
 from app.core.engine.step_cost import StepCost
 from app.extensions.lab.fidelity.pod import OfflineRequest
 from config import ConfigError
-from config.profile import CostConstants
 from research.rehearse.playing import RecordedStep
 
 FEATURES: Mapping[str, Callable[[RecordedStep], float]] = {

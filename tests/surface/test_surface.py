@@ -23,7 +23,7 @@ NOT_CONFIGURED = {
     "recording": "needs a file",
     "grpc": "serves no HTTP routes",
     "llm": "needs a model",
-    "lab": "has commands only",
+    "lab": "has commands, and computes profiles before a server is built",
 }
 """Extensions that no configuration of the surface has, and why."""
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from random import Random
 
     from app.core.engine.kvcache.publisher import Publisher
+    from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, Model, Reply
     from app.core.engine.step_cost import CostModel
     from app.core.extensions import ServerParts
     from config import Settings
-    from config.profile import Profile
 
 
 class ReplySource:
@@ -145,9 +145,9 @@ def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
     profile: Profile | None = None
     cost: CostModel | None = None
     if settings.steps.shared:
-        from config.datasheet import chosen_profile  # imports YAML
+        from app.core.profiles import chosen_profile
 
-        profile = chosen_profile(settings)
+        profile = chosen_profile(settings, decided=settings.table.by_name)
         cost = _step_cost(parts, profile)
     lora_slots = LoRASlots(settings.lora.max_loras, parts.adapters.__contains__, adapter_memory)
     engine_parts = EngineParts(

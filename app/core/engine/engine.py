@@ -28,9 +28,9 @@ from app.core.engine.timing import PerRequestTiming
 from config.settings import Settings
 
 if TYPE_CHECKING:
+    from app.core.engine.profile import Profile
     from app.core.engine.step_cost import CostModel
     from app.core.engine.step_executor import StepExecutor
-    from config.profile import Profile
 
 MAX_STARTS_AT_ONCE = 128
 """Maximum choices of a request that start in the turn of its arrival.

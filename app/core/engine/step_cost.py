@@ -15,7 +15,7 @@ from app.core.engine.batch import Batch, S
 from app.core.engine.scheduler import PREFILL_SHARE, Scheduler
 
 if TYPE_CHECKING:
-    from config.profile import CostConstants
+    from app.core.engine.profile import CostConstants
 
 TILE_ROWS = 128
 """Rows of a matrix product that a device computes together."""

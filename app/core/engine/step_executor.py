@@ -27,7 +27,7 @@ from app.core.engine.waiting_queue import WaitingQueue
 from config.settings import Settings
 
 if TYPE_CHECKING:
-    from config.profile import Profile
+    from app.core.engine.profile import Profile
 
 MAX_TOKENS_PER_TURN = 256
 """Maximum tokens handed out in one turn of the event loop: about two milliseconds of work."""

@@ -18,7 +18,7 @@ from app.core.engine.scheduler import Scheduler
 from app.core.engine.step_cost import CostModel
 
 if TYPE_CHECKING:
-    from config.profile import FrontCosts
+    from app.core.engine.profile import FrontCosts
 
 WatchStep: TypeAlias = Callable[[Batch[S], float, float], None]
 

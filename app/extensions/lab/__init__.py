@@ -1,15 +1,17 @@
-"""Offline studies: simulated loads, plans, fleets, and measured servers."""
+"""Offline studies: simulated loads, plans, fleets, and measured servers. The cost model of GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension
+from app.extensions.lab.settings import CostModelSettings
 
 if TYPE_CHECKING:
-    from config import Settings
+    from app.core.engine.profile import Profile
+    from config import Settings as AllSettings
 
 
 class Lab(Extension):
@@ -17,11 +19,19 @@ class Lab(Extension):
 
     name = "lab"
     requires = ("console", "plugins")
+    Settings = CostModelSettings
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
-        """Returns False: the lab has commands only."""
+    def is_enabled(cls, settings: AllSettings) -> bool:
+        """Returns False: a server needs no instance of the lab."""
         return False
+
+    @classmethod
+    def profile(cls, settings: AllSettings, decided: Collection[str]) -> Profile | None:
+        """Returns the profile of a model's config.json and a device's data sheet."""
+        from app.extensions.lab.costs.server_profile import server_profile
+
+        return server_profile(settings, decided)
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
     from app.core.api.fault import Fault, RequestFacts
     from app.core.base.metrics.instruments import Families
+    from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.step_cost import CostModel
     from app.core.extensions import ServerParts
-    from app.core.policies import AutoscalerStart, PolicyMaker
     from app.core.server.http.context import RequestContext
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
+    from app.extensions.plugins.policies import AutoscalerStart, PolicyMaker
     from app.extensions.plugins.registry import PluginRegistry
     from config import Settings
-    from config.profile import Profile
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,18 +14,26 @@ from typing import Any, ParamSpec, TypeVar
 from app.core.api.fault import Fault, RequestFacts
 from app.core.base.clock.pause import call_off_hub
 from app.core.engine.batch import Batch
+from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, ScriptedReply
 from app.core.engine.step_cost import CostModel, StepCost
 from app.core.extensions import Extension, Position, ServerParts
-from app.core.policies import AutoscalerStart, Decide, Incoming, Look, Policy, PolicyMaker, Scores
 from app.core.server.http.context import RequestContext, current_request
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.stack import Middleware
+from app.extensions.plugins.policies import (
+    AutoscalerStart,
+    Decide,
+    Incoming,
+    Look,
+    Policy,
+    PolicyMaker,
+    Scores,
+)
 from config.declaration import About, Count, Duration, NotNegative, Percent, Section
 from config.plugin_modules import API
-from config.profile import Profile
 from config.settings import Settings as AllSettings
 
 __all__ = [

@@ -24,12 +24,12 @@ from app.core.engine.batch import Batch
 from app.core.engine.errors import EngineError
 from app.core.engine.request import ScriptedReply
 from app.core.engine.step_cost import CostModel
-from app.core.policies import Incoming, Policy
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware
+from app.extensions.plugins.policies import Incoming, Policy
 
 P = ParamSpec("P")
 T = TypeVar("T")

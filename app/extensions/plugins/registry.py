@@ -18,19 +18,10 @@ from app.core.api.fault import Fault, RequestFacts
 from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.metrics.instruments import Families
+from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, ScriptedReply
 from app.core.engine.step_cost import CostModel, StepCost
 from app.core.extensions import Position, ServerParts
-from app.core.policies import (
-    AUTOSCALERS,
-    ROUTING_POLICIES,
-    AutoscalerStart,
-    Decide,
-    Look,
-    Policy,
-    PolicyMaker,
-    Scores,
-)
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware
 from app.core.settings import settings_type
@@ -42,10 +33,19 @@ from app.extensions.plugins.guard import (
     StepSeconds,
     checked_instance,
 )
+from app.extensions.plugins.policies import (
+    AUTOSCALERS,
+    ROUTING_POLICIES,
+    AutoscalerStart,
+    Decide,
+    Look,
+    Policy,
+    PolicyMaker,
+    Scores,
+)
 from config.declaration import ConfigError
 from config.plugin_modules import API
 from config.plugins import from_plain, to_plain
-from config.profile import Profile
 from config.settings import Settings
 from config.validation import LiveSettings
 

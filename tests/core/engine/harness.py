@@ -18,13 +18,13 @@ from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import KVEvent
 from app.core.engine.kvcache.hashing import Adapter, BlockHasher
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import EngineRequest, Observer
 from app.core.engine.sequence import Handle
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import RandomStreams, SimulatedModel
 from app.core.text.base import Tokenizer
 from app.core.text.huggingface import default_tokenizer
-from config.profile import Profile, read_profile
 from config.settings import (
     LatencySettings,
     ReplySettings,

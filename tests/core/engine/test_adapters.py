@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.engine.outputs import Tokens
-from config.profile import read_profile
+from app.core.engine.profile import read_profile
 from config.settings import StepSettings
 from tests.core.engine.harness import Harness
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from app.core.engine.constraints import Constraints
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
+from app.core.engine.profile import Profile, SpeculationRates
 from app.core.engine.request import EngineRequest
-from config.profile import Profile, SpeculationRates
 from tests.core.engine.harness import PROFILE, Harness, engine_request
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {

@@ -19,8 +19,8 @@ from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import KVEvent
 from app.core.engine.kvcache.hashing import Adapter, BlockHasher
 from app.core.engine.outputs import Started
+from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Model, Reply
-from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
 from tests.core.engine.harness import engine_request
 from tests.core.kvcache.caches import check

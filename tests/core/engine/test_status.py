@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.engine.batch import Phase, SequenceStatus
-from config.profile import read_profile
+from app.core.engine.profile import read_profile
 from config.settings import StepSettings
 from tests.core.engine.harness import BLOCK_TOKENS, START_S, Harness
 

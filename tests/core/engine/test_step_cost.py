@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.engine.batch import Batch, SequenceState
+from app.core.engine.profile import CostConstants
 from app.core.engine.step_cost import StepCost
-from config.profile import CostConstants
 
 
 def step(**holds: float) -> Batch[SequenceState]:

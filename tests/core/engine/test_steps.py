@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from config.profile import SpeculationRates
+from app.core.engine.profile import SpeculationRates
 from config.settings import StepSettings
 from tests.core.engine.harness import BLOCK_TOKENS, PROFILE, START_S, Harness, moments, stepped
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.engine.outputs import Tokens
+from app.core.engine.profile import read_profile
 from app.core.engine.request import ScriptedReply
-from config.profile import read_profile
 from config.settings import StepSettings
 from tests.core.engine.harness import Harness, embedded_tokenizer
 

@@ -5,17 +5,16 @@ from typing import Any
 
 import msgspec
 
+from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from app.extensions.explanation.delays import DelayLog
 from app.extensions.explanation.explanation import Explanation, explain
-from config.datasheet import profile_of
-from config.profile import Profile
 from tests.core.engine.harness import Harness
 
 
 def quick_profile(**limits: Any) -> Profile:
     """The shipped one with other limits."""
-    profile = profile_of("qwen3-14b-h100", None, 1, None)
+    profile = read_profile("qwen3-14b-h100")
     return msgspec.structs.replace(
         profile, engine=msgspec.structs.replace(profile.engine, **limits)
     )

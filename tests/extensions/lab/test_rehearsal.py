@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from app.core.engine.batch import Batch
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.profile import CostConstants, EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.step_cost import StepCost
 from app.extensions.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
@@ -24,7 +25,6 @@ from app.extensions.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.synthetic import Between, Recipe
 from config import ConfigError
-from config.profile import CostConstants, EngineLimits, Profile
 from research.rehearse import report
 from research.rehearse.playing import (
     TURNAROUND_S,

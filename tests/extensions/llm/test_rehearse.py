@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from app.core.engine.profile import CostConstants, EngineLimits, Profile, read_profile
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.load.loads import LoadTrace
-from config.profile import CostConstants, EngineLimits, Profile, read_profile
 from research.rehearse import command
 from research.rehearse.command import OUTSIDE
 from research.rehearse.playing import Clock, play_offline, play_on

@@ -129,6 +129,7 @@ def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, w
     files -= {"pyproject.toml", "README.md", "LICENSE"}
     assert packed == {f"vllm_understudy/{name.removeprefix('vllm_understudy/')}" for name in files}
     assert "vllm_understudy/config/vllm/options.json" in packed
+    assert "vllm_understudy/app/core/engine/profiles/qwen3-14b-h100.yaml" in packed
 
 
 def test_it_serves_from_an_environment_that_was_empty(installed: Path, elsewhere: Path) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from app.core.engine.profile import Profile, read_profile
+from app.core.profiles import AUTO
+from app.extensions.lab.costs.datasheet import profile_of
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.fit_report import (
     constants_table,
@@ -25,10 +28,8 @@ from app.extensions.lab.fidelity.workers import worker_pool
 from app.extensions.lab.load.output_files import atomic_file, check_output_paths, check_picture_path
 from app.extensions.lab.load.progress import progress_bar
 from config import ConfigError, UsageError
-from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_command, duration_of, whole_number
-from config.profile import Profile, read_profile
 
 ABOUT = f"""\
 Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from app.core.engine.profile import Profile
 from app.extensions.lab.fidelity.fitting import Certainty, Problem, SimulatedRun
 from app.extensions.lab.load.plotting import picture_file
 from app.extensions.lab.load.statistics import FIGURE_NAMES, LATENCY_NAMES, mean_and_quantiles
-from config.profile import Profile
 
 MIN_IDLE_STEPS = 20
 """Least number of idle steps in a run that counts as idle."""

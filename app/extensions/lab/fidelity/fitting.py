@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Struct
 
 from app.core.engine.batch import Batch
+from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.fidelity.pod import Pod
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest
 from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
 from app.extensions.lab.load.statistics import FIGURE_NAMES, mean_and_quantiles
-from config.profile import CostConstants, EngineLimits, FrontCosts, Profile
 
 SMOOTHING = 0.004
 """Error, as a share, below which the loss is flat: two runs of one server differ by as much."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
-from app.core.policies import AutoscalerStart
+from app.core.engine.profile import EngineLimits, Profile
+from app.core.profiles import AUTO
+from app.extensions.lab.costs.datasheet import profile_of
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
@@ -21,9 +23,8 @@ from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
 from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
 from app.extensions.plugins import autoscalers, step_costs
+from app.extensions.plugins.policies import AutoscalerStart
 from config import ConfigError, UsageError
-from config.datasheet import AUTO, profile_of
-from config.profile import EngineLimits, Profile
 from config.settings import Settings
 
 TRANSFER_FLAGS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")

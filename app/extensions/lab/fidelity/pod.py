@@ -11,12 +11,12 @@ import msgspec
 
 from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.profile import EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.step_cost import CostModel, PrefillTime
 from app.core.engine.step_loop import StepLoop
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.extensions.lab.fidelity.timeline import Timeline
-from config.profile import EngineLimits, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from app.extensions.lab.fidelity.job import Job, read_load
@@ -30,7 +31,6 @@ from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.plotting import picture_file
 from app.extensions.lab.load.progress import progress_bar
-from config.datasheet import AUTO
 from config.declaration import check_installed
 from config.flags import as_command
 

@@ -4,15 +4,15 @@ import argparse
 from pathlib import Path
 
 from app.core.base.cores import usable_cores
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
 from app.extensions.lab.load.policies import POLICIES, RANDOM
 from app.extensions.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
-from config.devices import DEVICES
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
-from config.profile import DEFAULT_PROFILE
+from config.sections.engine import DEFAULT_PROFILE
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of engines, on virtual time, with the steps that a

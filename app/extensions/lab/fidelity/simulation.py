@@ -12,8 +12,8 @@ from itertools import count, groupby
 from operator import itemgetter
 from random import Random
 
+from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
-from app.core.policies import Sample
 from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
@@ -36,8 +36,8 @@ from app.extensions.lab.load.policies import (
 )
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from app.extensions.lab.load.statistics import latencies
+from app.extensions.plugins.policies import Sample
 from config import ConfigError
-from config.profile import Profile
 
 REQUESTS_PER_PROGRESS = 1024
 """Requests between two progress calls."""

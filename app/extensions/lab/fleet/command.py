@@ -14,7 +14,6 @@ import gevent
 
 from app.core.application import tokenizer_of
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
-from app.core.policies import PolicyMaker
 from app.core.server.http.client import Target
 from app.core.server.http.relay import server_of
 from app.core.settings import load
@@ -43,6 +42,7 @@ from app.extensions.lab.load.policies import policies_of
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.load.synthetic import gamma_arrivals
 from app.extensions.plugins import routing_policies
+from app.extensions.plugins.policies import PolicyMaker
 from config.declaration import install, missing
 from config.flags import as_command
 

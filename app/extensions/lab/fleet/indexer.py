@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from app.core.policies import Incoming
 from app.core.server.http.client import exchange
 from app.extensions.lab.load.policies import IndexerError
+from app.extensions.plugins.policies import Incoming
 
 CHAT = "/v1/chat/completions"
 TOKEN_FIELDS = ("model", "cache_salt")

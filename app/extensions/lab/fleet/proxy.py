@@ -6,10 +6,10 @@ from contextlib import closing
 from http.client import HTTPException
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from app.core.policies import Incoming, Policy
 from app.core.server.http import relay
 from app.core.server.http.client import COMPLETIONS, ROUTED_TO, HttpConnection
 from app.extensions.lab.fleet.indexer import CHAT
+from app.extensions.plugins.policies import Incoming, Policy
 
 ROUTED_PATHS = frozenset({COMPLETIONS, CHAT})
 """Paths routed by the policy."""

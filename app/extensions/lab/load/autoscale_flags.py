@@ -4,7 +4,6 @@ import re
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 
-from app.core.policies import AUTOSCALERS, AutoscalerStart, Decide, Look
 from app.extensions.lab.load.autoscaler import METRICS, Policy, ScalingPolicy
 from app.extensions.lab.load.hpa import (
     MAX_PERIOD_S,
@@ -13,6 +12,7 @@ from app.extensions.lab.load.hpa import (
     HorizontalPodAutoscaler,
     Rate,
 )
+from app.extensions.plugins.policies import AUTOSCALERS, AutoscalerStart, Decide, Look
 from config.declaration import UsageError
 from config.durations import parse_duration
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number

@@ -12,9 +12,9 @@ from math import inf
 from random import Random
 
 from app.core.base.metrics.table import FIRST_TOKEN
-from app.core.policies import AutoscalerStart, Look, Sample
 from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from app.extensions.lab.load.pod_lives import Life
+from app.extensions.plugins.policies import AutoscalerStart, Look, Sample
 
 TTFT_SHARES = {"ttft_p50": 0.5, "ttft_p90": 0.9, "ttft_p99": 0.99}
 TTFT_WINDOW_S = 60.0

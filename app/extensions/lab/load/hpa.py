@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from app.core.policies import Decide, Look
+from app.extensions.plugins.policies import Decide, Look
 
 MILLI = 1000
 """The HPA counts in thousandths: its quantities are whole thousandths."""

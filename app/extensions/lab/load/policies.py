@@ -5,7 +5,7 @@ from functools import partial
 from random import Random
 from typing import Generic, TypeVar
 
-from app.core.policies import PolicyMaker
+from app.extensions.plugins.policies import PolicyMaker
 from config import UsageError
 
 RANDOM = "random"

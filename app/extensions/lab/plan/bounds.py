@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from app.core.engine.batch import Batch
+from app.core.engine.profile import Profile
 from app.core.engine.step_cost import StepCost
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
@@ -12,7 +13,6 @@ from app.extensions.lab.fidelity.summary import summarize
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.plan.fleets import Group
 from app.extensions.lab.plan.slo import Slo
-from config.profile import Profile
 
 TOKEN_POWERS = 15
 """Steps of up to `2 ** (TOKEN_POWERS - 1)` tokens are tried for the least cost of a token."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from app.extensions.lab.fidelity import simulate_flags
@@ -27,7 +28,6 @@ from app.extensions.lab.plan.plan_report import draw_plan, plan_figures, plan_ta
 from app.extensions.lab.plan.search import FleetSearch, make_group
 from app.extensions.lab.plan.slo import Slo
 from config import ConfigError, UsageError
-from config.datasheet import AUTO
 from config.declaration import check_installed
 from config.flags import as_command
 from config.settings import Settings

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from app.core.engine.profile import EngineLimits
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.sweeps import PODS, PREFILL_PODS
 from app.extensions.lab.plan.slo import Verdict
-from config.profile import EngineLimits
 
 MAX_PRICE_RATIO = 1.5
 """Fleets up to this multiple of the cheapest price are simulated, for runners-up and the Pareto

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
 from app.extensions.lab.load.loads import MAX_TOKENS
 from config.declaration import suggestion
-from config.devices import DEVICES
 from config.flags import FlagParser, as_argument, number_of, whole_number
 
 ABOUT = """\

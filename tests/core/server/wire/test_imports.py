@@ -35,10 +35,12 @@ LAZY_PACKAGES = (
 LAZY_MODULES = (
     "app.plugins",
     "app.core.engine.kvcache.publisher",
+    "app.core.engine.profile",
     "app.core.engine.step_executor",
     "app.core.engine.step_loop",
     "app.core.headless",
     "app.core.init",
+    "app.core.profiles",
     "app.core.server.gunicorn.arbiter",
     "app.core.server.gunicorn.http2",
     "app.core.server.http.client",
@@ -54,10 +56,9 @@ LAZY_MODULES = (
     "app.extensions.scripts.command",
     "app.extensions.scripts.resolver",
     "app.extensions.scripts.script_set",
-    "config.datasheet",
+    "app.extensions.lab.costs",
     "config.environment",
     "config.plugin_modules",
-    "config.profile",
 )
 """Imported after the start, or by the first request that needs them."""
 PATHS_OF_POOLING = "app.extensions.pooling.paths"

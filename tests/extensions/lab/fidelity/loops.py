@@ -5,11 +5,11 @@ from heapq import heappop, heappush
 from math import inf
 
 from app.core.engine.batch import Batch
+from app.core.engine.profile import Profile
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.step_cost import StepCost
 from app.core.engine.step_loop import StepLoop
 from app.extensions.lab.fidelity.pod import OfflineRequest
-from config.profile import Profile
 
 
 class ClientLoop(StepLoop[OfflineRequest]):

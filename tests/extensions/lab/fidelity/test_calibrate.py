@@ -9,6 +9,8 @@ from random import Random
 import msgspec
 import pytest
 
+from app.core.engine.profile import read_profile
+from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.fidelity import calibrate
 from app.extensions.lab.fidelity.fit_report import (
     constants_table,
@@ -27,9 +29,7 @@ from app.extensions.lab.fidelity.fitting import (
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.fidelity.search import Search, certainties
 from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
-from config.datasheet import datasheet_profile
-from config.profile import read_profile
-from tests.config.test_datasheet import QWEN
+from tests.extensions.lab.costs.test_datasheet import QWEN
 
 TRUE = read_profile("qwen3-14b-h100")
 FITTED = ("weights", "per_token", "front")

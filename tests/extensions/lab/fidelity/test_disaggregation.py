@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.engine.profile import read_profile
+from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.simulate import run
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.policies import POLICIES
-from config.datasheet import datasheet_profile
-from config.profile import read_profile
 from tests.extensions.lab.fidelity.test_command import SHAPE, figures, refusal
 from tests.extensions.lab.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_of
 

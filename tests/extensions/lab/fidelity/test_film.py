@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from app.core.engine.batch import Phase
+from app.core.engine.profile import read_profile
 from app.extensions.console.page import report_of
 from app.extensions.lab.fidelity import step_recorder
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
@@ -17,14 +18,13 @@ from app.extensions.lab.fidelity.simulate import run
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.synthetic import Between, Recipe, draw_load
-from config.datasheet import profile_of
 from tests.extensions.console.watched import Page
 
 TOLD = "a <b>title</b></script><script>alert(1)</script>"
 
 
 def filmed(pods: int = 1, **engine: Any) -> tuple[LoadTrace, SimulationOutcome, Film, Page]:
-    profile = profile_of("qwen3-14b-h100", None, 1, None)
+    profile = read_profile("qwen3-14b-h100")
     profile = msgspec.structs.replace(
         profile, engine=msgspec.structs.replace(profile.engine, **engine)
     )
@@ -69,7 +69,7 @@ def test_frames_have_the_times_of_every_request(pods: int) -> None:
 
 
 def test_frames_of_a_fleet_have_a_lane_per_pod_and_count_shared_blocks_once() -> None:
-    profile = profile_of("qwen3-14b-h100", None, 1, None)
+    profile = read_profile("qwen3-14b-h100")
     plan = SimulationPlan(profile=profile, pods=3, policy="prefix-aware")
     sizes = {"input_tokens": Between(50, 90), "output_tokens": Between(20, 60), "prefix_groups": 5}
     load = draw_load(Recipe(**sizes, prefix_tokens=1600, rate=40.0, seconds=8.0), 40_960)
@@ -92,7 +92,7 @@ def test_frames_of_a_fleet_have_a_lane_per_pod_and_count_shared_blocks_once() ->
 
 
 def test_prefill_and_decode_pods_have_lanes() -> None:
-    profile = profile_of("qwen3-14b-h100", None, 1, None)
+    profile = read_profile("qwen3-14b-h100")
     split = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e10)
     plan = SimulationPlan(profile=profile, pods=3, disaggregation=split)
     load = draw_load(Recipe(rate=10.0, seconds=5.0), 40_960)

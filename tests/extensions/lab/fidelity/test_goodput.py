@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.engine.profile import read_profile
 from app.extensions.lab.fidelity.goodput import METRICS, goodput, read_limits
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.extensions.lab.load.loads import LoadTrace
-from config.profile import DEFAULT_PROFILE, read_profile
+from config.sections.engine import DEFAULT_PROFILE
 from tests.extensions.lab.fidelity.test_command import HEADER, figures, refusal
 
 WITH_CLASSES = "arrival_s,class,input_tokens,output_tokens\n"

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from app.core.engine.scheduler import Scheduler
 from app.extensions.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.extensions.lab.fidelity.simulation import (
@@ -21,7 +22,6 @@ from app.extensions.lab.load.autoscale_flags import read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.policies import POLICIES
-from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from tests.core.kvcache.caches import check_pool
 from tests.extensions.lab.fidelity.loops import ClientLoop
 

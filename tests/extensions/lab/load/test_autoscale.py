@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.policies import Look
 from app.extensions.lab.load.autoscale_flags import read_policy
 from app.extensions.lab.load.autoscaler import histogram_quantile
 from app.extensions.lab.load.hpa import replicas_for
+from app.extensions.plugins.policies import Look
 
 USUAL = "hpa:metric=waiting,target=4,min=1,max=100"
 

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from app.core.policies import Incoming
 from app.extensions.lab.fleet.command import compare_policies, policies_of, running_proxy
 from app.extensions.lab.fleet.fleet import Fleet
 from app.extensions.lab.fleet.workload import Workload
+from app.extensions.plugins.policies import Incoming
 from tests import stubs
 
 POLICIES = policies_of((), {})

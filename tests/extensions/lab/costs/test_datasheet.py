@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from app.core.engine.batch import Batch, SequenceState
+from app.core.engine.profile import CostConstants, Profile
 from app.core.engine.step_cost import StepCost
+from app.extensions.lab.costs.datasheet import datasheet_profile, profile_of
+from app.extensions.lab.costs.devices import DEVICES
 from config import ConfigError
-from config.datasheet import datasheet_profile, profile_of
-from config.devices import DEVICES
-from config.profile import CostConstants, Profile
 
 QWEN: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from config.declaration import ConfigError
-from config.devices import DEVICES, Device
-from config.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
-from config.kernel_sum import KernelSum
-from config.kernels import Format
-from config.memory import (
+from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
+from app.core.profiles import AUTO
+from app.extensions.lab.costs.devices import DEVICES, Device
+from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
+from app.extensions.lab.costs.kernel_sum import KernelSum
+from app.extensions.lab.costs.kernels import Format
+from app.extensions.lab.costs.memory import (
     BF16_BYTES,
     NEWEST,
     memory_use,
@@ -24,15 +25,10 @@ from config.memory import (
     token_bytes,
     version_numbers,
 )
-from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
-from config.settings import Settings
-from config.shapes import ModelShape, model_shape
-from config.storage import StorageFormat, read_storage
+from app.extensions.lab.costs.shapes import ModelShape, model_shape
+from app.extensions.lab.costs.storage import StorageFormat, read_storage
+from config.declaration import ConfigError
 
-AUTO = "auto"
-"""Name of the profile that is computed from a data sheet."""
-VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xpu"))
-"""Values of `--device` of earlier versions of vLLM; none is a data sheet."""
 BANDWIDTH_SHARE = 0.85
 """Share of the data sheet's memory bandwidth that real engines reach."""
 FLOPS_SHARE = 0.65
@@ -116,19 +112,6 @@ def _read_json(model_config_path: str) -> object:
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"model config {model_config_path}: is not JSON: {error}") from None
-
-
-def chosen_profile(settings: Settings, limits: Mapping[str, int] = {}) -> Profile:
-    """Returns the profile that a server's settings select; `limits` as in `profile_of`."""
-    steps = settings.steps
-    return profile_of(
-        steps.profile,
-        None if steps.device in VLLM_DEVICES else steps.device,
-        settings.model.tensor_parallel_size,
-        steps.model_config or None,
-        vllm_version=steps.vllm_version,
-        limits=limits,
-    )
 
 
 def datasheet_profile(

@@ -2,13 +2,13 @@
 
 import pytest
 
+from app.core.engine.profile import EngineLimits
+from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.devices import DEVICES, GIB
+from app.extensions.lab.costs.memory import memory_use, reserved_bytes, version_numbers
+from app.extensions.lab.costs.shapes import model_shape
 from config import ConfigError
-from config.datasheet import datasheet_profile
-from config.devices import DEVICES, GIB
-from config.memory import memory_use, reserved_bytes, version_numbers
-from config.profile import EngineLimits
-from config.shapes import model_shape
-from tests.config.test_datasheet import QWEN
+from tests.extensions.lab.costs.test_datasheet import QWEN
 
 
 def model(kind: str, layers: int, width: int, inner: int, kv: int, vocab: int) -> dict[str, object]:

@@ -9,10 +9,10 @@ import re
 
 from msgspec import Struct
 
+from app.core.engine.profile import EngineLimits
+from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.shapes import ModelShape
 from config.declaration import ConfigError
-from config.devices import GIB
-from config.profile import EngineLimits
-from config.shapes import ModelShape
 
 BF16_BYTES = 2
 LAST_SORTING = [0, 16]

@@ -1,7 +1,7 @@
 """Profiles: costs of a model on a device, and limits of the measured engine.
 
-A profile is a YAML file, shipped (`config/profiles`) or written by the user. `timing: steps`
-simulates the engine of the profile (docs/fidelity.md).
+A profile is a YAML file, shipped (`app/core/engine/profiles`) or written by the user. With
+`timing: steps`, a server simulates the engine of the profile (docs/fidelity.md).
 """
 
 from pathlib import Path
@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 
 from config.declaration import ConfigError
 
-DEFAULT_PROFILE = "qwen3-14b-h100"
 SETTING_NAMES = {"num-gpu-blocks": "kv-cache-size", "enable-prefix-caching": "enable-kvcache"}
 """Limits of an engine whose settings have other names."""
 SHIPPED = Path(__file__).parent / "profiles"

@@ -6,7 +6,14 @@ Apache-2.0); what the engine adds was fitted to measured servers. No constant be
 
 from collections.abc import Mapping
 
-from config.kernels import AllReduce, Attention, EngineOverhead, Experts, Kernels, Product
+from app.extensions.lab.costs.kernels import (
+    AllReduce,
+    Attention,
+    EngineOverhead,
+    Experts,
+    Kernels,
+    Product,
+)
 
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)

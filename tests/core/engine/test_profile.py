@@ -3,7 +3,6 @@
 what they set, what is stronger, and what is wrong with one, in a line that names it.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,13 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from app.core import profiles
+from app.core.built_in import present_extensions
+from app.core.cli import main
+from app.core.engine.profile import SHIPPED, read_profile, shipped_profiles
 from app.core.settings import load
-from config import ConfigError
-from config.profile import SHIPPED, read_profile, shipped_profiles
-from tests.config.test_datasheet import QWEN
+from config import ConfigError, Settings, loader
+from config.sources import Flags, ignore_warning
 
 NAME = "qwen3-14b-h100"
 
@@ -87,13 +89,6 @@ def test_whatever_is_said_is_stronger_than_the_profile(tmp_path: Path) -> None:
         (["--profile", NAME, "--kv-cache-size", "100"], "setting kv-cache-size"),
         (["--profile", NAME, "--no-enable-chunked-prefill"], "setting enable-chunked-prefill"),
         (["--timing", "stepwise"], "setting timing"),
-        (["--profile", "auto"], "device must be given"),
-        (["--profile", "auto", "--device", "h100"], "model-config must be given"),
-        (
-            ["--profile", "auto", "--device", "h1000", "--model-config", "/nowhere"],
-            "h1000|/nowhere",
-        ),
-        (["--profile", NAME, "--device", "h100"], "device can be given with profile auto only"),
     ],
 )
 def test_what_does_not_fit_is_named(argv: list[str], named: str) -> None:
@@ -122,9 +117,43 @@ def test_a_profile_that_is_wrong_is_refused(
     assert path in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_profile_is_made_of_data_sheets(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN))
-    argv = ["--profile", "auto", "--device", "h100", "--model-config", str(tmp_path)]
-    settings = load(argv, {})
-    assert settings.steps.shared and settings.kvcache.kv_cache_size > 10_000
-    assert settings.model.max_model_len == 40960
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["--profile", "auto"], "profile"),
+        (["--profile", "auto", "--device", "h100"], "profile"),
+        (["--profile", NAME, "--device", "h100"], "device"),
+        (["--timing", "steps", "--device", "h100"], "device"),
+    ],
+)
+def test_start_without_the_lab_names_the_setting_that_needs_it(
+    argv: list[str],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    others = [extension for extension in present_extensions() if extension.name != "lab"]
+    monkeypatch.setattr(profiles, "present_extensions", lambda: others)
+    assert main(argv) == 1
+    error = f"error: setting {name}: needs the extension lab, which this server lacks\n"
+    assert capsys.readouterr() == ("", error)
+
+
+def test_profile_files_need_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "present_extensions", tuple)
+    settings = load(["--profile", NAME, "--device", "cuda"], {})
+    assert settings.kvcache.kv_cache_size == 18038
+
+
+def test_limits_of_absent_extensions_are_ignored() -> None:
+    """`engine-step-time` of the profile is a setting of the extension `llm`."""
+    profile = read_profile("smollm2-135m-cpu")
+    assert profile.engine.engine_step_time is not None
+    settings = loader.resolve(
+        Flags(values={"timing": "steps"}),
+        {},
+        ignore_warning,
+        base=Settings,
+        profile_limits=lambda settings, decided: profile.settings(),
+    )
+    assert settings.scheduling.max_num_seqs == profile.engine.max_num_seqs

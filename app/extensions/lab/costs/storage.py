@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.extensions.lab.costs.kernels import Format
+from app.extensions.lab.costs.memory import BF16_BYTES
+from app.extensions.lab.costs.shapes import ModelShape, Quantization
 from config.declaration import ConfigError
-from config.kernels import Format
-from config.memory import BF16_BYTES
-from config.shapes import ModelShape, Quantization
 
 MXFP4_ROWS = 256
 """Experts in MXFP4 are padded to a multiple of this number of rows."""

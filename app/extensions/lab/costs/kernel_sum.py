@@ -2,8 +2,9 @@
 
 from msgspec import Struct
 
-from config.devices import Device
-from config.kernels import (
+from app.core.engine.profile import CostConstants
+from app.extensions.lab.costs.devices import Device
+from app.extensions.lab.costs.kernels import (
     BYTES,
     EIGHT_BITS,
     EXPERT_WIDTH,
@@ -15,8 +16,7 @@ from config.kernels import (
     Kernels,
     Rates,
 )
-from config.profile import CostConstants
-from config.shapes import ModelShape
+from app.extensions.lab.costs.shapes import ModelShape
 
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, *range(128, 4096, 128), *range(4096, 16385, 256))
 """Tokens of a step for which the products are computed; between them the cost is linear."""

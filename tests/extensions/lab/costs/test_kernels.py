@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.engine.batch import Batch, SequenceState
+from app.core.engine.profile import CostConstants, Profile
 from app.core.engine.step_cost import StepCost, interpolate
-from config.datasheet import datasheet_profile
-from config.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
-from config.kernels import norm
-from config.profile import CostConstants, Profile
-from tests.config.test_datasheet import MIXTRAL, QWEN
+from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
+from app.extensions.lab.costs.kernels import norm
+from tests.extensions.lab.costs.test_datasheet import MIXTRAL, QWEN
 
 FP8: dict[str, object] = {"quant_method": "fp8"}
 

@@ -1,0 +1,1 @@
+"""Costs of models on GPUs: data sheets of devices, shapes of models, kernels, and memory."""

@@ -1,0 +1,47 @@
+"""The computed profile of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from app.core.profiles import AUTO, VLLM_DEVICES
+from app.extensions.lab.settings import CostModelSettings
+
+if TYPE_CHECKING:
+    from app.core.engine.profile import Profile
+    from config import Settings
+
+ENGINE_LIMITS = ("max-num-seqs", "max-num-batched-tokens", "block-size")
+"""Settings that decide how much memory an engine needs beside the weights, and for a block."""
+
+
+def server_profile(settings: Settings, decided: Collection[str]) -> Profile | None:
+    """Returns the profile of a model's config.json and a device's data sheet.
+
+    Returns None if no setting asks for a computed profile. `decided` are the names of the settings
+    that the profile must follow.
+
+    Raises:
+        ConfigError: A setting or a file is wrong or missing.
+    """
+    steps = settings.steps
+    section = settings.section(CostModelSettings)
+    device = None if steps.device in VLLM_DEVICES else steps.device
+    model_config = section.model_config or None
+    if steps.profile != AUTO and not (device or model_config or section.vllm_version):
+        return None
+    from app.extensions.lab.costs.datasheet import profile_of  # few servers compute a profile
+
+    limits = {}
+    for name in ENGINE_LIMITS:
+        if name in decided:
+            limits[name.replace("-", "_")] = settings.table.by_name[name].value(settings)
+    return profile_of(
+        steps.profile,
+        device,
+        settings.model.tensor_parallel_size,
+        model_config,
+        vllm_version=section.vllm_version,
+        limits=limits,
+    )

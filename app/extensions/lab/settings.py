@@ -1,0 +1,17 @@
+"""Settings of the cost model."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from config.declaration import About, Section
+
+
+class CostModelSettings(Section, frozen=True, kw_only=True):
+    """The model and the engine of profile auto, which is computed from data sheets."""
+
+    model_config: Annotated[str, About(simulated=True, path=True)] = ""
+    """The config.json, or its folder, of the model of profile auto."""
+    vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
+    """Version of vLLM of profile auto; engines up to 0.13 wait for each step. Empty, or above 0.28,
+    is the newest known version."""

@@ -1,0 +1,26 @@
+"""The health check reads where a server listens, and nothing else."""
+
+import pytest
+
+from app.core.server.gunicorn.healthcheck import main
+from tests.http_server import Handler, serving
+
+
+class Healthy(Handler):
+    def do_GET(self) -> None:
+        self.reply(200)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SIM_PROFILE": "auto", "SIM_DEVICE": "h100", "SIM_MODEL_CONFIG": "/nowhere.json"},
+        {"SIM_PROFILE": "/nowhere.yaml"},
+        # The limits of the profile make these values possible.
+        {"SIM_TIMING": "steps", "SIM_MAX_MODEL_LEN": "100000"},
+    ],
+)
+def test_health_check_needs_no_profile(environ: dict[str, str]) -> None:
+    with serving(Healthy) as port:
+        address = {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}
+        assert main([], environ | address) == 0
