@@ -15,6 +15,7 @@ Start with `Understudy`.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import cached_property, partial
@@ -30,6 +31,7 @@ from werkzeug.routing import Map, MapAdapter, Rule
 
 from app.core.api.errors import forget_frames, respond_to_error
 from app.core.base import Caches
+from app.core.server.flask.additions import FlaskFunctions
 from app.core.server.http.context import CONTEXT, RequestContext, context_of, current_request
 from app.core.server.http.response import Response, StreamingBody, json_response
 from app.core.server.http.route import Handler, Route
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from app.core.server.flask.asgi import AsgiRefusal, Receive, Scope, Send
     from app.core.server.flask.other_server import OtherServer
     from app.core.server.http.rpc import RpcService
+
+log = logging.getLogger(__name__)
 
 METRICS = "/metrics"
 TEST_CLIENT = "understudy.test_client"
@@ -110,6 +114,7 @@ class Understudy(Flask):
     Clients may put `prefix` before every path: a proxy's path for this server.
     """
 
+    url_map: RouteMap
     url_rule_class: type[Rule] = ExactRule
     url_map_class: type[Map] = RouteMap
 
@@ -126,6 +131,7 @@ class Understudy(Flask):
         self.register_error_handler(HTTPException, self._http_error)
         self.register_error_handler(Exception, _respond_to_error)
         self.before_request(self._begin_request)
+        self._functions = FlaskFunctions(self)
         self._engine = engine
         self.middleware = middleware
         self._ids = ids or Random()
@@ -149,6 +155,34 @@ class Understudy(Flask):
     def routes(self) -> Iterator[Route]:
         """Yields all routes in the order of their registration."""
         return iter(self._routes.values())
+
+    def take_direct_routes(self) -> list[Route]:
+        """Returns the routes whose requests a server may pass to their handlers, without Flask.
+
+        Those have no variable parts, and are still as `add_routes` has added them. There are none
+        if a program has added functions that Flask calls around requests. From now on, no more
+        can be added, as after the first request of any Flask application.
+        """
+        self._got_first_request = True
+        blueprints = {endpoint.partition(".")[0] for endpoint in self._routes}
+        if type(self) is not Understudy or self._functions.are_extended(blueprints):
+            log.info("Flask serves all requests, because functions were added to the application")
+            return []
+        return [route for endpoint, route in self._routes.items() if self._is_direct(endpoint)]
+
+    def _is_direct(self, endpoint: str) -> bool:
+        """Returns whether Flask would do nothing but call the handler of a route."""
+        route = self._routes[endpoint]
+        view = self.view_functions.get(endpoint)
+        if not isinstance(view, partial) or view.func is not _answer:
+            return False
+        if view.args != (route.handle,):
+            return False
+        for method in route.methods:
+            rule = self.url_map.static_rules.get((route.path, method))
+            if rule is None or rule.endpoint != endpoint:
+                return False
+        return True
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:
         """Adds a blueprint with `routes`."""

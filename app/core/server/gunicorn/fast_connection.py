@@ -12,12 +12,16 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
 
 import gevent.socket
 from gevent.event import Event
 
 from app.core.api.errors import respond_to_error
-from app.core.server.gunicorn.fair_turns import ConnectionCost
+from app.core.api.responder import EventStream
+from app.core.server.gunicorn.fair_turns import SHORT_WORK_S, ConnectionCost
 from app.core.server.gunicorn.heads import (
     MAX_HEAD_BYTES,
     RequestHead,
@@ -34,11 +38,16 @@ from app.core.server.http.response import (
     StreamingBody,
     json_response,
 )
+from app.core.server.http.route import Handler
 from app.core.server.http.stream_transport import LAST_CHUNK
 
 log = logging.getLogger(__name__)
-PATH_LABELS = {"POST": "fast", "GET": "probe"}
-"""Label of `understudy_requests_total` for requests answered here, by method."""
+PLAIN_LABELS = {"POST": "fast", "GET": "probe"}
+"""Labels of `understudy_requests_total` for plain requests, by method."""
+HANDLER_LABEL = "direct"
+"""Label of `understudy_requests_total` for other requests that are answered here."""
+HANDLER_COST_S = 0.001
+"""Estimated processor time of a handler, in seconds."""
 HTTP2_START = b"PRI "
 """First bytes of an HTTP/2 connection; no request of HTTP/1.1 begins with them."""
 BODY_PATIENCE_S = 0.25
@@ -128,36 +137,37 @@ class FastConnection(HubConnection):
             if not self.has_head:
                 self.has_head = True
                 self.since_s = time.monotonic()
-        elif not self._answer(head, data[end:end_of_body], data[end_of_body:]):
-            self.leave_to_general()
+        else:
+            self._answer(head, data[end:end_of_body], data[end_of_body:])
 
-    def _answer(self, head: RequestHead, body: bytes, following: bytes) -> bool:
-        """Starts the answer; returns False, without side effects, when the request is not plain.
-
-        `following`: bytes after the request.
-        """
+    def _answer(self, head: RequestHead, body: bytes, following: bytes) -> None:
+        """Starts the answer. `following`: bytes after the request."""
         route = head.route
         path = self.path
-        plain = route.plain
-        if plain is None:
-            return False
-        request = plain.recognise(body)
-        if request is None:
-            return False
+        plain = head.plain
+        request = None
+        way = HANDLER_LABEL
+        if plain is not None:
+            request = plain.recognise(body)
+        if request is not None:
+            way = PLAIN_LABELS[head.method]
+        arrival_s = time.monotonic()
+        if self.has_head:
+            arrival_s = self.since_s
         context = RequestContext(
             method=head.method,
             path=route.path,
             target=route.path,
             headers=head.headers,
             client=self.address[0],
-            arrival_s=time.monotonic(),
-            body=body,
+            arrival_s=arrival_s,
+            part=body,
             connection=self,
             host=head.headers["host"],
             new_id=path.new_id,
             route=route,
             label=route.path,
-            way=PATH_LABELS[head.method],
+            way=way,
         )
         self._closes = head.closes
         self._buffer = following
@@ -165,6 +175,10 @@ class FastConnection(HubConnection):
         self.busy = True
         self.is_new = False
         self.has_head = False
+        if plain is None or request is None:
+            self._start_handler(partial(self._handle, context, route.handle))
+            return
+        context.body = body
         token = current_request.set(context)
         outcome: Response | PendingResponse | None
         try:
@@ -178,7 +192,36 @@ class FastConnection(HubConnection):
         elif isinstance(outcome, PendingResponse):
             self._wait_for(outcome)
         current_request.reset(token)
-        return True
+
+    def _start_handler(self, work: Callable[[], None]) -> None:
+        """Runs `work` in a greenlet: now, or in a turn of long work."""
+        path = self.path
+        run = partial(path.handlers.run, work)
+        was_short = self.cost.cost_s <= SHORT_WORK_S
+        self.cost.cost_s = max(self.cost.cost_s, HANDLER_COST_S)
+        if was_short and not path.turns.has_time():
+            path.turns.schedule(self.cost, run)
+        else:
+            run()
+
+    def _handle(self, context: RequestContext, handle: Handler) -> None:
+        """Greenlet: answers by the route's handler, which may wait."""
+        if not self.is_open:
+            return
+        current_request.set(context)
+        try:
+            response = self.path.middleware.begin(context, is_general=True)
+            if response is None:
+                response = handle(context)
+        except Exception as error:
+            response = respond_to_error(error, context)
+        if response.status == HTTPStatus.NO_CONTENT:
+            response.headers.pop("Content-Length", None)  # RFC 9110 section 8.6
+        if self.is_open:
+            self._finish(response)
+        else:
+            self.path.middleware.end(context, response)
+            self._abandon_answer(context, response)
 
     def _wait_for(self, pending: PendingResponse) -> None:
         self._pending = pending
@@ -206,30 +249,66 @@ class FastConnection(HubConnection):
         self.close()
 
     def _finish(self, response: Response) -> None:
-        assert self._context is not None
+        context = self._context
+        assert context is not None
         try:
-            self.path.middleware.end(self._context, response)
+            self.path.middleware.end(context, response)
         except Exception:  # no byte has been sent: only closing ends the client's wait
             log.exception("an answer could not be finished")
             self.close()
             return
-        self._response = response
         path = self.path
         if not path.is_open and path.closes_after(bool(self._buffer) or self.has_unread):
             self._closes = True
         body = response.body
-        head = response_head(response, self._closes)
         if isinstance(body, bytes):
-            self._batcher = self.path.answers
+            self._response = response
+            self._batcher = path.answers
+            head = response_head(response, self._closes, is_chunked=response.streamed)
             if response.streamed:
                 self.put(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
                 self.put(head + body)
+        elif isinstance(body, EventStream):
+            self._response = response
+            self._reader.stop()
+            self._parts.append(response_head(response, self._closes, is_chunked=True))
+            self._begin_stream(body)
+        else:
+            self._send_pieces(context, response)
+
+    def _send_pieces(self, context: RequestContext, response: Response) -> None:
+        """Greenlet: sends the pieces of a body as they come, and returns when they are sent."""
+        is_chunked = "Content-Length" not in response.headers
+        head = response_head(response, self._closes, is_chunked)
+        self._batcher = self.path.batcher
+        self._all_sent = Event()
+        try:
+            for piece in response:
+                data = piece
+                if is_chunked and piece:
+                    data = b"%x\r\n%b\r\n" % (len(piece), piece)
+                self.send(head + data)
+                head = b""
+        except Exception as error:  # the client may have a part: only closing can tell it
+            if isinstance(error, OSError):
+                log.debug("a connection with %s has ended: %s", self.address, error)
+            else:
+                log.exception("an answer broke off")
+            self._abandon_answer(context, response)
             return
-        assert isinstance(body, StreamingBody), "routes answer plain requests in no other way"
-        self._reader.stop()
-        self._parts.append(head)
-        self._begin_stream(body)
+        self._all_sent = None
+        self._response = response
+        if is_chunked:
+            head += LAST_CHUNK
+        self.put(head)
+
+    def _abandon_answer(self, context: RequestContext, response: Response) -> None:
+        """Closes the connection and ends an answer that is not sent to its end."""
+        self.close()
+        self._context = context
+        self._response = response
+        self._end_answer()
 
     def _begin_stream(self, body: StreamingBody) -> None:
         self._batcher = self.path.batcher

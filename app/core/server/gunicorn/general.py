@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import errno
+import ssl
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import timedelta
 from socket import SHUT_WR
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gevent.socket
+from gunicorn import http
 from gunicorn.http import wsgi
-from gunicorn.http.body import ChunkedReader, LengthReader
+from gunicorn.http.body import Body, ChunkedReader, LengthReader
 from gunicorn.http.errors import InvalidHeader, UnsupportedTransferCoding
+from gunicorn.util import write_error
 
 from app.core.api.responder import EventStream
 from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.heads import HOST
+from app.core.server.http.chunks import BoundedChunks
+from app.core.server.http.context import CONTEXT, context_of
 from app.core.server.http.response import Response
 from app.core.server.http.stream_transport import LAST_CHUNK
 
 if TYPE_CHECKING:
     from gunicorn.config import Config
     from gunicorn.http.message import Request
+    from gunicorn.http.parser import Parser
+    from gunicorn.workers.ggevent import GeventWorker
+
+    from app.core.server.gunicorn.hub_connection import FastPath
 
 MAX_DISCARDED_BYTES = 1 << 17
 """Most bytes of an unread body that are read to keep a connection open."""
@@ -34,6 +46,12 @@ PART_BYTES = 4096
 """Bytes per parsed part: one-byte chunks in a part this long take 4 ms."""
 MAX_RECORD_BYTES = 1 << 14
 """Most bytes of a TLS record."""
+GENERAL_COST_S = 0.001
+"""Estimated processor time of a request through Flask, in seconds."""
+DISCONNECT_ERRORS = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+DISCARD_S = 0.5
+"""Seconds that are spent on the end of an unread body to keep a connection open."""
+UNKNOWN_CODING = "A request body has no Transfer-Encoding other than chunked."
 
 
 class FairSocket:
@@ -110,6 +128,137 @@ class GeneralResponse(wsgi.Response):  # type: ignore[misc]
         finally:
             if answer is not None:
                 self.sent = answer.bytes_sent
+
+
+class GeneralPath:
+    """Serves requests by gunicorn's parser and the WSGI application of `worker`."""
+
+    def __init__(self, worker: GeventWorker, path: FastPath) -> None:
+        self._worker = worker
+        self._path = path
+
+    def answer(self, connection: FastConnection, data: bytes, arrival_s: float) -> None:
+        """Greenlet: answers one request, which arrived before its wait for a turn."""
+        cost = connection.cost
+        following: bytes | None = None
+        try:
+            cost.cost_s = max(cost.cost_s, GENERAL_COST_S)
+            self._path.turns.wait(cost)
+            following = self._serve(connection, data, arrival_s)
+        finally:
+            if following is None:
+                connection.close()
+            else:
+                connection.take_back(following)
+
+    def _serve(self, connection: FastConnection, data: bytes, arrival_s: float) -> bytes | None:
+        """Serves a request, which begins with `data`; returns further bytes, or None to close."""
+        client = connection.client
+        addr = connection.address
+        req = None
+        try:
+            source = FairSocket(connection, data)
+            parser = http.get_parser(self._worker.cfg, source, addr)
+            with gevent.Timeout(self._path.idle_s, False):
+                req = next(parser)
+            if not req:
+                return None
+            return self._serve_parsed(connection, req, source, parser, arrival_s)
+        except (http.errors.NoMoreData, StopIteration) as error:
+            self._worker.log.debug("Closing connection. %s", error)
+            if req is not None and has_much_unread(req):
+                linger(client)
+        except ssl.SSLError as error:
+            if error.args[0] != ssl.SSL_ERROR_EOF:
+                self._worker.handle_error(req, client, addr, error)
+        except OSError as error:
+            if error.errno not in DISCONNECT_ERRORS:
+                self._worker.log.exception("Socket error processing request.")
+        except UnsupportedTransferCoding as error:
+            self._worker.log.warning("Invalid request from ip=%s: %s", addr[0], error)
+            # gunicorn's handle_error would send "501 Bad Request".
+            write_error(client, 501, "Not Implemented", UNKNOWN_CODING)
+            linger(client)
+        except BaseException as error:
+            self._worker.handle_error(req, client, addr, error)
+            linger(client)
+        return None
+
+    def _serve_parsed(
+        self,
+        connection: FastConnection,
+        req: Request,
+        source: FairSocket,
+        parser: Parser,
+        arrival_s: float,
+    ) -> bytes | None:
+        """Serves a parsed request; returns further bytes, or None to close."""
+        check_head(req)
+        if isinstance(req.body.reader, ChunkedReader):
+            req.body = Body(BoundedChunks(req, req.unreader))
+
+        def has_more() -> bool:
+            buffered = source.data or parser.unreader.buf.getbuffer().nbytes
+            return bool(buffered) or connection.has_unread
+
+        self._respond(connection, req, arrival_s, has_more)
+        # A client that always has a request ready would block the loop.
+        self._path.turns.wait(connection.cost)
+        if not has_much_unread(req) and parser.finish_body(
+            time.monotonic() + DISCARD_S, MAX_DISCARDED_BYTES + 1
+        ):
+            following: bytes = parser.unreader.take_buffered() + source.data
+            return following
+        linger(connection.client)
+        return None
+
+    def _respond(
+        self,
+        connection: FastConnection,
+        req: Request,
+        arrival_s: float,
+        has_more: Callable[[], bool],
+    ) -> None:
+        """Serves one request. `has_more()`: further bytes have arrived.
+
+        Raises:
+            StopIteration: the connection has to be closed.
+        """
+        response, environ = wsgi.create(
+            req=req,
+            sock=connection.client,
+            client=connection.address,
+            server=connection.bound,
+            cfg=self._worker.cfg,
+            response_class=GeneralResponse,
+            response_args=(connection, has_more),
+        )
+        environ["wsgi.multithread"] = True
+        environ[CONTEXT] = context_of(environ, arrival_s)
+        if not self._worker.cfg.keepalive:
+            response.force_close()
+        body: Any = None
+        try:
+            body = self._worker.wsgi(environ, response.start_response)
+            if has_much_unread(req):
+                response.force_close()
+            response.send(body)
+        except gevent.GreenletExit:
+            raise StopIteration from None
+        except Exception as error:
+            if not response.headers_sent or isinstance(error, OSError):
+                raise
+            # Part of the answer has been sent: only closing can signal the error.
+            self._worker.log.exception("an answer broke off")
+            raise StopIteration from None
+        finally:
+            if body is not None and self._worker.log.access_log_enabled:
+                duration = timedelta(seconds=time.monotonic() - arrival_s)
+                self._worker.log.access(response, req, environ, duration)
+            if hasattr(body, "close"):
+                body.close()
+        if response.should_close():
+            raise StopIteration
 
 
 def check_head(req: Request) -> None:

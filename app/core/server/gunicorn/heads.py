@@ -1,4 +1,4 @@
-"""Request heads of the fast path, parsed once, and response heads."""
+"""Heads of requests for known routes, parsed once, and heads of responses."""
 
 import re
 import time
@@ -9,8 +9,8 @@ from functools import lru_cache
 from gunicorn import SERVER
 from msgspec import Struct
 
-from app.core.server.http.response import STATUS_LINES, Response
-from app.core.server.http.route import Route
+from app.core.server.http.response import JSON, STATUS_LINES, Response
+from app.core.server.http.route import PlainHandler, Route
 
 MAX_HEAD_BYTES = 8192
 MAX_FIELDS = 64
@@ -30,12 +30,14 @@ GENERAL_HEADERS = {
     "te",
     "trailer",
 }
-"""Headers of requests for the general path.
+"""Headers of requests for gunicorn's parser.
 
-Exceptions: `Connection: keep-alive`, and `close` of a GET request.
+Exceptions: `Connection: keep-alive`, and `close` of a request without a body.
 """
 CLOSES_CONNECTION = {"keep-alive": False, "close": True}
-"""Values of the header Connection on the fast path."""
+"""Values of the header Connection that `RequestHeads` accepts."""
+METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "PATCH"))
+"""Methods that `RequestHeads` accepts; HEAD needs an answer without its body."""
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
 """A valid Host (RFC 9112 section 3.2): a name or address, which is required, and perhaps a port."""
 
@@ -44,6 +46,7 @@ class RequestHead(Struct, frozen=True):
     """Head of an HTTP/1.1 request for `route`, with a body of `content_length` bytes.
 
     `headers` has lower-case names. `closes`: the client wants no further answer on this connection.
+    `plain` recognizes plain requests; None if the head shows that the request is not plain.
     """
 
     route: Route
@@ -51,17 +54,21 @@ class RequestHead(Struct, frozen=True):
     headers: Mapping[str, str]
     content_length: int
     closes: bool = False
+    plain: PlainHandler | None = None
 
 
 class RequestHeads:
-    """Parses heads of requests for the plain `routes`. The last heads are cached."""
+    """Parses heads of requests for `routes`, which have no variable parts.
+
+    The last heads are cached.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._routes: dict[bytes, Route] = {}
-        """Plain routes by request line."""
+        self._routes: dict[bytes, tuple[Route, str]] = {}
+        """Routes and methods by request line."""
         for route in routes:
-            if route.plain is not None:
-                self._routes[f"{route.methods[0]} {route.path} HTTP/1.1".encode()] = route
+            for method in METHODS.intersection(route.methods):
+                self._routes[f"{method} {route.path} HTTP/1.1".encode()] = (route, method)
         self._max_bytes = MAX_HEAD_BYTES
         self._max_fields = MAX_FIELDS
         self.read: Callable[[bytes], RequestHead | None] = lru_cache(maxsize=MAX_CACHED_HEADS)(
@@ -69,36 +76,51 @@ class RequestHeads:
         )
         """Returns the head in the given bytes, which include the empty line.
 
-        Returns None for a request that belongs to the general path.
+        Returns None for a request that is left to gunicorn's parser.
         """
 
     def apply_limits(self, max_bytes: int, max_fields: int) -> None:
-        """Leaves heads that exceed gunicorn's limits to the general path; 0: no limit."""
+        """Leaves heads that exceed gunicorn's limits to its parser; 0: no limit."""
         self._max_bytes = min(MAX_HEAD_BYTES, max_bytes or MAX_HEAD_BYTES)
         self._max_fields = min(MAX_FIELDS, max_fields or MAX_FIELDS)
 
     def _parse(self, data: bytes) -> RequestHead | None:
         line, _, lines = data.partition(b"\r\n")
-        route = self._routes.get(line)
-        if route is None or route.plain is None:
+        if line not in self._routes:
             return None
+        route, method = self._routes[line]
         if len(data) > self._max_bytes or FIELDS.fullmatch(lines) is None:
             return None
         headers = _parse_fields(lines)
         if headers is None or len(headers) > self._max_fields:
             return None
-        if not route.plain.special_headers.isdisjoint(headers):
-            return None
         if not HOST.fullmatch(headers.get("host", "")):
             return None
-        closes = CLOSES_CONNECTION[headers.get("connection", "keep-alive").lower()]
-        if route.methods[0] == "GET":
-            return RequestHead(route, "GET", headers, 0, closes)
-        length = headers.get("content-length", "")
-        is_json = headers.get("content-type") == "application/json"
-        if closes or not is_json or not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS:
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS:
             return None
-        return RequestHead(route, "POST", headers, int(length))
+        content_length = int(length)
+        closes = CLOSES_CONNECTION[headers.get("connection", "keep-alive").lower()]
+        if content_length and (closes or not _is_json(headers)):
+            return None
+        plain = None
+        if _may_be_plain(route, method, headers):
+            plain = route.plain
+        return RequestHead(route, method, headers, content_length, closes, plain)
+
+
+def _is_json(headers: Mapping[str, str]) -> bool:
+    """Returns whether the body is declared as JSON, perhaps with a charset."""
+    return headers.get("content-type", "").partition(";")[0] == JSON
+
+
+def _may_be_plain(route: Route, method: str, headers: Mapping[str, str]) -> bool:
+    """Returns whether the body alone decides if the request is plain."""
+    if route.plain is None or method != route.methods[0]:
+        return False
+    if not route.plain.special_headers.isdisjoint(headers):
+        return False
+    return method == "GET" or headers.get("content-type") == JSON
 
 
 def _parse_fields(lines: bytes) -> dict[str, str] | None:
@@ -119,13 +141,12 @@ def _parse_fields(lines: bytes) -> dict[str, str] | None:
     return headers
 
 
-def response_head(response: Response, closes: bool = False) -> bytes:
+def response_head(response: Response, closes: bool, is_chunked: bool) -> bytes:
     """Returns status line and headers as gunicorn sends them.
 
-    `closes`: no further answer follows on the connection.
+    `closes`: no further answer follows on the connection. `is_chunked`: the body follows in chunks.
     """
     status = STATUS_LINES.get(response.status) or response.status_line
-    is_chunked = response.streamed or type(response.body) is not bytes
     head = _default_head(status, int(time.time()), closes, is_chunked)
     for name, value in response.headers.items():
         head += f"{name}: {value}\r\n"

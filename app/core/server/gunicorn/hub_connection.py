@@ -16,6 +16,7 @@ import gevent.socket
 from app.core.base.clock.clock import Watcher
 from app.core.server.flask.application import Understudy
 from app.core.server.gunicorn.fair_turns import ConnectionCost, FairTurns
+from app.core.server.gunicorn.handler_greenlets import HandlerGreenlets
 from app.core.server.gunicorn.heads import RequestHeads
 from app.core.server.gunicorn.logs import ServerLogger
 from app.core.server.http.client_connection import READ
@@ -134,7 +135,7 @@ class FastPath:
     """State that the connections of one worker share.
 
     Attributes:
-        app: The application; without it, no request takes the fast path.
+        app: The application; without it, gunicorn and Flask serve all requests.
         connections: The open connections of the worker.
         idle_s: Time after which an idle connection is closed.
         serve_general: Starts a greenlet that serves the next request of a connection by gunicorn's
@@ -160,10 +161,12 @@ class FastPath:
 
     def __post_init__(self) -> None:
         app = self.app
-        self.heads = RequestHeads(() if app is None else app.routes)
+        self.heads = RequestHeads(() if app is None else app.take_direct_routes())
         if app is not None:
             self.middleware = app.middleware
             self.new_id = app.new_request_id
+        self.handlers = HandlerGreenlets()
+        """Runs the handlers of requests that are not plain."""
         self.batcher = WriteBatcher()
         """Sends streams."""
         self.answers = WriteBatcher(MAX_ANSWERS_PER_BATCH)

@@ -2,8 +2,8 @@
 
 Differences from the stock worker, with their reasons (figures in docs/benchmarks.md):
 
-* plain requests for generation are answered from the hub (`fast_connection.py`), all others by
-  gunicorn's parser and Flask, in a greenlet per answer;
+* requests of known routes are answered without Flask (`fast_connection.py`), all others by
+  gunicorn's parser and Flask (`general.py`);
 * the stock worker waits for idle keep-alive connections until killed, and its exit hooks never run;
 * the stock worker serves one busy connection without end, while other connections starve;
 * the stock worker sends the head and body of an answer in two system calls;
@@ -14,28 +14,19 @@ Differences from the stock worker, with their reasons (figures in docs/benchmark
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import os
 import resource
-import ssl
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import gevent.socket
 from gevent.event import Event
 from gevent.pool import Pool
-from gunicorn import http
 from gunicorn.arbiter import Arbiter
-from gunicorn.http import wsgi
-from gunicorn.http.body import Body, ChunkedReader
-from gunicorn.http.errors import UnsupportedTransferCoding
-from gunicorn.util import write_error
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.core.base.clock.pause import pause_with
@@ -44,24 +35,12 @@ from app.core.server.gunicorn.drain import HANDOVER_S, ConnectionDrain
 from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
 from app.core.server.gunicorn.fast_connection import FastConnection
-from app.core.server.gunicorn.general import (
-    MAX_DISCARDED_BYTES,
-    FairSocket,
-    GeneralResponse,
-    check_head,
-    has_much_unread,
-    linger,
-)
 from app.core.server.gunicorn.hub_connection import UNLIMITED_S, FastPath, OpenConnections
 from app.core.server.gunicorn.listener import ClientServer
-from app.core.server.http.chunks import BoundedChunks
-from app.core.server.http.context import CONTEXT, context_of
 
 if TYPE_CHECKING:
-    from gunicorn.http.message import Request
-    from gunicorn.http.parser import Parser
-
     from app.core.server.gunicorn.certificates import ServerCertificate
+    from app.core.server.gunicorn.general import GeneralPath
 
 HEARTBEAT_S = 1.0
 """Seconds between two heartbeats for the arbiter."""
@@ -106,12 +85,6 @@ its next server. Otherwise the worker answers new connections with 503.
 """
 HANDSHAKE_S = 0.05
 """Seconds for the client's part of handshakes that have begun when the listener closes."""
-GENERAL_COST_S = 0.001
-"""Estimated processor time of a request through Flask, in seconds."""
-DISCONNECT_ERRORS = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
-DISCARD_S = 0.5
-"""Seconds that are spent on the end of an unread body to keep a connection open."""
-UNKNOWN_CODING = "A request body has no Transfer-Encoding other than chunked."
 
 
 class Worker(GeventWorker):  # type: ignore[misc]
@@ -134,6 +107,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
         self._connections: OpenConnections = {}
+        self._general: GeneralPath | None = None
+        """Imported with the first request that needs it."""
 
     def init_process(self) -> None:
         """Raises the limit on open files, and limits the number of connections accordingly."""
@@ -240,7 +215,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return path
 
     def _spawn_answer(self, connection: FastConnection, data: bytes) -> None:
-        self._greenlets.spawn(self._answer, connection, data, time.monotonic())
+        if self._general is None:
+            from app.core.server.gunicorn.general import GeneralPath
+
+            self._general = GeneralPath(self, self._path)
+        self._greenlets.spawn(self._general.answer, connection, data, time.monotonic())
 
     def _listen(self, listener: gevent.socket.socket) -> ClientServer:
         # Read now: a replaced worker closes the listener before its last answers.
@@ -279,6 +258,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             )
         self._greenlets.join(timeout=JOIN_TIMEOUT_S)
         self._greenlets.kill(timeout=JOIN_TIMEOUT_S)
+        self._path.handlers.kill()
         for connection in list(self._connections):
             connection.close()
 
@@ -388,129 +368,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """Ends `run` soon."""
         super().handle_exit(sig, frame)
         self._stopping.set()
-
-    def _answer(self, connection: FastConnection, data: bytes, arrival_s: float) -> None:
-        """Greenlet: answers one request, which arrived before its wait for a turn."""
-        cost = connection.cost
-        following: bytes | None = None
-        try:
-            cost.cost_s = max(cost.cost_s, GENERAL_COST_S)
-            self._turns.wait(cost)
-            following = self._serve(connection, data, arrival_s)
-        finally:
-            if following is None:
-                connection.close()
-            else:
-                connection.take_back(following)
-
-    def _serve(self, connection: FastConnection, data: bytes, arrival_s: float) -> bytes | None:
-        """Serves a request, which begins with `data`; returns further bytes, or None to close."""
-        client = connection.client
-        addr = connection.address
-        req = None
-        try:
-            source = FairSocket(connection, data)
-            parser = http.get_parser(self.cfg, source, addr)
-            with gevent.Timeout(self._idle_s, False):
-                req = next(parser)
-            if not req:
-                return None
-            return self._serve_parsed(connection, req, source, parser, arrival_s)
-        except (http.errors.NoMoreData, StopIteration) as error:
-            self.log.debug("Closing connection. %s", error)
-            if req is not None and has_much_unread(req):
-                linger(client)
-        except ssl.SSLError as error:
-            if error.args[0] != ssl.SSL_ERROR_EOF:
-                self.handle_error(req, client, addr, error)
-        except OSError as error:
-            if error.errno not in DISCONNECT_ERRORS:
-                self.log.exception("Socket error processing request.")
-        except UnsupportedTransferCoding as error:
-            self.log.warning("Invalid request from ip=%s: %s", addr[0], error)
-            # gunicorn's handle_error would send "501 Bad Request".
-            write_error(client, 501, "Not Implemented", UNKNOWN_CODING)
-            linger(client)
-        except BaseException as error:
-            self.handle_error(req, client, addr, error)
-            linger(client)
-        return None
-
-    def _serve_parsed(
-        self,
-        connection: FastConnection,
-        req: Request,
-        source: FairSocket,
-        parser: Parser,
-        arrival_s: float,
-    ) -> bytes | None:
-        """Serves a parsed request; returns further bytes, or None to close."""
-        check_head(req)
-        if isinstance(req.body.reader, ChunkedReader):
-            req.body = Body(BoundedChunks(req, req.unreader))
-
-        def has_more() -> bool:
-            buffered = source.data or parser.unreader.buf.getbuffer().nbytes
-            return bool(buffered) or connection.has_unread
-
-        self._respond(connection, req, arrival_s, has_more)
-        # A client that always has a request ready would block the loop.
-        self._turns.wait(connection.cost)
-        if not has_much_unread(req) and parser.finish_body(
-            time.monotonic() + DISCARD_S, MAX_DISCARDED_BYTES + 1
-        ):
-            following: bytes = parser.unreader.take_buffered() + source.data
-            return following
-        linger(connection.client)
-        return None
-
-    def _respond(
-        self,
-        connection: FastConnection,
-        req: Request,
-        arrival_s: float,
-        has_more: Callable[[], bool],
-    ) -> None:
-        """Serves one request. `has_more()`: further bytes have arrived.
-
-        Raises:
-            StopIteration: the connection has to be closed.
-        """
-        response, environ = wsgi.create(
-            req=req,
-            sock=connection.client,
-            client=connection.address,
-            server=connection.bound,
-            cfg=self.cfg,
-            response_class=GeneralResponse,
-            response_args=(connection, has_more),
-        )
-        environ["wsgi.multithread"] = True
-        environ[CONTEXT] = context_of(environ, arrival_s)
-        if not self.cfg.keepalive:
-            response.force_close()
-        body: Any = None
-        try:
-            body = self.wsgi(environ, response.start_response)
-            if has_much_unread(req):
-                response.force_close()
-            response.send(body)
-        except gevent.GreenletExit:
-            raise StopIteration from None
-        except Exception as error:
-            if not response.headers_sent or isinstance(error, OSError):
-                raise
-            # Part of the answer has been sent: only closing can signal the error.
-            self.log.exception("an answer broke off")
-            raise StopIteration from None
-        finally:
-            if body is not None and self.log.access_log_enabled:
-                duration = timedelta(seconds=time.monotonic() - arrival_s)
-                self.log.access(response, req, environ, duration)
-            if hasattr(body, "close"):
-                body.close()
-        if response.should_close():
-            raise StopIteration
 
 
 def _clear_attribute_cache() -> None:

@@ -84,7 +84,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     body: bytes | None = None
     """The whole body, once it is read."""
     part: bytes = b""
-    """The part of a body that has arrived, where it is not read to its end."""
+    """The part of a body that has arrived: without `source` all of it."""
     source: "SupportsRead[bytes] | None" = None
     """Returns the requested number of bytes, fewer only at the body's end.
 
@@ -104,7 +104,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     params: Mapping[str, str] = {}
     """The variable parts of the path."""
     way: str = "flask"
-    """Serving path: flask, fast, probe or grpc."""
+    """Serving path: flask, direct, fast, probe or grpc."""
     is_generation: bool = False
     """The request asks for generation, and was decoded."""
     rule: str = ""
@@ -222,7 +222,7 @@ class BodyLimits:
         """
         source = context.source
         if source is None:
-            return b""
+            return context.part
         read_bytes = READ_BYTES if "content-length" in context.headers else CHUNKED_READ_BYTES
         reader = getattr(source, "reader", None)
         if isinstance(reader, BoundedChunks):

@@ -61,7 +61,7 @@ FAMILIES: Mapping[str, tuple[str, Callable[[], Any], str]] = {
     BY_WAY: ("Requests by the way that served them.", Counter, "counter"),
 }
 """Texts of help, series and types of families, in the order of /metrics."""
-WAYS = ("flask", "fast", "probe", "grpc")
+WAYS = ("flask", "direct", "fast", "probe", "grpc")
 
 
 class HttpMetrics(Middleware):

@@ -1,0 +1,69 @@
+"""What a program has added to the Flask application, such as hooks of a Flask extension.
+
+Requests may skip Flask only where it would call nothing but our own functions.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from flask import Flask, signals
+
+SIGNALS = (
+    signals.appcontext_popped,
+    signals.appcontext_pushed,
+    signals.appcontext_tearing_down,
+    signals.got_request_exception,
+    signals.request_finished,
+    signals.request_started,
+    signals.request_tearing_down,
+)
+Hooks = Mapping[Any, Any]
+"""Functions by the name of their blueprint; the key None stands for all requests."""
+
+
+class FlaskFunctions:
+    """The functions that Flask calls around each request of `app`, when this object is created."""
+
+    def __init__(self, app: Flask) -> None:
+        self._app = app
+        self._original = self._applying(())
+        self._original_teardowns = list(app.teardown_appcontext_funcs)
+
+    def _applying(self, blueprints: Collection[str]) -> list[dict[Any, Any]]:
+        """Returns copies of the functions for all requests, and for those of `blueprints`."""
+        app = self._app
+        kinds: tuple[Hooks, ...] = (
+            app.before_request_funcs,
+            app.after_request_funcs,
+            app.teardown_request_funcs,
+            app.url_value_preprocessors,
+            app.error_handler_spec,
+        )
+        names = {None, *blueprints}
+        return [
+            {name: _copied(kind[name]) for name in names.intersection(kind) if kind[name]}
+            for kind in kinds
+        ]
+
+    def are_extended(self, blueprints: Collection[str]) -> bool:
+        """Returns whether functions were added that concern requests of `blueprints`.
+
+        Those are hooks, error handlers, receivers of signals, a wrapped `wsgi_app` and sessions.
+        """
+        app = self._app
+        if app.secret_key or "wsgi_app" in vars(app):
+            return True
+        if app.teardown_appcontext_funcs != self._original_teardowns:
+            return True
+        if any(signal.receivers for signal in SIGNALS):
+            return True
+        return self._applying(blueprints) != self._original
+
+
+def _copied(functions: Any) -> Any:
+    """Returns a copy of a list, or of nested dictionaries without empty ones."""
+    if isinstance(functions, Mapping):
+        return {key: _copied(value) for key, value in functions.items() if value}
+    if isinstance(functions, list):
+        return list(functions)
+    return functions

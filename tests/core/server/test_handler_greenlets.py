@@ -1,0 +1,68 @@
+"""Greenlets that run handlers."""
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from app.core.server.gunicorn.handler_greenlets import HandlerGreenlets
+
+
+def in_hub(handlers: HandlerGreenlets, *works: object) -> None:
+    """Runs works from the hub, one after the other."""
+    for work in works:
+        gevent.get_hub().loop.run_callback(handlers.run, work)
+    gevent.sleep(0.001)
+
+
+def test_work_runs_at_once_and_greenlets_are_used_again() -> None:
+    handlers = HandlerGreenlets()
+    greenlets = []
+    in_hub(handlers, *[lambda: greenlets.append(gevent.getcurrent())] * 3)
+    assert len(greenlets) == 3
+    assert len(set(greenlets)) == 1
+
+
+def test_work_that_waits_does_not_delay_other_work() -> None:
+    handlers = HandlerGreenlets()
+    bell = Event()
+    seen = []
+
+    def wait() -> None:
+        bell.wait()
+        seen.append("waited")
+
+    in_hub(handlers, wait, lambda: seen.append("at once"))
+    assert seen == ["at once"]
+    bell.set()
+    gevent.sleep(0.001)
+    assert seen == ["at once", "waited"]
+
+
+def test_kill_ends_waiting_work_only() -> None:
+    handlers = HandlerGreenlets()
+    ended = []
+
+    def wait() -> None:
+        try:
+            Event().wait()
+        finally:
+            ended.append(True)
+
+    in_hub(handlers, wait, wait)
+    handlers.kill()
+    assert ended == [True, True]
+    seen: list[int] = []
+    in_hub(handlers, lambda: seen.append(1))
+    assert seen == [1]
+
+
+def test_a_failure_ends_its_greenlet_only(capsys: pytest.CaptureFixture[str]) -> None:
+    handlers = HandlerGreenlets()
+    seen: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("a defect")
+
+    in_hub(handlers, fail, lambda: seen.append(1))
+    assert seen == [1]
+    assert "a defect" in capsys.readouterr().err

@@ -1,0 +1,274 @@
+"""Requests that our worker passes to the handlers of their routes, without gunicorn and Flask."""
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.surface import is_flag
+from tests.hostile.raw_client import Wire, get, http_post, post, wait_until
+from tests.running_server import RunningServer, free_port, running_command, running_server
+
+CHAT_PATH = "/v1/chat/completions"
+GENERAL = "TE: trailers"
+"""A header without a meaning here, whose requests are left to gunicorn and Flask."""
+FLAGS = (
+    "--allow-runtime-lora-updating",
+    "--embeddings-with-chat",
+    "--enable-responses-store",
+    "--enable-tokenizer-info-endpoint",
+    '--fake-metrics={"running-requests": 1}',
+    "--journal=10",
+    "--kv-index",
+    "--max-json-values=2000",
+    "--max-model-len=512",
+    "--profiling",
+    "--server-dev-mode",
+)
+ENDING = frozenset(
+    (
+        "/admin/drain",
+        "/is_paused",
+        "/is_sleeping",
+        "/pause",
+        "/release_kv_cache_memory",
+        "/resume_kv_cache_memory",
+        "/sleep",
+    )
+)
+"""After some of them a server answers nothing more of interest."""
+TIMES = re.compile(rb'"(created|created_at|completed_at)":\d+(\.\d+)?')
+DIGITS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?")
+REPORTS = re.compile(
+    r"/admin|/metrics|/load|/debug|/console|/kv|/stats|/v1/models|/profile|/openapi"
+)
+"""Start of paths whose answers contain times, sizes of the process and counts of requests."""
+OWN_FACTS = ("/admin/journal", "/metrics", "/query", "/server_info")
+"""Paths whose answers contain ports, ids of the process, and facts about earlier requests.
+
+The journal also has bodies that the general way leaves unread.
+"""
+CHAT: Mapping[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+BODIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    (CHAT_PATH, {**CHAT, "stop": ["e"]}),
+    (CHAT_PATH, {**CHAT, "logprobs": True, "top_logprobs": 2}),
+    (CHAT_PATH, {**CHAT, "logprobs": True, "stream": True}),
+    (CHAT_PATH, {**CHAT, "n": 3, "stream": True}),
+    (CHAT_PATH, {**CHAT, "tools": [TOOL], "tool_choice": "required", "max_tokens": 300}),
+    (
+        CHAT_PATH,
+        {
+            **CHAT,
+            "tools": [TOOL],
+            "tool_choice": "required",
+            "max_tokens": 300,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    (CHAT_PATH, {**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 300}),
+    (CHAT_PATH, {**CHAT, "model": "none"}),
+    (CHAT_PATH, {**CHAT, "temperature": -1}),
+    (CHAT_PATH, {**CHAT, "messages": [{"role": "user", "content": "x " * 5000}]}),
+    (CHAT_PATH, {"messages": [{"role": "user", "content": str([0] * 3000)}]}),
+    ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "echo": True, "logprobs": 1}),
+    ("/v1/responses", {"input": "Hello!", "max_output_tokens": 16}),
+    ("/v1/responses", {"input": "Hello!", "max_output_tokens": 16, "stream": True}),
+    ("/v1/messages", {**CHAT, "model": "understudy-tiny"}),
+    ("/v1/messages", {**CHAT, "model": "understudy-tiny", "stream": True}),
+    ("/v1/messages", {"model": "understudy-tiny"}),
+    ("/tokenize", {"prompt": "Hello, wörld!"}),
+    ("/v1/embeddings", {"input": ["a", "b"]}),
+)
+
+
+class Pair:
+    """Two servers with the same seed. The second one gets all requests by the general way."""
+
+    def __init__(self, direct: RunningServer, general: RunningServer) -> None:
+        self.direct = direct
+        self.general = general
+
+    def answers(self, method: str, path: str, body: bytes) -> list[tuple[int, Any, bytes]]:
+        """Returns status, headers without the date, and body of both answers."""
+        return [
+            _answer(self.direct, method, path, body),
+            _answer(self.general, method, path, body, GENERAL),
+        ]
+
+
+def _answer(
+    server: RunningServer, method: str, path: str, body: bytes, *headers: str
+) -> tuple[int, Any, bytes]:
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
+    if body:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    with Wire(server.port) as wire:
+        answer = wire.send("\r\n".join([*lines, "", ""]).encode() + body).answer()
+    shown = {name: value for name, value in answer.headers.items() if name != "date"}
+    text = TIMES.sub(rb'"\1":0', answer.body)
+    if REPORTS.match(path):
+        text = DIGITS.sub(b"0", text)
+        shown.pop("content-length", None)
+        shown.pop("etag", None)
+    if path in OWN_FACTS:
+        text = b""
+    return answer.status, shown, text
+
+
+def ways(server: RunningServer) -> dict[str, float]:
+    """Returns how many requests each way has served."""
+    text = get(server.port, "/metrics").body.decode()
+    pairs = re.findall(r'^understudy_requests_total\{way="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {way: float(count) for way, count in pairs}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    flags = ["--seed", "7", "--access-log", *filter(is_flag, FLAGS)]
+    env = {"SIM_FAST_PATH": "true"}  # also with --general-way
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running_server(*flags, env=env)) for _ in range(2)]
+        yield Pair(*servers)
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_request_has_the_same_answer_on_both_ways(
+    pair: Pair, path: str, body: Mapping[str, Any]
+) -> None:
+    before = ways(pair.direct)
+    for data in (json.dumps(body).encode(), json.dumps(body).encode()[:-1]):
+        direct, general = pair.answers("POST", path, data)
+        assert direct == general
+    after = ways(pair.direct)
+    assert after["direct"] - before["direct"] == 3  # and one question for metrics
+    assert after["flask"] == before["flask"]
+
+
+def test_every_route_has_the_same_answer_on_both_ways(pair: Pair) -> None:
+    # Both are asked, because each logged request draws an id.
+    document, _ = [
+        json.loads(get(server.port, "/openapi.json").body) for server in (pair.direct, pair.general)
+    ]
+    asked = 0
+    for path, operations in document["paths"].items():
+        if "{" in path or path in ENDING:
+            continue
+        for method, operation in operations.items():
+            body = b""
+            if "requestBody" in operation:
+                content = operation["requestBody"]["content"]["application/json"]
+                body = json.dumps(content["example"]).encode()
+            bodies = [body]
+            if method != "get":
+                bodies += [b"{", b"[]"]
+            for data in bodies:
+                direct, general = pair.answers(method.upper(), path, data)
+                assert direct == general, (method, path, data)
+                asked += 1
+    assert asked > 100
+
+
+def test_access_lines_are_the_same_on_both_ways(pair: Pair) -> None:
+    lines = []
+    for server, more in ((pair.direct, ()), (pair.general, (GENERAL,))):
+        headers = ("Content-Type: application/json", "X-Request-Id: logged", *more)
+        with Wire(server.port) as wire:
+            data = json.dumps({**CHAT, "stop": "e", "seed": 1}).encode()
+            assert wire.send(http_post(CHAT_PATH, data, *headers)).answer().status == 200
+        line = re.compile(r"\[logged\] gunicorn\.access: (.*) \d+\.\d+ s$", re.MULTILINE)
+        wait_until(lambda line=line, server=server: line.search(server.log()) is not None)
+        lines.append(line.findall(server.log()))
+    assert lines[0] == lines[1]
+
+
+def test_client_that_leaves_while_a_handler_waits_ends_the_request() -> None:
+    flags = ("--time-to-first-token", "30s", "--access-log")
+    with running_server(*flags, env={"SIM_FAST_PATH": "true"}) as server:
+        with Wire(server.port) as wire:
+            wire.post({**CHAT, "stop": "e"}, CHAT_PATH)
+            wait_until(lambda: b"num_requests_running{" in get(server.port, "/metrics").body)
+            wait_until(lambda: _running(server) == 1)
+        wait_until(lambda: _running(server) == 0)
+        wait_until(lambda: f"POST {CHAT_PATH} 499" in server.log())
+        assert ways(server)["direct"] > 0
+
+
+def _running(server: RunningServer) -> float:
+    text = get(server.port, "/metrics").body.decode()
+    found = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def test_stop_cuts_a_handler_that_waits_beyond_the_graceful_timeout() -> None:
+    flags = ("--time-to-first-token", "60s", "--graceful-timeout", "1")
+    with running_server(*flags, env={"SIM_FAST_PATH": "true"}) as server:
+        with Wire(server.port) as wire:
+            wire.post({**CHAT, "stop": "e"}, CHAT_PATH)
+            wait_until(lambda: _running(server) == 1)
+            start_s = time.monotonic()
+            server.stop()
+            wire.seconds_until_closed()
+        assert time.monotonic() - start_s < 15
+        assert "Traceback" not in server.log()
+
+
+def test_pipelined_requests_are_answered_in_their_order(pair: Pair) -> None:
+    bodies = [{**CHAT, "stop": "e", "seed": seed, "max_tokens": 9} for seed in range(5)]
+    requests = [
+        http_post(CHAT_PATH, json.dumps(body).encode(), "Content-Type: application/json")
+        for body in bodies
+    ]
+    with Wire(pair.direct.port) as wire, wire.sock.makefile("rb") as received:
+        wire.send(b"".join(requests))
+        together = [_next_choices(received) for _ in bodies]
+    alone = [post(pair.direct.port, body, CHAT_PATH).json()["choices"] for body in bodies]
+    assert together == alone
+
+
+def _next_choices(received: BufferedReader) -> object:
+    length = 0
+    while line := received.readline().strip():
+        name, _, value = line.partition(b":")
+        if name == b"Content-Length":
+            length = int(value)
+    return json.loads(received.read(length))["choices"]
+
+
+HOOKED = """
+from wsgi import app
+
+
+@app.after_request
+def mark(response):
+    response.headers["X-Seen"] = "yes"
+    return response
+"""
+
+
+def test_functions_of_flask_extensions_see_every_request(tmp_path: Path) -> None:
+    import sys
+
+    (tmp_path / "hooked.py").write_text(HOOKED, "utf-8")
+    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "hooked:app"]
+    port = free_port()
+    with running_command(command, port, {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}) as server:
+        for body in (CHAT, {**CHAT, "stop": "e"}):
+            assert post(port, body, CHAT_PATH).headers["x-seen"] == "yes"
+        assert get(port, "/health").headers["x-seen"] == "yes"
+        counted = ways(server)
+        assert counted["direct"] == counted["fast"] == counted["probe"] == 0

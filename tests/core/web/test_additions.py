@@ -1,0 +1,112 @@
+"""Which requests may skip Flask: none that a program has added something to."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask import Blueprint, Flask, request_started
+
+from app.core.server.flask.application import Understudy
+from app.core.server.http.response import Response
+from app.core.server.http.route import get, post
+from tests.application import application
+
+ROUTES = (get("/things", lambda _: Response(b"things")), post("/other", lambda _: Response()))
+
+
+def add_before_request(app: Flask) -> None:
+    app.before_request(lambda: None)
+
+
+def add_after_request(app: Flask) -> None:
+    app.after_request(lambda response: response)
+
+
+def add_teardown(app: Flask) -> None:
+    app.teardown_request(lambda error: None)
+
+
+def add_teardown_of_context(app: Flask) -> None:
+    app.teardown_appcontext(lambda error: None)
+
+
+def add_preprocessor(app: Flask) -> None:
+    app.url_value_preprocessor(lambda endpoint, values: None)
+
+
+def add_error_handler(app: Flask) -> None:
+    app.register_error_handler(ValueError, lambda error: "handled")
+
+
+def replace_error_handler(app: Flask) -> None:
+    app.register_error_handler(Exception, lambda error: "handled")
+
+
+def wrap(app: Flask) -> None:
+    inner = app.wsgi_app
+    app.wsgi_app = lambda environ, start_response: inner(environ, start_response)  # type: ignore[method-assign]
+
+
+def set_secret(app: Flask) -> None:
+    app.secret_key = "a secret"
+
+
+ADDITIONS = (
+    add_before_request,
+    add_after_request,
+    add_teardown,
+    add_teardown_of_context,
+    add_preprocessor,
+    add_error_handler,
+    replace_error_handler,
+    wrap,
+    set_secret,
+)
+
+
+@pytest.mark.parametrize("add", ADDITIONS)
+def test_no_route_is_direct_after_an_addition(add: Callable[[Any], None]) -> None:
+    app = application(ROUTES)
+    add(app)
+    assert app.take_direct_routes() == []
+
+
+def test_routes_without_variables_are_direct() -> None:
+    app = application([*ROUTES, get("/things/{name}", lambda _: Response())])
+    assert [route.path for route in app.take_direct_routes()] == ["/things", "/other"]
+
+
+def test_additions_of_other_blueprints_do_not_matter() -> None:
+    app = application(ROUTES)
+    other = Blueprint("other", __name__)
+    other.before_request(lambda: None)
+    other.add_url_rule("/mine", "mine", lambda: "mine")
+    app.register_blueprint(other)
+    assert len(app.take_direct_routes()) == 2
+
+
+def test_receivers_of_signals_see_all_requests() -> None:
+    app = application(ROUTES)
+
+    def receive(sender: Flask, **more: object) -> None:
+        """Receives nothing in this test."""
+
+    with request_started.connected_to(receive):
+        assert app.take_direct_routes() == []
+
+
+def test_replaced_views_and_rules_are_served_by_flask() -> None:
+    app = application(ROUTES)
+    app.view_functions["test.route_0"] = lambda: "replaced"
+    assert [route.path for route in app.take_direct_routes()] == ["/other"]
+
+    app = application(ROUTES)
+    app.add_url_rule("/things", "new", lambda: "new", methods=["GET"])
+    assert [route.path for route in app.take_direct_routes()] == ["/other"]
+
+
+def test_late_additions_are_refused() -> None:
+    app: Understudy = application(ROUTES)
+    app.take_direct_routes()
+    with pytest.raises(AssertionError, match="already handled its first request"):
+        add_after_request(app)
