@@ -22,6 +22,7 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found, not_implemented
 from app.core.server.http.rpc import MessageFeed, RpcMethod, RpcResponse, RpcService
 from app.extensions.grpc.generate import Generator
+from app.extensions.grpc.http2.http2_connection import Http2Connection
 from app.extensions.grpc.kv_events import Subscription
 from app.extensions.grpc.messages import (
     MAX_MESSAGE_BYTES,
@@ -104,8 +105,9 @@ class EngineService:
         }
         max_body_bytes = self._pipeline.settings.server.max_request_body_size_mb << 20
         return RpcService(
-            {f"/{name}": rpc_method(name, handler) for name, handler in handlers.items()},
-            min(MAX_MESSAGE_BYTES, max_body_bytes),
+            methods={f"/{name}": rpc_method(name, handler) for name, handler in handlers.items()},
+            max_message_bytes=min(MAX_MESSAGE_BYTES, max_body_bytes),
+            upgrade=Http2Connection,
         )
 
     def _embed(self, request: Proto, context: RequestContext) -> Message:

@@ -1,4 +1,4 @@
-"""What a program has added to the Flask application, such as hooks of a Flask extension.
+"""Functions that a program has added to the Flask application, such as hooks of an extension.
 
 Requests may skip Flask only where it would call nothing but our own functions.
 """
@@ -30,7 +30,7 @@ class FlaskFunctions:
         self._original_teardowns = list(app.teardown_appcontext_funcs)
 
     def _applying(self, blueprints: Collection[str]) -> list[dict[Any, Any]]:
-        """Returns copies of the functions for all requests, and for those of `blueprints`."""
+        """Returns copies of the functions for all requests, and for the given blueprints."""
         app = self._app
         kinds: tuple[Hooks, ...] = (
             app.before_request_funcs,

@@ -290,7 +290,7 @@ class FastConnection(HubConnection):
                     data = b"%x\r\n%b\r\n" % (len(piece), piece)
                 self.send(head + data)
                 head = b""
-        except Exception as error:  # the client may have a part: only closing can tell it
+        except Exception as error:  # the client may have a part: only closing can signal it
             if isinstance(error, OSError):
                 log.debug("a connection with %s has ended: %s", self.address, error)
             else:

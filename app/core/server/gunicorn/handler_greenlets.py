@@ -1,4 +1,4 @@
-"""Greenlets in which handlers of routes run, started by the hub without a delay."""
+"""Greenlets for the handlers of routes, started by the hub without a delay."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ class HandlerGreenlets:
         worker.switch(work)
 
     def _work(self, work: Work) -> None:
-        """Greenlet: runs `work` and what follows it; `kill` ends the greenlet."""
+        """Greenlet: runs `work`, and then further work; `kill` ends the greenlet."""
         this = getcurrent()
         hub = gevent.get_hub()
         while True:

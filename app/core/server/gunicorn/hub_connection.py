@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from ssl import SSLWantReadError, SSLWantWriteError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent.socket
 
@@ -22,6 +22,9 @@ from app.core.server.gunicorn.logs import ServerLogger
 from app.core.server.http.client_connection import READ
 from app.core.server.http.stream_transport import StreamTransport, WriteBatcher
 
+if TYPE_CHECKING:
+    from app.core.server.http.rpc import Upgrade
+
 log = logging.getLogger(__name__)
 RECEIVE_BYTES = 1 << 16
 """Most bytes per read."""
@@ -32,7 +35,6 @@ MAX_ANSWERS_PER_BATCH = 8
 Address = tuple[str, int]
 ServeGeneral = Callable[[Any, bytes], object]
 """Takes a `FastConnection` of `fast_connection.py`, and the bytes read so far."""
-Upgrade = Callable[["FastPath", gevent.socket.socket, Address, bytes], object]
 
 
 class HubConnection(StreamTransport):

@@ -207,10 +207,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             client_timeout_s=self.client_timeout_s,
         )
         if app is not None and app.rpc is not None and self.certificate is None:
-            # Imported now, because a later import would delay all clients.
-            from app.core.server.gunicorn.http2.http2_connection import Http2Connection
-
-            path.upgrade = Http2Connection
+            path.upgrade = app.rpc.upgrade
         path.heads.apply_limits(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
         return path
 

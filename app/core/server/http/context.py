@@ -84,7 +84,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     body: bytes | None = None
     """The whole body, once it is read."""
     part: bytes = b""
-    """The part of a body that has arrived: without `source` all of it."""
+    """The part of a body that has arrived; the whole body if there is no `source`."""
     source: "SupportsRead[bytes] | None" = None
     """Returns the requested number of bytes, fewer only at the body's end.
 

@@ -6,6 +6,7 @@ A call is an HTTP request with metadata as headers and the message as body.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from app.core.server.http.context import MatchedRoute, RequestContext
 from app.core.server.http.errors import ApiError
@@ -13,6 +14,8 @@ from app.core.server.http.response import Response, StreamingBody
 
 PREFIX_BYTES = 5
 """Size of a message's prefix: a flag for compression and the message's size."""
+Upgrade = Callable[[Any, Any, tuple[str, int], bytes], object]
+"""Takes the worker's `FastPath`, a socket, the client's address, and the bytes read so far."""
 CODE_NAMES: Mapping[int, str] = {
     200: "OK",
     400: "INVALID_ARGUMENT",
@@ -123,7 +126,11 @@ class RpcMethod(MatchedRoute):
 
 @dataclass(frozen=True, slots=True)
 class RpcService:
-    """Methods by path; messages above `max_message_bytes` are refused."""
+    """Methods by path; messages above `max_message_bytes` are refused.
+
+    `upgrade` continues a connection that begins with HTTP/2's preface.
+    """
 
     methods: Mapping[str, RpcMethod]
     max_message_bytes: int
+    upgrade: Upgrade

@@ -43,7 +43,6 @@ LAZY_MODULES = (
     "app.core.profiles",
     "app.core.server.gunicorn.arbiter",
     "app.core.server.gunicorn.general",
-    "app.core.server.gunicorn.http2",
     "app.core.server.http.client",
     "app.core.text.render",
     "app.extensions.explanation.delays",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from h2.errors import ErrorCodes
 
-from app.core.server.gunicorn.http2.protocol import DATA, ConnectionFailedError
+from app.extensions.grpc.http2.protocol import DATA, ConnectionFailedError
 
 END_STREAM = 0x1
 MIN_PROGRESS_BYTES = 64

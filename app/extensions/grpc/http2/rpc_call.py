@@ -14,8 +14,6 @@ from h2.stream import H2Stream
 
 from app.core.api.errors import as_api_error, forget_frames
 from app.core.base.clock.clock import Watcher
-from app.core.server.gunicorn.http2.call_transport import CallTransport
-from app.core.server.gunicorn.http2.protocol import Headers
 from app.core.server.gunicorn.logs import log_exchange
 from app.core.server.http.client_connection import BrokenOffError
 from app.core.server.http.context import RequestContext, current_request
@@ -30,6 +28,8 @@ from app.core.server.http.rpc import (
     RpcResponse,
     error_response,
 )
+from app.extensions.grpc.http2.call_transport import CallTransport
+from app.extensions.grpc.http2.protocol import Headers
 
 log = logging.getLogger(__name__)
 MAX_STREAMED_BYTES = 1 << 16

@@ -19,7 +19,8 @@ from app.core.server.gunicorn.logs import ServerLogger
 
 pytest.importorskip("h2")
 
-from app.core.server.gunicorn.http2.budget import (
+from app.core.server.http.rpc import RpcService
+from app.extensions.grpc.http2.budget import (
     END_STREAM,
     FRAMES_FORGIVEN,
     FRAMES_PER_ANSWER,
@@ -28,9 +29,8 @@ from app.core.server.gunicorn.http2.budget import (
     MIN_PROGRESS_BYTES,
     FrameBudget,
 )
-from app.core.server.gunicorn.http2.http2_connection import PREFACE, Http2Connection
-from app.core.server.gunicorn.http2.protocol import ConnectionFailedError
-from app.core.server.http.rpc import RpcService
+from app.extensions.grpc.http2.http2_connection import PREFACE, Http2Connection
+from app.extensions.grpc.http2.protocol import ConnectionFailedError
 
 pytestmark = pytest.mark.grpc
 
@@ -100,7 +100,7 @@ def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
         idle_s=inf,
         serve_general=lambda connection, data: None,
     )
-    path.app = cast(Any, SimpleNamespace(rpc=RpcService({}, 1 << 20)))
+    path.app = cast(Any, SimpleNamespace(rpc=RpcService({}, 1 << 20, Http2Connection)))
     with gevent.socket.create_server(("127.0.0.1", 0)) as listener:
         client = gevent.socket.create_connection(listener.getsockname())
         accepted, address = listener.accept()

@@ -6,8 +6,9 @@ import gevent.socket
 from h2 import events
 from h2.errors import ErrorCodes
 
-from app.core.server.gunicorn.http2.call_transport import CallTransport
-from app.core.server.gunicorn.http2.protocol import (
+from app.core.server.gunicorn.hub_connection import Address, FastPath
+from app.extensions.grpc.http2.call_transport import CallTransport
+from app.extensions.grpc.http2.protocol import (
     FRAME_HEAD,
     MAX_CALLS,
     MAX_FRAME_BYTES,
@@ -16,8 +17,7 @@ from app.core.server.gunicorn.http2.protocol import (
     Headers,
     read_headers,
 )
-from app.core.server.gunicorn.http2.rpc_call import RpcCall
-from app.core.server.gunicorn.hub_connection import Address, FastPath
+from app.extensions.grpc.http2.rpc_call import RpcCall
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""

@@ -18,8 +18,10 @@ from hpack.exceptions import HPACKError
 from hyperframe.frame import GoAwayFrame
 
 from app.core.server.gunicorn.fair_turns import TURN_S, ConnectionCost
-from app.core.server.gunicorn.http2.budget import FrameBudget
-from app.core.server.gunicorn.http2.protocol import (
+from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
+from app.core.server.http.rpc import RpcService
+from app.extensions.grpc.http2.budget import FrameBudget
+from app.extensions.grpc.http2.protocol import (
     DATA,
     FRAME_HEAD,
     MAX_FRAME_BYTES,
@@ -28,8 +30,6 @@ from app.core.server.gunicorn.http2.protocol import (
     Headers,
     ServerProtocol,
 )
-from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
-from app.core.server.http.rpc import RpcService
 
 P = ParamSpec("P")
 BUFFERED_MESSAGES = 4
