@@ -45,7 +45,7 @@ class EventStream:
 
 
 class WholeReply:
-    """One answer with a Content-Length.
+    """One answer with a Content-Length, or with a chunked body.
 
     One object per connection, `restart` before each request.
     """
@@ -67,7 +67,10 @@ class WholeReply:
         self._received += received
         if not self._length:
             self._length = _length_of(self._received)
-        self.done = 0 < self._length <= len(self._received)
+        if self._length:
+            self.done = self._length <= len(self._received)
+        else:
+            self.done = self._received.endswith(LAST_CHUNK)
         return int(self.done)
 
     @property
@@ -82,11 +85,13 @@ def _check_status(received: bytes) -> None:
 
 
 def _length_of(received: bytes) -> int:
-    """Bytes of head and body together; 0 while the head is incomplete."""
+    """Bytes of head and body together; 0 while the head is incomplete, and for a chunked body."""
     head, blank, _ = received.partition(b"\r\n\r\n")
     if not blank:
         return 0
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
             return len(head) + len(blank) + int(line[15:])
+        if line == b"transfer-encoding: chunked":
+            return 0
     raise RefusedError("an answer without Content-Length")

@@ -1,24 +1,34 @@
-"""Requests per second of short replies that are not streamed, with known and new prompts."""
+"""Requests per second of short replies that are not streamed, with known and new prompts.
+
+With --all, of every family of routes (`benchmarks.families`), beside aimock where npm is.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count, repeat
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks import closed_loop, cores
 from benchmarks.arrivals import quantile
 from benchmarks.connections import chat, completion
+from benchmarks.families import AIMOCK_FIXTURES, FAMILIES, SCRIPT, requests_of
 from benchmarks.options import add_other, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, middle_ratio, number, share, show, show_machine
 from benchmarks.rounds import interleaved
-from benchmarks.servers import Load, Server, bare, both
+from benchmarks.servers import Load, Server, bare, both, free_port, running
 
 WARM_UP_S = 1.0
+AIMOCK = "@copilotkit/aimock@1.43.0"
 KINDS = ("chat-known", "chat-new", "completion-known", "completion-new")
 COLUMNS = (
     *("server", "requests/s", "ratio", "CPU µs/request", "CPU ratio"),
@@ -44,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
     cores.pin_client()
     show_machine()
     load = Load(streams=options.connections)
+    if options.all:
+        compare_families(load, options)
+        return 0
     with ExitStack() as stack:
         servers = [
             stack.enter_context(server) for server in (bare(load), *both(load, options.other))
@@ -52,6 +65,48 @@ def main(argv: Sequence[str]) -> int:
             title = f"Short replies, {kind.replace('-', ', ')} prompt, {options.connections} connections"
             compare(title, servers, _requests(kind, options.tokens), options)
     return 0
+
+
+def compare_families(load: Load, options: argparse.Namespace) -> None:
+    """Shows a table for each family of `options.families`."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        script = folder / "script.yaml"
+        script.write_text(SCRIPT, "utf-8")
+        reference = stack.enter_context(bare(load))
+        settings = {"SIM_EMBEDDINGS_WITH_CHAT": "true"}
+        usual = [stack.enter_context(server) for server in both(load, options.other, settings)]
+        settings = {"SIM_SCRIPT": str(script)}
+        scripted = [stack.enter_context(server) for server in both(load, options.other, settings)]
+        command = aimock_command()
+        if command and "scripted reply" in options.families:
+            scripted.append(stack.enter_context(aimock(command, folder)))
+        for family in options.families:
+            servers = scripted if family == "scripted reply" else usual
+            title = f"{family}, new messages, {options.connections} connections"
+            compare(title, [reference, *servers], requests_of(family), options)
+
+
+def aimock_command() -> Sequence[str]:
+    """Returns the command of aimock, which npm installs into its cache; empty without npm."""
+    npm = shutil.which("npm")
+    node = shutil.which("node")
+    if npm is None or node is None:
+        return ()
+    words = [npm, "exec", "--yes", f"--package={AIMOCK}", "-c", "command -v llmock"]
+    path = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    return (node, path)
+
+
+@contextmanager
+def aimock(command: Sequence[str], folder: Path) -> Iterator[Server]:
+    """Starts aimock with one fixture, which gives the reply of `SCRIPT`."""
+    fixtures = folder / "fixtures.json"
+    fixtures.write_text(json.dumps(AIMOCK_FIXTURES), "utf-8")
+    port = free_port()
+    flags = ["--port", str(port), "--fixtures", str(fixtures), "--log-level", "silent"]
+    with running("aimock", [*command, *flags], port, {}) as server:
+        yield server
 
 
 def _requests(kind: str, tokens: int) -> Iterator[bytes]:
@@ -71,6 +126,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--seconds", type=float, default=3.0, help="length of a round")
     flags.add_argument("--tokens", type=int, default=5, help="longest reply")
     flags.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is asked")
+    flags.add_argument("--all", action="store_true", help="measure families of routes instead")
+    flags.add_argument(
+        "--families", nargs="+", choices=tuple(FAMILIES), default=tuple(FAMILIES), help="for --all"
+    )
     add_other(flags)
     return flags.parse_args(argv)
 

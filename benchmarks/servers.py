@@ -90,10 +90,15 @@ def ours(
         yield server
 
 
-def both(load: Load, other: Path | None) -> list[AbstractContextManager[Server]]:
-    """This checkout and, when one is given, the `other`, each to be entered."""
+def both(
+    load: Load, other: Path | None, more: Mapping[str, str] = MappingProxyType({})
+) -> list[AbstractContextManager[Server]]:
+    """This checkout and, when one is given, the `other`, each to be entered.
+
+    `more` are further variables.
+    """
     roots = {OURS: ROOT} | ({f"{OURS} of {other.name}": other.resolve()} if other else {})
-    return [ours(load, name=name, root=root) for name, root in roots.items()]
+    return [ours(load, name=name, root=root, more=more) for name, root in roots.items()]
 
 
 @contextmanager

@@ -1,0 +1,122 @@
+"""Requests of every family of routes, each with a message that no request before it had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any
+
+from benchmarks.connections import PATH, request
+
+VARIANTS = 50
+"""Number of different tools, and of different schemas."""
+LOGPROBS_TOKENS = 16
+RESPONSES_TOKENS = 16
+REPLY = "A scripted reply of a few words."
+"""Reply of the only rule in `SCRIPT` and `AIMOCK_FIXTURES`."""
+SCRIPT = f"rules:\n- when: {{message: {{contains: number}}}}\n  then: {{text: {REPLY}}}\n"
+AIMOCK_FIXTURES = {
+    "fixtures": [{"match": {"userMessage": "number"}, "response": {"content": REPLY}}]
+}
+
+Body = Mapping[str, Any]
+BodyOf = Callable[[int, str], Body]
+"""Takes the number and the text of a request."""
+REPLY_TOKENS = 5
+"""Longest reply of a family without a length of its own."""
+FORM_TOKENS = 200
+"""Longest call or JSON reply, which ends by itself."""
+
+
+def requests_of(family: str) -> Iterator[bytes]:
+    """Yields requests of `family` without an end."""
+    path, body_of = FAMILIES[family]
+    for number in count():
+        body = {"model": "m", **body_of(number, f"What is new about the number {number} today?")}
+        yield request(path, json.dumps(body, separators=(",", ":")).encode())
+
+
+def _chat(text: str, max_tokens: int = REPLY_TOKENS, **fields: Any) -> Body:
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "max_tokens": max_tokens, **fields}
+
+
+def plain(number: int, text: str) -> Body:
+    """A short chat."""
+    return _chat(text)
+
+
+def stop(number: int, text: str) -> Body:
+    """A chat that ends at one of two texts."""
+    return _chat(text, stop=["\n\n", "END"])
+
+
+def logprobs(number: int, text: str) -> Body:
+    """A chat with the log probabilities of its tokens."""
+    return _chat(text, LOGPROBS_TOKENS, logprobs=True)
+
+
+def tool(number: int, text: str) -> Body:
+    """A chat that has to call one of fifty functions, with three parameters."""
+    function = {
+        "name": f"get_weather_{number % VARIANTS}",
+        "description": "Returns the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Name of the city."},
+                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+                "days": {"type": "integer"},
+            },
+            "required": ["city", "unit"],
+        },
+    }
+    tools = [{"type": "function", "function": function}]
+    return _chat(text, FORM_TOKENS, tools=tools, tool_choice="required")
+
+
+def schema(number: int, text: str) -> Body:
+    """A chat whose reply follows one of fifty schemas."""
+    fields = {
+        "type": "object",
+        "properties": {
+            f"name_{number % VARIANTS}": {"type": "string"},
+            "age": {"type": "integer"},
+            "is_member": {"type": "boolean"},
+        },
+        "required": [f"name_{number % VARIANTS}", "age", "is_member"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": fields}}
+    return _chat(text, FORM_TOKENS, response_format=form)
+
+
+def response(number: int, text: str) -> Body:
+    """A request of the Responses API."""
+    return {"input": text, "max_output_tokens": RESPONSES_TOKENS}
+
+
+def tokenize(number: int, text: str) -> Body:
+    """A text to tokenize."""
+    return {"prompt": text}
+
+
+def embedding(number: int, text: str) -> Body:
+    """A text to embed."""
+    return {"input": text}
+
+
+FAMILIES: Mapping[str, tuple[str, BodyOf]] = {
+    "plain": (PATH, plain),
+    "stop": (PATH, stop),
+    "logprobs": (PATH, logprobs),
+    "required tool": (PATH, tool),
+    "JSON schema": (PATH, schema),
+    "Responses": ("/v1/responses", response),
+    "Messages": ("/v1/messages", plain),
+    "tokenize": ("/tokenize", tokenize),
+    "embeddings": ("/v1/embeddings", embedding),
+    "scripted reply": (PATH, plain),
+}
+"""Path and body of the families' requests."""
