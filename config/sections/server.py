@@ -66,7 +66,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     root_path: RootPath = ""
     """Path under which a proxy serves this server; paths of requests may begin with it."""
     fast_path: bool = True
-    """Serve plain generating requests without Flask, several times faster and with the same
+    """Serve requests of known routes without Flask, several times faster and with the same
     responses. When false, all requests take the path of other WSGI servers."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of ranks of this server; each is a separate process, on port + rank."""

@@ -1,8 +1,8 @@
 """The Flask application: one blueprint per family of routes, with middleware around all routes.
 
-Flask serves requests that the fast path does not take, and all requests under other servers. A
-program that embeds the application may add views, functions and extensions. Replaced parts of
-Flask, with the reasons:
+Flask serves requests that our worker does not pass to handlers itself, and all requests under other
+servers. A program that embeds the application may add views, functions and extensions. Replaced
+parts of Flask, with the reasons:
 
 * HEAD is not added to GET: vLLM refuses HEAD (`ExactRule`);
 * rules without variable parts are looked up by path and method: 6 us instead of 63 us by Werkzeug's

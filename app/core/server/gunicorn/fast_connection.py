@@ -1,10 +1,11 @@
-"""The fast path: answers plain requests for generation from the hub, without Flask or WSGI.
+"""The fast and the direct path: requests of known routes, without gunicorn's parser and Flask.
 
-A `FastConnection` reads a client's requests, recognizes plain ones and writes their answers.
-Validating, building, rendering and counting are the code of the routes and the middleware, shared
-with the general path. All other requests are left to the general path before anything is counted: a
-greenlet gets the connection with the bytes read so far, and returns it after the answer. Both paths
-send through the transport of the connection.
+A `FastConnection` reads a client's requests. Plain ones are answered from the hub. Others are
+passed to the handlers of their routes, which may wait, each in a greenlet. Requests with unusual
+heads and long or late bodies are left to the general path before anything is counted: a greenlet
+gets the connection with the bytes read so far, and returns it after the answer. Validating,
+building, rendering and counting are the same code on all paths, and all send through the transport
+of the connection.
 """
 
 from __future__ import annotations

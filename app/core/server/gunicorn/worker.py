@@ -97,7 +97,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.certificate: ServerCertificate | None = None
         self.fast_path = True
-        """Enables answers to plain requests without Flask."""
+        """Enables answers without gunicorn's parser and Flask."""
         self.client_timeout_s = UNLIMITED_S
         """Longest time for which a client may take no bytes of an answer, in seconds."""
         self.drain_s = 0.0
