@@ -6,7 +6,7 @@ invalid ones included, take the general path, which reports errors.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -46,6 +46,10 @@ SPECIAL_HEADERS = frozenset(
 )
 MAX_TOKENS = 4096
 """Most tokens of a plain reply that has to reach its limit."""
+MAX_STOPS = 4
+"""Most stop strings of a plain request."""
+MAX_LOGPROBS = 512
+"""Most log probabilities in the answer to a plain request: rendering them takes about 2 ms."""
 MAX_BODIES = 64
 """Most bodies whose requests are cached."""
 MAX_BODY_BYTES = 1024
@@ -53,6 +57,8 @@ MAX_BODY_BYTES = 1024
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopText = Annotated[str, Meta(min_length=1, max_length=64)]
+Alternatives = Annotated[int, Meta(ge=0, le=20)]
 
 
 class PlainStreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
@@ -76,8 +82,15 @@ class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     min_tokens: Annotated[int, Meta(ge=0)] = 0
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    stop: None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     user: str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        return tuple(self.stop or ())
 
 
 class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -85,6 +98,15 @@ class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=T
 
     messages: Raw
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = False
+    top_logprobs: Alternatives | None = 0
+
+    @property
+    def alternatives(self) -> int | None:
+        """Alternatives to each token; None without log probabilities."""
+        if not self.logprobs:
+            return None
+        return self.top_logprobs or 0
 
     @property
     def prompt_key(self) -> bytes:
@@ -105,6 +127,8 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
     prompt: str
     logprobs: None = None
     suffix: None = None
+    alternatives: ClassVar[None] = None
+    top_logprobs: ClassVar[None] = None
 
     @property
     def prompt_key(self) -> bytes:
@@ -128,6 +152,8 @@ class Recognised(Struct, frozen=True):
     max_tokens: int
     limited: bool
     options: ResponseOptions
+    stop: tuple[str, ...]
+    logprobs: int | None
 
 
 class PlainGeneration:
@@ -156,6 +182,7 @@ class PlainGeneration:
         """Names of the served model; while empty, no request is plain."""
         self._min_hit_rate = 0.0
         self._forced_usage = False
+        self._max_alternatives = pipeline.limits.logprobs(pipeline.limits.max_logprobs)
         self._options = self.response_options(n=1)
         self._bodies: dict[bytes, Recognised] = {}
         """Requests with known prompts, by their bodies."""
@@ -164,8 +191,8 @@ class PlainGeneration:
         """Returns the options of answers, without those of a prompt."""
         raise NotImplementedError
 
-    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """Returns the options of a prompt's answer."""
+    def prompt_options(self, request: Any, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options that belong to one request and its prompt."""
         raise NotImplementedError
 
     def on_settings(self, settings: Settings) -> None:
@@ -189,6 +216,7 @@ class PlainGeneration:
         self._options = self.response_options(
             n=1,
             continuous_usage=self._forced_usage,
+            token_id_names=settings.api.return_tokens_as_token_ids,
             prompt_details=settings.api.enable_prompt_tokens_details,
             metrics=settings.api.enable_per_request_metrics,
         )
@@ -235,6 +263,8 @@ class PlainGeneration:
             limit is not None or request.ignore_eos or request.min_tokens > MAX_TOKENS
         ):
             return None
+        if not self._has_plain_logprobs(request, max_tokens):
+            return None
         include_usage = self._forced_usage or (
             stream_options is not None and stream_options.include_usage
         )
@@ -245,9 +275,22 @@ class PlainGeneration:
             max_tokens=max_tokens,
             limited=limit is not None,
             options=replace(
-                self._options, include_usage=include_usage, **self.prompt_options(prompt_ids)
+                self._options,
+                include_usage=include_usage,
+                **self.prompt_options(request, prompt_ids),
             ),
+            stop=request.stops,
+            logprobs=request.alternatives,
         )
+
+    def _has_plain_logprobs(self, request: PlainChat | PlainCompletion, max_tokens: int) -> bool:
+        """Returns whether the log probabilities are few enough; True without any."""
+        alternatives = request.alternatives
+        if alternatives is None:
+            return not request.top_logprobs
+        if alternatives > self._max_alternatives or self._pipeline.real is not None:
+            return False
+        return max_tokens * (1 + alternatives) <= MAX_LOGPROBS
 
     def answer(self, context: RequestContext, recognised: Recognised) -> Response | PendingResponse:
         """Answers a recognised request."""
@@ -275,6 +318,8 @@ class PlainGeneration:
             arrival_s=context.arrival_s,
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
+            stop=recognised.stop,
+            logprobs=recognised.logprobs,
             seed=None if request.seed == -1 else request.seed,
             greedy=temperature is not None and temperature < GREEDY_BELOW,
             sampling=sampling,
@@ -305,9 +350,9 @@ class PlainChats(PlainGeneration):
             parses=self._pipeline.limits.parses,
         )
 
-    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """Returns the options of a prompt's answer."""
-        return {"prompt_ids": prompt_ids}
+    def prompt_options(self, request: PlainChat, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options that belong to one request and its prompt."""
+        return {"prompt_ids": prompt_ids, "top_logprobs": request.alternatives}
 
 
 class PlainCompletions(PlainGeneration):
@@ -321,8 +366,8 @@ class PlainCompletions(PlainGeneration):
         """Returns the options of answers, without those of a prompt."""
         return CompletionResponseOptions(**shared, prompts=())
 
-    def prompt_options(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """Returns the options of a prompt's answer."""
+    def prompt_options(self, request: PlainCompletion, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns the options that belong to one request and its prompt."""
         return {"prompts": (EchoedPrompt(prompt_ids),)}
 
 

@@ -242,10 +242,12 @@ class Engine(EngineClient):
             or request.delays
             or request.remote_prefill
             or request.cache_hit_threshold
-            or request.logprobs is not None
             or reply.delays
         )
-        return not is_special and len(reply.texts) <= MAX_OUTPUT_TOKENS
+        entries = len(reply.texts)
+        if request.logprobs is not None:
+            entries *= max(1, request.logprobs + 2)
+        return not is_special and entries <= MAX_OUTPUT_TOKENS
 
 
 def emit_immediately(
@@ -263,7 +265,16 @@ def emit_immediately(
         has_begun = True
         if not reply.spans:
             tokens = len(reply.ids)
-            emit(Tokens(request.index, reply.texts, reply.ids, at_s, finish=reply.finish))
+            emit(
+                Tokens(
+                    index=request.index,
+                    texts=reply.texts,
+                    ids=reply.ids,
+                    at_s=at_s,
+                    logprobs=reply.logprobs,
+                    finish=reply.finish,
+                )
+            )
         start = 0
         for end, part in reply.spans:
             tokens = min(end, len(reply.ids))
@@ -272,6 +283,7 @@ def emit_immediately(
                 texts=reply.texts[start:end],
                 ids=reply.ids[start:end],
                 at_s=at_s,
+                logprobs=None if reply.logprobs is None else reply.logprobs[start:end],
                 finish=reply.finish if end == len(reply.texts) else None,
                 part=part,
             )

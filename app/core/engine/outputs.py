@@ -191,6 +191,9 @@ class LazySequence(Sequence[T]):
     def __len__(self) -> int:
         return len(self._positions)
 
+    def __iter__(self) -> Iterator[T]:
+        return map(self._make, self._positions)
+
     @overload
     def __getitem__(self, index: int) -> T: ...
     @overload

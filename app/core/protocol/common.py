@@ -211,7 +211,7 @@ class TokenIdLogprob(Struct):
 class LogprobContent(Struct):
     """`logprobs` of a choice: one entry per generated token."""
 
-    content: Sequence[Struct] | Raw
+    content: Sequence[Struct | Raw] | Raw
 
 
 class CompletionLogprobs(Struct):

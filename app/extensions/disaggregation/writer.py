@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from app.core.api.choice_state import ChoiceState
 from app.core.api.identity import ResponseMeta, ResponseOptions
@@ -32,7 +32,7 @@ class GenerateWriter(ResponseWriter):
         self._meta = meta
         self._options = options
         self._mode = "text" if options.text else "tokens"
-        self._render_entry: Callable[[TokenLogprob], common.ChatLogprob | common.TokenIdLogprob]
+        self._render_entry: Callable[[TokenLogprob], common.TokenIdLogprob | Raw]
         self._render_entry = token_id_entry
         if options.text:
             self._render_entry = TokenNames(ALL, options.token_id_names).chat_entry

@@ -9,6 +9,8 @@ import pytest
 from app.core.api.plain import (
     MAX_BODIES,
     MAX_BODY_BYTES,
+    MAX_LOGPROBS,
+    MAX_STOPS,
     PlainChat,
     PlainChats,
     PlainCompletion,
@@ -31,7 +33,7 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
         ModelLimits(max_model_len=length, vocab_size=4096),
         SimpleNamespace(names=["m"]),
     )
-    pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
+    pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}), real=None)
     family = PlainChats if kind is PlainChat else PlainCompletions
     found: PlainGeneration = family(pipeline, PromptMemo(prompt_ids))
     found._names = frozenset(names)
@@ -76,7 +78,8 @@ def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
     [
         {"temperature": 0}, {"temperature": 2}, {"top_p": 1}, {"top_p": 0.01}, {"n": 1}, {"seed": 2**63 - 1},
         {"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": 2, "frequency_penalty": -2},
-        {"min_tokens": 0}, {"user": "u"}, {"stop": None}, {"model": None}, {"model": "m"}, {"stream": True},
+        {"min_tokens": 0}, {"user": "u"}, {"stop": None}, {"stop": []}, {"stop": "x"}, {"stop": ["a", "b"]},
+        {"model": None}, {"model": "m"}, {"stream": True},
         {"stream": True, "stream_options": {"include_usage": True}}, {"stream": None, "stream_options": None},
     ],
 )  # fmt: skip
@@ -91,14 +94,45 @@ def test_what_changes_nothing_is_plain(kind: Kind, asked: Any) -> None:
         {"temperature": -0.1}, {"temperature": 2.1}, {"top_p": 0}, {"top_p": 1.1}, {"n": 0}, {"n": 2},
         {"seed": 2**63}, {"presence_penalty": -2.1}, {"presence_penalty": 2.1}, {"frequency_penalty": -2.1},
         {"frequency_penalty": 2.1}, {"max_tokens": 0}, {"max_tokens": LENGTH + 1}, {"min_tokens": -1},
-        {"min_tokens": 91}, {"min_tokens": 6, "max_tokens": 5}, {"stop": "x"}, {"model": "another"},
-        {"logprobs": 1}, {"tools": []}, {"stream": "true"}, {"stream": True, "stream_options": {"more": 1}},
+        {"min_tokens": 91}, {"min_tokens": 6, "max_tokens": 5}, {"stop": ""}, {"stop": ["a", ""]},
+        {"stop": ["a"] * (MAX_STOPS + 1)},
+        {"stop": 1}, {"model": "another"}, {"logprobs": 1},
+        {"top_logprobs": 1}, {"tools": []}, {"stream": "true"}, {"stream": True, "stream_options": {"more": 1}},
         {"stream_options": {}}, {"stream": False, "stream_options": {"include_usage": True}},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
 def test_whatever_else_is_left_to_the_general_way(kind: Kind, asked: Any) -> None:
     assert recognise(kind, **asked) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "alternatives"),
+    [
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": None}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": None}, None),
+    ],
+)
+def test_few_log_probabilities_of_a_chat_are_plain(
+    asked: dict[str, Any], alternatives: int | None
+) -> None:
+    found = recognise(max_tokens=16, **asked)
+    assert found is not None
+    assert found.logprobs == alternatives
+    assert found.options.top_logprobs == alternatives  # type: ignore[attr-defined]
+
+
+def test_many_log_probabilities_are_left_to_the_handler() -> None:
+    length = 2 * MAX_LOGPROBS
+    asked = {"logprobs": True, "length": length}
+    assert recognise(max_tokens=MAX_LOGPROBS, **asked) is not None
+    assert recognise(max_tokens=MAX_LOGPROBS + 1, **asked) is None
+    assert recognise(max_tokens=MAX_LOGPROBS, top_logprobs=1, **asked) is None
+    assert recognise(**asked) is None
+    assert recognise(max_tokens=1, top_logprobs=21, **asked) is None
 
 
 @pytest.mark.parametrize(

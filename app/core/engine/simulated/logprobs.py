@@ -77,6 +77,8 @@ class Entries:
 
     def _others(self, token_id: int) -> list[tuple[int, str]]:
         """Returns ids and texts of the alternatives to a token."""
+        if self._alternatives <= 0 and not self._named:
+            return []
         if self._named:
             others = [other for other in self._named if other != token_id]
             return list(zip(others, self._texts(others), strict=True))

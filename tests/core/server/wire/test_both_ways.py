@@ -101,6 +101,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "stop": st.sampled_from([None, [], "the", ["a", "b"], ""]),
     "user": st.sampled_from([None, "someone"]),
     "logprobs": st.sampled_from([None, True, 2]),
+    "top_logprobs": st.sampled_from([None, 0, 3]),
     "echo": st.booleans(),
     "unknown": st.just(1),
 }
@@ -139,10 +140,20 @@ def test_only_plain_requests_take_the_fast_path(twin: Twin) -> None:
             CHAT,
             {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3, "stream": True},
         ),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "user", "content": "Hello!"}],
+                "max_tokens": 9,
+                "stop": ["e", "the"],
+                "logprobs": True,
+                "top_logprobs": 2,
+            },
+        ),
         (COMPLETIONS, {"prompt": "Hello", "max_tokens": 3, "temperature": 0.5, "seed": 1}),
     ]
     others: list[tuple[str, dict[str, Any]]] = [
-        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}], "logprobs": True}),
+        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}], "n": 2}),
         (COMPLETIONS, {"prompt": ["Hello"], "max_tokens": 3}),
         (COMPLETIONS, {"prompt": "Hello", "max_tokens": 0}),
     ]
