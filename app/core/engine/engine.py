@@ -20,7 +20,15 @@ from app.core.engine.errors import PromptExceedsCacheError
 from app.core.engine.executor import SequenceContext
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.outputs import Emit, Started, Tokens
-from app.core.engine.request import EngineRequest, Model, Reply, watches_of
+from app.core.engine.request import (
+    EngineRequest,
+    Model,
+    Reply,
+    SequenceOutcome,
+    Watch,
+    notify,
+    watches_of,
+)
 from app.core.engine.sequence import COUNTED_AS, Handle, emit_failure
 from app.core.engine.sequence_pool import SequencePool
 from app.core.engine.timed_sequence import MAX_OUTPUT_TOKENS, TimedSequence
@@ -238,7 +246,6 @@ class Engine(EngineClient):
             return False
         is_special = (
             request.adapter
-            or request.observers
             or request.delays
             or request.remote_prefill
             or request.cache_hit_threshold
@@ -256,6 +263,9 @@ def emit_immediately(
     """Emits and counts an undelayed reply as a sequence would, in a fifth of the time."""
     at_s = request.arrival_s
     recorder = context.recorder
+    watches: ListOf[Watch] = ()
+    if request.observers:
+        watches = watches_of(request)
     prompt_tokens = len(request.prompt_ids)
     tokens = 0
     has_begun = False
@@ -314,5 +324,26 @@ def emit_immediately(
         longest=tokens,
     )
     recorder.sequence_finished(finished)
+    if watches:
+        notify(watches, _immediate_outcome(reason, finished, at_s, reply))
     if failure is not None:
         emit_failure(request, failure, emit)
+
+
+def _immediate_outcome(
+    reason: str, finished: FinishedSequence, at_s: float, reply: Reply
+) -> SequenceOutcome:
+    """Returns the outcome of a reply that was emitted at once, at `at_s`."""
+    return SequenceOutcome(
+        reason=reason,
+        queued_s=at_s,
+        scheduled_s=at_s,
+        first_token_s=at_s,
+        last_token_s=at_s,
+        ended_s=at_s + finished.e2e_s,
+        cached_tokens=0,
+        fetched_tokens=0,
+        tokens=finished.generation_tokens,
+        preemptions=0,
+        text=reply.content(len(reply.texts)),
+    )

@@ -97,7 +97,8 @@ def test_what_changes_nothing_is_plain(kind: Kind, asked: Any) -> None:
         {"min_tokens": 91}, {"min_tokens": 6, "max_tokens": 5}, {"stop": ""}, {"stop": ["a", ""]},
         {"stop": ["a"] * (MAX_STOPS + 1)},
         {"stop": 1}, {"model": "another"}, {"logprobs": 1},
-        {"top_logprobs": 1}, {"tools": []}, {"stream": "true"}, {"stream": True, "stream_options": {"more": 1}},
+        {"top_logprobs": 1}, {"tools": []}, {"stream": "true"},
+        {"stream": True, "stream_options": {"more": 1}},
         {"stream_options": {}}, {"stream": False, "stream_options": {"include_usage": True}},
     ],
 )  # fmt: skip
