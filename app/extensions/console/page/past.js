@@ -64,7 +64,7 @@ function writtenLater(bar, now, moments, slot, counts) {
 }
 
 function stepsOf(past) {
-  // Rows for a server without shared steps: what was computed in each half second.
+  // Rows for a server without shared steps: what was computed in each half second up to the last point.
   const rows = [];
   for (let k = 1; k < past.length; k++) {
     const { figures } = past[k],

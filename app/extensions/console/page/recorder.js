@@ -45,7 +45,7 @@ class Recorder {
     // Fills the curves, and the steps of a server that has none, with what the picture knows of the time before.
     const past = pastOf(model, Math.max(0, model.since, model.at - RECORD_MS));
     for (const point of past) if (point.at > last) this.point(point);
-    if (!model.server.shared_steps && !model.steps.length) model.steps = stepsOf(past);
+    if (!model.server.shared_steps && !model.steps.length) model.steps = stepsOf([...past, model]);
   }
 
   add(frame, text, model) {
