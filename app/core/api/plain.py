@@ -25,6 +25,7 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import ResponseWriter
 from app.core.engine.kvcache.hashing import PART_BLOCKS
 from app.core.engine.request import EngineRequest
+from app.core.protocol.chat import Message
 from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.protocol.options import Int64
 from app.core.protocol.validation import GREEDY_BELOW
@@ -59,6 +60,9 @@ Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopText = Annotated[str, Meta(min_length=1, max_length=64)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
+
+
+_decode_messages = msgspec.json.Decoder(list[Message]).decode
 
 
 class PlainStreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
@@ -101,6 +105,10 @@ class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=T
     logprobs: bool | None = False
     top_logprobs: Alternatives | None = 0
 
+    def conversation(self) -> list[Message]:
+        """Returns the messages, as rules compare them."""
+        return _decode_messages(self.messages)
+
     @property
     def alternatives(self) -> int | None:
         """Alternatives to each token; None without log probabilities."""
@@ -129,6 +137,10 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
     suffix: None = None
     alternatives: ClassVar[None] = None
     top_logprobs: ClassVar[None] = None
+
+    def conversation(self) -> list[Message]:
+        """Returns the prompt as a message of the user."""
+        return [{"role": "user", "content": self.prompt}]
 
     @property
     def prompt_key(self) -> bytes:
@@ -326,9 +338,18 @@ class PlainGeneration:
             cache_hit_threshold=self._min_hit_rate,
             observers=context.observers,
         )
+        writer = self.writer_type(meta, recognised.options)
+        if pipeline.scripts is not None:
+            engine_request = pipeline.scripts.direct_plain(
+                engine_request,
+                request.conversation(),
+                model=request.model or self._model,
+                writer=writer,
+                context=context,
+            )
         return pipeline.responder.respond_soon(
             (engine_request,),
-            self.writer_type(meta, recognised.options),
+            writer,
             stream=bool(request.stream),
             context=context,
         )
@@ -348,7 +369,12 @@ class PlainChats(PlainGeneration):
             prompt_ids=(),
             role=self._pipeline.settings.api.response_role,
             parses=self._pipeline.limits.parses,
+            new_call_id=self._new_call_id,
         )
+
+    def _new_call_id(self) -> str:
+        """Draws the id of a call that a rule makes."""
+        return f"chatcmpl-tool-{self._pipeline.identity.fresh_id()}"
 
     def prompt_options(self, request: PlainChat, prompt_ids: Sequence[int]) -> dict[str, Any]:
         """Returns the options that belong to one request and its prompt."""

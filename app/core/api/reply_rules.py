@@ -50,6 +50,23 @@ class ReplyRules(Protocol):
             ApiError: a rule answers with an error, or cannot answer.
         """
 
+    def direct_plain(
+        self,
+        engine_request: EngineRequest,
+        messages: Sequence[Message],
+        *,
+        model: str,
+        writer: ResponseWriter,
+        context: RequestContext,
+    ) -> EngineRequest:
+        """Returns `engine_request`, of a plain request, with the decision of the rules.
+
+        Never waits. `model` is the name in the request, or the served one.
+
+        Raises:
+            ApiError: as `direct`.
+        """
+
     def pooled(
         self,
         inputs: Iterable[Sequence[Message]],

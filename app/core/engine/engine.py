@@ -325,25 +325,26 @@ def emit_immediately(
     )
     recorder.sequence_finished(finished)
     if watches:
-        notify(watches, _immediate_outcome(reason, finished, at_s, reply))
+        first_token_s = at_s if has_begun else None
+        notify(watches, _immediate_outcome(finished, at_s, first_token_s, reply))
     if failure is not None:
         emit_failure(request, failure, emit)
 
 
 def _immediate_outcome(
-    reason: str, finished: FinishedSequence, at_s: float, reply: Reply
+    finished: FinishedSequence, at_s: float, first_token_s: float | None, reply: Reply
 ) -> SequenceOutcome:
     """Returns the outcome of a reply that was emitted at once, at `at_s`."""
     return SequenceOutcome(
-        reason=reason,
+        reason=finished.reason,
         queued_s=at_s,
         scheduled_s=at_s,
-        first_token_s=at_s,
-        last_token_s=at_s,
+        first_token_s=first_token_s,
+        last_token_s=first_token_s,
         ended_s=at_s + finished.e2e_s,
         cached_tokens=0,
         fetched_tokens=0,
         tokens=finished.generation_tokens,
         preemptions=0,
-        text=reply.content(len(reply.texts)),
+        text=reply.content(finished.generation_tokens),
     )

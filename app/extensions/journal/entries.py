@@ -12,6 +12,7 @@ from sys import getsizeof
 
 import msgspec
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
 from app.core.base.clock.pause import Pace, call_long
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
@@ -45,6 +46,7 @@ class Entry(Struct, kw_only=True):
 
     id: str
     at: str
+    """Arrival in UTC; written when the entry is shown."""
     route: str
     model: str | None = None
     status: int | None = None
@@ -61,6 +63,8 @@ class JournaledRequest(Struct, eq=False):
     entry: Entry
     context: RequestContext | None
     """The request until its answer begins."""
+    arrival_s: float
+    """Unix seconds."""
     ring: "Ring"
     number: int
     """Position in the order of arrival."""
@@ -151,11 +155,10 @@ class Entries:
         """Adds an entry for the request."""
         if context.method != "POST" or context.path.startswith(OPERATOR_PREFIXES):
             return
-        arrival = datetime.fromtimestamp(self._unix(), UTC)
         scope = context.headers.get(SCOPE)
         entry = Entry(
             id=context.request_id[:MAX_NAME_LENGTH],
-            at=arrival.isoformat(timespec="milliseconds"),
+            at="",
             route=context.path[:MAX_NAME_LENGTH],
             scope=scope and scope[:MAX_NAME_LENGTH],
         )
@@ -163,6 +166,7 @@ class Entries:
         request = JournaledRequest(
             entry=entry,
             context=context,
+            arrival_s=self._unix(),
             ring=ring,
             number=next(self._numbers),
             content_type=(context.content_type or "")[:MAX_NAME_LENGTH],
@@ -236,7 +240,8 @@ class Entries:
             if route in (None, entry.route) and scope in (None, entry.scope):
                 self._update(request)
                 if needle in bytes(entry.request):
-                    rows.append(Raw(msgspec.json.encode(entry)))
+                    shown = replace(entry, at=utc_text(request.arrival_s))
+                    rows.append(Raw(msgspec.json.encode(shown)))
         return rows[::-1]
 
     def _update(self, request: JournaledRequest) -> None:
@@ -260,6 +265,11 @@ class Entries:
         """Drops all entries, or only a scope's."""
         for ring in (self._clients, self._strangers):
             ring.clear(scope)
+
+
+def utc_text(unix_s: float) -> str:
+    """Returns a time in ISO 8601, in UTC with milliseconds."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
 
 
 def masked_json(body: bytes, content_type: str = "") -> bytes:

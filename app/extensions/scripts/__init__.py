@@ -90,6 +90,7 @@ class Scripts(Extension):
                 parts.streams("scripts"),
                 parts.clock.now,
             )
+            self._script_set.on_reload = self._use_rules
         return self._script_set
 
     def reply_rules(self) -> ScriptResolver | None:
@@ -107,13 +108,13 @@ class Scripts(Extension):
         return ScriptResolver(self._script_set, self.parts.tokenizer, injector)
 
     def _use_rules(self) -> None:
-        """Asks the rules from now on; without rules, the fast path is open again."""
+        """Asks the rules from now on, and decides anew whether they keep the fast path."""
         self.parts.pipeline.scripts = self._resolver()
         self.parts.live.change({})
 
     def keeps_fast_path(self, settings: AllSettings) -> bool:
-        """Returns whether there are no rules."""
-        return self._script_set is None or not self._script_set.rules
+        """Returns whether the rules never take long to decide about a plain request."""
+        return self._script_set is None or self._script_set.decides_at_once
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that show and set rules."""

@@ -76,6 +76,13 @@ class Action:
         """Kind of result (see `MatchedRequest`); empty if the rule only passes or fails."""
         _check_numbers(outcome)
         self._reply = _reply_without_content(outcome, passes=self.result_kind != GENERATED)
+        self._answer: ScriptedAnswer | None = None
+        """The answer to every request, once it is built; None if calls or templates differ."""
+
+    @property
+    def is_constant(self) -> bool:
+        """True if the action has no template of a request's values."""
+        return not self._template_count
 
     def _result_kind(self) -> str:
         for key in NUMBER_KEYS:
@@ -87,11 +94,19 @@ class Action:
         return ""
 
     def answer(self, request: MatchedRequest, values: Values, accepts: Accepts) -> ScriptedAnswer:
-        """Builds the answer.
+        """Returns the answer; one without templates and calls is built once.
 
         Raises:
             RuleFailureError: A template failed, or a tool's schema forbids a call.
         """
+        if self._answer is not None:
+            return self._answer
+        answer = self._build(request, values, accepts)
+        if self.is_constant and not self._calls:
+            self._answer = answer
+        return answer
+
+    def _build(self, request: MatchedRequest, values: Values, accepts: Accepts) -> ScriptedAnswer:
         text = _render(self._text, values)
         if self._json is not None:
             _, text = self._json.fill(values)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
+from math import inf
 
 import regex
 from msgspec import Struct
@@ -80,6 +81,21 @@ class Conditions:
                 text = TextIs(exact=text)
             self._headers[name] = self._compile(text or TextIs())
 
+    @property
+    def most_searches(self) -> float:
+        """Most searches of a text that one request takes.
+
+        Infinite if the time depends on the request: for a regex, all messages, or tool results.
+        """
+        searches = 0.0
+        for message_is, condition in self._messages:
+            if message_is.which == "any":
+                return inf
+            searches += condition.searches
+        if self._result is not None:
+            return inf
+        return searches + sum(condition.searches for condition in self._headers.values())
+
     def first_mismatch(self, request: MatchedRequest, groups: Groups) -> str:
         """Returns the key of the first condition that does not hold; empty if all hold.
 
@@ -148,6 +164,13 @@ class TextCondition:
             self._parts = [self._normalize(part) for part in as_tuple(text.contains)]
         if text.regex is not None:
             self.pattern = regexes.compile(text.regex, text.ignore_case)
+
+    @property
+    def searches(self) -> float:
+        """Number of searches in a text; infinite for a regex."""
+        if self.pattern is not None:
+            return inf
+        return len(self._parts or ())
 
     def holds(self, text: str, request: MatchedRequest, groups: Groups) -> bool:
         """Returns true if the condition holds, and captures the regex's groups.

@@ -95,19 +95,56 @@ class ScriptResolver:
             first = choices[0]
             matched = request_of(context, request.model or first.model, conversation, tools)
             matched.budget = budget
-            rng = None
-            if first.seed is not None or first.greedy:  # the reply repeats
-                rng = Random(f"{first.seed} {matched.last_text[:MAX_VALUE_CHARACTERS]}")
-            decision = self.decide(context, matched, rng)
-            if decision is None:
-                directed += choices
-                continue
-            if decision.fault is not None:
-                self.faults.apply(context, decision.fault)
-            if decision.answer is not None and decision.answer.usage:
-                writer.usage = decision.answer.usage
-            directed += apply_decision(decision, choices, is_chat)
+            directed += self._directed(
+                choices, matched, writer=writer, context=context, is_chat=is_chat
+            )
         return directed
+
+    def direct_plain(
+        self,
+        engine_request: EngineRequest,
+        messages: Sequence[WireMessage],
+        *,
+        model: str,
+        writer: ResponseWriter,
+        context: RequestContext,
+    ) -> EngineRequest:
+        """Returns `engine_request`, of a plain request, with the decision of scripts.
+
+        Does not wait while `book.decides_at_once`.
+
+        Raises:
+            ApiError: as `direct` does.
+        """
+        matched = request_of(context, model, messages_of(messages), {})
+        is_chat = matched.api == "chat"
+        [directed] = self._directed(
+            (engine_request,), matched, writer=writer, context=context, is_chat=is_chat
+        )
+        return directed
+
+    def _directed(
+        self,
+        choices: Sequence[EngineRequest],
+        matched: MatchedRequest,
+        *,
+        writer: ResponseWriter,
+        context: RequestContext,
+        is_chat: bool,
+    ) -> Sequence[EngineRequest]:
+        """Returns the choices of a prompt with the decision of scripts."""
+        first = choices[0]
+        rng = None
+        if first.seed is not None or first.greedy:  # the reply repeats
+            rng = Random(f"{first.seed} {matched.last_text[:MAX_VALUE_CHARACTERS]}")
+        decision = self.decide(context, matched, rng)
+        if decision is None:
+            return choices
+        if decision.fault is not None:
+            self.faults.apply(context, decision.fault)
+        if decision.answer is not None and decision.answer.usage:
+            writer.usage = decision.answer.usage
+        return apply_decision(decision, choices, is_chat)
 
     def pooled(
         self,

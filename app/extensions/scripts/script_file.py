@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -101,6 +102,16 @@ class RuleState:
     def location(self) -> str:
         """The words that name the rule in errors, logs and reports."""
         return rule_location(self.path, self.number, self.rule.name)
+
+    @property
+    def most_searches(self) -> float:
+        """Most searches of a text for one request.
+
+        Infinite if deciding may take long: for a fault, a template, and some conditions.
+        """
+        if self._fault_rule is not None or not self.action.is_constant:
+            return inf
+        return self.conditions.most_searches
 
     def has_result_for(self, request: MatchedRequest) -> bool:
         """Returns true if the rule has the kind of result that the request needs, or no result."""

@@ -30,6 +30,7 @@ from app.extensions.scripts.matched_request import (
     BudgetSpentError,
     MatchedRequest,
     SlowRegexError,
+    no_pause,
 )
 from app.extensions.scripts.matching import Groups
 from app.extensions.scripts.reader import convert_script
@@ -61,6 +62,10 @@ MAX_COUNTERS = 8192
 """Most counters per key or conversation, by last use."""
 COUNTER_BYTES = 256
 """Estimated memory of one counter."""
+MAX_RULES_AT_ONCE = 200
+"""Most rules that are compared with a plain request without a pause, in about a millisecond."""
+MAX_SEARCHES_AT_ONCE = 200
+"""Most searches of a text, of up to 64 KiB, for a plain request: about a millisecond."""
 MAX_LISTED_RULES = 20
 """Most rules that a message lists."""
 
@@ -124,6 +129,8 @@ class ScriptSet:
         self._watch: gevent.Greenlet | None = None
         self._compiling = BoundedSemaphore()
         """Held while rules of run time compile, so that one thread competes with the event loop."""
+        self.on_reload: Callable[[], None] = no_pause
+        """Called in a greenlet after rules of files have changed."""
         self.added: tuple[AddedRule, ...] = ()
         """Rules set at run time, which take precedence over the files' rules."""
         self.files = [ScriptFile(model, path, rng) for model, path in files]
@@ -172,8 +179,11 @@ class ScriptSet:
             fault = rule.faults.fault_for(request.facts, rng, self._now())
         if rule.only_fails:
             return None if fault is None else Decision(rule, None, fault)
+        values: dict[str, object] = {}
+        if not rule.action.is_constant:
+            values = self._values(request, groups, rng)
         try:
-            answer = rule.action.answer(request, self._values(request, groups, rng), self._accepts)
+            answer = rule.action.answer(request, values, self._accepts)
         except (RuleFailureError, ScriptError) as error:
             rule.counts.failed += 1
             if rule.counts.failed == 1:
@@ -223,6 +233,15 @@ class ScriptSet:
     def rules(self) -> int:
         """Number of rules."""
         return len(self.added) + sum(len(file.rules) for file in self.files)
+
+    @property
+    def decides_at_once(self) -> bool:
+        """True if a decision about a plain request never takes long."""
+        if self.rules > MAX_RULES_AT_ONCE:
+            return False
+        searches = sum(added.state.most_searches for added in self.added)
+        searches += sum(rule.most_searches for file in self.files for rule in file.rules)
+        return searches <= MAX_SEARCHES_AT_ONCE
 
     def read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
         """Compiles rules for run time in a native thread, but does not use them yet.
@@ -298,8 +317,12 @@ class ScriptSet:
                 _list_rules(unchecked),
             )
 
-    def refresh(self) -> None:
-        """Reloads changed files. Logs errors, and keeps the old rules of an invalid file."""
+    def refresh(self) -> bool:
+        """Reloads changed files; returns whether any rules changed.
+
+        Logs errors, and keeps the old rules of an invalid file.
+        """
+        has_changed = False
         for file in self.files:
             if file.stamp == stamp_of(file.path):
                 continue
@@ -308,7 +331,9 @@ class ScriptSet:
             except ScriptError as error:
                 log.error("%s; keeping the old rules", error)
             else:
+                has_changed = True
                 log.info("script %s: reloaded %d rules", file.path, len(file.rules))
+        return has_changed
 
     def start(self) -> None:
         """Starts to reload changed files, until `close`."""
@@ -318,7 +343,8 @@ class ScriptSet:
         while True:
             gevent.sleep(CHECK_INTERVAL_S)
             try:
-                call_off_hub(self.refresh)
+                if call_off_hub(self.refresh):
+                    self.on_reload()
             except Exception:  # an invalid file must not stop the watch
                 log.exception("cannot reload scripts")
 

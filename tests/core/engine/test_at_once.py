@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from app.core.engine.constraints import Constraints
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.core.engine.profile import Profile, SpeculationRates
-from app.core.engine.request import EngineRequest
+from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from tests.core.engine.harness import PROFILE, Harness, engine_request
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
@@ -23,14 +23,15 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.none() | st.integers(0, 9),
     "prompt_ids": st.lists(st.integers(0, 99), max_size=9),
     "stop": st.sampled_from([(), ("a",), ("the", "o")]),
+    "logprobs": st.none() | st.integers(0, 3),
     "prompt_logprobs": st.none() | st.integers(0, 2),
     "reasoning": st.booleans(),
     "echo_text": st.sampled_from(["", "What goes in comes out."]),
 }
 
 
-def watch_nothing(request: EngineRequest) -> None:
-    """An observer: with one, a sequence is made."""
+DELAYED_BEYOND_THE_END = ((10**6, 1.0),)
+"""A delay that never comes: with it, a sequence is made."""
 
 
 def outcome(
@@ -45,6 +46,10 @@ def outcome(
     """
     harness = Harness(mode=mode, schemas=schemas)
     outputs: list[EngineOutput] = []
+    outcomes: list[SequenceOutcome] = []
+
+    def observe(request: EngineRequest) -> Watch | None:
+        return outcomes.append if int(request.request_id) % 2 else None
 
     def emit(output: EngineOutput) -> None:
         outputs.append(output)
@@ -52,8 +57,10 @@ def outcome(
             raise ZeroDivisionError
 
     for number, fields in enumerate(asked):
-        observers = (watch_nothing,) if longer_way else ()
-        request = engine_request(request_id=str(number), observers=observers, **fields)
+        delays = DELAYED_BEYOND_THE_END if longer_way else ()
+        request = engine_request(
+            request_id=str(number), observers=(observe,), delays=delays, **fields
+        )
         handle = harness.engine.submit([request], emit)
         harness.clock.advance(1)  # the longer way takes a turn for thoughts and one for the reply
         assert handle.future.done()
@@ -63,7 +70,8 @@ def outcome(
         for it in outputs
     ]
     clocked = r"(?m)^(\S+_created|vllm:lora_requests_info|vllm:e2e_request_latency_seconds_(sum|bucket))\{.*$"
-    return told, re.sub(clocked, "", harness.recorder.render())
+    outcomes = [replace(outcome, ended_s=0.0) for outcome in outcomes]
+    return told, outcomes, re.sub(clocked, "", harness.recorder.render())
 
 
 def _plain(output: EngineOutput) -> Any:
@@ -75,6 +83,7 @@ def _values(output: Any) -> list[Any]:
     return [type(output).__name__, *(getattr(output, name) for name in output.__struct_fields__)]
 
 
+@example(asked=[{}, {"reasoning": True, "max_tokens": 60}], mode="random", fails_at=3)
 @example(asked=[{}], mode="random", fails_at=0)
 @example(asked=[{}], mode="random", fails_at=1)
 @given(

@@ -84,13 +84,38 @@ def test_rules_of_the_run_time_come_before_those_of_files(books: Books) -> None:
     assert [said(client), said(client, "x")] == ["of the test", "of the file"]
 
 
-def test_plain_requests_take_the_fast_path_only_without_rules() -> None:
+TEXT = {"text": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "then", "is_fast"),
+    [
+        ({}, TEXT, True),
+        ({"message": "hi"}, TEXT, True),
+        ({"message": {"contains": ["a", "b"], "ignore_case": True}}, TEXT, True),
+        ({"model": "m", "api": "chat", "turn": 2, "nth": 3, "chance": 0.5}, TEXT, True),
+        ({"headers": {"x-test": "a"}, "tools": False, "tool_result": False}, TEXT, True),
+        ({}, {"json": {"a": 1}, "delays": {"first_token": "1s"}}, True),
+        ({}, {"tool_calls": [{"name": "f", "arguments": {"a": 1}}]}, True),
+        ({}, "pass", True),
+        ({"message": {"regex": "h+i"}}, TEXT, False),
+        ({"message": {"contains": "hi", "which": "any"}}, TEXT, False),
+        ({"message": {"contains": [str(number) for number in range(201)]}}, TEXT, False),
+        ({"tool_result": "f"}, TEXT, False),
+        ({}, {"text": "{{ message }}"}, False),
+        ({}, {"fault": {"action": "error", "status": 503}}, False),
+    ],
+)
+def test_plain_requests_take_the_fast_path_where_rules_decide_at_once(
+    conditions: dict[str, Any], then: Any, is_fast: bool
+) -> None:
     app = app_of("--seed", "1")
     client, body = app.test_client(), b'{"messages":[{"role":"user","content":"hi"}]}'
     [plain] = [each.plain for each in app.routes if each.path == "/v1/chat/completions"]
-    assert plain is not None and plain.recognise(body)
-    rules(client, "", "POST", rule("one"))
-    assert plain.recognise(body) is None
+    assert plain is not None
+    assert plain.recognise(body)
+    rules(client, "", "POST", {"when": conditions, "then": then})
+    assert (plain.recognise(body) is not None) is is_fast
     rules(client, "", "DELETE")
     assert plain.recognise(body)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
@@ -21,6 +21,10 @@ from app.core.engine.simulated.calls import CallReplies, WrittenCalls, written
 from app.core.engine.simulated.endings import stopped
 from app.core.text.base import Tokenizer
 
+MAX_KNOWN_TEXTS = 64
+"""Most texts whose tokens are kept, in about 2 MiB."""
+MAX_KNOWN_CHARACTERS = 1024
+"""Longest text whose tokens are kept."""
 THOUGHTS = "<think>\n{}\n</think>\n\n"
 
 
@@ -30,6 +34,13 @@ class ScriptedReplies:
     def __init__(self, tokenizer: Tokenizer, calls: CallReplies) -> None:
         self._tokenizer = tokenizer
         self._calls = calls
+        self._known_tokens = lru_cache(MAX_KNOWN_TEXTS)(self._tokens)
+        """Tokens of the last short texts: most rules give the same text each time."""
+
+    def _tokens(self, text: str) -> tuple[Sequence[int], Sequence[str]]:
+        """Returns ids and texts of the tokens of a text."""
+        ids = tuple(self._tokenizer.encode(text))
+        return ids, tuple(self._tokenizer.pieces(ids))
 
     def reply(self, request: EngineRequest, script: ScriptedReply) -> Reply:
         """Returns the reply that `script` has decided, without its delays."""
@@ -70,8 +81,11 @@ class ScriptedReplies:
         return reply
 
     def _plain(self, text: str, request: EngineRequest) -> Reply:
-        ids = self._tokenizer.encode(text)
-        reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
+        tokens_of = self._tokens
+        if len(text) <= MAX_KNOWN_CHARACTERS:
+            tokens_of = self._known_tokens
+        ids, texts = tokens_of(text)
+        reply = Reply(texts, ids, STOP).cut(request.max_tokens)
         if request.stop or request.stop_token_ids:
             return stopped(reply, request)
         return reply

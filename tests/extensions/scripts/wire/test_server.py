@@ -66,3 +66,111 @@ def test_the_report_may_be_that_of_all_ranks(tmp_path: Path) -> None:
 
         assert answered("GET") == {"0": 1, "1": 0}
         assert answered("DELETE") == {"0": 0, "1": 0}
+
+
+RULES = """
+rules:
+- when: {message: {contains: weather, ignore_case: true}}
+  then: {text: It rains., usage: {prompt_tokens: 7}}
+- when: {message: {contains: third}, nth: [3]}
+  then: {json: {times: 3}}
+- when: {message: {role: system, exact: be brief}, headers: {x-test: a}}
+  then: {text: Brief., finish_reason: length}
+- when: {model: other}
+  then: {text: Other.}
+- when: {message: {contains: think}}
+  then: {reasoning: Hm., text: Done., delays: {first_token: 20ms}}
+- when: {message: {contains: perhaps}, chance: 0.5}
+  then: {text: Yes.}
+- when: {message: {contains: call}}
+  then: {tool_calls: [{name: f, arguments: {a: 1}, unchecked: true}]}
+"""
+REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("What is the WEATHER?", {}),
+    ("the weather", {"stream": True, "stream_options": {"include_usage": True}}),
+    ("the weather", {"max_tokens": 2}),
+    ("weather", {"stop": "rain"}),
+    ("weather", {"logprobs": True, "top_logprobs": 2, "max_tokens": 9}),
+    *[("the third time", {}) for _ in range(4)],
+    ("think", {}),
+    ("think", {"stream": True}),
+    *[("perhaps", {"seed": seed}) for seed in range(6)],
+    *[("perhaps", {}) for _ in range(4)],
+    ("call", {}),
+    ("call", {"stream": True}),
+    ("nothing of all that", {"max_tokens": 5}),
+)
+GENERAL = {"TE": "trailers"}
+"""A header without a meaning here, whose requests go through Flask."""
+
+
+def test_rules_decide_the_same_on_the_fast_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(RULES)
+    answers: list[list[str]] = []
+    reports: list[Any] = []
+    for headers in ({}, GENERAL):
+        with running_server(
+            "--script", str(path), "--seed", "5", env={"SIM_FAST_PATH": "true"}
+        ) as server:
+            answers.append([asked(server, *request, headers) for request in REQUESTS])
+            reports.append(
+                [
+                    requests.get(server.url + "/admin/script", timeout=20).json(),
+                    journal(server),
+                ]
+            )
+            metrics = requests.get(server.url + "/metrics", timeout=20).text
+            way = "flask" if headers else "fast"
+            assert f'understudy_requests_total{{way="{way}"}} {len(REQUESTS)}.0' in metrics
+    assert answers[0] == answers[1]
+    assert reports[0] == reports[1]
+
+
+def asked(server: RunningServer, text: str, fields: Any, headers: dict[str, str]) -> str:
+    """Returns the answer's body without times."""
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": text}]
+    answer = requests.post(
+        server.url + "/v1/chat/completions",
+        json={"messages": messages, **fields},
+        headers={"X-Request-Id": text, "X-Test": "b", **headers},
+        timeout=20,
+    )
+    return re.sub(r'"created":\d+', "", answer.text)
+
+
+def journal(server: RunningServer) -> list[dict[str, Any]]:
+    """Returns the entries without their times."""
+    entries = requests.get(server.url + "/admin/journal", timeout=20).json()["entries"]
+    return [{**entry, "at": ""} for entry in entries]
+
+
+def test_a_file_that_gets_slow_rules_leaves_the_fast_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{then: {text: constant}}]")
+    with running_server("--script", str(path), env={"SIM_FAST_PATH": "true"}) as server:
+        assert said(server) == "constant"
+        assert way_of_next_chat(server) == "fast"
+        path.write_text("rules: [{then: {text: '{{ message }}!'}}]")
+        wait_until(lambda: said(server) == "hello!")
+        wait_until(lambda: way_of_next_chat(server) == "direct")
+        path.write_text("rules: [{then: {text: constant again}}]")
+        wait_until(lambda: said(server) == "constant again")
+        wait_until(lambda: way_of_next_chat(server) == "fast")
+
+
+def way_of_next_chat(server: RunningServer) -> str:
+    """Returns how a chat is served."""
+    before = requests_by_way(server)
+    said(server)
+    after = requests_by_way(server)
+    after["direct"] -= 1  # the first of both questions
+    [way] = [way for way in after if after[way] > before[way]]
+    return way
+
+
+def requests_by_way(server: RunningServer) -> dict[str, float]:
+    """Returns how many requests each way has served before this one."""
+    text = requests.get(server.url + "/metrics", timeout=20).text
+    pairs = re.findall(r'^understudy_requests_total\{way="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {way: float(count) for way, count in pairs}
