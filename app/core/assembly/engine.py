@@ -9,9 +9,6 @@ from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
 from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
-from app.core.engine.kvcache.cache import KVCacheManager
-from app.core.engine.kvcache.hashing import BlockHasher
-from app.core.engine.kvcache.stores import store_of
 from app.core.engine.lifecycle import Lifecycle
 from app.core.engine.lora import AdapterMemory
 from app.core.engine.request import ScriptedReply
@@ -93,6 +90,10 @@ def add_cache(parts: ServerParts) -> None:
     is_simulated = not (settings.model.mm_encoder_only or settings.engine.is_real)
     if not is_simulated or not options.enable_kvcache:
         return
+    from app.core.engine.kvcache.cache import KVCacheManager
+    from app.core.engine.kvcache.hashing import BlockHasher
+    from app.core.engine.kvcache.stores import store_of
+
     parts.publisher = _publisher(parts)
     parts.event_source = parts.publisher
     hasher = BlockHasher(

@@ -18,7 +18,6 @@ from app.core.engine.batch import LoRASlots
 from app.core.engine.client import EngineClient
 from app.core.engine.errors import PromptExceedsCacheError
 from app.core.engine.executor import SequenceContext
-from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.outputs import Emit, Started, Tokens
 from app.core.engine.request import (
     EngineRequest,
@@ -36,6 +35,7 @@ from app.core.engine.timing import PerRequestTiming
 from config.settings import Settings
 
 if TYPE_CHECKING:
+    from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.profile import Profile
     from app.core.engine.step_cost import CostModel
     from app.core.engine.step_executor import StepExecutor

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 
 from app.core.base.clock.clock import Clock
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.request import SequenceOutcome
 from app.core.engine.sequence import Sequence
 from app.core.engine.timing import PerRequestTiming
+
+if TYPE_CHECKING:
+    from app.core.engine.kvcache.cache import KVCacheManager
 
 SHUTDOWN_POLL_S = 0.01
 """Interval, in seconds, at which `shutdown` checks that all sequences have ended."""

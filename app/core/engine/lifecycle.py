@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gevent.event import Event
 
@@ -14,8 +14,10 @@ from app.core.engine.errors import (
     MemoryNotResidentError,
     PauseNotCompleteError,
 )
-from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.sleep import MEMORY, PauseMode, woken_by
+
+if TYPE_CHECKING:
+    from app.core.engine.kvcache.cache import KVCacheManager
 
 POLL_S = 0.01
 """Interval, in seconds, at which a pause checks that running requests have ended."""
