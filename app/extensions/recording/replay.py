@@ -234,6 +234,7 @@ class Replay(Middleware):
             if "Content-Length" in headers and context.method != "HEAD":
                 headers["Content-Length"] = str(body.bytes_sent)
             response.headers = headers
+            response.streamed = "Content-Length" not in headers
         return self.faults.damage(response, context.kept(Fault), context)
 
     def _complete_entry(
