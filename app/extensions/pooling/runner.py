@@ -298,7 +298,10 @@ class PoolingRunner:
             if is_limited:
                 for text in batch:
                     self.pipeline.check_text(text)
-            yield from self.pipeline.tokenizer.encode_many(batch, add_special_tokens)
+            if len(batch) == 1:  # remembers the ids of words, which `encode_many` does not
+                yield self.pipeline.tokenizer.encode(batch[0], add_special_tokens)
+            else:
+                yield from self.pipeline.tokenizer.encode_many(batch, add_special_tokens)
 
     def _encode_side(
         self, request: wire.ScoringRequest, inputs: Side, limit_field: str

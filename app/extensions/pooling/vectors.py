@@ -22,7 +22,10 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
+from itertools import compress
+from operator import mul
 from unicodedata import normalize
 
 from app.core.text.base import Tokenizer
@@ -51,6 +54,11 @@ NUMBERS = struct.Struct("<16I")
 """A hash as 16 numbers, one for each block of the longest vector."""
 MINUS = 1 << 31
 """Bit of a hash that is the sign of a feature."""
+REMEMBERED_FEATURES = 4096
+"""Features whose places are kept, about 600 bytes each: most texts share frequent words."""
+PACED_FEATURES = 32
+"""Features that are added without a pause, about 50 us of work."""
+FLOAT_BYTES = 4
 TASKS = ("embed", "classify", "token_embed", "token_classify")
 """Outputs for a text, or for each of its tokens."""
 LOGIT_RANGE = 8.0
@@ -75,25 +83,59 @@ def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> arra
         blocks.append((places, places))
         places *= 2
     sums = [0] * places
-    for feature, weight in features(text, pace).items():
-        drawn = NUMBERS.unpack(blake2b(feature.encode("utf-8", "surrogatepass")).digest())
-        for (start, size), number in zip(blocks, drawn, strict=False):
-            sums[start + (number & (size - 1))] += -weight if number & MINUS else weight
-        pace()
+    weights = features(text, pace)
+    for number, (feature, weight) in enumerate(weights.items()):
+        plus, minus = feature_places(feature, len(blocks))
+        for place in plus:
+            sums[place] += weight
+        for place in minus:
+            sums[place] -= weight
+        if number % PACED_FEATURES == 0:
+            pace()
     del sums[dimensions:]
     if not any(sums):
         sums[0] = 1
-    # Each number counts by the size of its block; otherwise small blocks would dominate.
-    parts = [(size, sums[start : start + size]) for start, size in blocks]
-    squares = sum(size * sum([number * number for number in part]) for size, part in parts)
     length = float(ROOTS * WORD_WEIGHT)
     if unit:
-        length = math.sqrt(squares)
-    vector = array("f")
-    for size, part in parts:
+        length = math.sqrt(sum_of_squares(sums, blocks))
+    # Short texts leave most places of a vector at 0, so only the others are computed.
+    vector = array("f", bytes(FLOAT_BYTES * dimensions))
+    for start, size in blocks:
         factor = math.sqrt(size) / length
-        vector.extend([number * factor for number in part])
+        for place in compress(range(start, start + size), sums[start : start + size]):
+            vector[place] = sums[place] * factor
     return vector
+
+
+def sum_of_squares(sums: Sequence[int], blocks: Sequence[tuple[int, int]]) -> int:
+    """Returns the square of a vector's length, before scaling; a block is its start and size.
+
+    Each number counts by the size of its block; otherwise small blocks would dominate.
+    """
+    squares = 0
+    for start, size in blocks:
+        numbers = list(filter(None, sums[start : start + size]))
+        squares += size * sum(map(mul, numbers, numbers))
+    return squares
+
+
+@lru_cache(maxsize=REMEMBERED_FEATURES)
+def feature_places(feature: str, block_count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the places where a feature adds its weight, and those where it subtracts it."""
+    plus = []
+    minus = []
+    start = 0
+    size = FIRST_BLOCK
+    drawn = NUMBERS.unpack(blake2b(feature.encode("utf-8", "surrogatepass")).digest())
+    for number in drawn[:block_count]:
+        place = start + (number & (size - 1))
+        if number & MINUS:
+            minus.append(place)
+        else:
+            plus.append(place)
+        start += size
+        size = start
+    return tuple(plus), tuple(minus)
 
 
 def features(text: str, pace: Pace) -> Mapping[str, int]:
@@ -101,18 +143,18 @@ def features(text: str, pace: Pace) -> Mapping[str, int]:
 
     Four times as many occurrences double a weight.
     """
-    squares: Counter[str] = Counter()
+    squares: dict[str, int] = {}
     for word, count in Counter(WORD.findall(normalize("NFKC", text).casefold())).items():
         if word in COMMON_WORDS or len(word) < GRAM and word.isascii():
-            squares[word] += COMMON_WEIGHT * COMMON_WEIGHT * count
+            squares[word] = squares.get(word, 0) + COMMON_WEIGHT * COMMON_WEIGHT * count
         else:
             if len(word) <= MAX_WORD:
-                squares[word] += WORD_WEIGHT * WORD_WEIGHT * count
+                squares[word] = squares.get(word, 0) + WORD_WEIGHT * WORD_WEIGHT * count
             if len(word) > 1:
                 marked = f"<{word}>"
                 for place in range(len(marked) - GRAM + 1):
                     gram = "=" + marked[place : place + GRAM]
-                    squares[gram] += GRAM_WEIGHT * GRAM_WEIGHT * count
+                    squares[gram] = squares.get(gram, 0) + GRAM_WEIGHT * GRAM_WEIGHT * count
         pace()
     return {feature: math.isqrt(ROOTS * ROOTS * square) for feature, square in squares.items()}
 

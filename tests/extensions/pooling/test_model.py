@@ -9,6 +9,7 @@ import math
 import struct
 import sys
 from array import array
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,11 @@ from hypothesis import strategies as st
 
 from app.core.text.huggingface import default_tokenizer
 from app.extensions.pooling.vectors import (
+    REMEMBERED_FEATURES,
     Bag,
     PoolingModel,
     embedding,
+    feature_places,
     logit,
     packing,
     sigmoid,
@@ -44,6 +47,8 @@ def test_vectors_have_their_length_unless_the_request_wants_them_without() -> No
 TEXTS = st.text(max_size=60)
 GOLDEN = [-0.192686, 0.192686, 0.0, -0.893363, 0.0, -0.070068, -0.350338, 0.0]
 """Of "The quick brown fox", eight numbers."""
+VECTORS_SHA256 = "ef709923216673e3108f6dfda6d26641f849a6c8ec4cba71d251372026207276"
+"""Of the vectors that the test below lists, on a little-endian machine."""
 DIMENSIONS = st.sampled_from([1, 2, 5, 8, 16, 63, 64, 100, 384])
 
 
@@ -76,6 +81,40 @@ def test_a_shorter_vector_is_the_beginning_of_a_longer_one(
 
 def test_a_vector_is_the_same_on_every_machine() -> None:
     assert [round(float(number), 6) for number in vector("The quick brown fox", 8)] == GOLDEN
+
+
+def test_vectors_have_kept_their_bytes() -> None:
+    texts = [
+        "",
+        "hello",
+        "What is new about the number 17 today?",
+        "Straße nach ZÜRICH, œuvre",
+        "東京 is 日本, 한국어",
+        "x" * 200 + " " + "ab" * 40,
+        "the " * 9 + "cat cat",
+        "\ud800 half",
+        "a b c d",
+        " ".join(f"word{number}" for number in range(300)),
+    ]
+    digest = sha256()
+    for text in texts:
+        for dimensions in (1, 5, 8, 9, 63, 64, 384, 1536, 65536):
+            for unit in (True, False):
+                digest.update(embedding(text, dimensions, no_pause, unit).tobytes())
+    assert digest.hexdigest() == VECTORS_SHA256
+
+
+def test_remembered_places_do_not_change_vectors() -> None:
+    feature_places.cache_clear()
+    fresh = vector("The quick brown fox")
+    shorter = vector("The quick brown fox", 8)
+    assert vector("The quick brown fox") == fresh
+    assert vector("The quick brown fox", 8) == shorter
+
+
+def test_the_places_of_a_limited_number_of_features_are_remembered() -> None:
+    vector(" ".join(f"number{number}" for number in range(REMEMBERED_FEATURES)))
+    assert feature_places.cache_info().currsize == REMEMBERED_FEATURES
 
 
 @pytest.mark.parametrize("dimensions", [256, 384, 1536])
