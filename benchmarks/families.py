@@ -37,6 +37,19 @@ def requests_of(family: str) -> Iterator[bytes]:
         yield request(path, json.dumps(body, separators=(",", ":")).encode())
 
 
+def streams_of(family: str, tokens: int) -> Iterator[bytes]:
+    """Yields requests of `family` for streams of `tokens` tokens, without an end.
+
+    A tool call ends by itself.
+    """
+    path, body_of = FAMILIES[family]
+    limit_field = "max_output_tokens" if family == "Responses" else "max_tokens"
+    fields = {"model": "m", "stream": True, "ignore_eos": True, limit_field: tokens}
+    for number in count():
+        body = {**body_of(number, f"What is new about the number {number} today?"), **fields}
+        yield request(path, json.dumps(body, separators=(",", ":")).encode())
+
+
 def _chat(text: str, max_tokens: int = REPLY_TOKENS, **fields: Any) -> Body:
     messages = [{"role": "user", "content": text}]
     return {"messages": messages, "max_tokens": max_tokens, **fields}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 
 from benchmarks import stamps
 from benchmarks.arrivals import Arrivals, Pace, Rhythm, pace
@@ -34,6 +35,8 @@ class StreamPlan:
     spread_s: float
     length_s: float
     """How long one stream should take."""
+    requests: Iterator[bytes] | None = None
+    """Requests of the streams, without an end; None stands for short chats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class _Load:
         self.streams = [_Stream(sock) for sock in sockets]
         self.unfinished = len(self.streams)
         self._lags_ns = lags_ns
-        self._request = chat(plan.tokens, stream=True)
+        self._requests = plan.requests or repeat(chat(plan.tokens, stream=True))
         self._by_fd = {stream.sock.fileno(): stream for stream in self.streams}
         self._epoll = select.epoll()
         for fd in self._by_fd:
@@ -132,9 +135,10 @@ class _Load:
             if (start := self._starts[self._started]) > now:
                 return start
             stream = self.streams[self._started]
+            request = next(self._requests)
             stream.requested_ns = time.time_ns()
             with suppress(ConnectionError):
-                stream.sock.send(self._request)
+                stream.sock.send(request)
             self._started += 1
         return float("inf")
 

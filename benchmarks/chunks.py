@@ -1,0 +1,127 @@
+"""What a chunk of a paced stream costs in each family of routes, beside one of a plain chat."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from benchmarks import cores
+from benchmarks.families import FAMILIES, streams_of
+from benchmarks.options import add_other, parser
+from benchmarks.processes import used_by
+from benchmarks.report import medians, middle_ratio, number, share, show, show_machine
+from benchmarks.rounds import interleaved
+from benchmarks.servers import Load, Server, both
+from benchmarks.streams import StreamPlan, play
+
+PLAIN = "plain"
+STREAMED = (PLAIN, "logprobs", "required tool", "JSON schema", "Responses", "Messages")
+COLUMNS = ("server", "family", "chunks/stream", "CPU µs/chunk", "ratio", "client CPU")
+WARM_UP_STREAMS = 50
+SPREAD_S = 1.0
+"""Time over which the streams of a round begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One family on one server, once; the request is part of its chunks' CPU."""
+
+    chunks: float
+    """Of one stream."""
+    cpu_us: float
+    """Of one chunk."""
+    client_cpu: float
+
+
+Key = tuple[Server, str]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status."""
+    options = _options(argv)
+    cores.pin_client()
+    show_machine()
+    load = Load(options.ttft / 1e3, options.itl / 1e3, options.tokens, options.streams)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(server) for server in both(load, options.other)]
+        families = list(dict.fromkeys((PLAIN, *options.families)))
+        compare(servers, families, load, options)
+    return 0
+
+
+def compare(
+    servers: Sequence[Server], families: Sequence[str], load: Load, options: argparse.Namespace
+) -> None:
+    """Plays streams of the families in turns, and shows a table.
+
+    `options` are --streams, --tokens and --rounds.
+    """
+    warnings: list[str] = []
+
+    def measure(key: Key) -> Round:
+        server, family = key
+        plan = StreamPlan(
+            port=server.port,
+            streams=options.streams,
+            tokens=options.tokens,
+            spread_s=SPREAD_S,
+            length_s=load.length_s,
+            requests=streams_of(family, options.tokens),
+        )
+        with used_by(server.worker) as use:
+            run = play(plan)
+        if run.unfinished:
+            warnings.append(f"{run.unfinished} streams of {family} did not finish")
+        warnings.extend(use.warnings(server.name))
+        chunks = sum(len(stream.chunks_ns) for stream in run.arrivals)
+        return Round(
+            chunks=chunks / options.streams,
+            cpu_us=use.cpu_s / chunks * 1e6,
+            client_cpu=run.client.cpu,
+        )
+
+    for server in servers:
+        for family in families:
+            requests = streams_of(family, options.tokens)
+            play(StreamPlan(server.port, WARM_UP_STREAMS, options.tokens, 0.1, 1.0, requests))
+    keys = [(server, family) for server in servers for family in families]
+    rounds = interleaved(keys, options.rounds, measure)
+    rows = []
+    for (server, family), seen in rounds.items():
+        row = medians(seen)
+        plain_us = [plain.cpu_us for plain in rounds[server, PLAIN]]
+        rows.append(
+            (
+                server.name,
+                family,
+                number(row.chunks, 0),
+                number(row.cpu_us, 1),
+                middle_ratio([one.cpu_us for one in seen], plain_us),
+                share(row.client_cpu),
+            )
+        )
+    show(f"{options.streams} streams of {options.tokens} tokens", COLUMNS, rows, warnings)
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = parser("chunks", __doc__)
+    flags.add_argument("--streams", type=int, default=200)
+    flags.add_argument("--tokens", type=int, default=100, help="length of a stream")
+    flags.add_argument("--itl", type=float, default=20, help="milliseconds between tokens")
+    flags.add_argument("--ttft", type=float, default=50, help="milliseconds until the first token")
+    flags.add_argument(
+        "--families",
+        nargs="+",
+        choices=[family for family in FAMILIES if family in STREAMED],
+        default=STREAMED,
+        help="what is streamed beside plain chats",
+    )
+    add_other(flags)
+    return flags.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
