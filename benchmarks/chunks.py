@@ -1,4 +1,7 @@
-"""What a chunk of a paced stream costs in each family of routes, beside one of a plain chat."""
+"""What a chunk of a paced stream costs in each family of routes, beside one of a plain chat.
+
+The markup of a tool call has tokens without chunks, so ratios are shown for tokens too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from benchmarks import cores
+from benchmarks.arrivals import Arrivals
 from benchmarks.families import FAMILIES, streams_of
 from benchmarks.options import add_other, parser
 from benchmarks.processes import used_by
@@ -19,7 +23,10 @@ from benchmarks.streams import StreamPlan, play
 
 PLAIN = "plain"
 STREAMED = (PLAIN, "logprobs", "required tool", "JSON schema", "Responses", "Messages")
-COLUMNS = ("server", "family", "chunks/stream", "CPU µs/chunk", "ratio", "client CPU")
+COLUMNS = (
+    *("server", "family", "chunks/stream", "tokens/stream"),
+    *("CPU µs/chunk", "ratio", "CPU µs/token", "ratio", "client CPU"),
+)
 WARM_UP_STREAMS = 50
 SPREAD_S = 1.0
 """Time over which the streams of a round begin."""
@@ -31,8 +38,11 @@ class Round:
 
     chunks: float
     """Of one stream."""
-    cpu_us: float
-    """Of one chunk."""
+    tokens: float
+    """Of one stream, by its duration."""
+    chunk_us: float
+    """CPU of the server for one chunk."""
+    token_us: float
     client_cpu: float
 
 
@@ -77,9 +87,12 @@ def compare(
             warnings.append(f"{run.unfinished} streams of {family} did not finish")
         warnings.extend(use.warnings(server.name))
         chunks = sum(len(stream.chunks_ns) for stream in run.arrivals)
+        tokens = sum(token_count(stream, load.itl_s) for stream in run.arrivals)
         return Round(
             chunks=chunks / options.streams,
-            cpu_us=use.cpu_s / chunks * 1e6,
+            tokens=tokens / options.streams,
+            chunk_us=use.cpu_s / chunks * 1e6,
+            token_us=use.cpu_s / tokens * 1e6,
             client_cpu=run.client.cpu,
         )
 
@@ -92,18 +105,27 @@ def compare(
     rows = []
     for (server, family), seen in rounds.items():
         row = medians(seen)
-        plain_us = [plain.cpu_us for plain in rounds[server, PLAIN]]
+        plain = rounds[server, PLAIN]
         rows.append(
             (
                 server.name,
                 family,
                 number(row.chunks, 0),
-                number(row.cpu_us, 1),
-                middle_ratio([one.cpu_us for one in seen], plain_us),
+                number(row.tokens, 0),
+                number(row.chunk_us, 1),
+                middle_ratio([one.chunk_us for one in seen], [one.chunk_us for one in plain]),
+                number(row.token_us, 1),
+                middle_ratio([one.token_us for one in seen], [one.token_us for one in plain]),
                 share(row.client_cpu),
             )
         )
     show(f"{options.streams} streams of {options.tokens} tokens", COLUMNS, rows, warnings)
+
+
+def token_count(stream: Arrivals, itl_s: float) -> float:
+    """Returns the number of tokens of a stream, from the time between its first and last chunk."""
+    duration_s = (stream.chunks_ns[-1] - stream.chunks_ns[0]) / 1e9
+    return 1 + duration_s / itl_s
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
