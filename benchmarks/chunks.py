@@ -124,6 +124,8 @@ def compare(
 
 def token_count(stream: Arrivals, itl_s: float) -> float:
     """Returns the number of tokens of a stream, from the time between its first and last chunk."""
+    if not stream.chunks_ns:
+        return 0
     duration_s = (stream.chunks_ns[-1] - stream.chunks_ns[0]) / 1e9
     return 1 + duration_s / itl_s
 

@@ -1,5 +1,6 @@
 """What the load client makes of arrivals: synthetic ones here, no clock and no socket."""
 
+import json
 import math
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.arrivals import Arrivals, Rhythm, drift_ms, errors_ms, pace
+from benchmarks.chunks import STREAMED, token_count
+from benchmarks.families import streams_of
 from benchmarks.replies import EventStream, RefusedError, WholeReply
 
 MS = 1_000_000
@@ -45,6 +48,25 @@ def test_an_error_is_the_distance_from_request_plus_ttft_plus_k_itls() -> None:
     assert seen.chunks == 4
     nothing = pace([], RHYTHM)
     assert nothing.chunks == 0 and math.isnan(nothing.speed) and math.isnan(nothing.drift_ms)
+
+
+def test_the_tokens_of_a_stream_are_known_by_its_duration() -> None:
+    assert token_count(stream(*[0.0] * 60), itl_s=0.020) == pytest.approx(60)
+    with_hidden_tokens = Arrivals(0, [50 * MS, 50 * MS, 650 * MS, 1230 * MS])
+    assert token_count(with_hidden_tokens, itl_s=0.020) == pytest.approx(60)
+    assert token_count(Arrivals(0, []), itl_s=0.020) == 0
+
+
+@pytest.mark.parametrize("family", STREAMED)
+def test_every_family_is_streamed_with_its_limit_of_tokens(family: str) -> None:
+    requests = streams_of(family, 25)
+    body = json.loads(next(requests).partition(b"\r\n\r\n")[2])
+    limits = {key: body[key] for key in ("max_tokens", "max_output_tokens") if key in body}
+    expected = {"max_tokens": 25}
+    if family == "Responses":
+        expected = {"max_output_tokens": 25}
+    assert limits == expected and body["stream"]
+    assert next(requests) != next(requests)
 
 
 def test_streams_that_fall_behind_lose_speed_and_drift() -> None:

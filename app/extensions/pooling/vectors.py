@@ -121,7 +121,7 @@ def sum_of_squares(sums: Sequence[int], blocks: Sequence[tuple[int, int]]) -> in
 
 @lru_cache(maxsize=REMEMBERED_FEATURES)
 def feature_places(feature: str, block_count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the places where a feature adds its weight, and those where it subtracts it."""
+    """Returns the places where a feature adds its weight, then where it subtracts its weight."""
     plus = []
     minus = []
     start = 0
