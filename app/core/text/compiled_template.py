@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from threading import Lock
+from typing import TypeAlias
 
 import jinja2
+import msgspec
 from cachetools import LRUCache, cachedmethod
 
 from app.core.text.base import ChatOptions, ChatTemplateError, Message
@@ -28,6 +30,14 @@ COMPILED_BYTES = 8_000
 """Maximum memory of a compiled template without its source, in bytes; measured."""
 CHARACTER_BYTES = 6
 """Maximum memory of each character of a template's source, in bytes; measured."""
+WRAPPERS_BYTES = 4 << 20
+"""Memory limit of the texts around messages beside tools."""
+WRAPPER_BYTES = 500
+"""Memory of such texts beside their characters."""
+WRAPPER_CHARACTER_BYTES = 4
+"""Maximum memory of a character of a text."""
+MAX_TOOLS_BYTES = 1 << 14
+"""Maximum size of tools whose texts are remembered."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 """Names that a request's `chat_template_kwargs` must not set."""
 IGNORED = ("chat_template", "tokenize")
@@ -36,6 +46,43 @@ CHANGING = re.compile("strftime_now|lipsum|random")
 """Names in a template that may give equal conversations different prompts."""
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Mark after the final message, to find and cut the text that the template adds behind it."""
+
+
+Wrapper: TypeAlias = tuple[str, str]
+"""The texts before and after the content of a single message."""
+
+
+class ToolWrappers(dict[tuple[str, bytes], Wrapper]):
+    """Texts around a single message by its role and the tools, within a limit of memory."""
+
+    def __init__(self, limit_bytes: int = WRAPPERS_BYTES) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+
+    def tools_key(self, tools: object) -> bytes | None:
+        """Returns bytes that differ for tools that a template may print differently.
+
+        MessagePack has infinities and NaN, which JSON lacks. Returns None for tools that are long
+        or cannot be written.
+        """
+        try:
+            key = msgspec.msgpack.encode(tools)
+        except (ValueError, OverflowError, RecursionError):
+            return None
+        return key if len(key) <= MAX_TOOLS_BYTES else None
+
+    def learn(self, key: tuple[str, bytes], wrapper: Wrapper) -> None:
+        """Remembers the texts around a message."""
+        head, tail = wrapper
+        text_bytes = WRAPPER_CHARACTER_BYTES * (len(head) + len(tail))
+        entry_bytes = WRAPPER_BYTES + len(key[1]) + text_bytes
+        if self.size_bytes + entry_bytes > self.limit_bytes:
+            self.clear()  # frequent tools are soon learned again
+            self.size_bytes = 0
+        if entry_bytes <= self.limit_bytes:
+            self[key] = wrapper
+            self.size_bytes += entry_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +100,7 @@ class CompiledTemplate:
 
     See `template_analysis.wraps_content`.
     """
-    wrappers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    wrappers: dict[str, Wrapper | None] = field(default_factory=dict)
     """These texts by role, learned at first use; None for a role with content printed twice or
     never.
     """
@@ -93,21 +140,51 @@ class CompiledTemplate:
 
         Returns None if the template has to run.
         """
-        if not self.wraps_content or len(messages) != 1 or len(messages[0]) != 2:
+        if not self.wraps_content or not _is_plain_message(messages):
             return None
-        role = messages[0].get("role")
-        content = messages[0].get("content")
-        if not isinstance(role, str) or role not in PLAIN_ROLES or not isinstance(content, str):
-            return None
+        role = str(messages[0]["role"])
         if role not in self.wrappers:
-            variables = {**self.variables, "add_generation_prompt": True}
-            rendered = self._run([{"role": role, "content": END_MARK}], variables)
-            head, *tails = rendered.split(END_MARK)
-            self.wrappers[role] = (head, tails[0]) if len(tails) == 1 else None
+            self.wrappers[role] = self.wrapper(role)
         wrapper = self.wrappers[role]
         if wrapper is None:
             return None
-        return content.join(wrapper)
+        return str(messages[0]["content"]).join(wrapper)
+
+    def with_tools(
+        self, messages: Sequence[Message], options: ChatOptions, wrappers: ToolWrappers
+    ) -> str | None:
+        """Returns the prompt of a single message under options that are plain but for the tools.
+
+        Returns None if the template has to run.
+        """
+        if not self.wraps_content or not options.has_only_tools or not _is_plain_message(messages):
+            return None
+        tools_key = wrappers.tools_key(options.tools)
+        if tools_key is None:
+            return None
+        role = str(messages[0]["role"])
+        key = (role, tools_key)
+        wrapper = wrappers.get(key)
+        if wrapper is None:
+            wrapper = self.wrapper(role, options.tools)
+            if wrapper is None:
+                return None
+            wrappers.learn(key, wrapper)
+        return str(messages[0]["content"]).join(wrapper)
+
+    def wrapper(
+        self, role: str, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> Wrapper | None:
+        """Returns the texts around the content of a single message.
+
+        Returns None for content that is printed twice or never.
+        """
+        variables = {**self.variables, "tools": tools, "add_generation_prompt": True}
+        rendered = self._run([{"role": role, "content": END_MARK}], variables)
+        head, *tails = rendered.split(END_MARK)
+        if len(tails) != 1:
+            return None
+        return head, tails[0]
 
     def _run(self, conversation: Conversation, variables: dict[str, object]) -> str:
         # `Template.render` would walk over the chained globals of the environment each time.
@@ -185,6 +262,18 @@ class ChatTemplateCompiler:
             size_bytes=size_bytes,
             wraps_content=wraps_content(tree) and CHANGING.search(source) is None,
         )
+
+
+def _is_plain_message(messages: Sequence[Message]) -> bool:
+    """Returns True for a single message that holds only a plain role and text."""
+    if len(messages) != 1 or len(messages[0]) != 2:
+        return False
+    role = messages[0].get("role")
+    return (
+        isinstance(role, str)
+        and role in PLAIN_ROLES
+        and isinstance(messages[0].get("content"), str)
+    )
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:

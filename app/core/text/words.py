@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import models
 
 from app.core.text.detokenization import byte_symbols
+from app.core.text.memo import ENTRY_BYTES, ID_BYTES, RecentKeys
 
 find_words = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
@@ -25,7 +26,36 @@ MAX_WORD_LENGTH = 20
 MAX_PART_LENGTH = 10
 """Characters of the longest remembered part between added tokens, such as a chat template's."""
 MAX_PARTS = 100
-"""Maximum number of remembered parts."""
+"""Maximum number of remembered short parts."""
+LONG_PART_LENGTH = 100
+"""Characters of the shortest part that is remembered from its second use, such as the tools of
+several requests.
+"""
+LONG_PARTS_BYTES = 4 << 20
+MAX_REMEMBERED_DIGITS = 2
+"""Digits of the longest remembered number: longer ones are too many to be remembered."""
+
+
+class LongParts(dict[str, list[int]]):
+    """Token ids of long parts of texts, remembered from their second use."""
+
+    def __init__(self, limit_bytes: int = LONG_PARTS_BYTES) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._seen = RecentKeys()
+
+    def learn(self, part: str, ids: list[int]) -> None:
+        """Remembers the ids of a part that has been learned before."""
+        if not self._seen.has(part):
+            return
+        entry_bytes = ENTRY_BYTES + len(part) + ID_BYTES * len(ids)
+        if self.size_bytes + entry_bytes > self.limit_bytes:
+            self.clear()  # frequent parts are soon learned again
+            self.size_bytes = 0
+        if entry_bytes <= self.limit_bytes:
+            self[part] = ids
+            self.size_bytes += entry_bytes
 
 
 class WordEncoder(dict[str, list[int]]):
@@ -34,6 +64,7 @@ class WordEncoder(dict[str, list[int]]):
     def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__()
         self.limit_bytes = limit_bytes
+        self.long_parts = LongParts()
         self._model = backend.model
         self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
         added_tokens = backend.get_added_tokens_decoder().items()
@@ -54,17 +85,27 @@ class WordEncoder(dict[str, list[int]]):
         ids: list[int] = []
         for position, part in enumerate(self._split(text)):
             part_ids = self._added[part] if position % 2 else self._parts.get(part)
-            if part_ids is None:
-                part_ids = list(chain.from_iterable(map(self.__getitem__, find_words(part))))
-                if len(part) <= MAX_PART_LENGTH and len(self._parts) < MAX_PARTS:
-                    self._parts[part] = part_ids
-            ids += part_ids
+            ids += self._part_ids(part) if part_ids is None else part_ids
+        return ids
+
+    def _part_ids(self, part: str) -> list[int]:
+        length = len(part)
+        if length >= LONG_PART_LENGTH:
+            known_ids = self.long_parts.get(part)
+            if known_ids is not None:
+                return known_ids
+        ids = list(chain.from_iterable(map(self.__getitem__, find_words(part))))
+        if length >= LONG_PART_LENGTH:
+            self.long_parts.learn(part, ids)
+        elif length <= MAX_PART_LENGTH and len(self._parts) < MAX_PARTS:
+            self._parts[part] = ids
         return ids
 
     def __missing__(self, word: str) -> list[int]:
         """Returns the ids of a new word, by the model alone: a third of the time of a batch."""
         ids = [token.id for token in self._model.tokenize(word.translate(self._symbols))]
-        if len(word) <= MAX_WORD_LENGTH and not word[-1].isdecimal():
+        is_long_number = word[-1].isdecimal() and len(word.lstrip()) > MAX_REMEMBERED_DIGITS
+        if len(word) <= MAX_WORD_LENGTH and not is_long_number:
             if self.size_bytes + WORD_BYTES > self.limit_bytes:
                 self.clear()  # frequent words are soon learned again
             self[word] = ids
