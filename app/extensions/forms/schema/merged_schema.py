@@ -29,6 +29,7 @@ SUGGESTING_KEYWORDS: Mapping[str, frozenset[str]] = {
     ),
 }
 """Keywords that suggest a type, as they apply to no other type."""
+ALL_TYPES = frozenset(TYPES)
 UNDRAWN_KEYWORDS = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
 """Keywords that a draw ignores, so that its value must be validated at once."""
 
@@ -45,7 +46,7 @@ class MergedSchema(dict[str, list[Any]]):
         for schema in schemas:
             for keyword, value in schema.items():
                 self.setdefault(keyword, []).append(value)
-        self.types = set(TYPES)
+        self.types = ALL_TYPES
         for names in self.get("type", ()):
             accepted = set(names)
             if "number" in names:
