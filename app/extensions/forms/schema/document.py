@@ -60,7 +60,7 @@ class Document:
         )
         """True if every drawn value is valid."""
         self.flattened: dict[int, Flattened] = {}
-        """What single schemas of the document include, by the `id` of the schema."""
+        """The schemas that each schema of the document includes, by its `id`."""
         if definitions:
             self._check_cycles(schemas)
         self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}

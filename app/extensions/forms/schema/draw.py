@@ -3,12 +3,15 @@
 `CompiledSchema` draws a value and validates it; `Draw` follows a random branch of each choice.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from math import inf
 from random import Random
 
 from app.extensions.forms.schema.array_draw import ArrayDraw
+from app.extensions.forms.schema.backends import find_unsupported_keyword
 from app.extensions.forms.schema.bounds import (
     SchemaError,
     Size,
@@ -22,7 +25,7 @@ from app.extensions.forms.schema.merged_schema import SUGGESTING_KEYWORDS, Merge
 from app.extensions.forms.schema.number_draw import Range, draw_number
 from app.extensions.forms.schema.object_draw import ObjectDraw
 from app.extensions.forms.schema.reader import Reader
-from app.extensions.forms.schema.text_draw import TextDraw
+from app.extensions.forms.schema.text_draw import TextDraw, draw_any_text
 from app.extensions.forms.schema.validation import accepts
 from config.settings import ToolSettings
 
@@ -72,6 +75,7 @@ class CompiledSchema:
     """
 
     def __init__(self, text: bytes, lenient: bool) -> None:
+        self._text = text
         try:
             self._document = Reader(text, lenient).read_document()
         except RecursionError:
@@ -119,6 +123,11 @@ class CompiledSchema:
         if not fallbacks:
             raise UnsatisfiableError("no value was found that satisfies the schema")
         return fallbacks[0]
+
+    @cached_property
+    def refused_keyword(self) -> str | None:
+        """The keyword for which vLLM refuses the schema; None without one."""
+        return find_unsupported_keyword(json.loads(self._text))
 
     def accepts(self, value: JSON) -> bool:
         """Returns True for a valid `value`; ``format`` is an annotation. Raises SchemaError."""
@@ -179,12 +188,14 @@ class Draw:
                 break
             kinds = self._ordered_kinds(merged, depth, prefer_suggested=attempt % 2 == 0)
             for kind in kinds:
-                # Bounds beyond the range of floats are an ArithmeticError.
-                with suppress(UnsatisfiableError, ArithmeticError):
+                try:
                     value = self._draw_kind(kind, merged, schemas, depth, name=name)
-                    if not merged.is_doubtful or self.accepts(value, *schemas):
-                        return value
-                    break
+                    is_valid = not merged.is_doubtful or self.accepts(value, *schemas)
+                except (UnsatisfiableError, ArithmeticError):  # bounds beyond the range of floats
+                    continue
+                if is_valid:
+                    return value
+                break
             if not choices and not merged.is_doubtful:
                 break
         return self._example(unbranched, schemas)
@@ -244,10 +255,10 @@ class Draw:
         document = self._document
         is_single = len(schemas) == 1 and document.has(schemas[0])
         if is_single:
-            known = document.flattened.get(id(schemas[0]))
-            if known is not None:
-                self.budget.spend(known.steps)
-                return known
+            remembered = document.flattened.get(id(schemas[0]))
+            if remembered is not None:
+                self.budget.spend(remembered.steps)
+                return remembered
         plain: list[Keywords] = []
         choices: list[Choice] = []
         steps_left = self.budget.left
@@ -357,6 +368,8 @@ class Draw:
                 )
                 return draw_number(merged, self.rng, numbers, whole=self._is_brief)
             case "string":
+                if merged.has_only_types and not self._is_brief:
+                    return draw_any_text(name, self.rng, self.budget)
                 text_draw = TextDraw(merged, self.rng, self.budget, name, formats=self._formats)
                 return text_draw.draw(brief=self._is_brief)
             case "array":

@@ -54,6 +54,13 @@ MAX_BRIEF_LENGTH = 6
 CHARACTERS_PER_STEP = 64
 
 
+def draw_any_text(name: str, rng: Random, budget: WorkBudget) -> str:
+    """Draws a string for the property `name` that nothing constrains, as `TextDraw` does."""
+    text = rng.choice(_texts_for(name[-MAX_NAME_LENGTH:]))
+    budget.spend(1 + len(text) // CHARACTERS_PER_STEP)
+    return text
+
+
 class TextDraw:
     """Draws a string for the property `name`.
 
