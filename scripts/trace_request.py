@@ -3,7 +3,8 @@
     $ python scripts/trace_request.py            # a three-token chat stream on the fast path
     $ python scripts/trace_request.py --general  # the same under Flask
     $ python scripts/trace_request.py --profile  # on the fast path, in the steps of an engine
-    $ python scripts/trace_request.py --tool     # a chat that must call a tool, under Flask
+    $ python scripts/trace_request.py --direct   # a chat that must call a tool, by its handler
+    $ python scripts/trace_request.py --tool     # the same under Flask
     $ python scripts/trace_request.py --summary  # only the totals, of all paths and the KV index
 
 A *change of file* is a call in another file than the previous call; a *room* is a folder of `app`,
@@ -60,7 +61,6 @@ TOOL_BODY = (
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 )
-REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 WARM_UP = 600
 """Number of requests before the trace, so that everything that is created once exists."""
 CLIENTS = 12
@@ -72,6 +72,7 @@ PATHS = {
     "fast, no latency": ("fast", False),
     "fast, --profile": ("fast", True),
     "Flask, no latency": ("Flask", False),
+    "a required tool, direct": ("direct tool", False),
     "a required tool": ("tool", False),
 }
 """Title -> name of the path, and True for the steps of an engine."""
@@ -86,6 +87,9 @@ def main() -> int:
     )
     parser.add_argument("--general", action="store_true", help="under Flask")
     parser.add_argument("--profile", action="store_true", help="in the steps of an engine")
+    parser.add_argument(
+        "--direct", action="store_true", help="a chat that must call a tool, by its handler"
+    )
     parser.add_argument(
         "--tool", action="store_true", help="a chat that must call a tool, under Flask"
     )
@@ -103,6 +107,8 @@ def main() -> int:
     path = "fast"
     if options.tool:
         path = "tool"
+    elif options.direct:
+        path = "direct tool"
     elif options.general:
         path = "Flask"
     show(calls_of(path, options.profile), with_calls=True)
@@ -122,7 +128,9 @@ def calls_of(path: str, has_profile: bool) -> list[Call]:
     clients: list[Callable[[], None]] = []
     for _ in range(CLIENTS):
         if path == "fast":
-            clients.append(fast_client(app, turns))
+            clients.append(fast_client(app, turns, BODY))
+        elif path == "direct tool":
+            clients.append(fast_client(app, turns, TOOL_BODY))
         else:
             clients.append(flask_client(app, TOOL_BODY if path == "tool" else BODY))
 
@@ -152,8 +160,8 @@ def traced(serve: Callable[[], None]) -> list[Call]:
     return calls
 
 
-def fast_client(app: Understudy, turns: FairTurns) -> Callable[[], None]:
-    """Returns a function that sends the request to the fast path of a worker.
+def fast_client(app: Understudy, turns: FairTurns, body: bytes) -> Callable[[], None]:
+    """Returns a function that sends a request with `body` to a connection of a worker.
 
     All clients of the worker share `turns`.
     """
@@ -171,8 +179,10 @@ def fast_client(app: Understudy, turns: FairTurns) -> Callable[[], None]:
     client, server = listener
     FastConnection(path, server, ("127.0.0.1", 0), None)
 
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
     def serve() -> None:
-        client.sendall(REQUEST)
+        client.sendall(request)
         received = b""
         while b"[DONE]" not in received:
             received += client.recv(65536)
@@ -181,7 +191,7 @@ def fast_client(app: Understudy, turns: FairTurns) -> Callable[[], None]:
 
 
 def _reject_general_path(*request: object) -> None:
-    sys.exit("the fast path left the request to the general path")
+    sys.exit("the connection left the request to the general path")
 
 
 def flask_client(app: Understudy, body: bytes) -> Callable[[], None]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from app.core.engine.choice_request import Sampling, TextForm
     from app.core.engine.constraints import Constraints
     from app.core.engine.request import Constraint, ToolCalls
-    from app.core.protocol.validation import AcceptedRequest, GenerationRequest
+    from app.core.protocol.validation import AcceptedRequest
     from app.core.server.http.context import RequestContext
     from config.validation import LiveSettings
 
@@ -75,21 +75,35 @@ class RequestBuilder:
         if not prompts:
             return []
         request = accepted.request
+        settings = self.live.current
         prompt = prompts[0]
         fault = context.kept(Fault)
         transfer = request.kv_transfer_params
-        if transfer and not self.live.current.kvcache.transfers:
+        if transfer and not settings.kvcache.transfers:
             transfer = None
         if self.real is not None:
             self.real.check(request, prompt.features is not None)
         priority = request.priority
         if PRIORITY_HEADER in context.headers:
             priority = priority_of(context, priority)
-        hit_threshold = self._hit_threshold(request, context)
+        hit_threshold = request.cache_hit_threshold
+        if hit_threshold is None:
+            hit_threshold = settings.kvcache.global_cache_hit_threshold
+        if CACHE_THRESHOLD_HEADER in context.headers and boolean_header(
+            context, CACHE_THRESHOLD_HEADER
+        ):
+            hit_threshold = inf
         parts = ReplyParts()
-        if isinstance(request, ChatCompletionRequest):
+        if isinstance(request, ChatCompletionRequest) and (
+            request.tools
+            or settings.reply.reasoning_parser
+            or request.thinking_token_budget is not None
+        ):
             parts = self._parts(request)
-        sampling, form = self._real_options(accepted, parts, prompt.ids)
+        sampling = None
+        form = None
+        if self.real is not None or request.logit_bias or request.allowed_token_ids:
+            sampling, form = self._real_options(accepted, parts, prompt.ids)
         first = EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
@@ -135,16 +149,6 @@ class RequestBuilder:
             return [first]
         return every_choice(first, accepted, meta, prompts)
 
-    def _hit_threshold(self, request: GenerationRequest, context: RequestContext) -> float:
-        """Returns the share of the prompt that must be cached; infinite by a header."""
-        if CACHE_THRESHOLD_HEADER in context.headers and boolean_header(
-            context, CACHE_THRESHOLD_HEADER
-        ):
-            return inf
-        if request.cache_hit_threshold is None:
-            return self.live.current.kvcache.global_cache_hit_threshold
-        return request.cache_hit_threshold
-
     def _parts(self, request: ChatCompletionRequest) -> ReplyParts:
         """Returns the parts of a chat's reply.
 
@@ -174,11 +178,9 @@ class RequestBuilder:
         """
         request = accepted.request
         if self.real is None:
-            if request.logit_bias or request.allowed_token_ids:
-                from app.core.api.sampling import SamplingDefaults  # few requests have biases
+            from app.core.api.sampling import SamplingDefaults  # few requests have biases
 
-                return SamplingDefaults().for_request(request), None
-            return None, None
+            return SamplingDefaults().for_request(request), None
         thinks = parts.thinks != "no"
         outputs = accepted.structured_outputs
         form = self.real.form(outputs, parts.tool_calls, prompt_ids, thinks=thinks)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.api.answer_limits import check_answer_size
@@ -46,6 +47,7 @@ SLICE = 12_000
 CHARS_PER_VALUE = 2
 """Characters of a text to tokenize that count as one processed value."""
 
+_ids_of = attrgetter("ids")
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -166,7 +168,7 @@ class RequestPipeline:
         responder = responder or self.responder
         if prompts and (request.kv_transfer_params or prompts[-1].features):
             self._record_transfers(request, meta, prompts, writer)
-        prompt_ids = [prompt.ids for prompt in prompts]
+        prompt_ids = list(map(_ids_of, prompts))
         prompt_tokens = [*map(len, prompt_ids)]
         accepted.check_sampling(prompt_tokens)
         constraint = None

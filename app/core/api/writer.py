@@ -296,8 +296,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             tail = ChunkTail()
             if options.continuous_usage:
                 tail.usage = self._choice_usage(output.index)
-            if has_fingerprint:
-                tail.system_fingerprint = self._meta.signature
+            if has_fingerprint and self._meta.fingerprint is not None:
+                tail.system_fingerprint = self._meta.fingerprint
             end = chunk_end(tail)
         return self._head + encode(chunk_choice) + end
 
@@ -341,7 +341,10 @@ class PlainChoice:
     def prefixes(self, head: bytes, choices: int) -> list[bytes]:
         """Returns the bytes before the text, for each choice."""
         start = head + self._before_index
-        return [b"%b%d%b" % (start, index, self._before_text) for index in range(choices)]
+        prefixes: list[bytes] = []
+        for index in range(choices):
+            prefixes.append(b"%b%d%b" % (start, index, self._before_text))
+        return prefixes
 
     def render(self, prefix: bytes, texts: Sequence[str]) -> bytes:
         """Returns the chunks of some texts of the choice with this prefix."""

@@ -275,12 +275,21 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         """Applies vLLM's rules that come before the schema."""
         if not isinstance(self.messages, list | dict | str):
             raise bad_request("messages must be a list")
-        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        rules.check_tools(self.tools, self.tool_choice)
-        rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
-        rules.check_chat_logprobs(self)
-        rules.check_stream_options(self.stream_options, self.stream)
-        rules.check_shared_fields(self)
+        if self.continue_final_message:
+            rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+        if self.tools is not None or self.tool_choice != "none":
+            rules.check_tools(self.tools, self.tool_choice)
+        if self.structured_outputs is not None:
+            rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
+        has_alternatives = self.logprob_token_ids or self.top_logprobs not in (None, 0)
+        if has_alternatives or self.prompt_logprobs is not None:
+            rules.check_chat_logprobs(self)
+        if self.stream_options:
+            rules.check_stream_options(self.stream_options, self.stream)
+        if self.response_format is not None or self.cache_salt is not None:
+            rules.check_shared_fields(self)
+        elif self.thinking_token_budget is not None:
+            rules.check_thinking_budget(self.thinking_token_budget)
         normalize_messages(self.messages)
 
     def check_converted(self) -> None:

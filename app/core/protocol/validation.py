@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -119,7 +120,7 @@ class ModelLimits:
 
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
         """Raises `ApiError` for a token id that is not in the vocabulary."""
-        if not self._has_tokens(token_ids):
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             raise bad_request(
                 f"{param} are not all in the vocabulary of {self.vocab_size} tokens", param
             )
@@ -130,11 +131,8 @@ class ModelLimits:
             raise bad_request("the prompt has no tokens")
         if len(prompt_ids) >= self.max_model_len:
             raise too_long(self.max_model_len, f": a prompt of {len(prompt_ids)} leaves no room.")
-        if not self._has_tokens(prompt_ids):
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise bad_request("a token id of the prompt is not in the vocabulary")
-
-    def _has_tokens(self, token_ids: TokenIds) -> bool:
-        return not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size
 
 
 def check_media_options(request: Struct) -> None:
@@ -184,6 +182,8 @@ def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: i
     -1 keeps as much as fits the context, less one token if the request limits its reply.
     """
     max_tokens = request.truncate_prompt_tokens
+    if max_tokens is None and len(token_ids) <= max_model_len:
+        return token_ids
     if max_tokens is not None and max_tokens < 0:
         max_tokens = max_model_len
         if requested_max_tokens(request)[0]:
@@ -225,7 +225,10 @@ class ValidatedRequest(Generic[R]):
             raise bad_request(f"n must be at least 1, got {self.n}")
         if self.n > MAX_CHOICES:
             raise bad_request(f"n must be at most {MAX_CHOICES}, got {self.n}")
-        check_media_options(request)
+        if isinstance(request, ChatCompletionRequest) and (
+            request.mm_processor_kwargs or request.media_io_kwargs
+        ):
+            check_media_options(request)
         context_tokens = limits.max_model_len
         for param, tokens in (
             (max_tokens_field, self.requested),
@@ -266,13 +269,14 @@ class ValidatedRequest(Generic[R]):
         if not prompt_tokens:
             return
         request = self.request
-        reply_tokens = [
-            self._limits.max_reply_tokens(tokens, self.requested) for tokens in prompt_tokens
-        ]
+        max_reply_tokens = partial(self._limits.max_reply_tokens, requested=self.requested)
+        reply_tokens = [*map(max_reply_tokens, prompt_tokens)]
         self.max_tokens = reply_tokens
         if min(reply_tokens) < 1:
             self.max_tokens = [max(tokens, 1) for tokens in reply_tokens]
-        self.structured_outputs = combine_constraints(request)
+        self.structured_outputs = request.structured_outputs
+        if request.response_format is not None:
+            self.structured_outputs = combine_constraints(request)
         if request.logit_bias:
             self._biased_ids = _biased_token_ids(request.logit_bias)
         if request.use_beam_search:

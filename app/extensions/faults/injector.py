@@ -37,6 +37,8 @@ class FaultInjector(FaultInjection):
         self._plugin_sources: Sequence[FaultSource] = ()
         self._failures = FailureSettings()
         self._model = ModelSettings()
+        self.is_quiet = True
+        """True while only a header can request a fault; changes only with the settings."""
 
     @cached_property
     def _sources(self) -> FaultSources:
@@ -51,14 +53,12 @@ class FaultInjector(FaultInjection):
     def use_sources(self, sources: Sequence[FaultSource]) -> None:
         """Asks `sources`, which come from plugins, about each request, before rules and chance."""
         self._plugin_sources = sources
+        self.is_quiet = self._asks_no_source()
 
-    @property
-    def is_quiet(self) -> bool:
-        """True when only a header can request a fault; changes only with the settings."""
+    def _asks_no_source(self) -> bool:
         if self._failures.failure_injection_rate or self._plugin_sources:
             return False
-        # As `_has_sources`, without its call: this property is read for each request.
-        return "_sources" not in vars(self) or not self._sources.has_rules
+        return not self._has_sources or not self._sources.has_rules
 
     @property
     def size_bytes(self) -> int:
@@ -74,6 +74,7 @@ class FaultInjector(FaultInjection):
         rules = self._failures.fault_rules
         if self._has_sources or rules:
             self._sources.use_rules(rules)
+        self.is_quiet = self._asks_no_source()
 
     def restart(self) -> None:
         """Resets the counters of all rules."""

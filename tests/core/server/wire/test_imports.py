@@ -168,10 +168,11 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (75, 24, 41),
-    "fast, --profile": (245, 40, 156),
-    "Flask, no latency": (135, 37, 75),
-    "a required tool": (206, 46, 123),
+    "fast, no latency": (73, 24, 40),
+    "fast, --profile": (243, 40, 155),
+    "Flask, no latency": (111, 36, 69),
+    "a required tool, direct": (195, 52, 127),
+    "a required tool": (185, 46, 120),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
