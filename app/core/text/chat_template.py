@@ -90,9 +90,10 @@ class ChatTemplates:
         if source not in self._trusted_sources:
             return self._render_untrusted(source, messages, options)
         template = self.compiler.compile(source)
-        prompt = template.with_tools(messages, options, self.tool_wrappers)
-        if prompt is not None:
-            return prompt
+        if options.has_only_tools:
+            prompt = template.plain(messages, options.tools, self.tool_wrappers)
+            if prompt is not None:
+                return prompt
         inputs = messages, options.tools, options.documents, options.chat_template_kwargs
         if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
             return call_off_hub(template.render, messages, options)

@@ -48,6 +48,7 @@ END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Mark after the final message, to find and cut the text that the template adds behind it."""
 
 
+Tools: TypeAlias = Sequence[Mapping[str, object]]
 Wrapper: TypeAlias = tuple[str, str]
 """The texts before and after the content of a single message."""
 
@@ -60,7 +61,7 @@ class ToolWrappers(dict[tuple[str, bytes], Wrapper]):
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
 
-    def tools_key(self, tools: object) -> bytes | None:
+    def tools_key(self, tools: Tools) -> bytes | None:
         """Returns bytes that differ for tools that a template may print differently.
 
         MessagePack has infinities and NaN, which JSON lacks. Returns None for tools that are long
@@ -135,46 +136,48 @@ class CompiledTemplate:
         # text's.
         return prompt.rstrip()
 
-    def plain(self, messages: Sequence[Message]) -> str | None:
-        """Returns the prompt of a single message under plain options.
-
-        Returns None if the template has to run.
-        """
-        if not self.wraps_content or not _is_plain_message(messages):
-            return None
-        role = str(messages[0]["role"])
-        if role not in self.wrappers:
-            self.wrappers[role] = self.wrapper(role)
-        wrapper = self.wrappers[role]
-        if wrapper is None:
-            return None
-        return str(messages[0]["content"]).join(wrapper)
-
-    def with_tools(
-        self, messages: Sequence[Message], options: ChatOptions, wrappers: ToolWrappers
+    def plain(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None = None,
+        tool_wrappers: ToolWrappers | None = None,
     ) -> str | None:
         """Returns the prompt of a single message under options that are plain but for the tools.
 
-        Returns None if the template has to run.
+        Tools need `tool_wrappers`. Returns None if the template has to run.
         """
-        if not self.wraps_content or not options.has_only_tools or not _is_plain_message(messages):
+        if not self.wraps_content or len(messages) != 1 or len(messages[0]) != 2:
             return None
-        tools_key = wrappers.tools_key(options.tools)
+        role = messages[0].get("role")
+        content = messages[0].get("content")
+        if not isinstance(role, str) or role not in PLAIN_ROLES or not isinstance(content, str):
+            return None
+        if tools is not None and tool_wrappers is not None:
+            wrapper = self._wrapper_with_tools(role, tools, tool_wrappers)
+        else:
+            if role not in self.wrappers:
+                self.wrappers[role] = self._wrapper(role, None)
+            wrapper = self.wrappers[role]
+        if wrapper is None:
+            return None
+        return content.join(wrapper)
+
+    def _wrapper_with_tools(
+        self, role: str, tools: Tools, tool_wrappers: ToolWrappers
+    ) -> Wrapper | None:
+        """Returns the texts around the content; None for tools that cannot be remembered."""
+        tools_key = tool_wrappers.tools_key(tools)
         if tools_key is None:
             return None
-        role = str(messages[0]["role"])
         key = (role, tools_key)
-        wrapper = wrappers.get(key)
+        wrapper = tool_wrappers.get(key)
         if wrapper is None:
-            wrapper = self.wrapper(role, options.tools)
-            if wrapper is None:
-                return None
-            wrappers.learn(key, wrapper)
-        return str(messages[0]["content"]).join(wrapper)
+            wrapper = self._wrapper(role, tools)
+            if wrapper is not None:
+                tool_wrappers.learn(key, wrapper)
+        return wrapper
 
-    def wrapper(
-        self, role: str, tools: Sequence[Mapping[str, object]] | None = None
-    ) -> Wrapper | None:
+    def _wrapper(self, role: str, tools: Tools | None) -> Wrapper | None:
         """Returns the texts around the content of a single message.
 
         Returns None for content that is printed twice or never.
@@ -262,18 +265,6 @@ class ChatTemplateCompiler:
             size_bytes=size_bytes,
             wraps_content=wraps_content(tree) and CHANGING.search(source) is None,
         )
-
-
-def _is_plain_message(messages: Sequence[Message]) -> bool:
-    """Returns True for a single message that holds only a plain role and text."""
-    if len(messages) != 1 or len(messages[0]) != 2:
-        return False
-    role = messages[0].get("role")
-    return (
-        isinstance(role, str)
-        and role in PLAIN_ROLES
-        and isinstance(messages[0].get("content"), str)
-    )
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:

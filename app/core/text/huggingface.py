@@ -117,7 +117,7 @@ class LocalTokenizer(Tokenizer):
         }
         if self._words is not None:
             caches["words"] = self._words
-            caches["long parts of texts"] = self._words.long_parts
+            caches["parts of texts"] = self._words.parts
         self.caches = caches
 
     @classmethod

@@ -23,23 +23,22 @@ WORD_BYTES = 400
 """Estimated memory of a remembered word, with its ids and its place."""
 MAX_WORD_LENGTH = 20
 """Characters of the longest remembered word."""
-MAX_PART_LENGTH = 10
-"""Characters of the longest remembered part between added tokens, such as a chat template's."""
-MAX_PARTS = 100
-"""Maximum number of remembered short parts."""
-LONG_PART_LENGTH = 100
-"""Characters of the shortest part that is remembered from its second use, such as the tools of
-several requests.
+MAX_SHORT_PART_LENGTH = 10
+"""Characters of the longest short part between added tokens, such as a chat template's."""
+MIN_LONG_PART_LENGTH = 100
+"""Characters of the shortest long part, such as the tools of several requests.
+
+Parts of lengths in between are mostly new, and are not remembered.
 """
-LONG_PARTS_BYTES = 4 << 20
+PARTS_BYTES = 4 << 20
 MAX_REMEMBERED_DIGITS = 2
 """Digits of the longest remembered number: longer ones are too many to be remembered."""
 
 
-class LongParts(dict[str, list[int]]):
-    """Token ids of long parts of texts, remembered from their second use."""
+class TextParts(dict[str, list[int]]):
+    """Token ids of parts of texts between added tokens, remembered from their second use."""
 
-    def __init__(self, limit_bytes: int = LONG_PARTS_BYTES) -> None:
+    def __init__(self, limit_bytes: int = PARTS_BYTES) -> None:
         super().__init__()
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
@@ -64,12 +63,11 @@ class WordEncoder(dict[str, list[int]]):
     def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__()
         self.limit_bytes = limit_bytes
-        self.long_parts = LongParts()
+        self.parts = TextParts()
         self._model = backend.model
         self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
         added_tokens = backend.get_added_tokens_decoder().items()
         self._added = {token.content: [token_id] for token_id, token in added_tokens}
-        self._parts: dict[str, list[int]] = {}
         longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
 
@@ -84,21 +82,12 @@ class WordEncoder(dict[str, list[int]]):
             return None
         ids: list[int] = []
         for position, part in enumerate(self._split(text)):
-            part_ids = self._added[part] if position % 2 else self._parts.get(part)
-            ids += self._part_ids(part) if part_ids is None else part_ids
-        return ids
-
-    def _part_ids(self, part: str) -> list[int]:
-        length = len(part)
-        if length >= LONG_PART_LENGTH:
-            known_ids = self.long_parts.get(part)
-            if known_ids is not None:
-                return known_ids
-        ids = list(chain.from_iterable(map(self.__getitem__, find_words(part))))
-        if length >= LONG_PART_LENGTH:
-            self.long_parts.learn(part, ids)
-        elif length <= MAX_PART_LENGTH and len(self._parts) < MAX_PARTS:
-            self._parts[part] = ids
+            part_ids = self._added[part] if position % 2 else self.parts.get(part)
+            if part_ids is None:
+                part_ids = list(chain.from_iterable(map(self.__getitem__, find_words(part))))
+                if not MAX_SHORT_PART_LENGTH < len(part) < MIN_LONG_PART_LENGTH:
+                    self.parts.learn(part, part_ids)
+            ids += part_ids
         return ids
 
     def __missing__(self, word: str) -> list[int]:

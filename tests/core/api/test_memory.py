@@ -8,7 +8,7 @@ NAMES = {
     "KV events to replay",
     "block hashes",
     "chat templates",
-    "long parts of texts",
+    "parts of texts",
     "plain chats",
     "plain prompts",
     "rate limits",

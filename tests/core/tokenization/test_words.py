@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from app.core.text.files import TokenizerFolder
 from app.core.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
-from app.core.text.words import LongParts, WordEncoder, has_independent_words
+from app.core.text.words import TextParts, WordEncoder, has_independent_words
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")
@@ -90,8 +90,8 @@ def test_long_parts_are_remembered_with_the_library_s_ids(
         assert encoder.encode(text) == expected
 
 
-def test_long_parts_are_remembered_from_their_second_use_within_a_limit() -> None:
-    parts = LongParts(limit_bytes=20_000)
+def test_parts_are_remembered_from_their_second_use_within_a_limit() -> None:
+    parts = TextParts(limit_bytes=20_000)
     parts.learn("a" * 100, [1, 2])
     assert not parts and parts.size_bytes == 0
     for number in range(1_000):
