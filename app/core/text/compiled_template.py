@@ -36,6 +36,8 @@ WRAPPER_BYTES = 500
 """Memory of such texts beside their characters."""
 WRAPPER_CHARACTER_BYTES = 4
 """Maximum memory of a character of a text."""
+MAX_TOOLS = 120
+"""Maximum number of tools whose texts are remembered: writing more takes too long at once."""
 MAX_TOOLS_BYTES = 1 << 14
 """Maximum size of tools whose texts are remembered."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
@@ -64,9 +66,11 @@ class ToolWrappers(dict[tuple[str, bytes], Wrapper]):
     def tools_key(self, tools: Tools) -> bytes | None:
         """Returns bytes that differ for tools that a template may print differently.
 
-        MessagePack has infinities and NaN, which JSON lacks. Returns None for tools that are long
-        or cannot be written.
+        MessagePack has infinities and NaN, which JSON lacks. Returns None for tools that are many,
+        long, or cannot be written.
         """
+        if len(tools) > MAX_TOOLS:
+            return None
         try:
             key = msgspec.msgpack.encode(tools)
         except (ValueError, OverflowError, RecursionError):

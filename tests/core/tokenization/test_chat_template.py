@@ -430,5 +430,6 @@ def test_texts_around_messages_beside_tools_are_remembered_within_a_limit() -> N
         assert wrappers.size_bytes <= wrappers.limit_bytes
     assert wrappers.tools_key([{"name": "\ud800"}]) is None
     assert wrappers.tools_key([{"name": "a" * 20_000}]) is None
+    assert wrappers.tools_key([{}] * 121) is None
     wrappers.learn(("user", b""), ("a" * 5_000, "b"))
     assert ("user", b"") not in wrappers
