@@ -47,6 +47,10 @@ class Size(IntEnum):
 class CompiledSchema(Protocol):
     """A JSON schema from which values can be drawn."""
 
+    @property
+    def refused_keyword(self) -> str | None:
+        """The keyword for which vLLM refuses the schema; None without one."""
+
     def sample(self, rng: Random, settings: ToolSettings, size: Size = Size.USUAL) -> object:
         """Returns a JSON value that satisfies the schema. Raises SchemaError without one."""
 
@@ -74,10 +78,6 @@ class Constraints:
     def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
         """See `SchemaCompiler`."""
         self._refuse()
-
-    def refused_keyword(self, schema: object) -> str | None:
-        """Returns the keyword for which vLLM refuses a compiled schema; None without one."""
-        return None
 
     def compile_structural_tag(self, tag: str) -> Grammar:
         """Returns the grammar of a structural tag. Raises SchemaError."""

@@ -57,6 +57,18 @@ class ChatOptions:
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, object] | None = None
 
+    @property
+    def has_only_tools(self) -> bool:
+        """True for tools under options that are otherwise rendered like the defaults."""
+        return (
+            self.tools is not None
+            and self.add_generation_prompt
+            and not self.continue_final_message
+            and self.documents is None
+            and self.chat_template is None
+            and not self.chat_template_kwargs
+        )
+
 
 PLAIN_CHAT = ChatOptions()
 

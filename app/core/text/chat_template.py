@@ -18,6 +18,7 @@ from app.core.text.compiled_template import (
     TEMPLATES_BYTES,
     ChatTemplateCompiler,
     CompiledTemplate,
+    ToolWrappers,
 )
 from app.core.text.files import DEFAULT_TEMPLATE
 from app.core.text.template_environment import json_length
@@ -71,6 +72,7 @@ class ChatTemplates:
 
         Equal conversations may then have different prompts.
         """
+        self.tool_wrappers = ToolWrappers()
         self.compiler = ChatTemplateCompiler(
             special_tokens,
             now=now,
@@ -88,6 +90,10 @@ class ChatTemplates:
         if source not in self._trusted_sources:
             return self._render_untrusted(source, messages, options)
         template = self.compiler.compile(source)
+        if options.has_only_tools:
+            prompt = template.plain(messages, options.tools, self.tool_wrappers)
+            if prompt is not None:
+                return prompt
         inputs = messages, options.tools, options.documents, options.chat_template_kwargs
         if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
             return call_off_hub(template.render, messages, options)

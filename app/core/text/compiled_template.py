@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from threading import Lock
+from typing import TypeAlias
 
 import jinja2
+import msgspec
 from cachetools import LRUCache, cachedmethod
 
 from app.core.text.base import ChatOptions, ChatTemplateError, Message
@@ -28,6 +30,16 @@ COMPILED_BYTES = 8_000
 """Maximum memory of a compiled template without its source, in bytes; measured."""
 CHARACTER_BYTES = 6
 """Maximum memory of each character of a template's source, in bytes; measured."""
+WRAPPERS_BYTES = 4 << 20
+"""Memory limit of the texts around messages beside tools."""
+WRAPPER_BYTES = 500
+"""Memory of such texts beside their characters."""
+WRAPPER_CHARACTER_BYTES = 4
+"""Maximum memory of a character of a text."""
+MAX_TOOLS = 120
+"""Maximum number of tools whose texts are remembered: writing more takes too long at once."""
+MAX_TOOLS_BYTES = 1 << 14
+"""Maximum size of tools whose texts are remembered."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 """Names that a request's `chat_template_kwargs` must not set."""
 IGNORED = ("chat_template", "tokenize")
@@ -36,6 +48,46 @@ CHANGING = re.compile("strftime_now|lipsum|random")
 """Names in a template that may give equal conversations different prompts."""
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Mark after the final message, to find and cut the text that the template adds behind it."""
+
+
+Tools: TypeAlias = Sequence[Mapping[str, object]]
+Wrapper: TypeAlias = tuple[str, str]
+"""The texts before and after the content of a single message."""
+
+
+class ToolWrappers(dict[tuple[str, bytes], Wrapper]):
+    """Texts around a single message by its role and the tools, within a limit of memory."""
+
+    def __init__(self, limit_bytes: int = WRAPPERS_BYTES) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+
+    def tools_key(self, tools: Tools) -> bytes | None:
+        """Returns bytes that differ for tools that a template may print differently.
+
+        MessagePack has infinities and NaN, which JSON lacks. Returns None for tools that are many,
+        long, or cannot be written.
+        """
+        if len(tools) > MAX_TOOLS:
+            return None
+        try:
+            key = msgspec.msgpack.encode(tools)
+        except (ValueError, OverflowError, RecursionError):
+            return None
+        return key if len(key) <= MAX_TOOLS_BYTES else None
+
+    def learn(self, key: tuple[str, bytes], wrapper: Wrapper) -> None:
+        """Remembers the texts around a message."""
+        head, tail = wrapper
+        text_bytes = WRAPPER_CHARACTER_BYTES * (len(head) + len(tail))
+        entry_bytes = WRAPPER_BYTES + len(key[1]) + text_bytes
+        if self.size_bytes + entry_bytes > self.limit_bytes:
+            self.clear()  # frequent tools are soon learned again
+            self.size_bytes = 0
+        if entry_bytes <= self.limit_bytes:
+            self[key] = wrapper
+            self.size_bytes += entry_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +105,7 @@ class CompiledTemplate:
 
     See `template_analysis.wraps_content`.
     """
-    wrappers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    wrappers: dict[str, Wrapper | None] = field(default_factory=dict)
     """These texts by role, learned at first use; None for a role with content printed twice or
     never.
     """
@@ -88,10 +140,15 @@ class CompiledTemplate:
         # text's.
         return prompt.rstrip()
 
-    def plain(self, messages: Sequence[Message]) -> str | None:
-        """Returns the prompt of a single message under plain options.
+    def plain(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None = None,
+        tool_wrappers: ToolWrappers | None = None,
+    ) -> str | None:
+        """Returns the prompt of a single message under options that are plain but for the tools.
 
-        Returns None if the template has to run.
+        Tools need `tool_wrappers`. Returns None if the template has to run.
         """
         if not self.wraps_content or len(messages) != 1 or len(messages[0]) != 2:
             return None
@@ -99,15 +156,42 @@ class CompiledTemplate:
         content = messages[0].get("content")
         if not isinstance(role, str) or role not in PLAIN_ROLES or not isinstance(content, str):
             return None
-        if role not in self.wrappers:
-            variables = {**self.variables, "add_generation_prompt": True}
-            rendered = self._run([{"role": role, "content": END_MARK}], variables)
-            head, *tails = rendered.split(END_MARK)
-            self.wrappers[role] = (head, tails[0]) if len(tails) == 1 else None
-        wrapper = self.wrappers[role]
+        if tools is not None and tool_wrappers is not None:
+            wrapper = self._wrapper_with_tools(role, tools, tool_wrappers)
+        else:
+            if role not in self.wrappers:
+                self.wrappers[role] = self._wrapper(role, None)
+            wrapper = self.wrappers[role]
         if wrapper is None:
             return None
         return content.join(wrapper)
+
+    def _wrapper_with_tools(
+        self, role: str, tools: Tools, tool_wrappers: ToolWrappers
+    ) -> Wrapper | None:
+        """Returns the texts around the content; None for tools that cannot be remembered."""
+        tools_key = tool_wrappers.tools_key(tools)
+        if tools_key is None:
+            return None
+        key = (role, tools_key)
+        wrapper = tool_wrappers.get(key)
+        if wrapper is None:
+            wrapper = self._wrapper(role, tools)
+            if wrapper is not None:
+                tool_wrappers.learn(key, wrapper)
+        return wrapper
+
+    def _wrapper(self, role: str, tools: Tools | None) -> Wrapper | None:
+        """Returns the texts around the content of a single message.
+
+        Returns None for content that is printed twice or never.
+        """
+        variables = {**self.variables, "tools": tools, "add_generation_prompt": True}
+        rendered = self._run([{"role": role, "content": END_MARK}], variables)
+        head, *tails = rendered.split(END_MARK)
+        if len(tails) != 1:
+            return None
+        return head, tails[0]
 
     def _run(self, conversation: Conversation, variables: dict[str, object]) -> str:
         # `Template.render` would walk over the chained globals of the environment each time.

@@ -111,9 +111,13 @@ class LocalTokenizer(Tokenizer):
         self._words = WordEncoder(backend) if has_independent_words(backend) else None
         self._adds_special_tokens = backend.num_special_tokens_to_add(False) > 0
         self.is_time_dependent = self._templates.is_time_dependent
-        caches: dict[str, Bounded] = {"chat templates": self._templates.compiler}
+        caches: dict[str, Bounded] = {
+            "chat templates": self._templates.compiler,
+            "texts with tools": self._templates.tool_wrappers,
+        }
         if self._words is not None:
             caches["words"] = self._words
+            caches["parts of texts"] = self._words.parts
         self.caches = caches
 
     @classmethod

@@ -21,7 +21,27 @@ ENTRY_BYTES = 300
 ID_BYTES = 40
 """Memory of a token id and its place in a list, an upper bound: small ids are shared."""
 HASH_COUNT = 1 << 13
-"""Number of hashes of prompts seen once: 64 KB."""
+"""Number of hashes of keys seen once: 64 KB."""
+
+
+class RecentKeys:
+    """Recognizes the latest keys by their hashes, in constant memory."""
+
+    def __init__(self) -> None:
+        self._hashes = array("q", bytes(8 * HASH_COUNT))
+        """Hash of the latest key, by the hash's remainder."""
+
+    def has(self, key: str | bytes) -> bool:
+        """Returns whether `key` has been seen, from then on True.
+
+        Returns False for a key whose place another key has taken since.
+        """
+        key_hash = hash(key)
+        place = key_hash % HASH_COUNT
+        if self._hashes[place] == key_hash:
+            return True
+        self._hashes[place] = key_hash
+        return False
 
 
 class PromptMemo(OrderedDict[bytes, list[int]]):
@@ -43,8 +63,7 @@ class PromptMemo(OrderedDict[bytes, list[int]]):
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
         self._encode = encode
-        self._seen_hashes = array("q", bytes(8 * HASH_COUNT))
-        """Hash of the latest prompt, by the hash's remainder."""
+        self._seen = RecentKeys()
 
     def ids(self, key: bytes) -> list[int] | None:
         """Returns the token ids of a prompt, read-only.
@@ -61,11 +80,7 @@ class PromptMemo(OrderedDict[bytes, list[int]]):
             ids = self._encode(key)
         except TokenizerError:
             return None
-        key_hash = hash(key)
-        place = key_hash % HASH_COUNT
-        if self._seen_hashes[place] != key_hash:  # new, or another prompt has taken its place since
-            self._seen_hashes[place] = key_hash
-        elif ids is not None:
+        if self._seen.has(key) and ids is not None:
             self[key] = ids
             self.size_bytes += _entry_bytes(key, ids)
             while self.size_bytes > self.limit_bytes:

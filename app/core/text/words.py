@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import models
 
 from app.core.text.detokenization import byte_symbols
+from app.core.text.memo import ENTRY_BYTES, ID_BYTES, RecentKeys
 
 find_words = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
@@ -22,10 +23,38 @@ WORD_BYTES = 400
 """Estimated memory of a remembered word, with its ids and its place."""
 MAX_WORD_LENGTH = 20
 """Characters of the longest remembered word."""
-MAX_PART_LENGTH = 10
-"""Characters of the longest remembered part between added tokens, such as a chat template's."""
-MAX_PARTS = 100
-"""Maximum number of remembered parts."""
+MAX_SHORT_PART_LENGTH = 10
+"""Characters of the longest short part between added tokens, such as a chat template's."""
+MIN_LONG_PART_LENGTH = 100
+"""Characters of the shortest long part, such as the tools of several requests.
+
+Parts of lengths in between are mostly new, and are not remembered.
+"""
+PARTS_BYTES = 4 << 20
+MAX_REMEMBERED_DIGITS = 2
+"""Digits of the longest remembered number: longer ones are too many to be remembered."""
+
+
+class TextParts(dict[str, list[int]]):
+    """Token ids of parts of texts between added tokens, remembered from their second use."""
+
+    def __init__(self, limit_bytes: int = PARTS_BYTES) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._seen = RecentKeys()
+
+    def learn(self, part: str, ids: list[int]) -> None:
+        """Remembers the ids of a part that has been learned before."""
+        if not self._seen.has(part):
+            return
+        entry_bytes = ENTRY_BYTES + len(part) + ID_BYTES * len(ids)
+        if self.size_bytes + entry_bytes > self.limit_bytes:
+            self.clear()  # frequent parts are soon learned again
+            self.size_bytes = 0
+        if entry_bytes <= self.limit_bytes:
+            self[part] = ids
+            self.size_bytes += entry_bytes
 
 
 class WordEncoder(dict[str, list[int]]):
@@ -34,11 +63,11 @@ class WordEncoder(dict[str, list[int]]):
     def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__()
         self.limit_bytes = limit_bytes
+        self.parts = TextParts()
         self._model = backend.model
         self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
         added_tokens = backend.get_added_tokens_decoder().items()
         self._added = {token.content: [token_id] for token_id, token in added_tokens}
-        self._parts: dict[str, list[int]] = {}
         longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
 
@@ -53,18 +82,19 @@ class WordEncoder(dict[str, list[int]]):
             return None
         ids: list[int] = []
         for position, part in enumerate(self._split(text)):
-            part_ids = self._added[part] if position % 2 else self._parts.get(part)
+            part_ids = self._added[part] if position % 2 else self.parts.get(part)
             if part_ids is None:
                 part_ids = list(chain.from_iterable(map(self.__getitem__, find_words(part))))
-                if len(part) <= MAX_PART_LENGTH and len(self._parts) < MAX_PARTS:
-                    self._parts[part] = part_ids
+                if not MAX_SHORT_PART_LENGTH < len(part) < MIN_LONG_PART_LENGTH:
+                    self.parts.learn(part, part_ids)
             ids += part_ids
         return ids
 
     def __missing__(self, word: str) -> list[int]:
         """Returns the ids of a new word, by the model alone: a third of the time of a batch."""
         ids = [token.id for token in self._model.tokenize(word.translate(self._symbols))]
-        if len(word) <= MAX_WORD_LENGTH and not word[-1].isdecimal():
+        is_long_number = word[-1].isdecimal() and len(word.lstrip()) > MAX_REMEMBERED_DIGITS
+        if len(word) <= MAX_WORD_LENGTH and not is_long_number:
             if self.size_bytes + WORD_BYTES > self.limit_bytes:
                 self.clear()  # frequent words are soon learned again
             self[word] = ids

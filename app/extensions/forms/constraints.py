@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 class FormConstraints(Schemas, Constraints):
     """See `app.core.engine.constraints.Constraints`. Grammars are not cached."""
 
-    def refused_keyword(self, schema: object) -> str | None:
-        """Returns the keyword for which vLLM refuses a compiled schema; None without one."""
-        from app.extensions.forms.schema.backends import find_unsupported_keyword
-
-        return find_unsupported_keyword(schema)
-
     def compile_structural_tag(self, tag: str) -> Grammar:
         """Returns the grammar of a structural tag. Raises SchemaError."""
         self.load()

@@ -8,9 +8,11 @@ NAMES = {
     "KV events to replay",
     "block hashes",
     "chat templates",
+    "parts of texts",
     "plain chats",
     "plain prompts",
     "rate limits",
+    "texts with tools",
     "words",
 }
 """Caches of the core."""

@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.core.text.base import ChatOptions, ChatTemplateError, TokenizerInputError
 from app.core.text.chat_template import ChatTemplates
-from app.core.text.compiled_template import ChatTemplateCompiler
+from app.core.text.compiled_template import END_MARK, ChatTemplateCompiler, ToolWrappers
 from app.core.text.huggingface import LocalTokenizer
 from app.core.text.template_environment import (
     ADDRESS,
@@ -382,3 +382,54 @@ def test_texts_around_a_single_message_are_learned_if_they_depend_on_its_role_al
             assert templates.render([message]) == whole
     assert compiled.wraps_content is around
     assert bool(compiled.wrappers) is around
+
+
+TOOLS_SOURCE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda values: st.lists(values, max_size=2) | st.dictionaries(st.text(max_size=5), values),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.dictionaries(st.text(max_size=5), JSON_VALUES), max_size=2), max_size=4),
+    st.text(max_size=8) | st.just(END_MARK),
+)
+def test_texts_around_a_message_beside_tools_are_those_of_the_template(
+    tool_lists: list[list[dict[str, object]]], text: str
+) -> None:
+    templates = ChatTemplates({"default": TOOLS_SOURCE}, {})
+    compiled = templates.compiled(ChatOptions())
+    messages = [{"role": "user", "content": text}]
+    for tools in tool_lists * 2:
+        options = ChatOptions(tools=tools)
+        assert templates.render(messages, options) == compiled.render(messages, options)
+
+
+def test_equal_numbers_of_different_kinds_are_different_tools() -> None:
+    templates = ChatTemplates({"default": TOOLS_SOURCE}, {})
+    values = (1, 1.0, True, None, float("nan"), float("inf"), "1")
+    for value in values:
+        prompt = templates.render(HI, ChatOptions(tools=[{"default": value}]))
+        assert prompt.startswith(json.dumps({"default": value}))
+    assert len(templates.tool_wrappers) == len(values)
+
+
+def test_texts_around_messages_beside_tools_are_remembered_within_a_limit() -> None:
+    wrappers = ToolWrappers(limit_bytes=5_000)
+    for number in range(100):
+        key = wrappers.tools_key([{"name": f"tool {number}"}])
+        assert key is not None
+        wrappers.learn(("user", key), ("a" * number, "b"))
+        assert ("user", key) in wrappers
+        assert wrappers.size_bytes <= wrappers.limit_bytes
+    assert wrappers.tools_key([{"name": "\ud800"}]) is None
+    assert wrappers.tools_key([{"name": "a" * 20_000}]) is None
+    assert wrappers.tools_key([{}] * 121) is None
+    wrappers.learn(("user", b""), ("a" * 5_000, "b"))
+    assert ("user", b"") not in wrappers

@@ -161,7 +161,11 @@ def test_caches_are_bounded_and_report_their_size(tmp_path: Path) -> None:
     before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
     ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
     tokenizer.pieces(ids)
-    assert before.keys() == {"chat templates", "words"}
+    tools = ChatOptions(tools=[{"function": {"name": "f", "description": "Returns it. " * 9}}])
+    for text in ("Hello", "Bye"):
+        tokenizer.encode_chat([{"role": "user", "content": text}], tools)
+    names = {"chat templates", "parts of texts", "texts with tools", "words"}
+    assert before.keys() == names
     for name, cache in tokenizer.caches.items():
         assert before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from app.core.text.files import TokenizerFolder
 from app.core.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
-from app.core.text.words import WordEncoder, has_independent_words
+from app.core.text.words import TextParts, WordEncoder, has_independent_words
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")
@@ -76,6 +76,32 @@ def test_any_text_is_encoded_as_in_the_library(text: str, framed: bool) -> None:
         expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
         assert tokenizer.encode(text, framed) == expected
         assert tokenizer.encode(text, framed) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(TEXTS, st.integers(0, 200)), max_size=4), st.sampled_from(SPECIAL))
+def test_long_parts_are_remembered_with_the_library_s_ids(
+    parts: list[tuple[str, int]], separator: str
+) -> None:
+    text = separator.join(part * count for part, count in parts)
+    expected = EMBEDDED_BACKEND.encode(text, add_special_tokens=False).ids
+    encoder = WordEncoder(EMBEDDED_BACKEND)
+    for _ in range(4):
+        assert encoder.encode(text) == expected
+
+
+def test_parts_are_remembered_from_their_second_use_within_a_limit() -> None:
+    parts = TextParts(limit_bytes=20_000)
+    parts.learn("a" * 100, [1, 2])
+    assert not parts and parts.size_bytes == 0
+    for number in range(1_000):
+        for _ in range(2):
+            parts.learn(f"{number:0>100}", [number] * 30)
+        assert 0 < parts.size_bytes <= parts.limit_bytes
+    assert parts[f"{999:0>100}"] == [999] * 30
+    parts.learn("b" * 30_000, [1])
+    parts.learn("b" * 30_000, [1])
+    assert "b" * 30_000 not in parts
 
 
 def told_to_encode_special_tokens() -> Tokenizer:

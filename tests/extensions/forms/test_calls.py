@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.core.engine.errors import UnsatisfiableSchemaError
 from app.core.engine.outputs import Finish, Tokens
 from app.core.engine.request import Constraint, ToolCalls, ToolFunction
-from app.core.engine.simulated.calls import CLOSING, OPENING
+from app.core.engine.simulated.calls import CLOSING, OPENING, _shown, written
 from app.extensions.forms.constraints import FormConstraints
 from config.settings import ToolSettings
 from tests.core.engine.harness import Harness, embedded_tokenizer
@@ -196,3 +196,34 @@ def test_only_thoughts_makes_the_whole_reply_reasoning() -> None:
     events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
     assert sum(len(event.ids) for event in events) == 200
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.text("n", max_size=6), st.text("x", max_size=9)), min_size=1, max_size=3),
+    st.lists(st.integers(0, 12), max_size=60),
+    st.booleans(),
+)
+def test_a_token_shows_its_part_of_the_arguments_and_the_name_once_it_is_complete(
+    drawn: list[tuple[str, str]], lengths: list[int], terse: bool
+) -> None:
+    text, calls = written(drawn, terse)
+    pieces = []
+    offset = 0
+    for length in lengths:
+        pieces.append(text[offset : offset + length])
+        offset += length
+    texts, spans = _shown(pieces, calls, "")
+    parts = []
+    for end, part in spans:
+        assert len(parts) < end
+        parts += [part] * (end - len(parts))
+    assert len(texts) == len(parts) == len(pieces)
+    start = 0
+    for piece, shown, part in zip(pieces, texts, parts, strict=True):
+        end = start + len(piece)
+        call = next((call for call in calls if start < call.until), calls[-1])
+        assert part.number == call.part.number
+        assert part.name == (call.part.name if end >= call.named else "")
+        assert shown == text[max(start, call.start) : max(start, call.start, min(end, call.end))]
+        start = end

@@ -65,10 +65,9 @@ def _schema_of(source: str | JsonObject, schemas: Constraints) -> JsonSchema:
             raise bad_request("structured_outputs.json is no JSON") from None
         check_depth(schema)
     try:
-        schemas.compile(schema)
+        keyword = schemas.compile(schema).refused_keyword
     except SchemaError as error:
         raise bad_request(f"The schema of the reply cannot be used: {error}.") from None
-    keyword = schemas.refused_keyword(schema)
     if keyword is not None:
         raise bad_request(f"The schema of the reply cannot be used: {keyword} is not implemented.")
     return cast(JsonSchema, schema)

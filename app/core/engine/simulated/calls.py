@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -33,6 +35,8 @@ CLOSING = "\n</tool_call>"
 USUAL = (", ", ": ")
 COMPACT = (",", ":")
 """Separators between items, and between name and value, of JSON."""
+write_usual_json = json.JSONEncoder(ensure_ascii=False, separators=USUAL).encode
+write_compact_json = json.JSONEncoder(ensure_ascii=False, separators=COMPACT).encode
 MIN_ROOM = 96
 """Tokens below which a call that is only allowed is not begun, as the recorded model does."""
 TRIES = 4
@@ -100,7 +104,7 @@ class CallReplies:
     def _endless_call(self, name: str, field: str, max_tokens: int, rng: Random) -> Reply:
         """Returns a call whose text does not end within the limit."""
         _, texts = self._corpus.compose(max_tokens, rng)
-        arguments = json.dumps({field: "".join(texts)}, ensure_ascii=False)
+        arguments = write_usual_json({field: "".join(texts)})
         return self.marked_up(written([(name, arguments.removesuffix('"}'))]), max_tokens)
 
     def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[WrittenCalls]:
@@ -113,9 +117,9 @@ class CallReplies:
             (fewest, Size.LEAST),
         ]
         for number, size in tries:
-            separators = COMPACT
+            write_json = write_compact_json
             if size is Size.USUAL:
-                separators = USUAL
+                write_json = write_usual_json
             drawn: list[tuple[str, str]] = []
             for _ in range(number):
                 tool = calls.tools[0]
@@ -123,8 +127,7 @@ class CallReplies:
                     tool = rng.choice(calls.tools)
                 compiled = self._schemas.compile(tool.schema, calls.lenient)
                 arguments = compiled.sample(rng, self.settings, size)
-                text = json.dumps(arguments, ensure_ascii=False, separators=separators)
-                drawn.append((tool.name, text))
+                drawn.append((tool.name, write_json(arguments)))
             yield written(drawn, terse=size is Size.LEAST)
 
     def marked_up(self, written: WrittenCalls, max_tokens: int) -> Reply:
@@ -154,7 +157,7 @@ def written(
     for number, (name, arguments, *call_id) in enumerate(calls, 1):
         if number > 1:
             text += "\n"
-        text += f'{opening}{{"name"{colon}{json.dumps(name, ensure_ascii=False)}'
+        text += f'{opening}{{"name"{colon}{write_usual_json(name)}'
         named = len(text)
         text += f'{comma}"arguments"{colon}'
         start = len(text)
@@ -175,28 +178,29 @@ def _shown(
 
     The first span of a call has no name: its tokens come before the name is complete.
     """
-    texts: list[str] = []
+    texts = [""] * len(pieces)
     spans: list[Span] = []
-    offset = 0
+    ends = list(accumulate(map(len, pieces)))
+    starts = [0, *ends][:-1]
+    first = 0
     for part, named, start, end, until in calls:
-        named_part = Part("call", part.number, part.name, raw, id=part.id)
-        unnamed_part = Part("call", part.number, "", raw)
-        is_last = part is calls[-1].part
-        while len(texts) < len(pieces) and (offset < until or is_last):
-            piece = pieces[len(texts)]
-            piece_start = offset
-            offset += len(piece)
-            shown = ""
-            if piece_start < end and offset > start:
-                shown = piece[max(0, start - piece_start) : end - piece_start]
-            texts.append(shown)
-            token_part = unnamed_part
-            if offset >= named:
-                token_part = named_part
-            if spans and spans[-1][1] is token_part:
-                spans[-1] = len(texts), token_part
-            else:
-                spans.append((len(texts), token_part))
+        stop = len(pieces)
+        if part is not calls[-1].part:
+            stop = max(first, bisect_left(starts, until))
+        first_named = min(max(first, bisect_left(ends, named)), stop)
+        if first_named > first:
+            spans.append((first_named, Part("call", part.number, "", raw)))
+        if stop > first_named:
+            named_part = Part("call", part.number, part.name, raw, id=part.id)
+            spans.append((stop, named_part))
+        first_shown = max(first, bisect_right(ends, start))
+        stop_shown = min(stop, bisect_left(starts, end))
+        if first_shown < stop_shown:
+            texts[first_shown:stop_shown] = pieces[first_shown:stop_shown]
+            last_shown = stop_shown - 1
+            texts[last_shown] = texts[last_shown][: end - starts[last_shown]]
+            texts[first_shown] = texts[first_shown][max(0, start - starts[first_shown]) :]
+        first = stop
     return texts, spans
 
 

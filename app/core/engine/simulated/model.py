@@ -58,6 +58,7 @@ PIXEL = (
 )
 """Image of every image reply: one transparent pixel, as PNG."""
 ENCODER_TEXT = "!"
+write_json = json.JSONEncoder(ensure_ascii=False).encode
 ReplySource = Callable[[EngineRequest, Random], Reply | None]
 """Returns the reply to a request, from the request's random stream.
 
@@ -357,7 +358,7 @@ class SimulatedModel:
         if constraint.regex is not None:
             return self._schemas.matching_text(constraint.regex, rng)
         schema = True if constraint.schema is None else constraint.schema
-        return json.dumps(self._schemas.compile(schema).sample(rng, tools), ensure_ascii=False)
+        return write_json(self._schemas.compile(schema).sample(rng, tools))
 
     def _prose(self, characters: int, rng: Random) -> str:
         _, texts = self._corpus.compose(characters // CHARACTERS_PER_TOKEN, rng)

@@ -4,19 +4,39 @@ from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from math import inf
+from typing import NamedTuple
 
 from app.extensions.forms.schema.bounds import SchemaError
-from app.extensions.forms.schema.keywords import Keywords, Schema
+from app.extensions.forms.schema.keywords import Choice, Keywords, Schema
+from app.extensions.forms.schema.merged_schema import MergedSchema
 
+PLAIN_KEYWORDS = frozenset(["type", "enum", "properties", "required", "additionalProperties"])
+"""Keywords that a draw always satisfies, without a check of the whole value."""
+MAX_PLAIN_SCHEMAS = 64
+"""Maximum schemas of a plain document: a check of its values costs a part of a draw's budget."""
+MAX_PLAIN_LENGTH = 4_000
+"""Maximum length of the JSON of a plain document."""
 MAX_ROUNDS = 40
 """Maximum passes to find minimal depths; depths unknown after them count as infinite."""
+
+
+class Flattened(NamedTuple):
+    """The schemas that one schema includes."""
+
+    merged: MergedSchema
+    """The constraints outside of branches."""
+    choices: Sequence[Choice]
+    is_possible: bool
+    """False if no value satisfies the schema."""
+    steps: int
+    """Steps of work that finding the schemas takes."""
 
 
 class Document:
     """A schema and the definitions of its references.
 
     `schemas` are all schemas in the document, outer ones first; `pattern_bytes` is the memory of
-    its compiled patterns.
+    its compiled patterns, `length` that of its JSON.
 
     Raises:
         SchemaError: A reference leads back to itself.
@@ -28,16 +48,29 @@ class Document:
         definitions: dict[str, Schema],
         schemas: Sequence[Keywords],
         pattern_bytes: int,
+        length: int,
     ) -> None:
         self.root = root
         self.definitions = definitions
         self.pattern_bytes = pattern_bytes
+        self.is_plain = (
+            length <= MAX_PLAIN_LENGTH
+            and len(schemas) <= MAX_PLAIN_SCHEMAS
+            and all(schema.keys() <= PLAIN_KEYWORDS for schema in schemas)
+        )
+        """True if every drawn value is valid."""
+        self.flattened: dict[int, Flattened] = {}
+        """The schemas that each schema of the document includes, by its `id`."""
         if definitions:
             self._check_cycles(schemas)
         self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}
         self._solve_min_depths(schemas)
         self.endless = frozenset(key for key, depth in self._min_depths.items() if depth == inf)
         """The `id` of each schema without a finite value."""
+
+    def has(self, schema: Schema) -> bool:
+        """Returns True for a schema of the document, which lives as long as the document."""
+        return id(schema) in self._min_depths
 
     def min_depth(self, *schemas: Schema) -> float:
         """Returns a lower bound of the levels of a value that `schemas` accept.

@@ -3,13 +3,15 @@
 `CompiledSchema` draws a value and validates it; `Draw` follows a random branch of each choice.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from math import inf
 from random import Random
-from typing import TypeAlias
 
 from app.extensions.forms.schema.array_draw import ArrayDraw
+from app.extensions.forms.schema.backends import find_unsupported_keyword
 from app.extensions.forms.schema.bounds import (
     SchemaError,
     Size,
@@ -17,13 +19,13 @@ from app.extensions.forms.schema.bounds import (
     WorkBudget,
     WorkExhaustedError,
 )
-from app.extensions.forms.schema.document import Document
-from app.extensions.forms.schema.keywords import JSON, Keywords, Number, Schema
+from app.extensions.forms.schema.document import Document, Flattened
+from app.extensions.forms.schema.keywords import JSON, Choice, Keywords, Number, Option, Schema
 from app.extensions.forms.schema.merged_schema import SUGGESTING_KEYWORDS, MergedSchema
 from app.extensions.forms.schema.number_draw import Range, draw_number
 from app.extensions.forms.schema.object_draw import ObjectDraw
 from app.extensions.forms.schema.reader import Reader
-from app.extensions.forms.schema.text_draw import TextDraw
+from app.extensions.forms.schema.text_draw import TextDraw, draw_any_text
 from app.extensions.forms.schema.validation import accepts
 from config.settings import ToolSettings
 
@@ -33,8 +35,8 @@ SAMPLE_ATTEMPTS = 6
 """Values drawn and validated before giving up, the first half with ``format`` as a rule."""
 BYTES_PER_ENTRY = 800
 """Maximum memory of a cached schema beside its objects and its text, measured."""
-BYTES_PER_OBJECT = 600
-"""Maximum memory of each object in a cached schema, measured."""
+BYTES_PER_OBJECT = 1600
+"""Maximum memory of each object in a cached schema that values were drawn from, measured."""
 BYTES_PER_CHARACTER = 14
 """Maximum memory of each character of a cached schema's JSON, measured."""
 SMALL_DEPTH = 5
@@ -48,6 +50,8 @@ MIN_ATTEMPTS = 3
 """Draws for one place of the value, at least."""
 COMBINING_KEYWORDS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"))
 """Keywords that apply further schemas to the same value."""
+LISTING_KEYWORDS = frozenset(("type", "enum"))
+"""Keywords beside which every option of an ``enum`` is valid that has a possible type."""
 ENUM_KEYWORDS = frozenset(("enum", "default", "examples"))
 """Keywords beside which every option of an ``enum`` is valid."""
 BRIEF_NUMBER_RANGE = 9
@@ -60,10 +64,6 @@ More options are tried in their own order, from a random start.
 MEMBERS_PER_STEP = 16
 """Members of a list or map that are read per step of work."""
 
-Option: TypeAlias = Sequence[Schema]
-"""One option of a choice: further schemas that apply."""
-Choice: TypeAlias = Sequence[Option]
-
 
 class CompiledSchema:
     """The schema in the JSON `text`, ready to draw from.
@@ -75,6 +75,7 @@ class CompiledSchema:
     """
 
     def __init__(self, text: bytes, lenient: bool) -> None:
+        self._text = text
         try:
             self._document = Reader(text, lenient).read_document()
         except RecursionError:
@@ -108,6 +109,8 @@ class CompiledSchema:
                 draw = Draw(self._document, usual, rng, budget, formats=formats, size=draw_size)
                 with suppress(UnsatisfiableError):
                     value = draw.draw_value([self._document.root])
+                    if self._document.is_plain:
+                        return value
                     if self._is_valid(value, budget, formats=False):
                         if formats or self._is_valid(value, budget, formats=True):
                             return value
@@ -120,6 +123,11 @@ class CompiledSchema:
         if not fallbacks:
             raise UnsatisfiableError("no value was found that satisfies the schema")
         return fallbacks[0]
+
+    @cached_property
+    def refused_keyword(self) -> str | None:
+        """The keyword for which vLLM refuses the schema; None without one."""
+        return find_unsupported_keyword(json.loads(self._text))
 
     def accepts(self, value: JSON) -> bool:
         """Returns True for a valid `value`; ``format`` is an annotation. Raises SchemaError."""
@@ -166,12 +174,12 @@ class Draw:
         self.budget.spend()
         if depth > MAX_DEPTH:
             raise UnsatisfiableError("a value would have no end")
-        plain: list[Keywords] = []
-        choices: list[Choice] = []
+        flattened = self._flattened(schemas)
+        unbranched = flattened.merged
+        choices = flattened.choices
         attempts = 0
-        if self._flatten(schemas, plain, choices):
+        if flattened.is_possible:
             attempts = max(MAX_ATTEMPTS >> depth, MIN_ATTEMPTS)
-        unbranched = MergedSchema(plain)
         for attempt in range(attempts):
             merged: MergedSchema | None = unbranched
             if choices:
@@ -180,12 +188,14 @@ class Draw:
                 break
             kinds = self._ordered_kinds(merged, depth, prefer_suggested=attempt % 2 == 0)
             for kind in kinds:
-                # Bounds beyond the range of floats are an ArithmeticError.
-                with suppress(UnsatisfiableError, ArithmeticError):
+                try:
                     value = self._draw_kind(kind, merged, schemas, depth, name=name)
-                    if not merged.is_doubtful or self.accepts(value, *schemas):
-                        return value
-                    break
+                    is_valid = not merged.is_doubtful or self.accepts(value, *schemas)
+                except (UnsatisfiableError, ArithmeticError):  # bounds beyond the range of floats
+                    continue
+                if is_valid:
+                    return value
+                break
             if not choices and not merged.is_doubtful:
                 break
         return self._example(unbranched, schemas)
@@ -240,6 +250,26 @@ class Draw:
             finite.sort(key=_min_depth)
         return (option for _, option in finite)
 
+    def _flattened(self, schemas: Sequence[Schema]) -> Flattened:
+        """Returns what `schemas` include; remembered for a single schema of the document."""
+        document = self._document
+        is_single = len(schemas) == 1 and document.has(schemas[0])
+        if is_single:
+            remembered = document.flattened.get(id(schemas[0]))
+            if remembered is not None:
+                self.budget.spend(remembered.steps)
+                return remembered
+        plain: list[Keywords] = []
+        choices: list[Choice] = []
+        steps_left = self.budget.left
+        is_possible = self._flatten(schemas, plain, choices)
+        flattened = Flattened(
+            MergedSchema(plain), choices, is_possible, steps=steps_left - self.budget.left
+        )
+        if is_single:
+            document.flattened[id(schemas[0])] = flattened
+        return flattened
+
     def _flatten(
         self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[Choice]
     ) -> bool:
@@ -280,7 +310,11 @@ class Draw:
         else:
             start = self.rng.randrange(len(options))
             ordered = options[start:] + options[:start]
+        is_listed = len(merged.schemas) == 1 and merged.keys() <= LISTING_KEYWORDS
         for option in ordered:
+            if is_listed and isinstance(option, str) and "string" in merged.types:
+                self.budget.spend(len(merged))
+                return option
             if self.accepts(option, *schemas):
                 return option
         raise UnsatisfiableError("no option of the enum satisfies the schema")
@@ -293,6 +327,8 @@ class Draw:
         if merged.options is not None:
             return ["enum"]
         types = merged.types
+        if len(types) == 1:
+            return [*types]
         if "number" in types:
             types = types - {"integer"}
         suggested: set[str] = set()
@@ -301,7 +337,7 @@ class Draw:
                 if not merged.keys().isdisjoint(SUGGESTING_KEYWORDS.get(kind, ())):
                     suggested.add(kind)
             if not suggested and len(types) > 3:
-                suggested = types & {"string"}
+                suggested.update(types & {"string"})
         first = sorted(suggested)
         others = sorted(types - suggested)
         self.rng.shuffle(first)
@@ -332,6 +368,8 @@ class Draw:
                 )
                 return draw_number(merged, self.rng, numbers, whole=self._is_brief)
             case "string":
+                if merged.has_only_types and not self._is_brief:
+                    return draw_any_text(name, self.rng, self.budget)
                 text_draw = TextDraw(merged, self.rng, self.budget, name, formats=self._formats)
                 return text_draw.draw(brief=self._is_brief)
             case "array":

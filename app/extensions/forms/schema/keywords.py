@@ -112,6 +112,9 @@ Keywords = TypedDict(
 
 
 Schema: TypeAlias = Keywords | bool
+Option: TypeAlias = Sequence[Schema]
+"""One option of a choice: further schemas that apply."""
+Choice: TypeAlias = Sequence[Option]
 
 
 class Rule(NamedTuple):

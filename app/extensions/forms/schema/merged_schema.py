@@ -29,6 +29,8 @@ SUGGESTING_KEYWORDS: Mapping[str, frozenset[str]] = {
     ),
 }
 """Keywords that suggest a type, as they apply to no other type."""
+TYPE_KEYWORDS = frozenset(["type"])
+ALL_TYPES = frozenset(TYPES)
 UNDRAWN_KEYWORDS = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
 """Keywords that a draw ignores, so that its value must be validated at once."""
 
@@ -37,7 +39,8 @@ class MergedSchema(dict[str, list[Any]]):
     """The values of each keyword in `schemas`, which apply to one value and have no branches.
 
     `types` are the possible types; ``number`` includes ``integer``. `options` are the values of
-    the shortest ``enum`` or ``const``. `is_doubtful` means that a drawn value may be invalid.
+    the shortest ``enum`` or ``const``. `has_only_types` means that no other keyword constrains the
+    value, `is_doubtful` that a drawn value may be invalid.
     """
 
     def __init__(self, schemas: Sequence[Keywords]) -> None:
@@ -45,13 +48,14 @@ class MergedSchema(dict[str, list[Any]]):
         for schema in schemas:
             for keyword, value in schema.items():
                 self.setdefault(keyword, []).append(value)
-        self.types = set(TYPES)
+        self.types = ALL_TYPES
         for names in self.get("type", ()):
             accepted = set(names)
             if "number" in names:
                 accepted.add("integer")
             self.types &= accepted
         enums = [*self.get("enum", ()), *self.get("const", ())]
+        self.has_only_types = self.keys() <= TYPE_KEYWORDS
         self.options: list[JSON] | None = min(enums, key=len, default=None)
         self.is_doubtful = len(enums) > 1 or not UNDRAWN_KEYWORDS.isdisjoint(self)
 

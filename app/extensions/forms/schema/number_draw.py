@@ -42,6 +42,8 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
     Raises:
         UnsatisfiableError: No number was found.
     """
+    if whole and merged.has_only_types:
+        return rng.randint(int(usual.low), int(usual.high))
     multiples = merged.get("multipleOf", ())
     bounds = Bounds(
         max([*merged.get("minimum", ()), *merged.get("exclusiveMinimum", ())], default=None),

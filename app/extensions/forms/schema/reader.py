@@ -85,6 +85,7 @@ class Reader:
 
     def __init__(self, text: bytes, lenient: bool) -> None:
         self._root: JSON = json.loads(text)
+        self._length = len(text)
         dialect = _dialect(self._root)
         self._specification: Specification[JSON]
         self._specification = specification_with(dialect, default=DRAFT202012)
@@ -123,7 +124,11 @@ class Reader:
                 definition = self._read_schema(target.contents, Place(target.resolver, path, 0))
             definitions[name] = definition
         return Document(
-            schema, definitions, schemas=self._schemas, pattern_bytes=self._pattern_bytes
+            schema,
+            definitions,
+            schemas=self._schemas,
+            pattern_bytes=self._pattern_bytes,
+            length=self._length,
         )
 
     def _read_schema(self, raw: JSON, place: Place) -> Schema:

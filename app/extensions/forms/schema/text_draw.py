@@ -1,6 +1,7 @@
 """Draws random strings that satisfy a merged schema."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from random import Random
 
 from app.extensions.forms.schema.bounds import UnsatisfiableError, WorkBudget
@@ -43,12 +44,21 @@ TEXTS_BY_NAME: Mapping[str, tuple[str, ...]] = {
 """Texts by the end of a property's name; the first match wins."""
 MAX_NAME_LENGTH = 24
 """Characters of a property's name, from its end, that are compared."""
+MAX_KNOWN_NAMES = 512
+"""Ends of names whose texts are remembered: about 100 KB."""
 FORMAT_WRITERS = format_writers()
 FORMAT_CHECKER = format_checker()
 MAX_ATTEMPTS = 12
 MAX_BRIEF_LENGTH = 6
 """Maximum length of a brief text, unless the schema needs more."""
 CHARACTERS_PER_STEP = 64
+
+
+def draw_any_text(name: str, rng: Random, budget: WorkBudget) -> str:
+    """Draws a string for the property `name` that nothing constrains, as `TextDraw` does."""
+    text = rng.choice(_texts_for(name[-MAX_NAME_LENGTH:]))
+    budget.spend(1 + len(text) // CHARACTERS_PER_STEP)
+    return text
 
 
 class TextDraw:
@@ -114,7 +124,7 @@ class TextDraw:
 
     def _words(self) -> str:
         """Returns a text that suits the name, followed by words up to the minimum length."""
-        words = [self._rng.choice(_texts_for(self._name))]
+        words = [self._rng.choice(_texts_for(self._name[-MAX_NAME_LENGTH:]))]
         length = len(words[0])
         while length < self._min_length:
             words.append(self._rng.choice(WORDS))
@@ -125,9 +135,10 @@ class TextDraw:
         return text
 
 
+@lru_cache(MAX_KNOWN_NAMES)
 def _texts_for(name: str) -> tuple[str, ...]:
-    """Returns texts for a property called `name`, such as `home_city` or `fileName`."""
-    letters = "".join(filter(str.isalpha, name[-MAX_NAME_LENGTH:])).lower()
+    """Returns texts for a property whose name ends in `name`, as `home_city` or `fileName` do."""
+    letters = "".join(filter(str.isalpha, name)).lower()
     for ending, texts in TEXTS_BY_NAME.items():
         if letters.endswith(ending):
             return texts

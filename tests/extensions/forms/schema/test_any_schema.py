@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema import SchemaError as WrongSchema
 
-from app.extensions.forms.schema import SchemaError
+from app.extensions.forms.schema import SchemaError, Schemas
 from config.settings import ToolSettings
 from tests.extensions.forms.schema.drawing import check_schema, sample
 from tests.extensions.forms.schema.test_keywords import tool_parameters
@@ -104,3 +104,31 @@ def test_tools_of_many_such_parameters_get_their_arguments() -> None:
         schema = tool_parameters(rng)
         arguments = sample(schema, rng, ToolSettings())
         assert Draft202012Validator(schema).is_valid(arguments), (seed, schema, arguments)
+
+
+def plain_objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of the keywords that a draw satisfies without a check."""
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": TYPES | st.lists(TYPES, min_size=1, max_size=3, unique=True),
+            "enum": st.lists(VALUES, min_size=1, max_size=4),
+            "properties": st.dictionaries(NAMES, inner, max_size=3),
+            "required": st.lists(NAMES, max_size=2, unique=True),
+            "additionalProperties": inner,
+        },
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.recursive(plain_objects(st.booleans()), plain_objects, max_leaves=6), st.randoms())
+def test_plain_schemas_need_no_check(schema: dict[str, Any], rng: Random) -> None:
+    compiled = Schemas().compile(schema)
+    assert compiled._document.is_plain
+    for _ in range(4):
+        try:
+            value = compiled.sample(rng, ToolSettings())
+        except SchemaError:
+            continue
+        assert compiled.accepts(value)
+        assert Draft202012Validator(schema).is_valid(value)

@@ -116,12 +116,12 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 def test_schema_cache_stays_within_memory_limit(shape: Callable[[int], Any]) -> None:
     schemas = Schemas(limit_bytes=100_000)
     for n in range(50):  # fills the interpreter's own lists of free objects
-        Schemas().compile(shape(n))
+        Schemas().compile(shape(n)).sample(Random(n), ToolSettings())
     gc.collect()
     tracemalloc.start()
     try:
         for n in range(120):
-            schemas.compile(shape(n))
+            schemas.compile(shape(n)).sample(Random(n), ToolSettings())
         gc.collect()
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
