@@ -171,8 +171,8 @@ MOST = {
     "fast, no latency": (73, 24, 40),
     "fast, --profile": (243, 40, 155),
     "Flask, no latency": (111, 36, 69),
-    "a required tool, direct": (195, 52, 127),
-    "a required tool": (185, 46, 120),
+    "a required tool, direct": (173, 51, 121),
+    "a required tool": (163, 46, 114),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
