@@ -1,10 +1,12 @@
 """Greenlets that run handlers."""
 
+from weakref import WeakSet
+
 import gevent
 import pytest
 from gevent.event import Event
 
-from app.core.server.gunicorn.handler_greenlets import HandlerGreenlets
+from app.core.server.gunicorn.handler_greenlets import MAX_IDLE, HandlerGreenlets
 
 
 def in_hub(handlers: HandlerGreenlets, *works: object) -> None:
@@ -36,6 +38,24 @@ def test_work_that_waits_does_not_delay_other_work() -> None:
     bell.set()
     gevent.sleep(0.001)
     assert seen == ["at once", "waited"]
+
+
+def test_few_idle_greenlets_are_kept_without_their_work() -> None:
+    handlers = HandlerGreenlets()
+    bell = Event()
+
+    class Work:
+        def __call__(self) -> None:
+            bell.wait()
+
+    works = [Work() for _ in range(MAX_IDLE + 9)]
+    known = WeakSet(works)
+    in_hub(handlers, *works)
+    bell.set()
+    gevent.sleep(0.01)
+    assert len(handlers._idle) == MAX_IDLE
+    works.clear()
+    assert len(known) == 0
 
 
 def test_kill_ends_waiting_work_only() -> None:

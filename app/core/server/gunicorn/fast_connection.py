@@ -209,7 +209,16 @@ class FastConnection(HubConnection):
         """Greenlet: answers by the route's handler, which may wait."""
         if not self.is_open:
             return
-        current_request.set(context)
+        token = current_request.set(context)
+        try:
+            self._answer_by(handle, context)
+        except Exception:  # no byte has been sent: only closing ends the client's wait
+            log.exception("an answer could not be sent")
+            self.close()
+        finally:
+            current_request.reset(token)
+
+    def _answer_by(self, handle: Handler, context: RequestContext) -> None:
         try:
             response = self.path.middleware.begin(context, is_general=True)
             if response is None:

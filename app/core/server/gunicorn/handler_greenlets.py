@@ -6,6 +6,8 @@ import gevent
 from greenlet import getcurrent, greenlet
 
 Work = Callable[[], object]
+MAX_IDLE = 64
+"""Most greenlets that are kept for later work: each has a stack of 20 KiB or more."""
 
 
 class HandlerGreenlets:
@@ -19,6 +21,8 @@ class HandlerGreenlets:
     def __init__(self) -> None:
         self._idle: list[greenlet] = []
         self._running: set[greenlet] = set()
+        self._handed_over: list[Work] = []
+        """Work for the greenlet that is switched to next; an argument would live as long as it."""
 
     def run(self, work: Work) -> None:
         """Hub: runs `work`, and returns when it ends or waits for the first time."""
@@ -27,19 +31,24 @@ class HandlerGreenlets:
         else:
             worker = greenlet(self._work, gevent.get_hub())
         self._running.add(worker)
-        worker.switch(work)
+        self._handed_over.append(work)
+        worker.switch()
 
-    def _work(self, work: Work) -> None:
-        """Greenlet: runs `work`, and then further work; `kill` ends the greenlet."""
+    def _work(self) -> None:
+        """Greenlet: runs work, again and again; `kill` ends the greenlet."""
         this = getcurrent()
         hub = gevent.get_hub()
         while True:
+            work = self._handed_over.pop()
             try:
                 work()
             finally:
                 self._running.discard(this)
+            del work  # it refers to a request
+            if len(self._idle) >= MAX_IDLE:
+                return
             self._idle.append(this)
-            work = hub.switch()
+            hub.switch()
 
     def kill(self) -> None:
         """Ends the work that still waits, by `GreenletExit`."""

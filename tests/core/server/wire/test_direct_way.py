@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -261,9 +262,29 @@ def mark(response):
 """
 
 
-def test_functions_of_flask_extensions_see_every_request(tmp_path: Path) -> None:
-    import sys
+ODD = """
+from app.core.server.http.response import Response
+from app.core.server.http.route import get
+from wsgi import app
 
+app.add_routes("odd", [get("/odd", lambda context: Response(b"x", headers={"X-Odd": "\u4e2d"}))])
+"""
+
+
+def test_answer_that_cannot_be_sent_closes_its_connection_only(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD, "utf-8")
+    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "odd:app"]
+    port = free_port()
+    with running_command(command, port, {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}) as server:
+        for _ in range(2):
+            with Wire(port) as wire:
+                wire.send(b"GET /odd HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert wire.seconds_until_closed() < 10
+        assert get(port, "/health").status == 200
+        assert "an answer could not be sent" in server.log()
+
+
+def test_functions_of_flask_extensions_see_every_request(tmp_path: Path) -> None:
     (tmp_path / "hooked.py").write_text(HOOKED, "utf-8")
     command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "hooked:app"]
     port = free_port()
