@@ -21,6 +21,7 @@ from app.core.text.conversation import (
     developer_as_system,
     parse_messages,
 )
+from app.core.text.memo import LimitedDict
 from app.core.text.template_analysis import detect_content_format, wraps_content
 from app.core.text.template_environment import make_environment
 
@@ -55,13 +56,11 @@ Wrapper: TypeAlias = tuple[str, str]
 """The texts before and after the content of a single message."""
 
 
-class ToolWrappers(dict[tuple[str, bytes], Wrapper]):
+class ToolWrappers(LimitedDict[tuple[str, bytes], Wrapper]):
     """Texts around a single message by its role and the tools, within a limit of memory."""
 
     def __init__(self, limit_bytes: int = WRAPPERS_BYTES) -> None:
-        super().__init__()
-        self.limit_bytes = limit_bytes
-        self.size_bytes = 0
+        super().__init__(limit_bytes)
 
     def tools_key(self, tools: Tools) -> bytes | None:
         """Returns bytes that differ for tools that a template may print differently.
@@ -81,13 +80,7 @@ class ToolWrappers(dict[tuple[str, bytes], Wrapper]):
         """Remembers the texts around a message."""
         head, tail = wrapper
         text_bytes = WRAPPER_CHARACTER_BYTES * (len(head) + len(tail))
-        entry_bytes = WRAPPER_BYTES + len(key[1]) + text_bytes
-        if self.size_bytes + entry_bytes > self.limit_bytes:
-            self.clear()  # frequent tools are soon learned again
-            self.size_bytes = 0
-        if entry_bytes <= self.limit_bytes:
-            self[key] = wrapper
-            self.size_bytes += entry_bytes
+        self.add(key, wrapper, WRAPPER_BYTES + len(key[1]) + text_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,15 @@ millisecond.
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from app.core.text.base import PLAIN_CHAT, Tokenizer, TokenizerError
 
+K = TypeVar("K")
+V = TypeVar("V")
 LIMIT_BYTES = 8 << 20
 MAX_PROMPT_BYTES = 2048
 ENTRY_BYTES = 300
@@ -22,6 +24,27 @@ ID_BYTES = 40
 """Memory of a token id and its place in a list, an upper bound: small ids are shared."""
 HASH_COUNT = 1 << 13
 """Number of hashes of keys seen once: 64 KB."""
+
+
+class LimitedDict(dict[K, V]):
+    """A dictionary that is cleared when its entries exceed a limit of memory.
+
+    Looking a key up costs no call of a Python function. Frequent entries are soon added again.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+
+    def add(self, key: K, value: V, entry_bytes: int) -> None:
+        """Adds an entry, unless it alone exceeds the limit."""
+        if self.size_bytes + entry_bytes > self.limit_bytes:
+            self.clear()
+            self.size_bytes = 0
+        if entry_bytes <= self.limit_bytes:
+            self[key] = value
+            self.size_bytes += entry_bytes
 
 
 class RecentKeys:

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import models
 
 from app.core.text.detokenization import byte_symbols
-from app.core.text.memo import ENTRY_BYTES, ID_BYTES, RecentKeys
+from app.core.text.memo import ENTRY_BYTES, ID_BYTES, LimitedDict, RecentKeys
 
 find_words = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
@@ -35,26 +35,17 @@ MAX_REMEMBERED_DIGITS = 2
 """Digits of the longest remembered number: longer ones are too many to be remembered."""
 
 
-class TextParts(dict[str, list[int]]):
+class TextParts(LimitedDict[str, list[int]]):
     """Token ids of parts of texts between added tokens, remembered from their second use."""
 
     def __init__(self, limit_bytes: int = PARTS_BYTES) -> None:
-        super().__init__()
-        self.limit_bytes = limit_bytes
-        self.size_bytes = 0
+        super().__init__(limit_bytes)
         self._seen = RecentKeys()
 
     def learn(self, part: str, ids: list[int]) -> None:
         """Remembers the ids of a part that has been learned before."""
-        if not self._seen.has(part):
-            return
-        entry_bytes = ENTRY_BYTES + len(part) + ID_BYTES * len(ids)
-        if self.size_bytes + entry_bytes > self.limit_bytes:
-            self.clear()  # frequent parts are soon learned again
-            self.size_bytes = 0
-        if entry_bytes <= self.limit_bytes:
-            self[part] = ids
-            self.size_bytes += entry_bytes
+        if self._seen.has(part):
+            self.add(part, ids, ENTRY_BYTES + len(part) + ID_BYTES * len(ids))
 
 
 class WordEncoder(dict[str, list[int]]):
