@@ -91,6 +91,10 @@ class Identity:
         """Draws an id."""
         return f"{self._rng.getrandbits(64):016x}"
 
+    def fresh_call_id(self) -> str:
+        """Draws the id of a tool call."""
+        return f"chatcmpl-tool-{self.fresh_id()}"
+
 
 def system_fingerprint(settings: Settings) -> str | None:
     """Returns the fingerprint of answers, as the settings choose it."""

@@ -369,12 +369,8 @@ class PlainChats(PlainGeneration):
             prompt_ids=(),
             role=self._pipeline.settings.api.response_role,
             parses=self._pipeline.limits.parses,
-            new_call_id=self._new_call_id,
+            new_call_id=self._pipeline.identity.fresh_call_id,
         )
-
-    def _new_call_id(self) -> str:
-        """Draws the id of a call that a rule makes."""
-        return f"chatcmpl-tool-{self._pipeline.identity.fresh_id()}"
 
     def prompt_options(self, request: PlainChat, prompt_ids: Sequence[int]) -> dict[str, Any]:
         """Returns the options that belong to one request and its prompt."""

@@ -33,7 +33,13 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
         ModelLimits(max_model_len=length, vocab_size=4096),
         SimpleNamespace(names=["m"]),
     )
-    pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}), real=None)
+    pipeline: Any = SimpleNamespace(
+        limits=limits,
+        models=models,
+        settings=load((), {}),
+        real=None,
+        identity=SimpleNamespace(fresh_call_id=str),
+    )
     family = PlainChats if kind is PlainChat else PlainCompletions
     found: PlainGeneration = family(pipeline, PromptMemo(prompt_ids))
     found._names = frozenset(names)

@@ -394,9 +394,6 @@ def response_options(
     if request.stream and repeated:
         check_repeated("messages", accepted.n * repeated)
 
-    def new_call_id() -> str:
-        return f"chatcmpl-tool-{pipeline.identity.fresh_id()}"
-
     return ChatResponseOptions(
         **pipeline.options(accepted),
         prompt_ids=prompt.ids,
@@ -407,7 +404,7 @@ def response_options(
         prompt_text=prompt_text,
         named_tool=has_named_tool,
         forced_tool=has_named_tool or tool_choice == "required",
-        new_call_id=new_call_id,
+        new_call_id=pipeline.identity.fresh_call_id,
         on_parsed=on_parsed,
         parses=pipeline.limits.parses,
         reasons=pipeline.limits.reasons,
