@@ -30,7 +30,7 @@ from app.core.engine.request import (
 )
 from app.core.engine.sequence import COUNTED_AS, Handle, emit_failure
 from app.core.engine.sequence_pool import SequencePool
-from app.core.engine.timed_sequence import MAX_OUTPUT_TOKENS, TimedSequence
+from app.core.engine.timed_sequence import MAX_OUTPUT_TOKENS, TimedSequence, max_tokens_with
 from app.core.engine.timing import PerRequestTiming
 from config.settings import Settings
 
@@ -251,10 +251,10 @@ class Engine(EngineClient):
             or request.cache_hit_threshold
             or reply.delays
         )
-        entries = len(reply.texts)
+        max_tokens = MAX_OUTPUT_TOKENS
         if request.logprobs is not None:
-            entries *= max(1, request.logprobs + 2)
-        return not is_special and entries <= MAX_OUTPUT_TOKENS
+            max_tokens = max_tokens_with(request.logprobs)
+        return not is_special and len(reply.texts) <= max_tokens
 
 
 def emit_immediately(

@@ -20,6 +20,11 @@ MAX_OUTPUT_TOKENS = 1024
 log = logging.getLogger(__name__)
 
 
+def max_tokens_with(logprobs: int) -> int:
+    """Returns the most tokens of one output whose tokens have so many log probabilities."""
+    return max(1, MAX_OUTPUT_TOKENS // (logprobs + 2))
+
+
 class TimedSequence(ReplySequence):
     """One choice, which holds its slot from `start` until its last token, failure or abort.
 
@@ -146,7 +151,7 @@ class TimedSequence(ReplySequence):
         """
         max_tokens = MAX_OUTPUT_TOKENS
         if self.request.logprobs is not None:
-            max_tokens = max(1, max_tokens // (self.request.logprobs + 2))
+            max_tokens = max_tokens_with(self.request.logprobs)
         at_s = self.due_s
         end = min(self._part_end, stop - 1 + max_tokens)
         if self._delays is None and self._context.timing.constant_gap_s == 0:
