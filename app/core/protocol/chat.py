@@ -286,10 +286,9 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             rules.check_chat_logprobs(self)
         if self.stream_options:
             rules.check_stream_options(self.stream_options, self.stream)
-        if self.response_format is not None or self.cache_salt is not None:
+        shared_fields = (self.response_format, self.cache_salt, self.thinking_token_budget)
+        if shared_fields != (None, None, None):
             rules.check_shared_fields(self)
-        elif self.thinking_token_budget is not None:
-            rules.check_thinking_budget(self.thinking_token_budget)
         normalize_messages(self.messages)
 
     def check_converted(self) -> None:

@@ -26,9 +26,9 @@ from app.core.protocol.coercion import (
 )
 from app.core.protocol.rules import check_unicode
 from app.core.server.http.errors import ApiError, malformed
+from app.core.server.http.response import JSON
 
 _decoder = cache(msgspec.json.Decoder)
-JSON_TYPE = "application/json"
 LARGE_BODY_BYTES = 1 << 17
 """Size of a body above which other requests may run before the body's rules are checked."""
 
@@ -103,7 +103,7 @@ def decode(body: bytes, content_type: str | None, *kinds: type[T]) -> T:
     Raises:
         ApiError: Status 400 for an invalid body: the error of the last kind.
     """
-    if content_type != JSON_TYPE:
+    if content_type != JSON:
         check_content_type(content_type)
     for kind in kinds:
         request = _decode_strictly(body, kind)
@@ -180,7 +180,7 @@ def check_content_type(content_type: str | None) -> None:
 
 def is_json(content_type: str | None) -> bool:
     """Returns true for ``application/json``, with any parameters."""
-    return content_type is not None and content_type.lower().partition(";")[0] == JSON_TYPE
+    return content_type is not None and content_type.lower().partition(";")[0] == JSON
 
 
 def _decode_strictly(body: bytes, kind: type[T]) -> T | None:

@@ -32,10 +32,8 @@ def check_shared_fields(request: Any) -> None:
         )
     if kind == "structural_tag" and not _is_structural_tag(response_format):
         raise bad_request("response_format is no valid structural tag", "response_format")
-    if request.cache_salt is not None:
-        check_cache_salt(request.cache_salt)
-    if request.thinking_token_budget is not None:
-        check_thinking_budget(request.thinking_token_budget)
+    check_cache_salt(request.cache_salt)
+    check_thinking_budget(request.thinking_token_budget)
 
 
 def _is_structural_tag(tag: object) -> bool:
