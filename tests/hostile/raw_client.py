@@ -1,6 +1,7 @@
 """One connection to a server, byte by byte: clients that behave badly need no client library."""
 
 import json
+import re
 import socket
 import struct
 import time
@@ -137,6 +138,13 @@ def get(port: int, path: str) -> Whole:
     """One GET on a connection of its own."""
     with Wire(port) as wire:
         return wire.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).answer()
+
+
+def requests_by_way(port: int) -> dict[str, float]:
+    """Returns how many requests each way has served before this one."""
+    text = get(port, "/metrics").body.decode()
+    pairs = re.findall(r'^understudy_requests_total\{way="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {way: float(count) for way, count in pairs}
 
 
 def metric(port: int, name: str, **labels: str) -> float:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.hostile.raw_client import Wire, get, http_post, wait_until
+from tests.hostile.raw_client import Wire, get, http_post, requests_by_way, wait_until
 from tests.running_server import RunningServer, running_server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -52,12 +52,7 @@ class Twin:
         return [[line for line in text.splitlines() if not TIMED.search(line)] for text in texts]
 
     def ways(self) -> list[dict[str, float]]:
-        found = []
-        for server in (self.plain, self.general):
-            text = get(server.port, "/metrics").body.decode()
-            pairs = re.findall(r'^understudy_requests_total\{way="(\w+)"\} (\S+)$', text, re.M)
-            found.append({way: float(count) for way, count in pairs})
-        return found
+        return [requests_by_way(server.port) for server in (self.plain, self.general)]
 
 
 @pytest.fixture(scope="module", params=["1ms"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scripts.surface import is_flag
-from tests.hostile.raw_client import Wire, get, http_post, post, wait_until
+from tests.hostile.raw_client import Wire, get, http_post, post, requests_by_way, wait_until
 from tests.running_server import RunningServer, free_port, running_command, running_server
 
 CHAT_PATH = "/v1/chat/completions"
@@ -130,13 +130,6 @@ def _answer(
     return answer.status, shown, text
 
 
-def ways(server: RunningServer) -> dict[str, float]:
-    """Returns how many requests each way has served."""
-    text = get(server.port, "/metrics").body.decode()
-    pairs = re.findall(r'^understudy_requests_total\{way="(\w+)"\} (\S+)$', text, re.MULTILINE)
-    return {way: float(count) for way, count in pairs}
-
-
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     flags = ["--seed", "7", "--access-log", *filter(is_flag, FLAGS)]
@@ -150,11 +143,11 @@ def pair() -> Iterator[Pair]:
 def test_request_has_the_same_answer_on_both_ways(
     pair: Pair, path: str, body: Mapping[str, Any]
 ) -> None:
-    before = ways(pair.direct)
+    before = requests_by_way(pair.direct.port)
     for data in (json.dumps(body).encode(), json.dumps(body).encode()[:-1]):
         direct, general = pair.answers("POST", path, data)
         assert direct == general
-    after = ways(pair.direct)
+    after = requests_by_way(pair.direct.port)
     served = [after[way] - before[way] for way in ("direct", "fast", "flask")]
     assert sum(served) == 3  # and one question for metrics
     assert served[2] == 0
@@ -206,7 +199,7 @@ def test_client_that_leaves_while_a_handler_waits_ends_the_request() -> None:
             wait_until(lambda: _running(server) == 1)
         wait_until(lambda: _running(server) == 0)
         wait_until(lambda: f"POST {CHAT_PATH} 499" in server.log())
-        assert ways(server)["direct"] > 0
+        assert requests_by_way(server.port)["direct"] > 0
 
 
 def _running(server: RunningServer) -> float:
@@ -292,5 +285,5 @@ def test_functions_of_flask_extensions_see_every_request(tmp_path: Path) -> None
         for body in (CHAT, {**CHAT, "stop": "e"}):
             assert post(port, body, CHAT_PATH).headers["x-seen"] == "yes"
         assert get(port, "/health").headers["x-seen"] == "yes"
-        counted = ways(server)
+        counted = requests_by_way(server.port)
         assert counted["direct"] == counted["fast"] == counted["probe"] == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 
-from tests.hostile.raw_client import wait_until
+from tests.hostile.raw_client import requests_by_way, wait_until
 from tests.running_server import RunningServer, running_gunicorn, running_server
 
 
@@ -161,16 +161,9 @@ def test_a_file_that_gets_slow_rules_leaves_the_fast_path(tmp_path: Path) -> Non
 
 def way_of_next_chat(server: RunningServer) -> str:
     """Returns how a chat is served."""
-    before = requests_by_way(server)
+    before = requests_by_way(server.port)
     said(server)
-    after = requests_by_way(server)
+    after = requests_by_way(server.port)
     after["direct"] -= 1  # the first of both questions
     [way] = [way for way in after if after[way] > before[way]]
     return way
-
-
-def requests_by_way(server: RunningServer) -> dict[str, float]:
-    """Returns how many requests each way has served before this one."""
-    text = requests.get(server.url + "/metrics", timeout=20).text
-    pairs = re.findall(r'^understudy_requests_total\{way="(\w+)"\} (\S+)$', text, re.MULTILINE)
-    return {way: float(count) for way, count in pairs}
