@@ -3,10 +3,10 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +21,9 @@ from tests.running_server import free_port, running_gunicorn
 
 PATIENCE_S = 20.0
 FLUSH_S = 0.05
+MAX_PROBES = 20
+PROBE_S = 1.0
+"""Longest wait for the event of a probe."""
 CACHE = ("--enable-kvcache", "--block-size", "32", "--kv-cache-size", "66")
 PROMPT: list[int] = RECORDING[0]["prompt"]
 
@@ -44,9 +47,26 @@ class Subscriber:
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
-    def wait_for_publisher(self) -> None:
-        """What a publisher says before it knows of us is lost."""
+    def wait_for_publisher(self, complete: Callable[[Sequence[int]], object]) -> None:
+        """Completes prompts of token ids until an event arrives, and reads it.
+
+        What a publisher says before it knows of us is lost, and it has to read our subscription
+        after the handshake.
+        """
         assert self._joined.poll(int(PATIENCE_S * 1000)), "no publisher came"
+        for token_id in range(1, MAX_PROBES):
+            complete([token_id] * BLOCK_SIZE)
+            if self._hears(token_id):
+                return
+        raise AssertionError("no event came")
+
+    def _hears(self, token_id: int) -> bool:
+        """Returns whether the event of a probe comes soon; events of earlier probes are dropped."""
+        with suppress(Empty):
+            while self._events.get(timeout=PROBE_S)["token_ids"][0] != token_id:
+                pass
+            return True
+        return False
 
     def events(self, count: int) -> list[dict[str, Any]]:
         return [self._events.get(timeout=PATIENCE_S) for _ in range(count)]
@@ -89,7 +109,7 @@ def published(*flags: str, **env: str) -> Iterator[tuple[Client, Subscriber]]:
         endpoint = f"tcp://127.0.0.1:{subscriber.port}"
         flush = ("--event-flush-interval", f"{FLUSH_S}s", "--zmq-endpoint", endpoint)
         with served(*CACHE, *flush, "--enable-prompt-tokens-details", *flags, **env) as client:
-            subscriber.wait_for_publisher()
+            subscriber.wait_for_publisher(lambda ids: client.complete(prompt=ids))
             yield client, subscriber
 
 

@@ -95,7 +95,7 @@ def test_cache_events_are_published_and_requests_finish_at_the_end(tmp_path: Pat
             served_by("gthread", tmp_path, **LATENCIES, **cache) as server,
             Wire(server.port) as wire,
         ):
-            subscriber.wait_for_publisher()
+            subscriber.wait_for_publisher(lambda ids: post(server.port, ask(prompt=ids)))
             assert post(server.port, ask(prompt=list(range(1, 65)))).status == 200
             assert subscriber.events(1)[0]["type"] == "BlockStored"
             events = wire.post(ask(max_tokens=60, stream=True)).events()
