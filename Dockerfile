@@ -27,10 +27,13 @@ COPY app app
 COPY config config
 COPY wsgi.py gunicorn.conf.py LICENSE ./
 RUN python -m compileall -q app config wsgi.py
-# The command of an installed package, and `vllm serve ...` for services that replace the entry point.
-RUN printf '#!/bin/sh\nexec python -m app "$@"\n' > /usr/local/bin/understudy \
+# The command of an installed package, and `vllm serve ...` and the path of llm-d-inference-sim for services that replace
+# the entry point.
+RUN mkdir /app \
+    && printf '#!/bin/sh\nexec python -m app "$@"\n' > /usr/local/bin/understudy \
     && printf '#!/bin/sh\nexec python -m app.entrypoint vllm "$@"\n' > /usr/local/bin/vllm \
-    && chmod 755 /usr/local/bin/understudy /usr/local/bin/vllm
+    && cp /usr/local/bin/understudy /app/llm-d-inference-sim \
+    && chmod 755 /usr/local/bin/understudy /usr/local/bin/vllm /app/llm-d-inference-sim
 
 USER 10001:10001
 EXPOSE 8000

@@ -30,6 +30,7 @@ from app.core.server.gunicorn.startup_log import log_console, log_model  # noqa:
 from app.core.settings import load, settings_type  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
+from config.sections.server import LAST_ANSWERS_S  # noqa: E402
 
 # A reload runs this file again, with settings that the arbiter has read and found good.
 warnings = []
@@ -49,6 +50,8 @@ worker_connections = 16_384  # or as many as open files allow
 backlog = 4096
 keepalive = math.ceil(settings.server.keep_alive_timeout)
 graceful_timeout = math.ceil(settings.server.graceful_timeout)
+if settings.server.shutdown_mode == "vllm":
+    graceful_timeout = math.ceil(settings.server.shutdown_timeout + LAST_ANSWERS_S) + 1
 logger_class = logs.logger_class(settings.log)
 loglevel = settings.log.log_level
 # No header of a proxy changes anything here, so nobody has to find out who may send one.
@@ -111,6 +114,8 @@ def post_fork(server, worker):
     worker.client_timeout_s = settings.server.client_timeout
     worker.drain_s = settings.server.drain_duration
     worker.fast_path = settings.server.fast_path
+    if settings.server.shutdown_mode == "vllm":
+        worker.shutdown_timeout_s = settings.server.shutdown_timeout
     ranks.keep_listeners(worker, settings.server, os.environ)
 
 

@@ -68,6 +68,20 @@ def read_words(
     return values, others
 
 
+def short_forms(full_form: str, forms: Iterable[str]) -> tuple[str, ...]:
+    """Returns the spellings that `read_words` takes for `full_form` if it accepts beginnings.
+
+    `forms` has the spellings of all flags.
+    """
+    others = [form for form in forms if form != full_form and form.startswith(full_form[:3])]
+    spellings = [full_form]
+    for length in range(3, len(full_form)):
+        spelling = full_form[:length]
+        if not any(form.startswith(spelling) for form in others):
+            spellings.append(spelling)
+    return tuple(spellings)
+
+
 def unknown_flag(form: str, forms: Iterable[str]) -> UsageError:
     """Returns the error for an unknown flag, with a similar one among `forms`."""
     names = [name.lstrip("-") for name in forms]

@@ -1,4 +1,4 @@
-"""Fills the tables of docs/configuration.md and docs/serve.md.
+"""Fills the tables of docs/configuration.md, docs/serve.md and docs/versions.md.
 
 $ python -m scripts.settings_tables
 """
@@ -10,16 +10,19 @@ from pathlib import Path
 
 import msgspec
 
+from app.core.protocol.versions import VERSIONS, Feature
 from app.core.settings import settings_table
 from config.settings import Setting
 from config.sources import IGNORED, REMOVED
+from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
 from config.vllm.option import Option
-from config.vllm.options import GROUPS, OBSOLETE, OPTIONS, effect, names_of
+from config.vllm.options import effect, names_of
 from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS = DOCS / "configuration.md"
 SERVE = DOCS / "serve.md"
+VERSIONS_PAGE = DOCS / "versions.md"
 GENERATED = re.compile(r"(<!-- made: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 """Place of a table in a page, with its name."""
 
@@ -55,6 +58,21 @@ def options_page() -> str:
     tables["unplayed"] = _table(("option", "about"), unplayed)
     tables["obsolete"] = _flag_list(OBSOLETE)
     return _filled(SERVE, tables)
+
+
+def versions_page() -> str:
+    """Returns docs/versions.md: the present text with new tables."""
+    tables = {}
+    earlier = ""
+    for name in VERSIONS:
+        rows = [
+            (feature.area, feature.old_behavior, feature.new_behavior)
+            for feature in Feature
+            if feature.since == name
+        ]
+        tables[name] = _table(("area", earlier, name), sorted(rows))
+        earlier = name
+    return _filled(VERSIONS_PAGE, tables)
 
 
 def _variables() -> list[tuple[str, str]]:
@@ -128,9 +146,15 @@ def _option_cells(name: str, option: Option) -> tuple[str, ...]:
     default = ""
     if option.default is not msgspec.UNSET:
         default = f"`{json.dumps(option.default)}`"
-    return (forms, kind, default, effect(name, settings_table()))
+    sentences = [effect(name, settings_table())]
+    if option.since:
+        sentences.append(f"From vLLM {option.since} on.")
+    sentences += [f"`{value}`: from vLLM {name} on." for value, name in option.later.items()]
+    sentences += [f"`{value}`: not in vLLM {name}." for value, name in option.gone.items()]
+    return (forms, kind, default, " ".join(filter(None, sentences)))
 
 
 if __name__ == "__main__":
     SETTINGS.write_text(settings_page(), "utf-8")
     SERVE.write_text(options_page(), "utf-8")
+    VERSIONS_PAGE.write_text(versions_page(), "utf-8")

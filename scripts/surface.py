@@ -58,12 +58,17 @@ API_FLAGS = (
 EVERY_FEATURE = (
     *API_FLAGS,
     "--console",
+    "--data-parallel-mode=internal",
+    "--data-parallel-size=2",
     "--enable-sleep-mode",
     "--kv-cache-metrics",
     "--lora-modules=adapter=/adapters/adapter",
     "--lora-residency-metrics",
     "--otlp-traces-endpoint=http://127.0.0.1:4318/v1/traces",
     "--profile=qwen3-14b-h100",
+    "--sagemaker-enable-stateful-sessions",
+    "--enable-cohere-api",
+    "--middleware=werkzeug.middleware.proxy_fix.ProxyFix",
 )
 CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "default": (),

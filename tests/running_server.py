@@ -136,7 +136,10 @@ def _own_ports() -> Iterator[int]:
 
 @contextmanager
 def running_command(
-    command: Sequence[str], port: int, env: Mapping[str, str]
+    command: Sequence[str],
+    port: int,
+    env: Mapping[str, str],
+    start_limit_s: float = START_LIMIT_S,
 ) -> Iterator[RunningServer]:
     """A server that `command` starts in the root folder, and that listens on `port`.
 
@@ -156,7 +159,7 @@ def running_command(
         )
         server = RunningServer(port, process, Path(log.name))
         try:
-            _wait_until_healthy(server)
+            _wait_until_healthy(server, start_limit_s)
             yield server
             with suppress(subprocess.TimeoutExpired):
                 if process.poll() is None:
@@ -194,17 +197,15 @@ def ending(
             process.wait()
 
 
-def _wait_until_healthy(server: RunningServer) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+def _wait_until_healthy(server: RunningServer, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
     while not _is_healthy(server.port):
         if server.process.poll() is not None:
             raise RuntimeError(
                 f"the server ended with status {server.process.returncode}:\n{server.log()}"
             )
         if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"the server is not healthy after {START_LIMIT_S:g} s:\n{server.log()}"
-            )
+            raise RuntimeError(f"the server is not healthy after {limit_s:g} s:\n{server.log()}")
         time.sleep(0.02)
 
 

@@ -62,7 +62,7 @@ def prepare(settings: Settings) -> None:
     """
     check_extras(settings)
     named = settings.tokenizer
-    if named.tokenizer or named.render_url or named.chat_template or settings.engine.is_real:
+    if named.tokenizer or named.chat_template or settings.engine.is_real:
         tokenizer_of(settings).encode("Ready?")
     adapters_of(settings.lora, settings.model)
     for extension in enabled_extensions(settings):
@@ -99,10 +99,9 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
     Raises:
         TokenizerError: the tokenizer that the settings name cannot be loaded.
     """
-    if settings.tokenizer.tokenizer is None:
-        for extension in enabled_extensions(settings):
-            tokenizer = extension.tokenizer(settings)
-            if tokenizer is not None:
-                return tokenizer
+    for extension in enabled_extensions(settings):
+        tokenizer = extension.tokenizer(settings)
+        if tokenizer is not None:
+            return tokenizer
     takes_media = settings.model.multimodal and not settings.engine.is_real
     return load_tokenizer(settings.model.model, settings.tokenizer, takes_media)

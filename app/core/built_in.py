@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 PACKAGE = "app.extensions"
 BUILT_IN = {
+    "project_files": "ProjectFiles",
+    "shell_completion": "ShellCompletion",
+    "render_service": "RenderService",
+    "rate_limits": "ClientLimits",
+    "chat_batch": "ChatBatch",
     "forms": "Forms",
+    "tool_calls": "ToolCallReplies",
     "datasets": "Datasets",
     "faults": "Faults",
     "scripts": "Scripts",
@@ -26,16 +32,21 @@ BUILT_IN = {
     "anthropic": "AnthropicMessages",
     "responses": "Responses",
     "disaggregation": "Disaggregation",
+    "cohere": "CohereChat",
     "pooling": "Pooling",
     "label_reads": "LabelReads",
+    "adapters": "Adapters",
+    "sagemaker": "SageMaker",
     "grpc": "Grpc",
     "fake_metrics": "FakeMetrics",
     "kv_index": "KvIndexing",
     "llm": "RealEngine",
     "devmode": "DevelopmentRoutes",
     "console": "ServerConsole",
+    "data_parallel": "DataParallel",
     "plugins": "Plugins",
     "lab": "Lab",
+    "wsgi_middleware": "WsgiMiddleware",
     "openapi": "OpenApi",
 }
 """Packages of the built-in extensions with their classes, in the order of their calls.

@@ -13,14 +13,16 @@ from pathlib import Path
 
 from app.core.built_in import present_extensions
 from app.core.extensions import Command
+from app.core.protocol.versions import RELEASES
 from app.core.settings import resolve, settings_table, settings_type
-from config import VERSION, VLLM_VERSION, ConfigError, UsageError
+from config import VERSION, ConfigError, UsageError
 from config.command_line import parse, usage
 from config.declaration import suggestion
 from config.environment import as_environment
 from config.loader import check_extras
 from config.settings import table_of
-from config.sources import Flags, ignore_warning
+from config.sources import Flags, Sources, ignore_warning
+from config.validation import read as read_setting
 
 ROOT = str(Path(__file__).resolve().parents[2])
 BROKEN_PIPE = 1
@@ -68,14 +70,15 @@ def _start(
     argv: Sequence[str],
     read: Callable[[Sequence[str]], Flags],
     help: Callable[[Flags], str],
-    version: str = f"understudy {VERSION} (vLLM {VLLM_VERSION})",
+    version: str = f"understudy {VERSION} (vLLM %s)",
 ) -> int:
+    """Starts a server, or prints the help or `version` with the simulated release as `%s`."""
     flags = read(argv)
     if flags.help:
         print(help(flags))
         return 0
     if flags.version:
-        print(version)
+        print(version % _simulated_release(flags))
         return 0
     # The settings go to gunicorn by the environment; it loads them again, and repeats warnings.
     settings = resolve(flags, os.environ, ignore_warning)
@@ -95,6 +98,14 @@ def _start(
     os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", configuration, "wsgi:app"])
 
 
+def _simulated_release(flags: Flags) -> str:
+    """Returns the number of vLLM's release, from the setting alone: others may be wrong."""
+    row = settings_table().by_name["vllm-version"]
+    candidate = Sources(flags, os.environ, ignore_warning).value_of(row)
+    name = row.default if candidate is None else read_setting(row, *candidate)
+    return RELEASES[str(name)]
+
+
 def _serve(argv: Sequence[str]) -> int:
     from config.vllm import serve  # other commands do not need these 300 options
 
@@ -103,22 +114,8 @@ def _serve(argv: Sequence[str]) -> int:
         argv,
         lambda words: serve.settings_of(words, os.environ, settings_type()),
         lambda flags: serve.usage(settings_table()),
-        version=VLLM_VERSION,
+        version="%s",
     )
-
-
-def _completion(argv: Sequence[str]) -> int:
-    from app.core.completion import run
-
-    flags = [f"--{row.name}" for row in settings_table().rows]
-    runners = {name: command.run for name, command in listed_commands().items()}
-    return run(argv, runners, flags)
-
-
-def _init(argv: Sequence[str]) -> int:
-    from app.core.init import run
-
-    return run(argv)
 
 
 def all_commands() -> dict[str, Command]:
@@ -127,14 +124,9 @@ def all_commands() -> dict[str, Command]:
     A name of two words, such as "record --proxy", is another way of the command of its first word,
     for command lines that have the second one.
     """
-    commands = {
-        "serve": Command(_serve, "start a server with vLLM's own command line"),
-        "init": Command(_init, "write a compose file, a script, tests and a CI job to begin with"),
-    }
+    commands = {"serve": Command(_serve, "start a server with vLLM's own command line")}
     for extension in present_extensions():
         commands |= extension.commands()
-    about = "print what makes bash, zsh or fish complete these words"
-    commands["completion"] = Command(_completion, about)
     return commands
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from random import Random
 
+    from _typeshed.wsgi import WSGIApplication
     from gunicorn.glogging import Logger
 
     from app.core.api.fault import Fault, FaultInjection, RequestFacts
@@ -31,14 +32,16 @@ if TYPE_CHECKING:
     from app.core.engine.client import EngineClient
     from app.core.engine.constraints import Constraints
     from app.core.engine.kvcache.cache import KVCacheManager
-    from app.core.engine.kvcache.events import EventSource, PublisherSettings
+    from app.core.engine.kvcache.events import EventSource
     from app.core.engine.kvcache.publisher import Publisher
+    from app.core.engine.kvcache.publishing import PublisherSettings
     from app.core.engine.lifecycle import Operations
     from app.core.engine.lora import LoRARegistry
     from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.simulated.model import RecordedReplies
     from app.core.engine.step_cost import CostModel
+    from app.core.engine.tool_replies import ToolReplies
     from app.core.engine.weight_updates import WeightUpdates
     from app.core.engine.wire import EngineProcessOptions
     from app.core.server.flask.application import BackgroundService, Understudy
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
     from config.declaration import Section
     from config.settings import ServerSettings
     from config.validation import LiveSettings
+
+    WsgiWrapper = Callable[[WSGIApplication], WSGIApplication]
 
 ExtensionT = TypeVar("ExtensionT", bound="Extension")
 
@@ -79,8 +84,9 @@ class OtherEngine(NamedTuple):
 
     engine: EngineClient
     lifecycle: Operations
-    real_model: RealModel
-    event_source: EventSource
+    real_model: RealModel | None = None
+    """Facts about a model that computes."""
+    event_source: EventSource | None = None
     """Publishes the events of the engine's own KV cache."""
 
 
@@ -237,7 +243,7 @@ class Extension:
 
     @classmethod
     def tokenizer(cls, settings: AllSettings) -> Tokenizer | None:
-        """Returns the tokenizer of a server for which `settings` name none; None for the default.
+        """Returns the tokenizer of a server; None for the one that the core loads.
 
         Raises:
             ConfigError: the tokenizer cannot be loaded.
@@ -288,6 +294,10 @@ class Extension:
         """Returns recorded replies, which the simulated model prefers to its own."""
         return None
 
+    def tool_replies(self) -> ToolReplies | None:
+        """Returns what decides which tools are called, and reads calls in replies."""
+        return None
+
     def reply(self) -> Callable[[EngineRequest, Random], str | ScriptedReply | None] | None:
         """Returns a function that decides whole replies.
 
@@ -328,6 +338,10 @@ class Extension:
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns middleware around requests, the outermost first."""
         return {}
+
+    def wrappers(self) -> Sequence[WsgiWrapper]:
+        """Returns what wraps the whole WSGI application, the innermost first."""
+        return ()
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of each Flask blueprint, by the blueprint's name."""

@@ -1,11 +1,16 @@
 """Settings of the API: content of replies, and optional routes."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
 from config.declaration import About, Json, Section, understood_by
+
+VersionName = Literal["0.32", "0.33"]
+"""Supported versions of vLLM, the oldest first."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Reasoning efforts of requests."""
 
 
 def json_object(text: str) -> dict[str, object]:
@@ -20,9 +25,27 @@ def json_object(text: str) -> dict[str, object]:
     return content
 
 
+def effort_map(text: str) -> dict[str, str]:
+    """Parses an object of reasoning efforts to the texts that replace them.
+
+    Raises:
+        ValueError: The text is something else.
+    """
+    efforts: dict[str, str] = {}
+    for effort, replacement in json_object(text).items():
+        if effort not in EFFORTS:
+            raise ValueError(f"{effort!r} is none of the efforts {', '.join(EFFORTS)}")
+        if not isinstance(replacement, str):
+            raise ValueError(f"the value of {effort} is not a text")
+        efforts[effort] = replacement
+    return efforts
+
+
 class ApiSettings(Section, frozen=True, kw_only=True):
     """Content of replies, and optional routes."""
 
+    vllm_version: VersionName = "0.32"
+    """Version of vLLM that the server simulates; docs/versions.md has the differences."""
     enable_request_id_headers: bool = False
     """Add an X-Request-Id header to responses."""
     enable_prompt_tokens_details: bool = False
@@ -44,6 +67,11 @@ class ApiSettings(Section, frozen=True, kw_only=True):
         Json | None, understood_by(json_object, "must be a JSON object")
     ] = None
     """JSON object of arguments for chat templates; arguments of a request take precedence."""
+    reasoning_effort_map: Annotated[
+        Json | None, understood_by(effort_map, "must be a JSON object of efforts to texts")
+    ] = None
+    """JSON object that replaces the reasoning effort of requests in the chat template's variables,
+    such as {"medium": "low"} (serve: from vLLM 0.33)."""
     exclude_tools_when_tool_choice_none: bool = False
     """Omit tools from the prompt if tool_choice is none."""
     enable_tokenizer_info_endpoint: bool = False
@@ -58,3 +86,9 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Fingerprint if fingerprint-mode is custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
     """Maximum number of log probabilities per token in a request; -1 is no limit."""
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The supported versions of vLLM up to the simulated one."""
+        names: tuple[str, ...] = get_args(VersionName)
+        return names[: names.index(self.vllm_version) + 1]

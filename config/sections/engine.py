@@ -1,10 +1,9 @@
 """Settings of the engine: scheduling, latencies and the KV cache."""
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from config.declaration import (
     SIMULATED,
@@ -22,41 +21,19 @@ from config.declaration import (
     zmq_address,
 )
 
+if TYPE_CHECKING:
+    from config.speculative import SpeculativeConfig, SyntheticDrafts
+
 EventsFormat = Literal[
     "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
 ]
 
 
-NGRAM_LENGTH = 5
-"""vLLM's default length of the n-gram, in tokens."""
 LATENCY = About(live=True, simulated=True)
 """Facts of a latency: it may change while the server runs, and a real engine has none."""
 ENGINE_TIMEOUT_RULE = "must be 0 or at least 4s"
 DEFAULT_PROFILE = "qwen3-14b-h100"
 """Profile of timing steps."""
-
-
-class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's `speculative_config` with method ngram.
-
-    N-grams have `prompt_lookup_min` to `prompt_lookup_max` tokens.
-    """
-
-    method: Literal["ngram"]
-    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)]
-    """Maximum number of drafts of a sequence in a step."""
-    prompt_lookup_max: Count = 0
-    """Default: `prompt_lookup_min`, and the other way round; 5 without both."""
-    prompt_lookup_min: Count = 0
-
-    def __post_init__(self) -> None:
-        max_length = self.prompt_lookup_max
-        min_length = self.prompt_lookup_min
-        default = max_length or min_length or NGRAM_LENGTH
-        msgspec.structs.force_setattr(self, "prompt_lookup_max", max_length or default)
-        msgspec.structs.force_setattr(self, "prompt_lookup_min", min_length or default)
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ValueError("prompt_lookup_min must not be greater than prompt_lookup_max")
 
 
 def _engine_timeout_flaw(seconds: float, section: object) -> str:
@@ -82,11 +59,21 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """
 
     speculative_config: Json | None = None
-    """Speculative decoding of engine llm, in the form of vLLM's option: {"method": "ngram",
-    "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 2}. A simulated engine
+    """Speculative decoding, in the form of vLLM's option. Engine llm has method ngram: {"method":
+    "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 2}. A
+    simulated engine with shared steps follows rejection_sample_method synthetic, and otherwise
     uses the rates of its profile."""
 
-    def speculation(self) -> SpeculativeConfig | None:
+    def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
+        """Yields why the simulated version of vLLM would reject `speculative_config`."""
+        if self.is_real:
+            return
+        try:
+            self.synthetic_drafts(settings.api.versions)
+        except ValueError as error:
+            yield "speculative-config", str(error)
+
+    def speculation(self) -> "SpeculativeConfig | None":
         """Returns the parsed `speculative_config`.
 
         Raises:
@@ -94,7 +81,24 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         """
         if self.speculative_config is None:
             return None
-        return msgspec.json.decode(self.speculative_config, type=SpeculativeConfig)
+        from config.speculative import read_prompt_lookup
+
+        return read_prompt_lookup(self.speculative_config)
+
+    def synthetic_drafts(self, versions: Sequence[str]) -> "SyntheticDrafts | None":
+        """Returns the drafts of a simulated engine.
+
+        Returns None unless `speculative_config` has synthetic acceptance. `versions` are the
+        supported ones up to the simulated version.
+
+        Raises:
+            ValueError: vLLM would reject the configuration.
+        """
+        if self.speculative_config is None:
+            return None
+        from config.speculative import synthetic_drafts
+
+        return synthetic_drafts(self.speculative_config, versions)
 
     @property
     def is_real(self) -> bool:
@@ -144,7 +148,16 @@ class StepSettings(Section, frozen=True, kw_only=True):
     enable_chunked_prefill: bool = True
     """Allow the prefill of a prompt in several steps (timing steps)."""
     long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
-    """Maximum number of tokens of one prompt in a step; 0 is no limit."""
+    """Maximum number of tokens of one prompt in a step, unless no other request is there; 0 is no
+    limit."""
+    long_prefill_token_threshold_adaptive: Annotated[bool, SIMULATED] = False
+    """Raise the threshold to max-num-batched-tokens divided by the number of requests."""
+    watermark: Annotated[float, Meta(ge=0, lt=1), SIMULATED] = 0.0
+    """Share of the KV cache that stays free when a request is admitted, unless no other request
+    runs (timing steps)."""
+    prefill_schedule_interval: Annotated[Count, About(simulated=True, unit="steps")] = 1
+    """Minimum distance of two steps with prompts, while others generate and no request is left
+    waiting (timing steps; from vLLM 0.33)."""
     async_scheduling: bool = True
     """Schedule the next step while the current step runs (timing steps)."""
 

@@ -12,7 +12,6 @@ from config.declaration import (
     NonEmptyItems,
     Objects,
     Percent,
-    PositiveDuration,
     Section,
 )
 
@@ -39,6 +38,12 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     """Purpose of the model. Tasks other than generate serve pooling routes instead of chat and
     completions. embed: embeddings, score, rerank and pooling. score: classify, score, rerank and
     pooling. classify: classify and pooling. pooling: all of them."""
+    pooling_task: Annotated[
+        Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
+    ] = None
+    """Task of /pooling, as pooler-config.task of vLLM: embed and token_embed are the tasks of an
+    embedding model, classify and token_classify those of a classifier. Empty: embed or classify by
+    the task, and every task with task pooling."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """Serve /v1/embeddings with chat and completions, as llm-d-inference-sim does (task
     generate)."""
@@ -76,11 +81,18 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     and base_model_name."""
     max_loras: Annotated[Count, About(unit="adapters")] = 1
     """Maximum number of adapters that run at the same time."""
+    prefer_resident_adapters: Annotated[bool, SIMULATED] = True
+    """Start requests whose adapter is in memory before requests whose adapter must be loaded, as
+    llm-d-inference-sim (timing requests). Off: first come, first served, as vLLM and timing
+    steps."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
     """Maximum number of adapters in CPU memory, which keeps the most recently used ones; at least
     max-loras, which is the default. Other adapters are loaded again when a request needs them."""
     max_lora_rank: Count = 16
     """Rank of an adapter whose path has no adapter_config.json with a rank."""
+    require_lora_files: Annotated[bool, SIMULATED] = False
+    """Reject adapters that are loaded at run time from a path without adapter_config.json, with
+    404 as vLLM does. A file that is there is always checked."""
     lora_residency_metrics: Annotated[bool, SIMULATED] = False
     """Report the adapters in GPU and CPU memory as metrics, as vLLM does after 0.32."""
     enable_lora: Annotated[bool, SIMULATED] = False
@@ -96,12 +108,6 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
 
     tokenizer: Annotated[str | None, About(path=True)] = None
     """Folder, tokenizer.json file or Hugging Face name; the embedded tokenizer when empty."""
-    render_url: Annotated[str | None, SIMULATED] = None
-    """Base URL of a vLLM render service, which tokenizes instead of this process."""
-    render_timeout: PositiveDuration = 30.0
-    """Maximum time to wait for a response of the render service."""
-    mm_render_timeout: PositiveDuration = 60.0
-    """Maximum time to wait for a response to messages with images, which the service fetches."""
     force_dummy_tokenizer: Annotated[bool, SIMULATED] = False
     """Use the embedded tokenizer even if the model's tokenizer is available."""
     tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None

@@ -57,8 +57,9 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
     """Probability of another call after each call, up to one call per tool."""
     tool_call_parser: str = ""
-    """Format of tool calls of engine llm: hermes or llama3_json; empty is hermes. A simulated
-    engine accepts any name, and with a name it validates tools as vLLM does."""
+    """Format of tool calls in texts: hermes, llama3_json, mistral, pythonic or qwen3_coder; engine
+    llm knows the first two. Empty and other names are hermes. With a name, a simulated engine
+    validates tools as vLLM does."""
     enable_auto_tool_choice: bool = True
     """Allow tool_choice. When false, every tool_choice is rejected, as by a vLLM without a parser
     of tool calls."""

@@ -1,13 +1,12 @@
 """Settings of the socket, the process, HTTPS, access, and plugins."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from config.declaration import (
     About,
-    Count,
     Duration,
     Extra,
     NonEmpty,
@@ -26,6 +25,8 @@ ReachedAs = Annotated[
 RootPath = Annotated[
     str, Meta(pattern=r"\A(/[^/\s?#]+)*/?\Z", description="must be a path such as /models/one")
 ]
+LAST_ANSWERS_S = 1.0
+"""Longest time for the answers of failed requests, where a server ends as vLLM, in seconds."""
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):
@@ -57,7 +58,14 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Time after SIGTERM during which the server accepts new requests but reports that it is not
     ready; ends early when no client is connected. Part of graceful-timeout."""
     graceful_timeout: Duration = 30.0
-    """Maximum time after SIGTERM until running streams are cut."""
+    """Maximum time after SIGTERM until running streams are cut, with shutdown-mode drain."""
+    shutdown_mode: Literal["drain", "vllm"] = "drain"
+    """Effect of SIGTERM: drain rejects new requests with 503 after drain-duration, and lets running
+    ones end; vllm rejects new requests with 500 at once, and fails running ones after
+    shutdown-timeout."""
+    shutdown_timeout: Duration = 0.0
+    """Time for running requests after SIGTERM, with shutdown-mode vllm. With 0s the port closes at
+    once."""
     client_timeout: PositiveDuration = 60.0
     """Time in which a client must send a complete request, and maximum time in which it receives no
     bytes of its response."""
@@ -69,10 +77,18 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Serve requests of known routes without Flask, several times faster and with the same
     responses. When false, all requests take the path of other WSGI servers."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
-    """Number of ranks of this server; each is a separate process, on port + rank."""
+    """Number of data parallel ranks of this server."""
+    data_parallel_mode: Literal["ports", "internal"] = "ports"
+    """Ports of the ranks. ports: each is a separate process, on port + rank. internal: all are in
+    one process on one port, where each request runs on the least busy rank, as in vLLM."""
     data_parallel_rank: Rank | None = None
     """The only rank of this server, which listens on port; data-parallel-size is then the number of
     all ranks. Empty or negative: all ranks."""
+    data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
+    """First rank of this server, if it has some of all ranks: see data-parallel-size-local."""
+    data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
+    """Number of ranks of this server; data-parallel-size is then the number of all ranks. When
+    empty, this server has all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
     """Value of the response header x-inference-pod, which is sent with x-inference-port unless
     empty."""
@@ -108,11 +124,21 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         return rank
 
     @property
-    def ranks(self) -> range:
-        """Ranks of this server; each has a process."""
-        if self.rank is None:
+    def engine_ranks(self) -> range:
+        """Ranks of the engines of this server."""
+        if self.rank is not None:
+            return range(self.rank, self.rank + 1)
+        if self.data_parallel_size_local is None:
             return range(self.data_parallel_size)
-        return range(self.rank, self.rank + 1)
+        start = self.data_parallel_start_rank
+        return range(start, start + self.data_parallel_size_local)
+
+    @property
+    def ranks(self) -> range:
+        """Ranks with a process and a port: the first one has the engines of all internal ranks."""
+        if self.data_parallel_mode == "internal":
+            return self.engine_ranks[:1]
+        return self.engine_ranks
 
 
 class TlsSettings(Section, frozen=True, kw_only=True):
@@ -152,12 +178,6 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """Public host names of this server. Without a key, /admin, the console and control routes
     reject other names that a public DNS could resolve to this server; * accepts every name. See
     docs/access.md."""
-    requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
-    """Maximum number of generating requests of each key, or of each address without a key; empty is
-    no limit."""
-    tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None
-    """Maximum number of prompt and reply tokens of each key, or of each address without a key;
-    empty is no limit."""
 
     @property
     def named_hosts(self) -> tuple[str, ...]:

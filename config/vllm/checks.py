@@ -45,7 +45,7 @@ def name_flaw(option: Option, value: str) -> str:
     is_path = option.paths and "." in value
     if is_path or name in option.names:
         return ""
-    return unknown_name(name, option.names)
+    return unknown_name(name, option.names) + option.hint(name)
 
 
 def unknown_name(name: str, names: tuple[str, ...]) -> str:
@@ -87,5 +87,12 @@ def check_load_balancing(values: FlagValues, headless: bool) -> None:
     if headless and hybrid_by_flag:
         raise ConfigError("flag --data-parallel-hybrid-lb: cannot be used with --headless")
     local_size = values.get("data-parallel-size-local")
-    if headless and isinstance(local_size, str) and int(local_size) <= 0:
+    if not isinstance(local_size, str):
+        return
+    if headless and int(local_size) <= 0:
         raise ConfigError("flag --data-parallel-size-local: must be more than 0 with --headless")
+    size = str(values.get("data-parallel-size", "1"))
+    if int(local_size) > int(size):
+        raise ConfigError(
+            f"data_parallel_size_local ({local_size}) must be <= data_parallel_size ({size})"
+        )

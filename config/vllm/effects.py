@@ -7,14 +7,14 @@ from pathlib import Path
 from config.declaration import ConfigError
 from config.settings import Table
 from config.sources import FlagValues
+from config.vllm.facts import OPTIONS
 from config.vllm.kv_options import kv_events_settings, kv_transfer_settings, read_config
-from config.vllm.options import OPTIONS
 
 MAX_RANKS = 8
 """Maximum number of data parallel ranks that a server simulates."""
 HTTP = ("http://", "https://")
-_EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
-"""Path of a chat template in vLLM's image."""
+_EXAMPLE = re.compile(r"(/.+/)?examples/[\w./-]+\.jinja")
+"""Path of a chat template in vLLM's image, or in a checkout of vLLM."""
 
 
 def effect_of(name: str, value: str | list[str], table: Table) -> FlagValues:
@@ -41,6 +41,25 @@ def effect_of(name: str, value: str | list[str], table: Table) -> FlagValues:
 def is_missing_example(path: str) -> bool:
     """Returns True for a chat template of vLLM's examples that does not exist here."""
     return bool(_EXAMPLE.fullmatch(path)) and not Path(path).exists()
+
+
+def local_ranks(options: FlagValues) -> FlagValues:
+    """Returns the settings of a server that has only the ranks of its node.
+
+    Without `data-parallel-hybrid-lb`, a start rank or a port for each rank, a server balances over
+    the ranks of all nodes.
+    """
+    values: FlagValues = {}
+    has_ports = options.get("data-parallel-multi-port-external-lb") == "true"
+    if has_ports:
+        values["data-parallel-mode"] = "ports"
+    start = str(options.get("data-parallel-start-rank", "0"))
+    is_hybrid = options.get("data-parallel-hybrid-lb") == "true" or int(start) > 0
+    local_size = options.get("data-parallel-size-local")
+    if isinstance(local_size, str) and (has_ports or is_hybrid):
+        values["data-parallel-start-rank"] = start
+        values["data-parallel-size-local"] = str(min(int(local_size), MAX_RANKS))
+    return values
 
 
 def _nothing(text: str) -> FlagValues:
@@ -71,8 +90,13 @@ def _profiling(text: str) -> FlagValues:
     return {"profiling": str(bool(read_config(text, dict).get("profiler")))}
 
 
-def _graceful_timeout(text: str) -> FlagValues:
-    return {"graceful-timeout": f"{text}s"}
+def _pooling_task(text: str) -> FlagValues:
+    task = read_config(text, dict).get("task")
+    return {} if task is None else {"pooling-task": str(task)}
+
+
+def _shutdown_timeout(text: str) -> FlagValues:
+    return {"graceful-timeout": f"{text}s", "shutdown-timeout": f"{text}s"}
 
 
 def _weight_transfer(text: str) -> FlagValues:
@@ -84,13 +108,18 @@ _SPECIAL_EFFECTS: Mapping[str, Callable[[str], FlagValues]] = {
     "config": _nothing,
     "data-parallel-size": _rank_count,
     "data-parallel-rank": _rank,
+    "data-parallel-hybrid-lb": _nothing,
+    "data-parallel-multi-port-external-lb": _nothing,
+    "data-parallel-size-local": _nothing,
+    "data-parallel-start-rank": _nothing,
     "headless": _nothing,
     "kv-events-config": kv_events_settings,
     "kv-offloading-size": _offloading,
     "kv-transfer-config": kv_transfer_settings,
     "otlp-traces-endpoint": _traces_endpoint,
+    "pooler-config": _pooling_task,
     "profiler-config": _profiling,
-    "shutdown-timeout": _graceful_timeout,
+    "shutdown-timeout": _shutdown_timeout,
     "weight-transfer-config": _weight_transfer,
 }
 """Options whose effect is more than the value of one setting; all of these take one value."""

@@ -1,12 +1,15 @@
 """An option of vLLM's `serve`: its facts, as in options.json, and the values that it accepts."""
 
+from __future__ import annotations
+
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
 NOTHING = frozenset({"", "None"})
@@ -77,6 +80,12 @@ class Option(Struct, frozen=True, kw_only=True):
     """Values that vLLM knows when it starts; its parser takes any text."""
     names_from: str = ""
     """Option with a plugin that may register further names."""
+    since: str = ""
+    """First version with the option; empty if all supported versions have it."""
+    later: dict[str, str] = {}
+    """Value that a later version added to `choices` or `names` -> that version."""
+    gone: dict[str, str] = {}
+    """Value of `choices` or `names` that a later version removed -> that version."""
     any_case: bool = False
     """`names` are upper case, and a value may be lower case."""
     paths: bool = False
@@ -97,6 +106,29 @@ class Option(Struct, frozen=True, kw_only=True):
     default: object = msgspec.UNSET
     """Unset if vLLM determines the default at run time."""
 
+    def as_of(self, versions: Sequence[str]) -> Option:
+        """Returns the option of the last of `versions`, which are in order from the first one."""
+        if not (self.later or self.gone):
+            return self
+        added = [value for value, name in self.later.items() if name in versions]
+        later = {value: name for value, name in self.later.items() if name not in versions}
+        removed = [value for value, name in self.gone.items() if name in versions]
+
+        def in_version(values: tuple[str, ...]) -> tuple[str, ...]:
+            if not values:
+                return ()
+            return tuple(value for value in (*values, *added) if value not in removed)
+
+        return replace(
+            self, choices=in_version(self.choices), names=in_version(self.names), later=later
+        )
+
+    def hint(self, value: str) -> str:
+        """Returns which version knows a value that this one does not know; empty for none."""
+        if value not in self.later:
+            return ""
+        return f"; vLLM {self.later[value]} knows it (--vllm-version)"
+
     def read(self, text: str) -> str:
         """Returns a valid `text` unchanged; sizes as plain numbers.
 
@@ -107,7 +139,8 @@ class Option(Struct, frozen=True, kw_only=True):
             return ""
         if self.choices:
             if text not in self.choices:
-                raise ValueError(f"must be one of {', '.join(self.choices)}")
+                rule = f"must be one of {', '.join(self.choices)}"
+                raise ValueError(rule + self.hint(text))
             return text
         read, rule = _KINDS[self.kind]
         try:

@@ -1,22 +1,24 @@
-"""The options of vLLM 0.32's `serve`: facts of options.json, flags, and effects as sentences."""
+"""The options of vLLM's `serve`: flags, and effects as sentences."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Literal
-
-import msgspec
 
 from config.flag_words import Flag
 from config.settings import Table
+from config.vllm.facts import OPTIONS
 from config.vllm.option import Option
 
-FACTS = Path(__file__).with_name("options.json")
-GROUPS = msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option]])
-OBSOLETE = GROUPS.pop("obsolete")
-"""Options of earlier versions of vLLM, accepted for old command lines."""
-OPTIONS = {name: option for group in GROUPS.values() for name, option in group.items()}
 PREFIX = "vllm "
 """Prefix of vLLM's options among the values of flags; settings have no prefix."""
+
+
+def options_of(versions: Sequence[str]) -> dict[str, Option]:
+    """Returns the options of the last of `versions`, which are in order from the first one."""
+    return {
+        name: option.as_of(versions)
+        for name, option in OPTIONS.items()
+        if option.since in ("", *versions)
+    }
 
 
 def options_with_effect(table: Table) -> list[str]:

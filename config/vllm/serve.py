@@ -5,9 +5,10 @@ options are ignored. Settings of Understudy are flags, too.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 from config.command_line import (
     find_settings_kind,
@@ -17,20 +18,22 @@ from config.command_line import (
     setting_flags,
 )
 from config.declaration import COMMAND, UsageError
-from config.flag_words import Flag, read_words
+from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
-from config.sources import Flags, FlagValues
+from config.sources import Flags, FlagValues, Sources, ignore_warning
 from config.vllm.checks import check_load_balancing, check_values, is_headless
-from config.vllm.effects import HTTP, MAX_RANKS, effect_of, is_missing_example
+from config.vllm.effects import HTTP, MAX_RANKS, effect_of, is_missing_example, local_ranks
+from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
+from config.vllm.option import Option
 from config.vllm.options import (
-    GROUPS,
-    OBSOLETE,
-    OPTIONS,
     PREFIX,
     effect,
+    names_of,
     option_flags,
+    options_of,
     options_with_effect,
 )
+from config.vllm.speculative_options import merge_short_options
 from config.vllm.words import file_words, without_dots
 
 ABOUT = f"""\
@@ -53,9 +56,12 @@ DEFAULTS = {
     "event-flush-interval": "0",
     "kv-connector": "none",
     "enable-auto-tool-choice": "false",
+    "prefer-resident-adapters": "false",
     "max-waiting-queue-length": "16384",
     "max-request-body-size-mb": "32",
     "drain-duration": "0s",
+    "shutdown-mode": "vllm",
+    "data-parallel-mode": "internal",
 }
 """vLLM's defaults that differ from our settings'. Interval 0 publishes events at every step."""
 PORT = "8000"
@@ -64,10 +70,53 @@ UNREAD = frozenset({"PORT"})
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Variable of vLLM with whole seconds."""
 CONFIG = "--config"
+VERSION = "vllm-version"
 
 
-def read(argv: Sequence[str], kind: type[Settings]) -> tuple[FlagValues, Flags]:
-    """Returns vLLM's options, with the positional model as `model`, and flags of settings.
+def simulated_versions(
+    argv: Sequence[str], environ: Mapping[str, str], table: Table
+) -> tuple[str, ...]:
+    """Returns the supported versions of vLLM up to the simulated one."""
+    row = table.by_name[VERSION]
+    forms: list[str] = []
+    for flag in setting_flags(table):
+        forms += flag.forms
+    for name in OPTIONS:
+        forms += names_of(name)
+    flags = [Flag(name=VERSION, forms=short_forms(f"--{VERSION}", forms))]
+    values: FlagValues = {}
+    with suppress(UsageError):  # `read` reports the error
+        file_flag = Flag(name=CONFIG, forms=(CONFIG,))
+        values = read_words(argv, [*flags, file_flag], skips_unknown=True)[0]
+        path = values.pop(CONFIG, None)
+        if path is not None:
+            words = file_words(str(path))
+            values = read_words(words, flags, skips_unknown=True)[0] | values
+    source = Sources(Flags(values=values), environ, ignore_warning).value_of(row)
+    simulated = str(row.default) if source is None else str(source[0])
+    versions: tuple[str, ...] = get_args(row.type)
+    if simulated in versions:
+        versions = versions[: versions.index(simulated) + 1]
+    return versions  # an unknown version is refused with the other settings
+
+
+def _check_forms(words: Iterable[str], options: Mapping[str, Option]) -> None:
+    """Raises UsageError for an option of another version, which is not among `options`."""
+    since_by_form = {}
+    for name, option in OPTIONS.items():
+        if name not in options:
+            since_by_form.update(dict.fromkeys(names_of(name), option.since))
+    for word in words:
+        form = word.partition("=")[0].replace("_", "-")
+        if form in since_by_form:
+            since = since_by_form[form]
+            raise UsageError(f"unknown flag {form}: vLLM {since} has it (--{VERSION} {since})")
+
+
+def read(
+    argv: Sequence[str], kind: type[Settings], options: Mapping[str, Option] = OPTIONS
+) -> tuple[FlagValues, Flags]:
+    """Returns values of vLLM's `options`, with the positional model as `model`, and of settings.
 
     The command line takes precedence over the file of `--config`.
 
@@ -75,23 +124,26 @@ def read(argv: Sequence[str], kind: type[Settings]) -> tuple[FlagValues, Flags]:
         ConfigError: vLLM's parser would reject the command line.
     """
     flags = list(setting_flags(table_of(kind)))
-    for name, option in (OPTIONS | OBSOLETE).items():
+    for name, option in ({**options, **OBSOLETE}).items():
         flags += option_flags(name, option)
     flags.append(Flag(name=PREFIX + "optimization-level", forms=("-O",)))
-    values, models = read_words(without_dots(argv), flags, shortened=True)
+    words = list(without_dots(argv))
+    _check_forms(words, options)
+    values, models = read_words(words, flags, shortened=True)
     path = values.get(PREFIX + "config")
     if path is not None:
-        words = without_dots(file_words(str(path)))
+        words = list(without_dots(file_words(str(path))))
+        _check_forms(words, options)
         values = read_words(words, flags, shortened=True)[0] | values
-    options: FlagValues = {}
+    option_values: FlagValues = {}
     for name in list(values):
         if name.startswith(PREFIX):
-            options[name.removeprefix(PREFIX)] = values.pop(name)
+            option_values[name.removeprefix(PREFIX)] = values.pop(name)
     if len(models) > 1:
         raise UsageError(f"unexpected argument {models[1]!r}: settings are given as --name value")
     if models:
-        options["model"] = models[0]
-    return options, flags_of(values, kind)
+        option_values["model"] = models[0]
+    return option_values, flags_of(values, kind)
 
 
 def usage(table: Table) -> str:
@@ -101,6 +153,8 @@ def usage(table: Table) -> str:
         flags = groups.setdefault(title.capitalize(), [])
         for name, option in options.items():
             help = effect(name, table) or "Accepted; changes nothing."
+            if option.since:
+                help += f" From vLLM {option.since} on."
             flags += option_flags(name, option, help)
     return ABOUT + help_text({**groups, "Others": [help_flag()]})
 
@@ -114,14 +168,16 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
         raise UsageError(f"flag {CONFIG}: only one file can be given")
     kind = find_settings_kind(argv, environ, base)
-    options, flags = read(argv, kind)
+    table = table_of(kind)
+    available = options_of(simulated_versions(argv, environ, table))
+    options, flags = read(argv, kind, available)
     nonempty = {name: value for name, value in options.items() if value != ""}
-    check_values(nonempty, OPTIONS)
+    check_values(nonempty, available)
+    merge_short_options(nonempty)
     flags.headless = is_headless(nonempty)
     flags.unread = UNREAD
     check_load_balancing(nonempty, flags.headless)
     values: FlagValues = {}
-    table = table_of(kind)
     effective = options_with_effect(table)
     for name in effective:
         if name in nonempty:
@@ -129,6 +185,9 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
                 values[setting] = value
                 if setting not in flags.values:
                     flags.names[setting] = name
+    for setting, value in local_ranks(nonempty).items():
+        values[setting] = value
+        flags.names.setdefault(setting, setting)
     ineffective = sorted(name for name in options if name not in effective)
     if ineffective:
         flags.warnings.append(
@@ -167,7 +226,9 @@ def _context_length(model: str) -> int:
 
 
 def _remarks(options: FlagValues) -> Iterator[str]:
-    ranks = str(options.get("data-parallel-size", 1))
+    ranks = str(local_ranks(options).get("data-parallel-size-local", "0"))
+    if ranks == "0":
+        ranks = str(options.get("data-parallel-size", 1))
     template = str(options.get("chat-template", ""))
     if int(ranks) > MAX_RANKS:
         yield f"--data-parallel-size: {MAX_RANKS} ranks of {ranks} are simulated"

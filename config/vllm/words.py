@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from config.declaration import UsageError
-from config.vllm.options import OPTIONS
+from config.vllm.facts import OPTIONS
 from config.yaml_file import parse_yaml
 
 JsonObject = dict[str, object]

@@ -9,7 +9,7 @@ import pytest
 from app.core import cli as command
 from app.core.entrypoint import run
 from app.core.settings import load
-from config import VERSION, VLLM_VERSION
+from config import VERSION
 from config.durations import parse_duration
 
 ROOT = Path(__file__).parents[2]
@@ -70,15 +70,32 @@ def test_the_help_begins_with_the_commands_a_line_each(
 def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("version", "--version"):
         assert command.main([word]) == 0
-        assert capsys.readouterr().out == f"understudy {VERSION} (vLLM {VLLM_VERSION})\n"
+        assert capsys.readouterr().out == f"understudy {VERSION} (vLLM 0.32.0)\n"
 
 
-@pytest.mark.parametrize("argv", [["serve", "--version"], ["serve", "model", "--version"]])
-def test_serve_prints_the_version_of_vllm_alone(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("argv", "release"),
+    [
+        (["serve", "--version"], "0.32.0"),
+        (["serve", "model", "--version"], "0.32.0"),
+        (["serve", "--vllm-version", "0.33", "--version"], "0.33.0"),
+        (["--vllm-version", "0.33", "--version"], f"understudy {VERSION} (vLLM 0.33.0)"),
+    ],
+)
+def test_the_printed_version_is_that_of_the_simulated_release(
+    argv: list[str], release: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(argv) == 0
-    assert capsys.readouterr() == (f"{VLLM_VERSION}\n", "")
+    assert capsys.readouterr() == (f"{release}\n", "")
+
+
+def test_an_unknown_version_stops_the_start_and_lists_those_that_exist(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command.main(["--vllm-version", "0.31"]) == 1
+    error = capsys.readouterr().err
+    assert "vllm-version" in error and "0.32" in error and "0.33" in error
+    assert error.count("\n") == 1
 
 
 def test_vllms_command_of_the_image_prints_a_version_that_scripts_can_compare(

@@ -11,7 +11,7 @@ from app.core.engine.timing import PerRequestTiming
 from app.core.settings import load, settings_table
 from config import VERSION
 from config.command_line import usage
-from scripts.settings_tables import SETTINGS, settings_page
+from scripts.settings_tables import SETTINGS, VERSIONS_PAGE, settings_page, versions_page
 
 TABLE = settings_table().rows
 
@@ -77,3 +77,8 @@ def test_every_example_says_where_its_figures_are_from_and_keeps_to_them(path: P
     settings = load(["--config", str(path)], {})
     assert settings.scheduling.max_num_seqs == rows[-1][0]
     assert settings.model.max_model_len >= 8192
+
+
+def test_the_page_of_versions_lists_every_difference() -> None:
+    expected = versions_page()
+    assert VERSIONS_PAGE.read_text("utf-8") == expected, "run: python -m scripts.settings_tables"

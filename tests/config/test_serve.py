@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from app.core.settings import resolve, settings_table, settings_type
 from config import ConfigError, Settings
 from config.sources import Flags
+from config.vllm.facts import OBSOLETE, OPTIONS
 from config.vllm.option import Option
-from config.vllm.options import OBSOLETE, OPTIONS, names_of, options_with_effect
+from config.vllm.options import names_of, options_of, options_with_effect
 from config.vllm.serve import CONTEXT_LENGTH, read, settings_of
 from scripts.settings_tables import SERVE
 from scripts.surface import is_flag
@@ -103,21 +104,26 @@ def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
         given = read(["m", *chain(*line)], settings_type())[0]
         assert {name for name, form in zip(words, forms, strict=True) if form} <= set(given)
     for name in set(words) & set(MEANINGS):
-        served("m", f"--{name}", *words[name])
+        version = OPTIONS[name].since or "0.32"
+        required = []
+        if name == "data-parallel-size-local":
+            required = ["--data-parallel-size", *words[name]]
+        served("m", "--vllm-version", version, f"--{name}", *words[name], *required)
 
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="needs what vLLM's parser was seen to know")
 def test_all_options_of_the_real_parser_are_known_with_their_choices() -> None:
     seen = [json.loads(line) for line in SHARED.read_text().splitlines()]
+    options = options_of(["0.32"])
     for option in seen[1:]:
         name = option["options"][0].removeprefix("--")
         assert sorted(names_of(name)) == sorted(option["options"])
-        facts = OPTIONS[name]
+        facts = options[name]
         assert (facts.kind == "switch") == (option["takes"] == "nothing")
         assert facts.many == (option["takes"] == "values")
         assert list(facts.choices) == [word for word in option.get("choices", ()) if word != "None"]
-    assert len(OPTIONS) == len(seen) - 1
+    assert len(options) == len(seen) - 1
 
 
 def test_the_page_has_a_row_for_every_option() -> None:
@@ -177,8 +183,13 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
         (["m", "--log-level", "ERROR", "--uvicorn-log-level", "trace"], "log-level", "error"),
         (["m", "--enable-log-requests"], "log-http", True),
         (["m", "--shutdown-timeout", "7"], "graceful-timeout", 7.0),
+        (["m", "--shutdown-timeout", "7"], "shutdown-timeout", 7.0),
+        (["m"], "shutdown-mode", "vllm"),
         (["m", "--profiler-config.profiler", "torch"], "profiling", True),
         (["m", "--chat-template", "examples/tool_chat_template_hermes.jinja"], "chat-template", None),
+        (["m", "--chat-template", "/src/vllm/examples/no.jinja"], "chat-template", None),
+        (["m", "--pooler-config", '{"task": "token_embed"}'], "pooling-task", "token_embed"),
+        (["m", "--pooler-config.task", "classify"], "pooling-task", "classify"),
     ],
 )  # fmt: skip
 def test_what_has_a_meaning_acts(argv: list[str], name: str, expected: object) -> None:

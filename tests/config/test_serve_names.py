@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from app.core import cli
-from app.core.settings import settings_type
+from app.core.server.gunicorn.ranks import addresses, rank_of
+from app.core.settings import resolve, settings_type
 from config import ConfigError
-from config.vllm.options import OPTIONS
+from config.vllm.facts import OPTIONS
 from config.vllm.serve import settings_of
 
 
@@ -172,6 +173,32 @@ def test_a_headless_node_refuses_options_of_servers() -> None:
     assert settings_of(argv, {}, settings_type()).headless
     assert settings_of(("model", "--api-server-count", "0"), {}, settings_type()).headless
     assert not settings_of(("model", "--api-server-count", "1"), {}, settings_type()).headless
+
+
+@pytest.mark.parametrize(
+    ("argv", "engines", "ports"),
+    [
+        (("-dp", "4"), range(4), 1),
+        (("-dp", "4", "-dpl", "2"), range(4), 1),
+        (("-dp", "4", "-dpl", "2", "-dpr", "2"), range(2, 4), 1),
+        (("-dp", "4", "-dpl", "2", "-dpr", "0"), range(4), 1),
+        (("-dp", "4", "-dpl", "2", "--data-parallel-hybrid-lb"), range(2), 1),
+        (("-dp", "16", "-dpl", "8", "-dpr", "8"), range(8, 16), 1),
+        (("-dp", "4", "-dpl", "2", "--data-parallel-multi-port-external-lb"), range(2), 2),
+        (("-dp", "4", "-dpn", "3"), range(3, 4), 1),
+        (("-dp", "4", "--data-parallel-mode", "ports"), range(4), 4),
+    ],
+)
+def test_ranks_and_ports_of_a_server(argv: tuple[str, ...], engines: range, ports: int) -> None:
+    flags = settings_of(("model", *argv), {}, settings_type())
+    server = resolve(flags, {}, lambda text: None).server
+    assert (server.engine_ranks, len(addresses(server))) == (engines, ports)
+    assert rank_of(server, {}) == engines[0]
+
+
+def test_more_local_ranks_than_ranks_are_refused() -> None:
+    text = refusal("-dp", "2", "-dpl", "3")
+    assert text == "data_parallel_size_local (3) must be <= data_parallel_size (2)"
 
 
 def test_the_start_ends_with_status_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.recording import ENVIRONMENT, FLAGS
+from tests.conformance.recording import ENVIRONMENT, FLAGS, FLAGS_WITH_EVENTS
 from tests.running_server import RunningServer, running_server
 
 
@@ -15,6 +15,15 @@ def vllm() -> Iterator[RunningServer]:
     """
     with running_server(
         *FLAGS, "--enable-request-id-headers", "--multimodal", env=ENVIRONMENT
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def publishing() -> Iterator[RunningServer]:
+    """As `vllm`, and publishes the events of its KV cache."""
+    with running_server(
+        *FLAGS_WITH_EVENTS, "--enable-request-id-headers", "--multimodal", env=ENVIRONMENT
     ) as server:
         yield server
 

@@ -28,6 +28,13 @@ SETTINGS = {
     **({"tokenizer": str(TOKENIZER)} if TOKENIZER.exists() else {}),
 }
 FLAGS = tuple(f"--{name}={value}" for name, value in SETTINGS.items())
+FLAGS_WITH_EVENTS = (
+    *FLAGS,
+    "--enable-kvcache",
+    "--block-size=32",
+    "--zmq-endpoint=tcp://127.0.0.1:5757",
+)
+"""The recorded server published the events of its KV cache."""
 
 
 def replay(url: str, *flags: str) -> str:

@@ -23,6 +23,7 @@ NOT_CONFIGURED = {
     "recording": "needs a file",
     "grpc": "serves no HTTP routes",
     "llm": "needs a model",
+    "render_service": "needs a service, and adds no routes",
     "lab": "has commands, and computes profiles before a server is built",
 }
 """Extensions that no configuration of the surface has, and why."""

@@ -61,7 +61,7 @@ def steps(dockerfile: str) -> list[Step]:
     return read
 
 
-OUR_PLACES = re.compile(r"(?<![\w./])/(?=(?:venv|srv|build|usr/local/bin)\b)")
+OUR_PLACES = re.compile(r"(?<![\w./])/(?=(?:app|venv|srv|build|usr/local/bin)\b)")
 """Where absolute paths of the image begin that a step may write below."""
 
 
@@ -226,11 +226,12 @@ def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> No
             "http://127.0.0.1:1/v1",
         ],
         ["sh", "-c", "exec vllm serve moved --port PORT --enforce-eager"],
+        ["ROOT/app/llm-d-inference-sim", "--model", "moved", "--port", "PORT", "--mode", "echo"],
     ],
 )
 def test_a_container_answers_and_its_health_check_finds_it(image: Stage, words: list[str]) -> None:
     port = free_port()
-    moved = [word.replace("PORT", str(port)) for word in words]
+    moved = [word.replace("PORT", str(port)).replace("ROOT", str(image.root)) for word in words]
     # Only the first command takes its port from there; of the others the check has to find it.
     env = {"SIM_PORT": str(port), "SIM_MODEL": "moved"} if words[0] == "gunicorn" else {}
     if words[0] == "sh":  # found on the PATH of the image, which is not below its folder here

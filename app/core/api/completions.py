@@ -40,17 +40,23 @@ class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     logprobs: bool = False
 
 
+PLAIN_TEXT = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE))
+PLAIN_TEXT_WITH_VERSIONS = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE, weight_versions=None))
+
+
 class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
     """Writes the answer to a text completion, as a stream or whole."""
 
     kind = "text_completion"
-    plain_text = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE))
+    plain_text = PLAIN_TEXT
 
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
         is_special = (
             options.logprobs or options.token_ids or options.continuous_usage or options.echo
         )
         super().__init__(meta, options, len(options.prompts) * options.n, not is_special)
+        if options.weight_versions:
+            self.plain_text = PLAIN_TEXT_WITH_VERSIONS
         self._prompt_entries: list[SomeEntries | None] = [None] * len(options.prompts)
         self._logprobs: dict[int, CompletionLogprobs] = {}
         """Log probabilities of each choice that a stream has started to show."""
@@ -72,6 +78,8 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         echoes = is_first and options.echo
         text = self._text_of(prompt, "".join(output.texts[span]), echoes)
         chunk_choice = wire.CompletionChunkChoice(index, text)
+        if options.weight_versions:
+            chunk_choice.weight_versions = None
         if options.logprobs:
             spans = () if output.logprobs is None else (output.logprobs[span],)
             chunk_choice.logprobs = self._logprob_lists(self._logprobs[index], index, spans, echoes)
@@ -130,7 +138,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             logprobs = self._logprob_lists(
                 CompletionLogprobs(options.token_id_names), index, choice.logprobs, options.echo
             )
-        return wire.CompletionChoice(
+        completion_choice = wire.CompletionChoice(
             index=index,
             text=text,
             logprobs=logprobs,
@@ -140,6 +148,9 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             prompt_logprobs=prompt_entries(self._prompt_entries[index // options.n]),
             prompt_token_ids=prompt.ids if options.token_ids else None,
         )
+        if options.weight_versions:
+            completion_choice.weight_versions = self._spans_of(index)
+        return completion_choice
 
 
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
@@ -154,17 +165,26 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         if request.suffix is not None:
             raise bad_request("This model cannot fill in before a suffix.", "suffix")
         if request.prompt_embeds:
-            raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
+            raise bad_request(
+                "You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds"
+            )
         prompts = [completion_prompt(pipeline, request, prompt) for prompt in request.prompts()]
         if request.stream and (request.echo or request.return_token_ids):
             check_repeated_prompts(accepted, prompts)
         shared = pipeline.options(accepted)
         if request.echo:
             shows_names = request.logprobs is not None
-            echoed = [
-                echoed_prompt(pipeline, prompt.ids, shows_names, shared["token_id_names"])
-                for prompt in prompts
-            ]
+            echoed = []
+            for prompt, sent in zip(prompts, request.prompts(), strict=True):
+                echoed.append(
+                    echoed_prompt(
+                        pipeline,
+                        prompt.ids,
+                        shows_names=shows_names,
+                        as_ids=shared["token_id_names"],
+                        shows_special=not isinstance(sent, str),
+                    )
+                )
         else:
             echoed = [EchoedPrompt(prompt.ids) for prompt in prompts]
         meta = pipeline.identity.response_meta("cmpl", context, request.request_id, accepted.model)
@@ -210,17 +230,25 @@ def completion_prompt(
     turns: tuple[tuple[str, str], ...] = ()
     if pipeline.keeps_turns:
         turns = (("user", prompt),)
-    return BuiltPrompt(fit_prompt(request, ids, max_tokens), prompt, turns)
+    return BuiltPrompt(fit_prompt(request, ids, max_tokens, is_text=True), prompt, turns)
 
 
 def echoed_prompt(
-    pipeline: RequestPipeline, ids: Sequence[int], shows_names: bool, as_ids: bool
+    pipeline: RequestPipeline,
+    ids: Sequence[int],
+    *,
+    shows_names: bool,
+    as_ids: bool,
+    shows_special: bool,
 ) -> EchoedPrompt:
-    """Returns a prompt with its text, and with the names of its tokens if `shows_names`."""
+    """Returns a prompt with its text, and with the names of its tokens if `shows_names`.
+
+    The text of a prompt that is sent as ids has its special tokens (`shows_special`).
+    """
     pipeline.slices.spend(len(ids))
     names: list[str] = []
     if shows_names:
         texts = pipeline.tokenizer.token_texts(ids)
         for token_id, text in zip(ids, texts, strict=False):
             names.append(token_name(token_id, text, as_ids))
-    return EchoedPrompt(ids, pipeline.tokenizer.decode(ids), names)
+    return EchoedPrompt(ids, pipeline.tokenizer.decode(ids, not shows_special), names)

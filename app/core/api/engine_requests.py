@@ -142,6 +142,7 @@ class RequestBuilder:
             remote_decode=bool(transfer and transfer.get("do_remote_decode")),
             n=accepted.n,
             beams=request.use_beam_search,
+            engine=accepted.engine,
             num_choices=len(prompts) * accepted.n,
             observers=context.observers,
         )
@@ -163,7 +164,8 @@ class RequestBuilder:
         thinks: Thinking = "no"
         parser = settings.reply.reasoning_parser
         if parser:
-            thinks = thinking(request, parser, self.chat_rules.template_kwargs)
+            rules = self.chat_rules
+            thinks = thinking(request, parser, rules.template_kwargs, rules.efforts)
         return ReplyParts(tool_calls, thinks, request.thinking_token_budget)
 
     def _real_options(

@@ -6,7 +6,7 @@ from functools import partial
 
 from app.core.engine import errors as engine
 from app.core.engine.errors import EngineError
-from app.core.engine.lora import AdapterError, AdapterNotFoundError
+from app.core.engine.lora import AdapterError, AdapterNotFoundError, AdapterUnusableError
 from app.core.server.http import errors as http
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, internal
@@ -17,10 +17,12 @@ log = logging.getLogger(__name__)
 
 API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.DrainingError: http.unavailable,
+    engine.ShutdownError: internal,
     engine.TooManyRequestsError: http.unavailable,
     engine.QueueFullError: http.too_many,
     engine.PromptExceedsCacheError: bad_request,
     engine.AbortedError: http.unavailable,
+    engine.EnginePausedError: partial(ApiError, 503, "ServiceUnavailableError"),
     engine.EngineDeadError: http.unavailable,
     engine.EngineFailedError: internal,
     engine.CommandFailedError: internal,
@@ -30,6 +32,7 @@ API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.PauseNotCompleteError: internal,
     engine.MemoryNotResidentError: internal,
     AdapterNotFoundError: http.not_found,
+    AdapterUnusableError: internal,
     AdapterError: partial(ApiError, 400, "InvalidUserInput"),
 }
 """Converts the message of an error of each type."""
@@ -69,8 +72,12 @@ def error_response(error: Exception) -> Response:
     return json_response(api_error.body(), api_error.status, api_error.headers)
 
 
-def respond_to_error(error: Exception, context: RequestContext) -> Response:
+def respond_to_error(error: BaseException, context: RequestContext) -> Response:
     """Returns the response for `error`, in the shape of the route's family."""
+    if not isinstance(error, Exception):  # such as a panic of a library in Rust
+        unexpected = RuntimeError(f"{type(error).__name__}: {error}")
+        unexpected.__cause__ = error
+        error = unexpected
     if context.route is None or context.route.on_error is None:
         return error_response(error)
     return context.route.on_error(error)

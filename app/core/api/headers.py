@@ -2,6 +2,7 @@
 
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
+from config.settings import ServerSettings
 
 RANK_HEADER = "x-data-parallel-rank"
 PRIORITY_HEADER = "x-vllm-priority"
@@ -18,19 +19,37 @@ BOOLEANS = {
 """Values of boolean headers, in lower case."""
 
 
-def check_rank(context: RequestContext, rank: int) -> None:
-    """Raises ApiError 400 for a request to another rank.
+def pinned_engine(context: RequestContext, server: ServerSettings, rank: int) -> int | None:
+    """Returns the position of the requested rank among the engines of this port.
 
-    As in vLLM, a header without a number is ignored.
+    Returns None where the port has one rank, and, as vLLM does, for a header without a number.
+
+    Raises:
+        ApiError: 400 for a rank that this port does not have.
     """
     try:
         requested_rank = int(context.headers[RANK_HEADER])
     except ValueError:
-        return
+        return None
+    if server.data_parallel_mode == "internal":
+        return local_engine(requested_rank, server)
     if requested_rank != rank:
         raise bad_request(
             f"X-data-parallel-rank is {requested_rank}, but this port serves rank {rank} only."
         )
+    return None
+
+
+def local_engine(requested_rank: int, server: ServerSettings) -> int:
+    """Returns the position of a rank, which counts from 0 on every server, among its engines.
+
+    Raises:
+        ApiError: 400 for a rank that the server does not have.
+    """
+    engine_count = len(server.engine_ranks)
+    if 0 <= requested_rank < engine_count:
+        return requested_rank
+    raise bad_request(f"data_parallel_rank {requested_rank} is out of range [0, {engine_count}).")
 
 
 def priority_of(context: RequestContext, default: int) -> int:

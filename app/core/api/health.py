@@ -10,10 +10,10 @@ from app.core.base.clock.clock import Clock
 from app.core.base.metrics.instruments import CONTENT_TYPE, Exposition
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
-from app.core.server.http.route import EMPTY_ANSWER, Route, probe
-from config import VLLM_VERSION
+from app.core.server.http.route import EMPTY_ANSWER, Route, post, probe
 
-ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+METRICS = "/metrics"
+ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 """vLLM mounts the metrics as a separate application, which ignores the method."""
 
 
@@ -30,8 +30,18 @@ class Drains(Protocol):
     def healthy(self) -> bool:
         """Requests can be answered."""
 
+    @property
+    def is_generating(self) -> bool:
+        """Requests run or wait."""
+
     def drain(self) -> None:
         """Stops admitting requests."""
+
+    def shut_down(self) -> None:
+        """Stops admitting requests, with vLLM's error."""
+
+    def fail(self) -> None:
+        """Fails the requests that run or wait."""
 
 
 def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
@@ -46,9 +56,9 @@ def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], b
 
 
 def health_routes(
-    healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad
+    healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad, release: str
 ) -> list[Route]:
-    """Returns the routes of health, version and load."""
+    """Returns the routes of health, version and load; `release` is the version to report."""
 
     def health(context: RequestContext) -> Response:
         """200 as long as the process serves at all; 503 while a separate engine process is gone."""
@@ -59,8 +69,8 @@ def health_routes(
         return Response(b"", 200 if ready() else 503)
 
     def version(context: RequestContext) -> Response:
-        """The emulated vLLM version."""
-        return json_response({"version": VLLM_VERSION})
+        """The simulated version of vLLM."""
+        return json_response({"version": release})
 
     def server_load(context: RequestContext) -> Response:
         """Requests being answered now; always 0 unless tracking is on."""
@@ -68,7 +78,8 @@ def health_routes(
 
     return [
         probe("/health", health, docs=EMPTY_ANSWER),
-        probe("/ping", health, "POST", docs=EMPTY_ANSWER),
+        probe("/ping", health, docs=EMPTY_ANSWER),
+        post("/ping", health, docs=EMPTY_ANSWER),
         probe("/health/ready", health_ready, docs=EMPTY_ANSWER),
         probe("/ready", health_ready, docs=EMPTY_ANSWER),
         probe("/version", version),
@@ -80,7 +91,8 @@ def metrics_routes(exposition: Exposition) -> list[Route]:
     """Returns the route of the metrics."""
 
     def metrics(context: RequestContext) -> Response:
-        """All families in Prometheus' text format."""
-        return Response(exposition.render(), 200, content_type=CONTENT_TYPE)
+        """All families in Prometheus' text format; a length only for GET of the exact path."""
+        is_plain = context.method == "GET" and context.path == METRICS
+        return Response(exposition.render(), 200, content_type=CONTENT_TYPE, streamed=not is_plain)
 
-    return [Route(methods=ANY_METHOD, path="/metrics", handle=metrics)]
+    return [Route(methods=ANY_METHOD, path=METRICS, handle=metrics)]

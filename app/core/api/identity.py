@@ -2,15 +2,19 @@
 
 import time
 from random import Random
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from msgspec import UNSET, Struct, UnsetType
 
 from app.core.protocol.common import KVTransferParams
 from app.core.protocol.validation import GenerationRequest
+from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
-from config import VLLM_VERSION
 from config.settings import ServerSettings, Settings
+
+if TYPE_CHECKING:
+    from app.core.api.weight_spans import Weights
 
 
 class ResponseMeta(Struct, frozen=True):
@@ -48,6 +52,12 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
     """`return_tokens_as_token_ids`: log probabilities name tokens `token_id:N`."""
     prompt_details: bool = False
     metrics: bool = False
+    weight_versions: bool = False
+    """Choices have `weight_versions`, which is null unless the request asks for it."""
+    weights: "Weights | None" = None
+    """The weights whose versions the choices show; None shows null."""
+    chunk_transfer_params: bool = False
+    """Chunks of streams have `kv_transfer_params`."""
 
 
 class Identity:
@@ -104,7 +114,7 @@ def system_fingerprint(settings: Settings) -> str | None:
         return None
     if mode == "custom":
         return settings.api.fingerprint_value
-    parts = ["vllm", VLLM_VERSION]
+    parts = ["vllm", simulated_version(settings).release]
     if mode == "full":
         sizes = {"tp": model.tensor_parallel_size, "dp": settings.server.data_parallel_size}
         parts += [f"{name}{size}" for name, size in sizes.items() if size > 1]

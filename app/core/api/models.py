@@ -60,7 +60,7 @@ class ServedModels(Struct, frozen=True):
         if name in self.adapters or (self.any_name and len(name) <= MAX_NAME_CHARS):
             return name
         served = ", ".join([*self.names, *(adapter.name for adapter in self.adapters)])
-        raise not_found(f"No model `{name}` is served here; served: {served}.", param)
+        raise not_found(f"The model `{name}` does not exist. Valid aliases: {served}.", param)
 
     def adapter_of(self, model: str) -> str | None:
         """Returns the adapter of a resolved name; None for the base model."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,13 +13,14 @@ from app.core.api.chat.constraints import constraint_of, tag_of
 from app.core.api.chat.media import encoded
 from app.core.api.chat.rules import ChatRules
 from app.core.api.fault import Fault
-from app.core.api.headers import RANK_HEADER, check_rank
+from app.core.api.headers import RANK_HEADER, pinned_engine
 from app.core.api.identity import address_of
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import Constraint
 from app.core.protocol.common import UsageOverrides
 from app.core.protocol.decoding import Request, decode
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, too_long
+from app.core.protocol.versions import Feature
 from app.core.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from app.core.api.reply_rules import ReplyRules
     from app.core.api.responder import Responder
     from app.core.api.sampling import RealModel
+    from app.core.api.weight_spans import Weights
     from app.core.api.writer import ResponseWriter
     from app.core.engine.constraints import Constraints
     from app.core.protocol.common import ECTransferParams
     from app.core.protocol.validation import AcceptedRequest, ModelLimits
+    from app.core.protocol.versions import VllmVersion
     from app.core.server.http.context import BodyLimits, RequestContext
     from app.core.server.http.response import Response
     from app.core.text.base import Tokenizer
@@ -62,10 +64,13 @@ class RequestPipeline:
     """Decodes, admits and submits requests, with the parts of the server that they need."""
 
     settings: Settings
+    version: VllmVersion
     body: BodyLimits
     models: ServedModels
     tokenizer: Tokenizer
     identity: Identity
+    weights: Callable[[], Weights]
+    """Returns the weights of the model."""
     responder: Responder
     limits: ModelLimits
     schemas: Constraints
@@ -83,6 +88,14 @@ class RequestPipeline:
     """Returns whether plain requests may take the fast path while the settings are in force."""
     slices: Slices = field(default_factory=partial(Slices, SLICE))
     """Counts texts of all requests that become tokens, and pauses now and then."""
+    version_options: Mapping[str, bool] = field(init=False)
+    """Fields of `ResponseOptions` that depend on the simulated version."""
+
+    def __post_init__(self) -> None:
+        self.version_options = {
+            "weight_versions": self.version.has(Feature.WEIGHT_VERSIONS),
+            "chunk_transfer_params": self.version.has(Feature.CHUNK_TRANSFER_PARAMS),
+        }
 
     def on_settings(self, settings: Settings) -> None:
         """Uses changed settings from now on."""
@@ -99,7 +112,13 @@ class RequestPipeline:
             ApiError: 400, 408 or 413.
         """
         content_type = context.headers.get("content-type")
-        return decode(self.body.read(context), content_type, request_type)
+        return decode(
+            self.body.read(context),
+            content_type,
+            request_type,
+            ignored_fields=self.version.ignored_fields,
+            nullable_fields=self.version.nullable_fields,
+        )
 
     def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
         """Validates the request as far as possible before its prompts are tokens."""
@@ -118,9 +137,15 @@ class RequestPipeline:
         max_tokens = self.limits.max_model_len
         if len(text) <= max_tokens:
             return
-        if len(text) > max_tokens * (self.tokenizer.longest_token or inf):
-            reason = f", which a prompt of {len(text)} characters cannot fit."
-            raise too_long(max_tokens, reason, "input_text")
+        if self.tokenizer.longest_token is None:
+            return
+        max_chars = max_tokens * self.tokenizer.longest_token
+        if len(text) > max_chars:
+            size = (
+                f"{len(text)} characters (more than {max_chars} characters, which is the upper "
+                f"bound for {max_tokens} input tokens)"
+            )
+            raise too_long(max_tokens, size, "input_text", len(text))
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         """Returns where media are encoded, on a server that encodes alone."""
@@ -140,6 +165,10 @@ class RequestPipeline:
             and bool(stream_options.continuous_usage_stats)
         )
         is_forced = may_force_usage and api.enable_force_include_usage
+        weights = None
+        shows_weights = request.return_weight_versions and self.version_options["weight_versions"]
+        if shows_weights and not request.use_beam_search:
+            weights = self.weights()
         token_id_names = request.return_tokens_as_token_ids
         if token_id_names is None:
             token_id_names = api.return_tokens_as_token_ids
@@ -151,6 +180,8 @@ class RequestPipeline:
             "token_id_names": token_id_names,
             "prompt_details": api.enable_prompt_tokens_details and not request.use_beam_search,
             "metrics": api.enable_per_request_metrics,
+            "weights": weights,
+            **self.version_options,
         }
 
     def submit(
@@ -177,7 +208,7 @@ class RequestPipeline:
             constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.schemas))
         try:
             if RANK_HEADER in context.headers:
-                check_rank(context, self.rank)
+                accepted.engine = pinned_engine(context, self.settings.server, self.rank)
             accepted.check_engine(prompt_ids)
             if form is not None and constraint is None:
                 constraint = constraint_of(form, self.schemas)

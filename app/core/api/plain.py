@@ -23,7 +23,7 @@ from app.core.api.headers import (
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import ResponseWriter
-from app.core.engine.kvcache.hashing import PART_BLOCKS
+from app.core.engine.kvcache import PART_BLOCKS
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import Message
 from app.core.protocol.completions import DEFAULT_MAX_TOKENS
@@ -231,6 +231,7 @@ class PlainGeneration:
             token_id_names=settings.api.return_tokens_as_token_ids,
             prompt_details=settings.api.enable_prompt_tokens_details,
             metrics=settings.api.enable_per_request_metrics,
+            **pipeline.version_options,
         )
 
     def recognise(self, body: bytes) -> Recognised | None:

@@ -5,7 +5,7 @@ whose streams have a chunk for each token; `block_writer` has the base of Messag
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -26,6 +26,7 @@ from app.core.protocol.common import (
     PerRequestMetrics,
     Usage,
     UsageOverrides,
+    WeightVersions,
     encode,
     template,
     usage_of,
@@ -33,7 +34,11 @@ from app.core.protocol.common import (
 from app.core.protocol.completions import CompletionChunkChoice
 from app.core.server.http.response import DONE, error_event
 
+if TYPE_CHECKING:
+    from app.core.api.weight_spans import WeightSpans
+
 CHUNK_END = b"]}\n\n"
+CHUNK_END_WITH_TRANSFER = b'],"kv_transfer_params":null}\n\n'
 
 T = TypeVar("T", bound=Struct)
 Options = TypeVar("Options", bound=ResponseOptions)
@@ -59,6 +64,8 @@ class ResponseWriter:
     """The reply ends with an image."""
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
+    _weight_spans: "WeightSpans | None" = None
+    """Versions of the weights, if the answer shows them."""
     _render_tokens: Callable[[Tokens], bytes]
     """Returns the events of some tokens."""
     closing: Callable[[], bytes]
@@ -156,11 +163,24 @@ class ResponseWriter:
             Exception: the error of a failed choice.
         """
         if type(output) is Tokens:
+            if self._weight_spans is not None:
+                self._record_weights(output)
             self.choices[output.index].collect(output)
         elif type(output) is Started:
             self.record_start(output, keep_first=False)
         elif type(output) is Failed:
             raise output.error
+
+    def _record_weights(self, output: Tokens) -> None:
+        """Records the version of the weights that made these tokens, before they are counted."""
+        if self._weight_spans is not None:
+            self._weight_spans.record(output, self.choices[output.index].tokens)
+
+    def _spans_of(self, index: int) -> WeightVersions:
+        """Returns the versions of the weights that made a choice; None if they are not shown."""
+        if self._weight_spans is None:
+            return None
+        return self._weight_spans.of_choice(index)
 
     def body(self) -> bytes:
         """Returns the whole answer as JSON, once all outputs are collected. May pause."""
@@ -227,6 +247,13 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         self._meta = meta
         self._options = options
         self._plain = plain
+        self._chunk_end = CHUNK_END
+        if options.chunk_transfer_params:
+            self._chunk_end = CHUNK_END_WITH_TRANSFER
+        if options.weights is not None:
+            from app.core.api.weight_spans import WeightSpans  # few requests ask for them
+
+            self._weight_spans = WeightSpans(options.weights, choices)
         self._on_parsed: Callable[[bool, bool, int], None] | None = None
         """See `ChatResponseOptions.on_parsed`."""
 
@@ -244,7 +271,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         """Returns the bytes before and after the text in the chunk of a plain token."""
         if not self._plain_prefixes:
             return None
-        return self._plain_prefixes[index], self.plain_text.suffix
+        return self._plain_prefixes[index], self.plain_text.end + self._chunk_end
 
     def _render_tokens(self, output: Tokens) -> bytes:
         index = output.index
@@ -252,6 +279,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         texts = output.texts
         plain_count = 0
         chunks: list[bytes] = []
+        if self._weight_spans is not None:
+            self._record_weights(output)
         if self._on_parsed is not None:
             in_call = part is not None and part.kind == "call"
             self._on_parsed(True, in_call, max(1, len(output.ids)))
@@ -259,7 +288,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             plain_count = max(0, len(texts) - (output.finish is not None))
         if plain_count and part is None:
             self.choices[index].tokens += plain_count
-            chunks.append(self.plain_text.render(self._plain_prefixes[index], texts[:plain_count]))
+            shown = texts[:plain_count]
+            chunks.append(self._render_plain(self.plain_text, self._plain_prefixes[index], shown))
         elif plain_count:
             chunks.append(self._render_plain_thoughts(output, plain_count))
         if part is not None and part.kind == "call" and self._calls_are_plain:
@@ -267,6 +297,13 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         for position in range(plain_count, max(len(texts), output.finish is not None)):
             chunks.append(self._render_token(output, position))
         return b"".join(chunks)
+
+    def _render_plain(self, choice: "PlainChoice", prefix: bytes, texts: Sequence[str]) -> bytes:
+        """Returns the chunks of some texts of the choice with this prefix."""
+        if not texts:
+            return b""
+        suffix = choice.end + self._chunk_end
+        return prefix + (suffix + prefix).join(map(encode, texts)) + suffix
 
     def _render_token(self, output: Tokens, position: int) -> bytes:
         """Returns the chunk of the token at `position` in `output`.
@@ -290,10 +327,15 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             choice.ended_s = output.at_s
             chunk_choice.finish_reason = self._finish_reason(choice)
             chunk_choice.stop_reason = finish.stop_reason
+            if options.weight_versions:
+                chunk_choice.weight_versions = self._spans_of(output.index)
         has_fingerprint = finish is not None and not options.include_usage
-        end = CHUNK_END
-        if options.continuous_usage or has_fingerprint:
+        has_transfer = finish is not None and self.transfer is not None
+        end = self._chunk_end
+        if options.continuous_usage or has_fingerprint or has_transfer:
             tail = ChunkTail()
+            if options.chunk_transfer_params:
+                tail.kv_transfer_params = self.transfer if has_transfer else None
             if options.continuous_usage:
                 tail.usage = self._choice_usage(output.index)
             if has_fingerprint and self._meta.fingerprint is not None:
@@ -331,12 +373,11 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
 
 class PlainChoice:
-    """Chunks of plain tokens, which differ in the index of the choice and in the text alone."""
+    """Choices of plain tokens, which differ in the index of the choice and in the text alone."""
 
     def __init__(self, choice: Struct) -> None:
         """Encodes `choice`, which has a `HOLE` in place of its index and its text."""
-        self._before_index, self._before_text, end = template(choice)
-        self.suffix = end + CHUNK_END
+        self._before_index, self._before_text, self.end = template(choice)
 
     def prefixes(self, head: bytes, choices: int) -> list[bytes]:
         """Returns the bytes before the text, for each choice."""
@@ -345,12 +386,6 @@ class PlainChoice:
         for index in range(choices):
             prefixes.append(b"%b%d%b" % (start, index, self._before_text))
         return prefixes
-
-    def render(self, prefix: bytes, texts: Sequence[str]) -> bytes:
-        """Returns the chunks of some texts of the choice with this prefix."""
-        if not texts:
-            return b""
-        return prefix + (self.suffix + prefix).join(map(encode, texts)) + self.suffix
 
 
 def chunk_end(tail: ChunkTail) -> bytes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from app.core.engine.kvcache.events import PublisherSettings, of_rank
+from app.core.engine.kvcache.publishing import PublisherSettings, of_rank
+from app.core.protocol.versions import Feature, simulated_version
 from config import ConfigError, Settings
 from config.settings import ServerSettings
 
@@ -18,7 +19,7 @@ def cache_config(settings: Settings) -> dict[str, str]:
     max_model_len = settings.model.max_model_len
     blocks_per_request = math.ceil(max_model_len / cache.block_size)
     max_concurrency = cache.kv_cache_size / blocks_per_request
-    return {
+    labels = {
         "block_size": str(cache.block_size),
         "num_gpu_blocks": str(cache.kv_cache_size),
         "kv_cache_size_tokens": str(int(max_concurrency * max_model_len)),
@@ -26,6 +27,9 @@ def cache_config(settings: Settings) -> dict[str, str]:
         "enable_prefix_caching": str(cache.enable_kvcache),
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
     }
+    if simulated_version(settings).has(Feature.OFFLOADED_BLOCKS):
+        labels["simple_cpu_offload_num_blocks"] = "None"
+    return labels
 
 
 def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:

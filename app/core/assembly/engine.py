@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.assembly.derived import cache_config
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
-from app.core.engine.batch import LoRASlots
+from app.core.engine.batch import LoRASlots, SchedulerRules
 from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.lifecycle import Lifecycle
@@ -14,6 +14,7 @@ from app.core.engine.lora import AdapterMemory
 from app.core.engine.request import ScriptedReply
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
+from app.core.protocol.versions import Feature, simulated_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,8 +49,19 @@ class ReplySource:
         return self._tokenize(request, decision)
 
 
-def build_recorder(settings: Settings, rank: int) -> Recorder:
-    """Returns the recorder of the engine's metrics, with the families that the settings need."""
+class Simulation(NamedTuple):
+    """The parts of a simulated engine that all ranks of a server share."""
+
+    model: Model
+    profile: Profile | None
+    cost: CostModel | None
+
+
+def build_recorder(settings: Settings, rank: int, beside: Recorder | None = None) -> Recorder:
+    """Returns the recorder of an engine's metrics, with the families that the settings need.
+
+    `beside` is the recorder of the server's first engine.
+    """
     lora = settings.lora
     shows_adapters = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
     latency = settings.latency
@@ -67,6 +79,7 @@ def build_recorder(settings: Settings, rank: int) -> Recorder:
             older_names=settings.metrics.simulator_metrics,
             transfers=has_transfer_latency or settings.kvcache.kv_connector == "nixl",
             steps=settings.steps.shared or settings.engine.is_real,
+            beside=beside,
         ),
     )
 
@@ -138,10 +151,23 @@ def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
         other = extension.engine()
         if other is not None:
             parts.engine = other.engine
+            parts.recorder = other.engine.recorder
             parts.lifecycle = other.lifecycle
             parts.real_model = other.real_model
             parts.event_source = other.event_source
             return
+    engine = simulated_engine(parts, simulation_of(parts), adapter_memory)
+    parts.engine = engine
+    parts.lifecycle = Lifecycle(
+        engine,
+        parts.recorder,
+        parts.cache,
+        refuses_in_pause=simulated_version(parts.settings).has(Feature.REFUSAL_IN_PAUSE),
+    )
+
+
+def simulation_of(parts: ServerParts) -> Simulation:
+    """Returns the model of the simulated engine, and the profile of its steps."""
     settings = parts.settings
     profile: Profile | None = None
     cost: CostModel | None = None
@@ -149,20 +175,39 @@ def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
         from app.core.profiles import chosen_profile
 
         profile = chosen_profile(settings, decided=settings.table.by_name)
+        drafts = settings.engine.synthetic_drafts(settings.api.versions)
+        profile = profile.with_drafts(drafts)
         cost = _step_cost(parts, profile)
+    return Simulation(_simulated_model(parts), profile, cost)
+
+
+def simulated_engine(
+    parts: ServerParts, simulation: Simulation, adapter_memory: AdapterMemory
+) -> Engine:
+    """Returns a simulated engine with the cache and the recorder in `parts`."""
+    settings = parts.settings
     lora_slots = LoRASlots(settings.lora.max_loras, parts.adapters.__contains__, adapter_memory)
     engine_parts = EngineParts(
-        model=_simulated_model(parts),
+        model=simulation.model,
         recorder=parts.recorder,
         clock=parts.clock,
         streams=parts.streams,
         lora=lora_slots,
         cache=parts.cache,
+        rules=_scheduler_rules(settings),
     )
-    engine = Engine(settings, engine_parts, profile, cost)
+    engine = Engine(settings, engine_parts, simulation.profile, simulation.cost)
     parts.live.subscribe(engine.on_settings)
-    parts.engine = engine
-    parts.lifecycle = Lifecycle(engine, parts.recorder, parts.cache)
+    return engine
+
+
+def _scheduler_rules(settings: Settings) -> SchedulerRules:
+    version = simulated_version(settings)
+    return SchedulerRules(
+        spaces_prefill=version.has(Feature.PREFILL_INTERVAL),
+        passes_self_preempted=version.has(Feature.SELF_PREEMPTION),
+        holds_last_adapters=version.has(Feature.LAST_ADAPTERS),
+    )
 
 
 def _step_cost(parts: ServerParts, profile: Profile) -> CostModel | None:
@@ -178,8 +223,10 @@ def _simulated_model(parts: ServerParts) -> Model:
     if settings.model.task != "generate":
         return NullModel()
     recorded_replies = None
+    tool_replies = None
     for extension in parts.extensions:
         recorded_replies = recorded_replies or extension.recorded_replies()
+        tool_replies = tool_replies or extension.tool_replies()
     model = SimulatedModel(
         settings,
         parts.tokenizer,
@@ -188,6 +235,7 @@ def _simulated_model(parts: ServerParts) -> Model:
         schemas=parts.constraints,
         streams=RandomStreams(text=parts.streams("text"), calls=parts.streams("calls")),
     )
+    model.tool_replies = tool_replies
     sources = []
     for extension in parts.extensions:
         decide = extension.reply()

@@ -9,7 +9,6 @@ from app.core.server.middleware.cors import Cors
 from app.core.server.middleware.foreign_pages import ForeignPages
 from app.core.server.middleware.http_log import HttpLog
 from app.core.server.middleware.load_reports import LoadReports
-from app.core.server.middleware.rate_limits import RateLimits
 from app.core.server.middleware.stack import Middleware, MiddlewareStack, RequestIds
 
 if TYPE_CHECKING:
@@ -17,15 +16,13 @@ if TYPE_CHECKING:
     from app.core.server.middleware.http_metrics import HttpMetrics
 
 
-def build_middleware(
-    parts: ServerParts, http_metrics: HttpMetrics, limits: RateLimits
-) -> MiddlewareStack:
+def build_middleware(parts: ServerParts, http_metrics: HttpMetrics) -> MiddlewareStack:
     """Returns the middleware of the core, with that of the extensions at their positions."""
     settings = parts.settings
     http_log = HttpLog()
     names = (parts.server.host, parts.server.pod_name)
     foreign_pages = ForeignPages(settings.access, names)
-    for follower in (http_log, parts.keys, limits, foreign_pages):
+    for follower in (http_log, parts.keys, foreign_pages):
         parts.live.subscribe(follower.on_settings)
     added = _by_position(parts)
     stack = MiddlewareStack(
@@ -36,7 +33,6 @@ def build_middleware(
             RequestIds(settings.api.enable_request_id_headers),
             Cors(settings.access),
             parts.keys,
-            limits,
             *added[Position.AUTHENTICATED],
             foreign_pages,
             LoadReports(parts.recorder.figures),

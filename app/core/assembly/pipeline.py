@@ -13,9 +13,11 @@ from app.core.api.models import ServedModels
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder, ServerLoad
 from app.core.protocol.validation import ModelLimits
+from app.core.protocol.versions import Feature, simulated_version
 
 if TYPE_CHECKING:
     from app.core.api.reply_rules import ReplyRules
+    from app.core.api.weight_spans import Weights
     from app.core.extensions import ServerParts
     from config import Settings
 
@@ -39,6 +41,9 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
     def keeps_fast_path(changed: Settings) -> bool:
         return all(extension.keeps_fast_path(changed) for extension in parts.extensions)
 
+    def weights() -> Weights:
+        return parts.weights
+
     models = ServedModels(
         names=model.served_names,
         root=model.model,
@@ -55,10 +60,12 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
     )
     pipeline = RequestPipeline(
         settings=settings,
+        version=simulated_version(settings),
         body=parts.body,
         models=models,
         tokenizer=parts.tokenizer,
         identity=Identity(settings, host, parts.streams("ids")),
+        weights=weights,
         responder=responder,
         limits=_limits(parts),
         schemas=parts.constraints,
@@ -79,6 +86,7 @@ def _limits(parts: ServerParts) -> ModelLimits:
     settings = parts.settings
     reasons = bool(settings.reply.reasoning_parser)
     parses_calls = settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice
+    version = simulated_version(settings)
     max_new_tokens = None
     if parts.real_model is not None:
         max_new_tokens = parts.real_model.defaults.max_new_tokens
@@ -89,6 +97,8 @@ def _limits(parts: ServerParts) -> ModelLimits:
         reasons=reasons,
         parses=reasons or bool(parses_calls),
         max_new_tokens=max_new_tokens,
+        rejects_beam_token_ids=version.has(Feature.BEAM_TOKEN_IDS_ERROR),
+        reserves_reply_token=version.has(Feature.RESERVED_REPLY_TOKEN),
     )
 
 

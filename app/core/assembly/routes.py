@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from app.core.api import completions, health, models
 from app.core.api.chat import completions as chat
 from app.core.api.plain import plain_chats, plain_completions
+from app.core.protocol.versions import simulated_version
 from app.core.server.http.late_routes import late_routes
 
 if TYPE_CHECKING:
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
 
 TOKENS = ("POST /tokenize", "POST /detokenize")
 TOKENIZER_INFO = "GET /tokenizer_info"
-ADAPTERS = (
-    "POST /v1/load_lora_adapter",
-    "POST /v1/unload_lora_adapter",
-    "POST /adapters",
-    "DELETE /adapters/{adapter_name}",
-)
 ADMIN = (
     "GET /admin/config",
     "GET /admin/config/live",
@@ -44,19 +39,13 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
         parts.live.subscribe(texts.on_settings)
         memos = {"plain chats": chats.known_prompts, "plain prompts": texts.known_prompts}
         app.caches.append(lambda: memos)
-        batch = late_routes(partial(_batch_routes, parts), "POST /v1/chat/completions/batch")
-        app.add_routes("chat", [*chat.routes(pipeline, chats), *batch])
+        app.add_routes("chat", chat.routes(pipeline, chats))
         app.add_routes("completions", completions.routes(pipeline, texts))
-    app.add_routes(
-        "invocations", late_routes(partial(_invocation_routes, parts), "POST /invocations")
-    )
     app.add_routes("models", models.routes(pipeline.models, pipeline.identity))
     operations = [*TOKENS]
     if settings.api.enable_tokenizer_info_endpoint:
         operations.append(TOKENIZER_INFO)
     app.add_routes("tokens", late_routes(partial(_token_routes, parts), *operations))
-    if settings.lora.allow_runtime_lora_updating:
-        app.add_routes("lora", late_routes(partial(_adapter_routes, parts), *ADAPTERS))
 
 
 def add_operator_routes(
@@ -72,34 +61,17 @@ def add_operator_routes(
 
         return memory_routes(app.caches)
 
-    app.add_routes("health", health.health_routes(is_healthy, parts.is_ready, load))
+    release = simulated_version(parts.settings).release
+    app.add_routes("health", health.health_routes(is_healthy, parts.is_ready, load, release))
     app.add_routes("metrics", health.metrics_routes(exposition))
     app.add_routes("admin", late_routes(partial(_admin_routes, parts), *ADMIN))
     app.add_routes("memory", late_routes(memory_routes, "GET /admin/memory"))
-
-
-def _batch_routes(parts: ServerParts) -> list[Route]:
-    from app.core.api.chat.batch import routes
-
-    return routes(parts.pipeline)
-
-
-def _invocation_routes(parts: ServerParts) -> list[Route]:
-    from app.core.api.invocations import invocation_routes
-
-    return invocation_routes(parts.body, parts.routes)
 
 
 def _token_routes(parts: ServerParts) -> list[Route]:
     from app.core.api.tokenize import routes
 
     return routes(parts.pipeline, parts.settings.api.enable_tokenizer_info_endpoint)
-
-
-def _adapter_routes(parts: ServerParts) -> list[Route]:
-    from app.core.api.adapters import adapter_routes
-
-    return adapter_routes(parts.body, parts.pipeline.models)
 
 
 def _admin_routes(parts: ServerParts) -> list[Route]:

@@ -22,7 +22,6 @@ from app.core.server.gunicorn import ranks
 from app.core.server.http.context import BodyLimits
 from app.core.server.middleware.api_keys import ApiKeys
 from app.core.server.middleware.http_metrics import HttpMetrics
-from app.core.server.middleware.rate_limits import RateLimits
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ def build(
     _add_engine_parts(parts, adapter_memory, load)
 
     http_metrics = HttpMetrics(parts.clock.now)
-    limits = RateLimits(parts.clock)
-    middleware = build_middleware(parts, http_metrics, limits)
+    middleware = build_middleware(parts, http_metrics)
     root_path = parts.server.root_path.rstrip("/")
     app = Understudy(parts.engine, middleware, parts.streams("request ids"), root_path)
 
@@ -66,7 +64,7 @@ def build(
     if parts.publisher is not None:
         app.services.append(parts.publisher)
     _add_extensions(app, parts)
-    _add_caches(app, parts, limits)
+    _add_caches(app, parts)
     return app
 
 
@@ -106,12 +104,14 @@ def _add_extensions(app: Understudy, parts: ServerParts) -> None:
         app.services += extension.services()
         app.caches.append(extension.caches)
         app.rpc = extension.rpc() or app.rpc
+        for wrapper in extension.wrappers():
+            app.wsgi_app = wrapper(app.wsgi_app)  # type: ignore[assignment, method-assign]
     app.until_drained += parts.until_drained
 
 
-def _add_caches(app: Understudy, parts: ServerParts, limits: RateLimits) -> None:
+def _add_caches(app: Understudy, parts: ServerParts) -> None:
     def caches_of_core() -> Mapping[str, Bounded]:
-        caches: dict[str, Bounded] = {"rate limits": limits, **parts.tokenizer.caches}
+        caches: dict[str, Bounded] = {**parts.tokenizer.caches}
         if parts.recorder.adapter_series is not None:
             caches["adapter series"] = parts.recorder.adapter_series
         if parts.cache is not None:

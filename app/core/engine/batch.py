@@ -13,11 +13,23 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from msgspec import Struct
 
 from app.core.engine.kvcache.cached_sequence import CachedSequence
+from config import ConfigError
 
 if TYPE_CHECKING:
     from app.core.engine.lora import AdapterMemory
 
 S = TypeVar("S", bound="SequenceState")
+
+
+class SchedulerRules(Struct, frozen=True, kw_only=True):
+    """Rules of the scheduler that differ between versions of vLLM."""
+
+    spaces_prefill: bool = False
+    """`prefill_schedule_interval` has an effect."""
+    passes_self_preempted: bool = False
+    """The step goes on after a sequence that preempts itself."""
+    holds_last_adapters: bool = False
+    """A sequence whose last token is in flight still counts for the adapters that run."""
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -26,9 +38,26 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     long_prefill_token_threshold: int = 0
-    """Maximum tokens of one prompt in one step; 0 is no limit."""
+    """Maximum tokens of one prompt in one step, unless it is alone; 0 is no limit."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """The threshold is at least an equal share of the step's tokens."""
     enable_chunked_prefill: bool = True
+    watermark: float = 0.0
+    """Share of the blocks that an admission leaves free while others run."""
+    prefill_schedule_interval: int = 1
+    """Minimum distance of steps with prefill, in steps, while others decode."""
+    draft_slots: int = 0
+    """Tokens of a step that each sequence takes for its drafts, besides its own."""
     by_priority: bool = False
+    rules: SchedulerRules = SchedulerRules()
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if no sequence would ever fit into a step."""
+        if self.draft_slots >= self.max_num_batched_tokens:
+            raise ConfigError(
+                f"draft-slots {self.draft_slots} of the profile: must be less than "
+                f"max-num-batched-tokens, {self.max_num_batched_tokens}"
+            )
 
 
 class Phase(IntEnum):
@@ -145,8 +174,11 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
         The block of the last token does not count: that token is always computed.
         """
 
-    def fits(self, sequence: S, tokens: int, cached: int) -> bool:
-        """Returns whether all blocks of the sequence fit now; `cached` is the result of `find`."""
+    def fits(self, sequence: S, tokens: int, cached: int, spare: int = 0) -> bool:
+        """Returns whether all blocks of the sequence fit now, besides `spare` free ones.
+
+        `cached` is the result of `find`.
+        """
 
     def begin(self, sequence: S, cached: int, count: int) -> None:
         """Assigns the `cached` blocks that `find` returned, and `count` new ones."""

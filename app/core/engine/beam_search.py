@@ -39,7 +39,9 @@ class BeamSearch(Handle):
         self._run = run
         self._context = context
         self._emit = emit
-        self._beams = [(request, _without_end(reply)) for request, reply in beams]
+        self._beams = [
+            (request, _without_end(reply, request.max_tokens)) for request, reply in beams
+        ]
         self._step = 0
         self._pending = 0
         """Unfinished requests of this step."""
@@ -155,8 +157,10 @@ class BeamSearch(Handle):
         self.end_one()
 
 
-def _without_end(reply: Reply) -> Reply:
+def _without_end(reply: Reply, max_tokens: int) -> Reply:
     """Returns the reply with a final end-of-text token moved to its finish."""
+    if not max_tokens:
+        return replace(reply, finish=LENGTH)
     if reply.finish != STOP or not reply.ids or reply.texts[-1]:
         return reply
     shorter = replace(reply.cut(len(reply.ids) - 1), finish=Finish("stop", reply.ids[-1]))

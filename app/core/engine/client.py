@@ -10,13 +10,20 @@ from app.core.base.metrics.recorder import Recorder
 from app.core.engine.errors import (
     DrainingError,
     EngineDeadError,
+    EngineError,
+    EngineFailedError,
+    EnginePausedError,
     QueueFullError,
+    ShutdownError,
     TooManyRequestsError,
 )
-from app.core.engine.outputs import Emit
+from app.core.engine.outputs import Emit, Failed
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import Handle, Sequence
 from config.settings import Settings
+
+ENGINE_ENDED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+"""Error of requests that a vLLM has not answered when its engine ends."""
 
 
 class EngineClient:
@@ -24,9 +31,11 @@ class EngineClient:
 
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.draining = False
         self.withdrawn = False
         """True when the server is not ready because it ends soon; requests are still admitted."""
+        self._refusal: type[EngineError] | None = None
+        self.refuses_requests = False
+        """True during a pause that rejects new requests."""
         scheduling = settings.scheduling
         self._slots = scheduling.max_num_seqs
         self._max_waiting = scheduling.max_waiting_queue_length
@@ -74,12 +83,12 @@ class EngineClient:
         """Checks that the server accepts `sequences` more sequences at all.
 
         Raises:
-            DrainingError: The server is shutting down.
+            DrainingError, ShutdownError: The server is shutting down.
             EngineDeadError: No engine can compute.
             TooManyRequestsError: `max-num-queued-reqs` would be exceeded.
         """
-        if self.draining:
-            raise DrainingError
+        if self._refusal is not None:
+            raise self._refusal
         if not self.healthy:
             raise EngineDeadError
         limit = self._max_unfinished
@@ -89,6 +98,15 @@ class EngineClient:
         if unfinished + sequences > limit:
             self.recorder.rejected("max_num_queued_reqs")
             raise TooManyRequestsError(unfinished, limit)
+
+    def refuse(self, requests: ListOf[EngineRequest], emit: Emit) -> None:
+        """Emits that a pause rejects the request, if the server accepts requests at all.
+
+        Raises:
+            EngineError: as `check_accepting` does.
+        """
+        self.check_accepting(len(requests))
+        emit(Failed(requests[0].index, EnginePausedError()))
 
     def check_admission(self, sequences: int, adapter: str | None = None) -> None:
         """Checks that slots and queue can hold `sequences` more sequences.
@@ -132,6 +150,31 @@ class EngineClient:
             [handle.interrupt(request_ids, slices, counted) for handle in list(self._active)]
         )
 
-    def drain(self) -> None:
-        """Rejects new requests from now on."""
-        self.draining = True
+    @property
+    def draining(self) -> bool:
+        """True when no new requests are admitted."""
+        return self._refusal is not None
+
+    def drain(self, refusal: type[EngineError] = DrainingError) -> None:
+        """Rejects new requests from now on, with the error `refusal`."""
+        self._refusal = refusal
+
+    def shut_down(self) -> None:
+        """Rejects new requests from now on, with vLLM's error."""
+        self.drain(ShutdownError)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of unfinished submissions."""
+        return len(self._active)
+
+    @property
+    def is_generating(self) -> bool:
+        """True while requests run or wait."""
+        return self.in_flight > 0
+
+    def fail(self) -> None:
+        """Fails all unfinished requests, as the end of vLLM's engine does."""
+        for handle in list(self._active):
+            for choice in reversed(handle.choices):
+                choice.fail(EngineFailedError(ENGINE_ENDED))

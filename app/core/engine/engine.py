@@ -14,7 +14,7 @@ from app.core.base.clock.pause import Pace
 from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import FinishedSequence, Recorder
-from app.core.engine.batch import LoRASlots
+from app.core.engine.batch import LoRASlots, SchedulerRules
 from app.core.engine.client import EngineClient
 from app.core.engine.errors import PromptExceedsCacheError
 from app.core.engine.executor import SequenceContext
@@ -58,6 +58,7 @@ class EngineParts:
     streams: Streams
     lora: LoRASlots
     cache: KVCacheManager | None = None
+    rules: SchedulerRules = SchedulerRules()
 
 
 class Engine(EngineClient):
@@ -95,14 +96,14 @@ class Engine(EngineClient):
             timing=self.timing,
             recorder=parts.recorder,
             cache=parts.cache,
+            rules=parts.rules,
         )
         self._pool: SequencePool | None = None
         """The slots of sequences with latencies of their own and without a cache."""
         self.executor: SequencePool | StepExecutor
         self._sequence: Callable[..., Any]
         if profile is None:
-            by_priority = scheduling.scheduling_policy == "priority"
-            pool = SequencePool(scheduling.max_num_seqs, parts.lora, by_priority, self._context)
+            pool = SequencePool(settings, parts.lora, self._context)
             self.executor = pool
             self._sequence = partial(TimedSequence, pool)
             if parts.cache is None:
@@ -194,6 +195,9 @@ class Engine(EngineClient):
         awaited: bool = False,
     ) -> Handle:
         """Runs a request with known replies; see `EngineClient.submit`."""
+        if self.refuses_requests:
+            self.refuse(requests, emit)
+            return self._ended
         first = requests[0]
         if self._pool is not None and self._needs_no_slot(self._pool, requests, replies):
             self.check_accepting(1)

@@ -28,10 +28,19 @@ class DrainingError(EngineError):
     text = "The server is shutting down and takes no new requests."
 
 
+class ShutdownError(EngineError):
+    """The server is shutting down as vLLM does."""
+
+    text = "cannot schedule new futures after shutdown"
+
+
 class TooManyRequestsError(EngineError):
     """Running and waiting sequences would exceed `max-num-queued-reqs`."""
 
-    text = "The server holds {} of at most {} requests; retry later."
+    text = (
+        "The engine is currently busy and cannot accept new requests: it holds {} of at most {}. "
+        "Please try again later or on a different instance."
+    )
 
 
 class QueueFullError(EngineError):
@@ -50,6 +59,12 @@ class AbortedError(EngineError):
     """An operator has ended the request, and no partial answer exists."""
 
     text = "The request was aborted by the server."
+
+
+class EnginePausedError(EngineError):
+    """A pause rejects new requests."""
+
+    text = "Generation is paused. Please retry after it resumes."
 
 
 class EngineDeadError(EngineError):

@@ -17,6 +17,7 @@ from app.core.engine.sequence import Sequence
 from app.core.engine.timing import PerRequestTiming
 
 if TYPE_CHECKING:
+    from app.core.engine.batch import SchedulerRules
     from app.core.engine.kvcache.cache import KVCacheManager
 
 SHUTDOWN_POLL_S = 0.01
@@ -33,6 +34,7 @@ class SequenceContext:
     timing: PerRequestTiming
     recorder: Recorder
     cache: KVCacheManager | None
+    rules: SchedulerRules
 
 
 class SequenceExecutor(Executor):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 from gevent.event import Event
 
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine.engine import Engine
 from app.core.engine.errors import (
     CallerLeftError,
     MemoryNotResidentError,
@@ -17,7 +16,7 @@ from app.core.engine.errors import (
 from app.core.engine.sleep import MEMORY, PauseMode, woken_by
 
 if TYPE_CHECKING:
-    from app.core.engine.kvcache.cache import KVCacheManager
+    from app.core.engine.pausable import PausableEngine, ResettableCache
 
 POLL_S = 0.01
 """Interval, in seconds, at which a pause checks that running requests have ended."""
@@ -57,12 +56,18 @@ class Lifecycle:
     """Commands to the simulated engine.
 
     Sleep at level 0 only pauses; levels 1 and 2 pretend to free memory. Requests that arrive during
-    sleep at level 1 or 2 are served, since a simulator needs no weights. During a pause they wait.
+    sleep at level 1 or 2 are served, since a simulator needs no weights. During a pause they wait
+    or are rejected.
     """
 
     def __init__(
-        self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None
+        self,
+        engine: PausableEngine,
+        recorder: Recorder,
+        cache: ResettableCache | None = None,
+        refuses_in_pause: bool = False,
     ) -> None:
+        """With `refuses_in_pause` only a pause that keeps running requests lets new ones wait."""
         self._is_paused = False
         """True after `pause` or sleep at level 0: no request starts."""
         self._slept = False
@@ -76,6 +81,7 @@ class Lifecycle:
         self._engine = engine
         self._recorder = recorder
         self._cache = cache
+        self._refuses_in_pause = refuses_in_pause
 
     @property
     def is_sleeping(self) -> bool:
@@ -156,6 +162,7 @@ class Lifecycle:
         """
         self._is_paused = True
         self._engine.executor.pause()
+        self._engine.refuses_requests = self._refuses_in_pause and mode != "keep"
         self._settle(mode, caller_left)
         if clear_cache:
             self.reset_prefix_cache(under_requests=True)
@@ -164,6 +171,7 @@ class Lifecycle:
         """Starts requests again."""
         self._is_paused = False
         self._slept = False
+        self._engine.refuses_requests = False
         self._resume_if_unblocked()
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:

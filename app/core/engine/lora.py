@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from app.core.engine.kvcache.hashing import Adapter
 from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
 
@@ -21,12 +20,24 @@ MAX_NAME = 4_096
 """Maximum characters of an adapter's name and path together."""
 
 
+class Adapter(Struct, gc=False, frozen=True):
+    """A LoRA adapter: its name, its source path, and its number in the engine."""
+
+    name: str
+    path: str = ""
+    id: int = 0
+
+
 class AdapterError(Exception):
     """An adapter that cannot be loaded or unloaded; the text is one sentence for the client."""
 
 
 class AdapterNotFoundError(AdapterError):
     """No adapter has this name."""
+
+
+class AdapterUnusableError(AdapterError):
+    """The files of an adapter are broken, or need what vLLM does not support."""
 
 
 class LoRARegistry:
@@ -70,7 +81,10 @@ class LoRARegistry:
         """
         previous = self._adapters.get(name)
         if previous is not None and not in_place:
-            raise AdapterError(f"The adapter {name!r} is loaded already.")
+            raise AdapterError(
+                f"The lora adapter '{name}' has already been loaded. Unload it first, or set "
+                "load_inplace."
+            )
         if len(name) + len(path) > MAX_NAME:
             raise AdapterError(f"Name and path of an adapter have at most {MAX_NAME} characters.")
         adapter_id = next(self._ids) if previous is None else previous.id
@@ -87,7 +101,7 @@ class LoRARegistry:
             AdapterNotFoundError: The name is unknown.
         """
         if self._adapters.pop(name, None) is None:
-            raise AdapterNotFoundError(f"No adapter {name!r} is loaded.")
+            raise AdapterNotFoundError(f"The lora adapter '{name}' cannot be found.")
         if self.memory is not None:
             self.memory.drop(name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -12,12 +11,13 @@ from app.core.base.metrics.families import EngineFamilies
 from app.core.base.metrics.instruments import Family, Gauge
 from app.core.base.metrics.table import ADAPTERS
 from app.core.engine.lora import AdapterMemory
+from app.core.engine.lora_files import read_config
 
 
 def rank_of(path: str) -> int | None:
     """Reads the rank from the adapter's folder; None if there is no rank."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        rank = msgspec.json.decode((Path(path) / "adapter_config.json").read_bytes())["r"]
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        rank = msgspec.json.decode(read_config(path))["r"]
         return rank if isinstance(rank, int) else None
     return None
 

@@ -5,12 +5,15 @@ A profile is a YAML file, shipped (`app/core/engine/profiles`) or written by the
 """
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import ConfigError
+
+if TYPE_CHECKING:
+    from config.speculative import SyntheticDrafts
 
 SETTING_NAMES = {"num-gpu-blocks": "kv-cache-size", "enable-prefix-caching": "enable-kvcache"}
 """Limits of an engine whose settings have other names."""
@@ -116,6 +119,10 @@ class SpeculationRates(
         tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(min_length=1, max_length=64)
     ]
     """Chance that a draft is right if all earlier drafts were right, by position."""
+    draft_slots: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Tokens of a step that each sequence takes besides its own: 1 with a draft model, all drafts
+    with a draft model that drafts in parallel.
+    """
 
 
 class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
@@ -150,6 +157,13 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
             for name, value in limits.items()
             if value is not None
         }
+
+    def with_drafts(self, drafts: "SyntheticDrafts | None") -> "Profile":
+        """Returns a copy with these drafts; None keeps those of the profile."""
+        if drafts is None:
+            return self
+        speculation = SpeculationRates(acceptance=drafts.acceptance, draft_slots=drafts.slots)
+        return msgspec.structs.replace(self, speculation=speculation)
 
 
 def read_profile(name_or_path: str) -> Profile:

@@ -31,6 +31,9 @@ class ToolFunction(Struct, frozen=True):
 
     name: str
     schema: JsonSchema = True
+    description: str = ""
+    strict: bool = False
+    """May be called where a constraint on the text forbids other calls."""
 
 
 class ToolCalls(Struct, frozen=True, kw_only=True):
@@ -39,10 +42,18 @@ class ToolCalls(Struct, frozen=True, kw_only=True):
     tools: tuple[ToolFunction, ...]
     min_calls: int = 0
     max_calls: int = 1
+    draws_call: bool = False
+    """At least one call is made where calls are drawn, although none is required."""
     named: bool = False
     """The client named the tool, which is called exactly once even if few tokens are left."""
     lenient: bool = False
     """Invalid parts of a schema are ignored instead of raising errors."""
+    question: str = ""
+    """Text of the last user message; empty right after the result of a tool."""
+    streams: bool = False
+    """The answer is a stream: a parser sees the text of the reply token by token."""
+    first_only: bool = False
+    """Of the calls in the text of the reply, the client gets the first one."""
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
@@ -139,6 +150,8 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     n: int = 1
     """Choices requested for this prompt (metrics only)."""
     beams: bool = False
+    engine: int | None = None
+    """Position of the only engine that may run the choice, among those of the server."""
     num_choices: int = 1
     """Choices of the whole request.
 

@@ -61,8 +61,23 @@ class Scheduler(Generic[S]):
         """Called with each sequence that enters `fetching`."""
         self._speculation = speculation
         self._in_bulk = speculation is None
-        self._prompt_limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-        """Maximum tokens of one prompt in a step."""
+        self._draft_slots = 0 if speculation is None else limits.draft_slots
+        self._prompt_limit = limits.max_num_batched_tokens
+        """Maximum tokens of one prompt in the step being made."""
+        self._watermark = int(limits.watermark * (blocks.capacity + 1))
+        """Blocks that an admission leaves free while others run."""
+        interval = limits.prefill_schedule_interval
+        self._spaces_prefill = limits.rules.spaces_prefill and interval > 1
+        self._varies = self._spaces_prefill or limits.long_prefill_token_threshold > 0
+        """True if the limits of a step depend on earlier steps or on the sequences."""
+        self._prefill_step = -interval
+        """Number of the latest step with prefill."""
+        self._has_backlog = False
+        """True if the latest step that could admit all left some waiting."""
+        self._holds_prefill = False
+        """True if the step being made has no prefill."""
+        self._has_prefill = False
+        """True if the step being made has prefill."""
         self.prefill_limit: Callable[[], int] | None = None
         """Returns the maximum prompt tokens of the next step; None: only `limits` hold."""
         self._prefill_left = 0
@@ -131,11 +146,12 @@ class Scheduler(Generic[S]):
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
         if not (self._decoding or self.prefilling or self.waiting.members):
+            self._has_backlog = False
             return None
         batch: Batch[S] = Batch()
         self._prefill_left = self.limits.max_num_batched_tokens
-        if self.prefill_limit is not None:
-            self._prefill_left = self.prefill_limit()
+        if self._varies or self.prefill_limit is not None:
+            self._begin_step()
         has_preempted = bool(self.running) and self._continue(batch)
         if not has_preempted and not self.paused and self.waiting.members:
             self._admit(batch)
@@ -143,12 +159,11 @@ class Scheduler(Generic[S]):
             self._step += 1
             self._under_way += 1
         if self._singly:
-            self._singly = False
-            self._decoding = [sequence for sequence in self.running if sequence.decodes]
-            for sequence in self._decoding:
-                self._join_bulk(sequence)
+            self._begin_bulk()
         if batch.prefilled:
             self._sample(batch)
+        if self._varies or self.waiting.adapters:
+            self._end_step(batch, has_preempted)
         if batch.tokens:
             return batch
         if has_preempted and not self._under_way:
@@ -191,6 +206,43 @@ class Scheduler(Generic[S]):
         self.release(sequence)
         self.blocks.forget(sequence)
 
+    def _begin_step(self) -> None:
+        """Sets the limits of the new step, where they vary from step to step."""
+        limits = self.limits
+        if self.prefill_limit is not None:
+            self._prefill_left = self.prefill_limit()
+        if limits.long_prefill_token_threshold:
+            self._limit_prompts(limits.long_prefill_token_threshold)
+        if self._spaces_prefill:
+            self._hold_prefill()
+
+    def _limit_prompts(self, threshold: int) -> None:
+        """Sets the maximum tokens of one prompt; a prompt that is alone has no limit."""
+        budget = self.limits.max_num_batched_tokens
+        sequences = len(self.running) + len(self.waiting.members) + len(self.fetching)
+        if self.limits.long_prefill_token_threshold_adaptive:
+            threshold = max(threshold, budget // sequences)
+        self._prompt_limit = threshold if sequences > 1 else budget
+
+    def _hold_prefill(self) -> None:
+        """Decides if the new step has no prefill: soon after the latest one, if others decode."""
+        steps = self._step + 1 - self._prefill_step
+        is_soon = steps < self.limits.prefill_schedule_interval
+        decodes = len(self.running) > len(self.prefilling)
+        self._holds_prefill = is_soon and decodes and not self._has_backlog
+        self._has_prefill = False
+
+    def _end_step(self, batch: Batch[S], has_preempted: bool) -> None:
+        """Notes what later steps depend on."""
+        if self._spaces_prefill:
+            if self._has_prefill:
+                self._prefill_step = self._step
+            if not (self._holds_prefill or has_preempted):
+                self._has_backlog = self.waiting.head() is not None
+        if not self.limits.rules.holds_last_adapters:
+            for sequence in batch.ends:
+                self.waiting.left(sequence)
+
     def _continue(self, batch: Batch[S]) -> bool:
         """Continues all running sequences (rule 3a); returns whether one was preempted."""
         needs = self._needs.get(self._step, ())
@@ -199,6 +251,8 @@ class Scheduler(Generic[S]):
         allotted: list[tuple[S, int]] = []
         """Unfinished prompts, each with the tokens that it computes next."""
         left = min(budget, self._prefill_left)
+        if self._holds_prefill:
+            left = 0
         for sequence in self.prefilling:
             remaining = sequence.prompt_tokens + sequence.written - sequence.computed
             tokens = min(remaining, left, self._prompt_limit)
@@ -211,6 +265,7 @@ class Scheduler(Generic[S]):
         if not self._in_bulk or budget < 0 or lacks_blocks or not prefills_last:
             return self._continue_singly(batch)
         self._advance(batch, needs)
+        self._has_prefill = bool(allotted)
         for sequence, tokens in allotted:
             self._grow(sequence, sequence.computed + tokens)
             self._prefill(sequence, tokens, batch)
@@ -254,46 +309,47 @@ class Scheduler(Generic[S]):
 
         Returns whether one was preempted.
         """
-        for decode in self._decoding:  # ends the bulk
-            decode.computed = self._step + decode.lead
-            decode.written = decode.computed - decode.prompt_tokens + 1
-        self._needs.clear()
-        self._ends.clear()
-        self._leads = 0
-        self._singly = True
+        self._end_bulk()
         has_preempted = False
-        place = 0
-        budget = self.limits.max_num_batched_tokens
+        draft_slots = self._draft_slots
+        budget = self.limits.max_num_batched_tokens - draft_slots
         prefill_left = self._prefill_left
         allotted: dict[S, int] = {}
-        while budget > 0 and place < len(self.running):
-            sequence = self.running[place]
-            place += 1
-            wanted = sequence.prompt_tokens + sequence.written - sequence.computed
-            if self._speculation is not None and sequence.decodes:
-                draft_limit = sequence.output_tokens - sequence.written - 1
-                wanted += self._speculation.propose(sequence, draft_limit)
+        for sequence in list(self.running):
+            if budget <= 0 or not sequence.running:  # preempted in this step
+                continue
             limit = budget if sequence.decodes else min(budget, prefill_left)
-            tokens = 0 if sequence.last else min(wanted, limit, self._prompt_limit)
+            tokens = min(self._wanted(sequence), limit)
             if tokens <= 0:
                 continue
             computed = sequence.computed + tokens
             if self._missing_blocks(sequence, computed) > self.blocks.free:
                 has_preempted = True
                 for freed, is_decode in self._make_room(sequence, computed, allotted):
-                    place -= 1
-                    budget += freed
+                    budget += freed + draft_slots
                     if not is_decode:
                         prefill_left += freed
             if not sequence.running:
+                if self.limits.rules.passes_self_preempted:
+                    continue
                 break
             self._grow(sequence, computed)
             allotted[sequence] = tokens
-            budget -= tokens
+            budget -= tokens + draft_slots
             if not sequence.decodes:
                 prefill_left -= tokens
         self._compute(allotted, batch)
         return has_preempted
+
+    def _wanted(self, sequence: S) -> int:
+        """Returns the tokens that a running sequence wants in the new step, with its drafts."""
+        if sequence.last or (self._holds_prefill and not sequence.decodes):
+            return 0
+        wanted = sequence.prompt_tokens + sequence.written - sequence.computed
+        if self._speculation is not None and sequence.decodes:
+            draft_limit = sequence.output_tokens - sequence.written - 1
+            wanted += self._speculation.propose(sequence, draft_limit)
+        return min(wanted, self._prompt_limit)
 
     def _make_room(
         self, sequence: S, tokens: int, allotted: dict[S, int]
@@ -321,6 +377,7 @@ class Scheduler(Generic[S]):
         decodes = []
         for sequence, tokens in allotted.items():
             if not sequence.decodes:
+                self._has_prefill = True
                 self._prefill(sequence, tokens, batch)
                 continue
             decodes.append(sequence)
@@ -363,24 +420,35 @@ class Scheduler(Generic[S]):
         blocks = self.blocks
         size = self._block_size
         while self.waiting.members and len(self.running) < limits.max_num_seqs:
-            budget = min(limits.max_num_batched_tokens - batch.tokens, self._prefill_left)
+            left = limits.max_num_batched_tokens - batch.tokens
+            left -= self._draft_slots * (batch.sequences + 1)
+            budget = min(left, self._prefill_left)
             sequence = self.waiting.head() if budget > 0 else None
             if sequence is None:
                 return
             total = sequence.prompt_tokens + sequence.written
             is_fetched = sequence.held > 0
             cached = 0
+            missing = 0
             if not is_fetched:
                 cached = blocks.find(sequence, total)
-                if not blocks.fits(sequence, total, cached):
-                    return
+                missing = total
+            spare = self._watermark
+            if spare or sequence.remote:
+                spare = self._spare_blocks(sequence)
+            if not blocks.fits(sequence, missing, cached, spare):
+                return
+            if not is_fetched:
                 sequence.computed = cached * size + sequence.loaded
                 if sequence.remote:
                     self._fetch(sequence, cached)
                     continue
+            has_prefill = sequence.computed < total - 1
+            is_held = has_prefill and self._holds_prefill
             tokens = min(total - sequence.computed, self._prompt_limit)
-            if tokens > budget and not limits.enable_chunked_prefill:
+            if is_held or (tokens > budget and not limits.enable_chunked_prefill):
                 return
+            self._has_prefill |= has_prefill
             tokens = min(tokens, budget)
             self.waiting.pop(sequence)
             if not is_fetched:
@@ -392,6 +460,17 @@ class Scheduler(Generic[S]):
             self.prefilling.append(sequence)
             batch.admitted.append(sequence)
             self._prefill(sequence, tokens, batch, is_fetched)
+
+    def _spare_blocks(self, sequence: S) -> int:
+        """Returns the blocks that the admission of a sequence leaves free.
+
+        A transfer leaves those that unfinished prompts need.
+        """
+        spare = self._watermark if self.running else 0
+        if sequence.remote:
+            for other in self.prefilling:
+                spare += self._missing_blocks(other, other.prompt_tokens + other.written)
+        return spare
 
     def _fetch(self, sequence: S, cached: int) -> None:
         """Assigns blocks, but no place, to a sequence whose cache will arrive."""
@@ -442,6 +521,23 @@ class Scheduler(Generic[S]):
         sequence.decodes = False
         sequence.last = True
         batch.ends.append(sequence)
+
+    def _begin_bulk(self) -> None:
+        """Lets all decodes advance in bulk."""
+        self._singly = False
+        self._decoding = [sequence for sequence in self.running if sequence.decodes]
+        for sequence in self._decoding:
+            self._join_bulk(sequence)
+
+    def _end_bulk(self) -> None:
+        """Brings all decodes up to date, and clears the calendars."""
+        for sequence in self._decoding:
+            sequence.computed = self._step + sequence.lead
+            sequence.written = sequence.computed - sequence.prompt_tokens + 1
+        self._needs.clear()
+        self._ends.clear()
+        self._leads = 0
+        self._singly = True
 
     def _join_bulk(self, sequence: S) -> None:
         """Lets a decode advance in bulk (rule 6) from the next step on."""

@@ -10,6 +10,7 @@ from app.core.engine.batch import LoRASlots
 from app.core.engine.executor import AFTER_SHUTDOWN, SequenceContext, SequenceExecutor
 from app.core.engine.timed_sequence import TimedSequence
 from app.core.engine.waiting_queue import WaitingQueue
+from config.settings import Settings
 
 MAX_STARTS_PER_TURN = 128
 """Maximum sequences that start in one turn of the event loop; keeps other streams on time."""
@@ -24,13 +25,16 @@ class SequencePool(SequenceExecutor):
     else in the turn that frees one. One event loop owns the state, so locks are unnecessary.
     """
 
-    def __init__(
-        self, slots: int, lora: LoRASlots, by_priority: bool, context: SequenceContext
-    ) -> None:
-        self.slots = slots
+    def __init__(self, settings: Settings, lora: LoRASlots, context: SequenceContext) -> None:
+        scheduling = settings.scheduling
+        self.slots = scheduling.max_num_seqs
         self.running = 0
         self.paused = False
-        self.queue: WaitingQueue[TimedSequence] = WaitingQueue(lora, by_priority)
+        self.queue: WaitingQueue[TimedSequence] = WaitingQueue(
+            lora,
+            by_priority=scheduling.scheduling_policy == "priority",
+            prefers_resident=settings.lora.prefer_resident_adapters,
+        )
         self.context = context
         self.blocks = context.cache
         self.watch_queue: Callable[[float], None] | None = None

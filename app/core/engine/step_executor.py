@@ -64,12 +64,18 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         """`cost` replaces the profile's cost model. `rng` decides which drafts are right."""
         scheduling = settings.scheduling
         steps = settings.steps
+        speculation = profile.speculation
         self.limits = SchedulerLimits(
             max_num_seqs=scheduling.max_num_seqs,
             max_num_batched_tokens=steps.max_num_batched_tokens,
             long_prefill_token_threshold=steps.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=steps.long_prefill_token_threshold_adaptive,
             enable_chunked_prefill=steps.enable_chunked_prefill,
+            watermark=steps.watermark,
+            prefill_schedule_interval=steps.prefill_schedule_interval,
+            draft_slots=0 if speculation is None else speculation.draft_slots,
             by_priority=scheduling.scheduling_policy == "priority",
+            rules=context.rules,
         )
         self.context = context
         self._cache = context.cache
@@ -85,8 +91,8 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._timing = context.timing
         self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, self.limits.by_priority)
         drafts = None
-        if profile.speculation is not None:
-            drafts = Drafts(profile.speculation.acceptance, rng)
+        if speculation is not None:
+            drafts = Drafts(speculation.acceptance, rng)
             context.recorder.expect_drafts(drafts.drafts)
         scheduler = Scheduler(self.limits, self.blocks, self._queue, drafts)
         target_s = profile.engine.engine_step_time

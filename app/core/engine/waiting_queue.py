@@ -20,23 +20,32 @@ W = TypeVar("W", bound=SequenceState)
 
 
 class WaitingQueue(Generic[W]):
-    """Waiting sequences: first come, first served, or by priority; adapters in memory first.
+    """Waiting sequences: first come, first served, or by priority.
 
-    A sequence whose adapter is in memory goes before one whose adapter must be loaded. A sequence
-    whose adapter cannot be loaded now does not block others. A sequence that leaves the queue for a
-    slot keeps its adapter in memory until `left`.
+    A sequence whose adapter cannot be loaded now does not block others. A sequence that leaves the
+    queue for a slot keeps its adapter in memory until `left`.
     """
 
-    def __init__(self, lora: LoRASlots | None = None, by_priority: bool = False) -> None:
-        """Without `lora` no sequence has an adapter."""
+    def __init__(
+        self,
+        lora: LoRASlots | None = None,
+        by_priority: bool = False,
+        prefers_resident: bool = False,
+    ) -> None:
+        """Without `lora` no sequence has an adapter.
+
+        With `prefers_resident` a sequence whose adapter must be loaded waits until all others have
+        left, as in llm-d-inference-sim.
+        """
         self.lora = LoRASlots(0, _is_never_loaded) if lora is None else lora
         self._by_priority = by_priority
+        self._prefers_resident = prefers_resident
         self._queues: dict[str | None, deque[tuple[int, W]]] = {}
         """Per adapter its queue of (sort key, sequence), in order of priority and arrival."""
         self._entries = 0
         """Number of entries in all queues, including those of removed sequences."""
         self.members: set[W] = set()
-        self._adapters: dict[W, str] = {}
+        self.adapters: dict[W, str] = {}
         """Adapters held by running sequences; an adapter may be unloaded while held."""
         self._arrivals = 0
 
@@ -108,16 +117,23 @@ class WaitingQueue(Generic[W]):
             queue = self._live(adapter)
             if queue:
                 heads.append(queue[0])
+        allowed = self._allowed(heads)
+        return min(allowed)[1] if allowed else None
+
+    def _allowed(self, heads: list[tuple[int, W]]) -> list[tuple[int, W]]:
+        """Returns those of `heads` that may start next."""
         has_room = self.lora.has_room()
+        if has_room and not self._prefers_resident:
+            return heads
         ready = []
         for head in heads:
             sort_key, sequence = head
             is_urgent = has_room and sort_key < FRONT_OF_QUEUE // 2
             if self.lora.is_ready(sequence.adapter) or is_urgent:
                 ready.append(head)
-        if not ready and has_room:
-            ready = heads
-        return min(ready)[1] if ready else None
+        if has_room and not ready:
+            return heads
+        return ready
 
     def pop(self, sequence: W) -> None:
         """Removes the `head`, which has a slot now."""
@@ -133,12 +149,12 @@ class WaitingQueue(Generic[W]):
         """Keeps in memory the adapter of a sequence that got a slot."""
         adapter = sequence.adapter
         if adapter is not None and self.lora.enter(adapter):
-            self._adapters[sequence] = adapter
+            self.adapters[sequence] = adapter
 
     def left(self, sequence: W) -> None:
         """Releases the adapter of a sequence that has given back its slot."""
-        if self._adapters:
-            adapter = self._adapters.pop(sequence, None)
+        if self.adapters:
+            adapter = self.adapters.pop(sequence, None)
             if adapter is not None:
                 self.lora.leave(adapter)
 

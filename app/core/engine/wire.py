@@ -12,10 +12,10 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from app.core.engine.choice_request import ChoiceRequest, Sampling
-from app.core.engine.kvcache.events import PublisherSettings
 from app.core.engine.kvcache.hashing import Algorithm
+from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.sleep import PauseMode
-from config.sections.engine import SpeculativeConfig
+from config.speculative import SpeculativeConfig
 
 EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
 
@@ -100,6 +100,8 @@ class EngineCommand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     The requests are computed anew.
     """
+    refuse: bool = False
+    """For pause: workers reject new requests until a resume."""
 
 
 class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -172,6 +174,7 @@ class EngineLoad(Struct, kw_only=True, omit_defaults=True, tag="load"):
     """Right tokens of drafts, by position from 0."""
     sleep_level: int | None = None
     paused: bool = False
+    refuses_requests: bool = False
 
 
 class PublishedEvents(Struct, frozen=True, tag="blocks"):

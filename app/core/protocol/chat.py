@@ -16,45 +16,13 @@ from app.core.protocol import common, rules
 from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, format_param
 from app.core.protocol.decoding import RawRequest
 from app.core.protocol.options import Effort, GenerationFields, Tool, ToolChoice
-from app.core.protocol.rules import get_field
 from app.core.server.http.errors import bad_request, malformed
 
 Message = JsonObject
-Conversations = list[list[Message]]
 
 FIRST_KIND = "ChatCompletionDeveloperMessageParam"
 TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
 PLAIN_KEYS = frozenset(("role", "content"))
-FIELDS_CHECKED_LATE_IN_BATCH = frozenset(
-    (
-        "response_format",
-        "tools",
-        "stream",
-        "stream_options",
-        "reasoning_effort",
-        "parallel_tool_calls",
-        "min_tokens",
-        "stop_token_ids",
-        "ignore_eos",
-        "allowed_token_ids",
-        "bad_words",
-        "prompt_logprobs",
-        "truncate_prompt_tokens",
-        "truncation_side",
-        "documents",
-        "vllm_xargs",
-        "kv_transfer_params",
-        "ec_transfer_params",
-        "repetition_detection",
-        "stream_interval",
-        "skip_special_tokens",
-        "add_special_tokens",
-        "return_prompt_text",
-        "session_id",
-        "mm_payload",
-        "return_mm_kwargs",
-    )
-)
 
 
 def convert_messages(value: object) -> list[Message]:
@@ -64,7 +32,7 @@ def convert_messages(value: object) -> list[Message]:
         ConversionError: A message is of no accepted kind.
     """
     if not isinstance(value, list):
-        raise ConversionError("a list of messages")
+        raise ConversionError("a list of messages", kind="list_type")
     for index, message in enumerate(value):
         try:
             _check_message(message)
@@ -109,17 +77,19 @@ def check_tool_calls(message: Message) -> None:
 
 def _check_message(message: object) -> None:
     if not isinstance(message, dict):
-        raise ConversionError("a message object", FIRST_KIND)
+        raise ConversionError("a message object", FIRST_KIND, kind="dict_type")
     is_plain = (
         message.keys() == PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
     )
     if is_plain or _is_known_kind(message) or _is_custom_kind(message):
         return
     if not _is_content(message.get("content")):
-        raise ConversionError("a text or a list of parts", FIRST_KIND, "content")
+        raise ConversionError(
+            "a text or a list of parts", FIRST_KIND, "content", kind="string_type"
+        )
     if message.get("role") != "developer":
-        raise ConversionError("the name of a role", FIRST_KIND, "role")
-    raise ConversionError("a string", FIRST_KIND, "name")
+        raise ConversionError("the name of a role", FIRST_KIND, "role", kind="literal_error")
+    raise ConversionError("a string", FIRST_KIND, "name", kind="string_type")
 
 
 def _is_content(content: object) -> bool:
@@ -233,6 +203,10 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
     after_results: ClassVar[bool] = False
     """True if a simulation replies with text, as the last input is a result of a tool."""
+    draws_call: ClassVar[bool] = False
+    """True if at least one call is made where a simulation draws calls."""
+    keeps_all_calls: ClassVar[bool] = False
+    """True if `parallel_tool_calls` limits the calls that are drawn, not those in a text."""
 
     messages: list[Message]
     logprobs: bool | None = False
@@ -291,67 +265,14 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             rules.check_shared_fields(self)
         normalize_messages(self.messages)
 
+    def conversations(self) -> Sequence[list[Message]]:
+        """Returns the conversations, one for each prompt."""
+        return (self.messages,)
+
     def check_converted(self) -> None:
         """Checks the tool calls of assistants."""
         for message in self.messages:
             if "tool_calls" in message:
-                check_tool_calls(message)
-
-
-def convert_conversations(value: object) -> Conversations:
-    """Returns the client's conversations unchanged.
-
-    Raises:
-        ConversionError: There is no conversation, or one is empty or has a message of no kind.
-    """
-    if not isinstance(value, list) or not value:
-        raise ConversionError("a list of conversations")
-    for index, conversation in enumerate(value):
-        try:
-            if not convert_messages(conversation):
-                raise ConversionError("a message at least")
-        except ConversionError as error:
-            raise error.prefixed(index) from None
-    return value
-
-
-class BatchChatRequest(ChatCompletionRequest, kw_only=True):
-    """Several conversations, each with one choice.
-
-    vLLM checks the fields in `FIELDS_CHECKED_LATE_IN_BATCH` when it generates.
-    """
-
-    messages: Conversations  # type: ignore[assignment]
-    tool_choice: Literal["none"] | None = "none"
-    best_of: int | None = None
-    early_stopping: bool = False
-    guided_decoding_backend: str | None = None
-
-    lax_fields: ClassVar[LaxFields] = {"messages": convert_conversations}
-
-    def check_rules(self: "BatchChatRequest | RawRequest") -> None:
-        """Applies vLLM's rules that come before the schema."""
-        if self.use_beam_search:
-            raise bad_request("A batch does not go with beam search.", "use_beam_search")
-        rules.check_chat_logprobs(self)
-        if get_field(self.kv_transfer_params, "prompt_token_ids") is not None:
-            param = "kv_transfer_params.prompt_token_ids"
-            raise bad_request("One prompt of token ids cannot serve several conversations.", param)
-        if self.n not in (None, 1):
-            raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
-        rules.check_tools(self.tools, "none")
-        rules.check_stream_options(self.stream_options, self.stream)
-        for conversation in self.messages if isinstance(self.messages, list) else ():
-            normalize_messages(conversation)
-        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        rules.check_shared_fields(self)
-
-    def check_converted(self) -> None:
-        """Checks the tool calls of assistants."""
-        self.tools = None
-        self.stream = False
-        for conversation in self.messages:
-            for message in conversation:
                 check_tool_calls(message)
 
 
@@ -379,7 +300,7 @@ class FunctionCall(Struct):
 class ToolCall(Struct):
     """One tool call. Only chunks have `index`, the number of the call in its choice."""
 
-    id: str | UnsetType = UNSET
+    id: str | None | UnsetType = UNSET
     type: str | UnsetType = UNSET
     index: int | UnsetType = UNSET
     function: FunctionCall | UnsetType = UNSET
@@ -408,6 +329,7 @@ class ChatChoice(Struct):
     stop_reason: str | int | None
     token_ids: Sequence[int] | Raw | None
     routed_experts: None = None
+    weight_versions: common.WeightVersions = UNSET
 
 
 class ChatCompletion(common.WholeAnswer, kw_only=True):
@@ -441,3 +363,4 @@ class ChunkChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None | UnsetType = UNSET
     token_ids: Sequence[int] | None | UnsetType = UNSET
+    weight_versions: common.WeightVersions = UNSET

@@ -164,6 +164,17 @@ class ChunkHead(Struct):
     model: str
 
 
+class WeightVersionSpan(Struct):
+    """Tokens of a reply, from `start` up to `end`, that one version of the weights wrote."""
+
+    version: str
+    start: int
+    end: int
+
+
+WeightVersions = Sequence[WeightVersionSpan] | None | UnsetType
+
+
 class ChunkTail(Struct):
     """Last fields of a chunk of a stream."""
 
@@ -172,6 +183,7 @@ class ChunkTail(Struct):
     prompt_token_ids: Sequence[int] | None | UnsetType = UNSET
     prompt_text: str | None | UnsetType = UNSET
     metrics: PerRequestMetrics | UnsetType = UNSET
+    kv_transfer_params: KVTransferParams | None | UnsetType = UNSET
 
 
 class ChatAlternative(Struct, gc=False):

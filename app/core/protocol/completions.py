@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
 from app.core.protocol import common, rules
-from app.core.protocol.coercion import LaxFields, convert_value
+from app.core.protocol.coercion import LaxFields
+from app.core.protocol.convert import convert_value
 from app.core.protocol.decoding import RawRequest
 from app.core.protocol.options import GenerationFields, Natural
 from app.core.server.http.errors import bad_request
@@ -69,7 +70,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
                 )
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
             raise bad_request(
-                "a prompt that is not empty is needed", None if self.prompt == [] else "prompt"
+                "Either prompt or prompt_embeds must be provided and non-empty.",
+                None if self.prompt == [] else "prompt",
             )
         rules.check_stream_options(self.stream_options, self.stream)
         if self.use_beam_search:
@@ -103,6 +105,7 @@ class CompletionChoice(Struct):
     prompt_logprobs: common.PromptLogprobs | Raw | None
     prompt_token_ids: Sequence[int] | Raw | None
     routed_experts: None = None
+    weight_versions: common.WeightVersions = UNSET
 
 
 class Completion(common.WholeAnswer, kw_only=True):
@@ -125,3 +128,4 @@ class CompletionChunkChoice(Struct):
     stop_reason: str | int | None = None
     prompt_token_ids: Sequence[int] | Raw | None = None
     token_ids: Sequence[int] | None = None
+    weight_versions: common.WeightVersions = UNSET

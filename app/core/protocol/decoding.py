@@ -1,13 +1,13 @@
 """Decodes a body to a request struct, or raises vLLM's error for the body.
 
 Fast path: one strict msgspec decode, the request's rules, and conversions by functions. A rejected
-body is decoded again with lax conversion (`app.core.protocol.coercion`), which reports errors in
+body is decoded again with lax conversion (`app.core.protocol.convert`), which reports errors in
 vLLM's order: not JSON; the request's rules, on raw values; the schema. A body is decoded in one go:
 `app.core.server.http.context` limits its values.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
@@ -16,21 +16,20 @@ import msgspec
 from msgspec import Struct
 
 from app.core.base.clock.pause import pause_if_possible
-from app.core.protocol.coercion import (
-    ConversionError,
-    JsonObject,
-    LaxFields,
-    Path,
-    convert,
-    format_param,
-)
+from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, Path, format_param
+from app.core.protocol.convert import convert
 from app.core.protocol.rules import check_unicode
-from app.core.server.http.errors import ApiError, malformed
+from app.core.server.http.errors import ApiError, invalid_field, malformed
 from app.core.server.http.response import JSON
 
 _decoder = cache(msgspec.json.Decoder)
 LARGE_BODY_BYTES = 1 << 17
 """Size of a body above which other requests may run before the body's rules are checked."""
+PROBLEMS = {"missing": "Field required", "extra_forbidden": "Extra inputs are not permitted"}
+"""Messages of kinds of errors that concern no value."""
+MAX_INTEGER_DIGITS = 4300
+"""Most digits of an integer that Python's parser of JSON reads; msgspec skips unknown fields."""
+DIGITS = b"0123456789"
 
 T = TypeVar("T", bound="Request")
 S = TypeVar("S", bound=Struct)
@@ -97,8 +96,17 @@ class UnparsableBodyError(ApiError):
         return msgspec.json.encode({"detail": self.message})
 
 
-def decode(body: bytes, content_type: str | None, *kinds: type[T]) -> T:
+def decode(
+    body: bytes,
+    content_type: str | None,
+    *kinds: type[T],
+    ignored_fields: Collection[str] = (),
+    nullable_fields: Collection[str] = (),
+) -> T:
     """Returns the request in `body` as the first of `kinds` that fits; accepts unknown fields.
+
+    A wrong value of one of the `ignored_fields` is no error; a correct one may be in the result.
+    A null in one of the `nullable_fields` stands for the default.
 
     Raises:
         ApiError: Status 400 for an invalid body: the error of the last kind.
@@ -108,11 +116,25 @@ def decode(body: bytes, content_type: str | None, *kinds: type[T]) -> T:
     for kind in kinds:
         request = _decode_strictly(body, kind)
         if request is not None:
+            if len(body) > MAX_INTEGER_DIGITS and _has_long_number(body):
+                _parse_json(body)
             return request
     values = _parse_json(body) if body else None
     if not isinstance(values, dict):
-        raise malformed("body: a JSON object is needed", "body")
+        error_type = "model_attributes_type" if body else "missing"
+        raise invalid_field(error_type, "body", "Input should be a JSON object")
+    for name in ignored_fields:
+        values.pop(name, None)
+    for name in nullable_fields:
+        if name in values and values[name] is None:
+            del values[name]
     return _convert_first(values, kinds, body)
+
+
+def conversion_failure(error: ConversionError, param: str) -> ApiError:
+    """Returns vLLM's error for a field `param` whose value does not fit its type."""
+    problem = PROBLEMS.get(error.kind) or f"Input should be {error.expected}"
+    return invalid_field(error.kind, param, problem)
 
 
 def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
@@ -124,8 +146,7 @@ def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
     try:
         return convert(kind, query)
     except ConversionError as error:
-        param = f"query.{error.path[0]}"
-        raise malformed(f"{param}: expected {error.expected}", param) from None
+        raise conversion_failure(error, f"query.{error.path[0]}") from None
 
 
 def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
@@ -139,7 +160,7 @@ def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
     values = _parse_json(body) if body and is_json(content_type) else None
     if values is not None and not isinstance(values, dict):
         param = f"body.{kind.__struct_fields__[0]}"
-        raise malformed(f"{param}: expected an object around it", param)
+        raise invalid_field("missing", param, "Field required in an object")
     fields = {name: value for name, value in (values or {}).items() if value is not None}
     return _convert_first(fields, (kind,), body)
 
@@ -198,6 +219,21 @@ def _decode_strictly(body: bytes, kind: type[T]) -> T | None:
     return request
 
 
+def _has_long_number(body: bytes) -> bool:
+    """Returns True if more than `MAX_INTEGER_DIGITS` digits follow one another.
+
+    Such digits cover one of the positions that are examined: 1 in 4301.
+    """
+    for position in range(MAX_INTEGER_DIGITS, len(body), MAX_INTEGER_DIGITS + 1):
+        if body[position] in DIGITS:
+            head = body[position - MAX_INTEGER_DIGITS : position]
+            tail = body[position : position + MAX_INTEGER_DIGITS + 1]
+            other_bytes = len(head.rstrip(DIGITS)) + len(tail.lstrip(DIGITS))
+            if len(head) + len(tail) - other_bytes > MAX_INTEGER_DIGITS:
+                return True
+    return False
+
+
 def _parse_json(body: bytes) -> object:
     try:
         parsed: object = json.loads(body)
@@ -207,9 +243,8 @@ def _parse_json(body: bytes) -> object:
         if error.msg.startswith("Illegal trailing comma"):
             # Python 3.13 and later point at the comma; vLLM's Python points at the text after it.
             position = len(error.doc) - len(error.doc[position + 1 :].lstrip(" \t\n\r"))
-        raise malformed(
-            f"body: not JSON at character {position}: {error.msg}", f"body.{position}"
-        ) from None
+        problem = f"JSON decode error at character {position}: {error.msg}"
+        raise invalid_field("json_invalid", f"body.{position}", problem) from None
     except (ValueError, RecursionError):
         raise UnparsableBodyError from None
 
@@ -223,11 +258,9 @@ def _convert_first(values: JsonObject, kinds: Sequence[type[T]], body: bytes) ->
         try:
             request = convert(kind, values)
         except ConversionError as error:
-            path = kind.error_path(values, error.path)
-            expected = error.expected
+            failure = conversion_failure(error, format_param(kind.error_path(values, error.path)))
         else:
             check_unicode(values)
             request.check_converted()
             return request
-    param = format_param(path)
-    raise malformed(f"{param}: expected {expected}", param)
+    raise failure

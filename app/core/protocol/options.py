@@ -215,6 +215,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     bad_words: list[str] = []
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    return_weight_versions: bool = False
     routed_experts_prompt_start: Natural = 0
     return_token_offsets: bool | None = False
     cache_hit_threshold: Share | None = None

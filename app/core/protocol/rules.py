@@ -84,7 +84,9 @@ def check_structured_outputs(
         return
     count = sum(get_field(constraints, name) is not None for name in ("json", "regex", "choice"))
     if count > 1:
-        raise bad_request("structured_outputs takes only one of json, regex and choice", param)
+        raise bad_request(
+            "structured outputs take only one kind of constraints: json, regex or choice", param
+        )
     if count and tool_choice not in ("none", "auto", "required"):
         raise bad_request("structured_outputs and a named tool exclude each other")
     tag = get_field(constraints, "structural_tag")
@@ -107,7 +109,7 @@ def check_stream_options(options: object, stream: object) -> None:
 def check_continuation(continue_final_message: object, add_generation_prompt: object) -> None:
     """Allows either to continue the last message or to prompt for a new one."""
     if continue_final_message and add_generation_prompt:
-        raise bad_request("continue_final_message and add_generation_prompt exclude each other")
+        raise bad_request("continue_final_message and add_generation_prompt are not compatible.")
 
 
 def check_logprobs(request: Any, name: str) -> None:
@@ -123,10 +125,12 @@ def check_logprobs(request: Any, name: str) -> None:
             raise bad_request(f"{field} must be an integer", field)
     asks_for_prompt = prompt_logprobs is not None and (prompt_logprobs > 0 or prompt_logprobs == -1)
     if asks_for_prompt and request.stream:
-        raise bad_request("prompt_logprobs do not go with stream=true", "prompt_logprobs")
+        raise bad_request(
+            "`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs"
+        )
     for field, value in counts:
         if value is not None and value < 0 and value != -1:
-            raise bad_request(f"{field} must be 0 or more, or -1", field)
+            raise bad_request(f"`{field}` must be a positive value or -1.", field)
 
 
 def check_unicode(value: object) -> None:
@@ -153,7 +157,7 @@ def check_tools(tools: object, choice: object) -> None:
     if choice is None or choice == "none":
         return
     if tools is None:
-        raise bad_request("tool_choice needs tools", "tool_choice")
+        raise bad_request("When using `tool_choice`, `tools` must be set.", "tool_choice")
     if choice in ("auto", "required"):
         return
     if isinstance(choice, str | int | float | list):
@@ -209,4 +213,6 @@ def check_chat_logprobs(request: Any) -> None:
         raise bad_request("logprob_token_ids need logprobs=true", "logprob_token_ids")
     check_logprobs(request, "top_logprobs")
     if request.top_logprobs and not request.logprobs:
-        raise bad_request("top_logprobs need logprobs=true", "top_logprobs")
+        raise bad_request(
+            "when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs"
+        )

@@ -20,7 +20,8 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import INT64_MIN, StructuredOutputs
-from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.errors import ApiError, bad_request, invalid_value
+from app.core.text.base import TokenIdError
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
@@ -70,13 +71,16 @@ VALUE_RANGES: Sequence[tuple[str, float, float, str, str | None]] = (
 """Fields with their least and greatest values, the range in words, and the `param` of an error."""
 
 
-def too_long(max_model_len: int, problem: str, param: str | None = None) -> ApiError:
-    """Returns the error for a prompt that is too long.
+def too_long(max_model_len: int, size: str, param: str, value: int) -> ApiError:
+    """Returns vLLM's error for a prompt of `size` that is too long.
 
-    Clients such as litellm recognize it by its first words.
+    Agents recognize its words, and parse its numbers to shorten their prompts.
     """
-    return bad_request(
-        f"This model's maximum context length is {max_model_len} tokens{problem}", param
+    return invalid_value(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+        f"contains {size}. Please reduce the length of the input prompt.",
+        param,
+        value,
     )
 
 
@@ -94,6 +98,10 @@ class ModelLimits:
     """Reasoning or tool calls are parsed from the model's output."""
     max_new_tokens: int | None = None
     """Most tokens of any reply, from the model's generation_config.json."""
+    rejects_beam_token_ids: bool = False
+    """`allowed_token_ids` of a beam search are an error instead of ignored."""
+    reserves_reply_token: bool = False
+    """The truncation -1 leaves a token for the reply of a chat without a limit of tokens."""
 
     def max_reply_tokens(self, prompt_tokens: int, requested: int | None = None) -> int:
         """Returns the most tokens of a reply; 0 or less when the prompt fills the context."""
@@ -114,25 +122,37 @@ class ModelLimits:
         count = self.logprobs(requested)
         limit = self.logprobs(self.max_logprobs)
         if count > limit:
-            raise bad_request(
-                f"{count} {param} were asked for, at most {limit} are possible", param
+            kind = "prompt" if param == "prompt_logprobs" else "sample"
+            raise invalid_value(
+                f"Requested {kind} logprobs of {count}, which is greater than max allowed: {limit}",
+                param,
+                count,
             )
 
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
-        """Raises `ApiError` for a token id that is not in the vocabulary."""
+        """Raises `ApiError` that names all token ids which are not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            raise bad_request(
-                f"{param} are not all in the vocabulary of {self.vocab_size} tokens", param
+            unknown_ids = [token for token in token_ids if not 0 <= token < self.vocab_size]
+            raise invalid_value(
+                f"token_id(s) {unknown_ids} in {param} contain out-of-vocab token ids. "
+                f"Vocabulary size: {self.vocab_size}",
+                param,
+                unknown_ids,
             )
 
     def check_prompt(self, prompt_ids: TokenIds) -> None:
         """Requires tokens of this vocabulary, and room for one generated token."""
         if not prompt_ids:
-            raise bad_request("the prompt has no tokens")
+            raise bad_request("The decoder prompt cannot be empty")
         if len(prompt_ids) >= self.max_model_len:
-            raise too_long(self.max_model_len, f": a prompt of {len(prompt_ids)} leaves no room.")
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
-            raise bad_request("a token id of the prompt is not in the vocabulary")
+            raise bad_request(
+                f"The decoder prompt (length {len(prompt_ids)}) plus the number of requested "
+                "output tokens (at least 1) is longer than the maximum model length of "
+                f"{self.max_model_len}."
+            )
+        for token_id in (min(prompt_ids), max(prompt_ids)):
+            if not 0 <= token_id < self.vocab_size:
+                raise bad_request(str(TokenIdError(token_id)))
 
 
 def check_media_options(request: Struct) -> None:
@@ -168,40 +188,83 @@ def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
     return request.max_tokens, "max_tokens"
 
 
-def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
-    """Raises `ApiError` for a prompt longer than the context."""
-    if prompt_tokens > max_model_len:
-        raise too_long(
-            max_model_len, f", and the prompt alone has {prompt_tokens}.", "input_tokens"
-        )
+def check_prompt_length(prompt_tokens: int, max_model_len: int, is_text: bool = False) -> None:
+    """Raises `ApiError` for a prompt longer than the context.
+
+    vLLM stops tokenizing a text at the first token beyond the context.
+    """
+    if prompt_tokens <= max_model_len:
+        return
+    min_tokens = max_model_len + 1
+    if is_text:
+        prompt_tokens = min_tokens
+    qualifier = "at least " if prompt_tokens == min_tokens else ""
+    raise too_long(
+        max_model_len,
+        f"{qualifier}{prompt_tokens} input tokens, which exceeds this limit even without any "
+        "output tokens",
+        param="input_tokens",
+        value=prompt_tokens,
+    )
 
 
-def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:
+def fit_prompt(
+    request: GenerationRequest,
+    token_ids: TokenIds,
+    max_model_len: int,
+    *,
+    is_text: bool = False,
+    reserves_reply_token: bool = False,
+) -> TokenIds:
     """Returns the part of a prompt that `truncate_prompt_tokens` keeps.
 
-    -1 keeps as much as fits the context, less one token if the request limits its reply.
+    -1 keeps as much as fits the context, less one token if the request limits its reply, or with
+    `reserves_reply_token` if it has no limit.
     """
     max_tokens = request.truncate_prompt_tokens
     if max_tokens is None and len(token_ids) <= max_model_len:
         return token_ids
     if max_tokens is not None and max_tokens < 0:
         max_tokens = max_model_len
-        if requested_max_tokens(request)[0]:
+        reply_tokens, _ = requested_max_tokens(request)
+        if reply_tokens or (reply_tokens is None and reserves_reply_token):
             max_tokens -= 1
-    return truncate(token_ids, max_tokens, request.truncation_side, max_model_len)
+    kept_ids = truncate(token_ids, max_tokens, request.truncation_side)
+    check_prompt_length(len(kept_ids), max_model_len, is_text)
+    return kept_ids
 
 
-def truncate(token_ids: Ids, max_tokens: int | None, side: str | None, max_model_len: int) -> Ids:
-    """Returns the first `max_tokens` ids, or the last for side "left"; all ids for None.
+def check_truncation(max_tokens: int, max_model_len: int) -> None:
+    """Raises `ApiError` for a `truncate_prompt_tokens` longer than the context."""
+    if max_tokens > max_model_len:
+        raise invalid_value(
+            f"truncate_prompt_tokens={max_tokens} cannot be greater than max_model_len = "
+            f"{max_model_len}. Please request a smaller truncation size.",
+            "truncate_prompt_tokens",
+            max_tokens,
+        )
 
-    Raises:
-        ApiError: The result is longer than the context.
-    """
+
+def truncate(token_ids: Ids, max_tokens: int | None, side: str | None) -> Ids:
+    """Returns the first `max_tokens` ids, or the last for side "left"; all ids for None."""
     if max_tokens is not None and max_tokens < len(token_ids):
         start = len(token_ids) - max_tokens if side == "left" else 0
         token_ids = token_ids[start : start + max_tokens]
-    check_prompt_length(len(token_ids), max_model_len)
     return token_ids
+
+
+def beam_search_values(request: GenerationRequest, limits: ModelLimits) -> dict[str, object]:
+    """Returns the fields that a beam search prescribes.
+
+    A search without a step ends with its first beam.
+    """
+    values: dict[str, object] = dict(BEAM_SEARCH_VALUES)
+    if limits.rejects_beam_token_ids:
+        del values["allowed_token_ids"]
+    max_tokens, _ = requested_max_tokens(request)
+    if max_tokens == 0 and request.n in range(1, MAX_CHOICES + 1):
+        values["n"] = 1
+    return values
 
 
 class ValidatedRequest(Generic[R]):
@@ -215,10 +278,12 @@ class ValidatedRequest(Generic[R]):
     def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
         """Rejects choices, lengths and media options that are invalid for any prompt."""
         if request.use_beam_search:
-            request = replace(request, **BEAM_SEARCH_VALUES)
+            request = replace(request, **beam_search_values(request, limits))
         self.request = request
         self.model = model
         self.n = 1 if request.n is None else request.n
+        self.engine: int | None = None
+        """Position of the only engine that may run the request; None: any."""
         self.requested, max_tokens_field = requested_max_tokens(request)
         """The request's own limit of generated tokens."""
         if self.n < 1:
@@ -230,15 +295,16 @@ class ValidatedRequest(Generic[R]):
         ):
             check_media_options(request)
         context_tokens = limits.max_model_len
-        for param, tokens in (
-            (max_tokens_field, self.requested),
-            ("truncate_prompt_tokens", request.truncate_prompt_tokens),
-        ):
-            if tokens is not None and tokens > context_tokens:
-                raise bad_request(
-                    f"{param}={tokens} is more than the context of {context_tokens} tokens", param
-                )
-        stop = request.stop or ()
+        if self.requested is not None and self.requested > context_tokens:
+            raise invalid_value(
+                f"{max_tokens_field}={self.requested} cannot be greater than "
+                f"max_model_len={context_tokens}. Please request fewer output tokens.",
+                max_tokens_field,
+                self.requested,
+            )
+        if request.truncate_prompt_tokens is not None:
+            check_truncation(request.truncate_prompt_tokens, context_tokens)
+        stop = () if request.stop is None else request.stop
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.seed = None if request.seed == -1 else request.seed
         self.greedy = request.temperature is not None and request.temperature < GREEDY_BELOW
@@ -273,7 +339,8 @@ class ValidatedRequest(Generic[R]):
         reply_tokens = [*map(max_reply_tokens, prompt_tokens)]
         self.max_tokens = reply_tokens
         if min(reply_tokens) < 1:
-            self.max_tokens = [max(tokens, 1) for tokens in reply_tokens]
+            min_tokens = 0 if request.use_beam_search else 1
+            self.max_tokens = [max(tokens, min_tokens) for tokens in reply_tokens]
         self.structured_outputs = request.structured_outputs
         if request.response_format is not None:
             self.structured_outputs = combine_constraints(request)
@@ -285,10 +352,10 @@ class ValidatedRequest(Generic[R]):
             check_extra_arguments(request)
         check_ranges(request)
         self._check_token_counts(reply_tokens[0])
-        if request.stop == "" or "" in self.stop or "" in request.bad_words:
-            raise bad_request("stop and bad_words must not contain an empty string")
+        if "" in (*self.stop, *request.bad_words):
+            raise bad_request("stop and bad_words cannot contain an empty string.")
         if self.n > 1 and self.greedy:
-            raise bad_request(f"n must be 1 with greedy sampling, got {self.n}")
+            raise bad_request(f"n must be 1 when using greedy sampling, got {self.n}.")
         for tokens in reply_tokens[1:]:
             self._check_token_counts(tokens)
 
@@ -300,10 +367,13 @@ class ValidatedRequest(Generic[R]):
         if max_tokens < 1:
             raise bad_request(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
         if request.min_tokens < 0:
-            raise bad_request(f"min_tokens must be at least 0, got {request.min_tokens}")
+            raise bad_request(
+                f"min_tokens must be greater than or equal to 0, got {request.min_tokens}."
+            )
         if request.min_tokens > max_tokens:
             raise bad_request(
-                f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}"
+                f"min_tokens must be less than or equal to max_tokens={max_tokens}, "
+                f"got {request.min_tokens}."
             )
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
@@ -316,6 +386,8 @@ class ValidatedRequest(Generic[R]):
         request = self.request
         limits = self._limits
         if request.use_beam_search:
+            if request.allowed_token_ids is not None:
+                raise bad_request("A beam search cannot be limited to allowed_token_ids.")
             # Each step of the search needs this many candidates.
             limits.check_logprobs("logprobs", 2 * self.n)
             check_ranges(request)
@@ -324,7 +396,7 @@ class ValidatedRequest(Generic[R]):
         if self.structured_outputs is not None:
             check_constraint(self.structured_outputs)
         if request.thinking_token_budget is not None and not limits.reasons:
-            raise bad_request("thinking_token_budget needs a reasoning parser")
+            raise bad_request("thinking_token_budget needs --reasoning-parser")
         for number, prompt_ids in enumerate(prompts):
             limits.check_prompt(prompt_ids)
             if request.routed_experts_prompt_start > len(prompt_ids):
@@ -354,7 +426,7 @@ class ValidatedRequest(Generic[R]):
             if ids:
                 limits.check_vocabulary(param, ids)
         if request.allowed_token_ids == []:
-            raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
+            raise bad_request("allowed_token_ids is empty", "allowed_token_ids")
         self.stop_token_ids = frozenset(request.stop_token_ids or ())
 
     @property
@@ -380,13 +452,19 @@ def _beam_logprobs(logprobs: int | None, beams: int, limits: ModelLimits) -> int
 
 def _biased_token_ids(logit_bias: Iterable[str]) -> list[int]:
     token_ids: list[int] = []
+    invalid_keys: list[str] = []
     for key in logit_bias:
         try:
             token_ids.append(int(key))
         except ValueError:
-            raise bad_request(
-                f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias"
-            ) from None
+            invalid_keys.append(key)
+    if invalid_keys:
+        raise invalid_value(
+            "logit_bias contains key(s) that cannot be converted to integer token IDs: "
+            f"{invalid_keys}",
+            "logit_bias",
+            invalid_keys,
+        )
     return token_ids
 
 

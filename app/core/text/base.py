@@ -33,6 +33,9 @@ class TokenizerInputError(TokenizerError, ValueError):
 class TokenIdError(TokenizerInputError):
     """A token id outside the vocabulary, or outside 32 bits."""
 
+    def __init__(self, token_id: int) -> None:
+        super().__init__(f"Token id {token_id} is out of vocabulary")
+
 
 class ChatTemplateError(TokenizerInputError):
     """A conversation without messages, or a chat template that is missing, invalid or fails."""

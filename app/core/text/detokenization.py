@@ -26,7 +26,7 @@ def check_id_range(ids: Iterable[int]) -> None:
     """Raises `TokenIdError` for an id that does not fit 32 bits."""
     for token_id in ids:
         if not 0 <= token_id < ID_LIMIT:
-            raise TokenIdError(f"Token id {token_id} is out of range.")
+            raise TokenIdError(token_id)
 
 
 def byte_symbols() -> dict[str, int]:

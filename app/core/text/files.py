@@ -29,8 +29,10 @@ TIMEOUT_S = 3.0
 
 A download has the library's own limit (`HF_HUB_DOWNLOAD_TIMEOUT`).
 """
-PRIVATE_KEYS = ("vocab_file", "merges_file")
-"""Keys of `tokenizer_config.json` that `read_info` leaves out: paths on this machine."""
+OMITTED_KEYS = ("vocab_file", "merges_file", "tokenizer_class")
+"""Keys of `tokenizer_config.json` that `read_info` leaves out or replaces."""
+GENERIC_CLASSES = ("", "PreTrainedTokenizer")
+"""Names that transformers replaces by `TokenizersBackend`; a suffix `Fast` does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +99,17 @@ def _eos_token_ids(*configs: Mapping[str, object]) -> tuple[int, ...]:
 
 
 def read_info(file: Path) -> dict[str, object]:
-    """Returns `tokenizer_config.json` beside `file`, with a `tokenizer_class`.
+    """Returns `tokenizer_config.json` beside `file`, with the class that vLLM makes for it.
 
     Tokens are texts.
     """
     config = read_json(file.parent / "tokenizer_config.json")
-    info: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    class_name = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    if class_name in GENERIC_CLASSES:
+        class_name = "TokenizersBackend"
+    info: dict[str, object] = {"tokenizer_class": f"TokenizerPoolCached{class_name}"}
     for name, value in config.items():
-        if name not in PRIVATE_KEYS:
+        if name not in OMITTED_KEYS:
             info[name] = _token_texts(value)
     return info
 

@@ -55,6 +55,8 @@ CHARACTER_WORK = 8
 """Work of encoding a character, in bytes as `call_long` counts them."""
 TOKEN_WORK = 2
 """Work of writing a token's text, in bytes as `call_long` counts them."""
+OFFLINE_VALUES = ("1", "ON", "TRUE", "YES")
+"""Values of HF_HUB_OFFLINE that forbid downloads."""
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
 
@@ -163,6 +165,15 @@ class LocalTokenizer(Tokenizer):
         template = self._chat_templates.get(DEFAULT_TEMPLATE)
         if template is not None:
             info["chat_template"] = template
+        added = self.backend.get_added_tokens_decoder()
+        info |= {
+            "name_or_path": str(self._file.parent),
+            "is_local": True,
+            "local_files_only": os.environ.get("HF_HUB_OFFLINE", "").upper() in OFFLINE_VALUES,
+            "added_tokens_decoder": {
+                str(token_id): added[token_id].content for token_id in sorted(added)
+            },
+        }
         return info
 
     def check_ids(self, ids: Sequence[int]) -> None:
@@ -171,9 +182,7 @@ class LocalTokenizer(Tokenizer):
             return
         for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self.vocab_size:
-                raise TokenIdError(
-                    f"Token id {token_id} is outside the vocabulary of {self.vocab_size} tokens."
-                )
+                raise TokenIdError(token_id)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """See `Tokenizer`."""
@@ -292,7 +301,7 @@ def load_tokenizer(
     takes_media: bool | None = None,
     renderer: RequestTemplateRenderer | None = None,
 ) -> Tokenizer:
-    """Returns the embedded tokenizer if forced, else a render service, else a local tokenizer.
+    """Returns the embedded tokenizer if forced, else a local tokenizer.
 
     `settings.tokenizer`, by default `model`, is a folder, a file or `organization/name` on the hub.
     A `model` without a tokenizer gets the embedded one. `takes_media` None reads the model's
@@ -306,15 +315,6 @@ def load_tokenizer(
         takes_media = model_takes_media(model_config(model))
     if settings.force_dummy_tokenizer:
         return default_tokenizer(chat_template, takes_media)
-    if settings.render_url:
-        from app.core.text.render import RenderTokenizer
-
-        return RenderTokenizer(
-            settings.render_url,
-            model=model,
-            timeout_s=settings.render_timeout,
-            mm_timeout_s=settings.mm_render_timeout,
-        )
     source = settings.tokenizer or model
     try:
         path = _tokenizer_path(source, settings)

@@ -11,6 +11,7 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.options import Effort
+from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
@@ -27,6 +28,8 @@ EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     """Returns the routes of the Anthropic family."""
     convert = message_chats(pipeline)
+    has_anthropic_types = pipeline.version.has(Feature.ANTHROPIC_ERROR_TYPES)
+    on_error = partial(message_error, has_anthropic_types=has_anthropic_types)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
@@ -43,6 +46,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
             len(prompt.ids),
             prompt_details=pipeline.settings.api.enable_prompt_tokens_details,
             new_id=identity.fresh_id,
+            has_anthropic_types=has_anthropic_types,
         )
         if request.thread is not None:
             writer.on_end = partial(store_thread, threads, request, meta.id)
@@ -69,8 +73,8 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         errors=(wire.ErrorResponse,),
     )
     return [
-        post("/v1/messages", create_message, message_error, docs=message_docs),
-        post("/v1/messages/count_tokens", count_tokens, message_error, docs=count_docs),
+        post("/v1/messages", create_message, on_error, docs=message_docs),
+        post("/v1/messages/count_tokens", count_tokens, on_error, docs=count_docs),
     ]
 
 

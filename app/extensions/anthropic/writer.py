@@ -46,12 +46,17 @@ class MessageWriter(BlockWriter):
         prompt_tokens: int,
         prompt_details: bool,
         new_id: Callable[[], str],
+        has_anthropic_types: bool = False,
     ) -> None:
-        """With `prompt_details` the usage counts cached tokens separately."""
+        """With `prompt_details` the usage counts cached tokens separately.
+
+        With `has_anthropic_types` an error has Anthropic's type, and ends the open block.
+        """
         super().__init__(new_id)
         self._meta = meta
         self._prompt_tokens = prompt_tokens
         self._prompt_details = prompt_details
+        self._has_anthropic_types = has_anthropic_types
         self._around_text = (b"", b"")
         """Bytes before and after a piece of the open block's text."""
 
@@ -111,7 +116,10 @@ class MessageWriter(BlockWriter):
         return part.id or TOOL_USE_ID + self._new_id()
 
     def _render_failure(self, error: Exception) -> bytes:
-        return error_event(error)
+        event = error_event(error, has_anthropic_types=self._has_anthropic_types)
+        if self._has_anthropic_types:
+            return self._close_block() + event
+        return event
 
     def closing(self) -> bytes:
         """Returns the end of the stream."""

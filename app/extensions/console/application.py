@@ -11,6 +11,7 @@ import msgspec
 
 from app.core.api.admin import json_body
 from app.core.engine.engine import Engine
+from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import malformed, not_found
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
@@ -25,7 +26,6 @@ from app.extensions.console.load import Generator, LoadPlan
 from app.extensions.console.observer import ObservedEngine, Observer
 from app.extensions.devmode.lifecycle import lifecycle_routes
 from app.extensions.explanation import Explanations
-from config import VLLM_VERSION
 from config.settings import Settings
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Console(Middleware):
         for index, number in enumerate(self._ranks):
             ports[str(number)] = first_port + index
         return {
-            "plays": VLLM_VERSION,
+            "plays": simulated_version(settings).release,
             "model": settings.model.served_names[0],
             "rank": rank,
             "ranks": ports,

@@ -40,17 +40,35 @@ class DevelopmentRoutes(Extension):
                 sleep_enabled=parts.settings.section(DevelopmentSettings).enable_sleep_mode,
                 settings=self._shown_settings,
             )
-            routes["weights"] = weight_routes(parts.weights, body, parts.server.data_parallel_size)
+            routes["weights"] = weight_routes(
+                parts.weights,
+                body,
+                rank_count=parts.server.data_parallel_size,
+                worker_results=self._worker_results(),
+                has_several_engines=len(parts.server.engine_ranks) > len(parts.server.ranks),
+            )
         if parts.server.profiling:
             from app.extensions.devmode.profiler import profiler_routes
 
-            routes["profiler"] = profiler_routes(body)
+            routes["profiler"] = profiler_routes(body, parts.pipeline.version)
         return routes
 
     def _load_elastic(self) -> list[Route]:
         from app.extensions.devmode.elastic import elastic_routes
 
-        return elastic_routes(self.parts.body, self.parts.server.data_parallel_size)
+        parts = self.parts
+        return elastic_routes(
+            parts.body,
+            parts.server.data_parallel_size,
+            version=parts.pipeline.version,
+        )
+
+    def _worker_results(self) -> Mapping[str, object]:
+        """Returns results of the workers' methods that depend on the settings."""
+        results: dict[str, object] = {"get_supported_tasks": [self.parts.settings.model.task]}
+        if self.parts.server.profiling:
+            results["profile"] = None
+        return results
 
     def _shown_settings(self) -> Mapping[str, object]:
         return self.parts.live.current.dump()

@@ -1,15 +1,21 @@
 """Routes that scale the number of ranks, which never changes here."""
 
 from app.core.protocol.decoding import check_content_type, read_json
+from app.core.protocol.versions import Feature, VllmVersion
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError, internal, malformed
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 
 FIELD_DEFAULTS = {"new_data_parallel_size": None, "drain_timeout": 120}
+IDLE = {"phase": "idle", "epoch": None, "error": None, "requested_data_parallel_size": None}
+"""State of scaling while no number of ranks has been requested."""
 
 
-def elastic_routes(body_limits: BodyLimits, rank_count: int) -> list[Route]:
+def elastic_routes(body_limits: BodyLimits, rank_count: int, version: VllmVersion) -> list[Route]:
     """Returns the routes for a server of `rank_count` ranks."""
+    status: dict[str, object] = {"is_scaling_elastic_ep": False}
+    if version.has(Feature.ELASTIC_STATUS):
+        status |= IDLE
 
     def scale_elastic_ep(context: RequestContext) -> object:
         """Succeeds for the present number of ranks; others need vLLM's Ray backend."""
@@ -27,7 +33,7 @@ def elastic_routes(body_limits: BodyLimits, rank_count: int) -> list[Route]:
 
     def is_scaling_elastic_ep(context: RequestContext) -> object:
         """Always false: ranks never come or go."""
-        return {"is_scaling_elastic_ep": False}
+        return status
 
     scale_docs = RouteDocs(body=(ANY_OBJECT,), example={"new_data_parallel_size": 1})
     return [

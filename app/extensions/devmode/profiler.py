@@ -2,9 +2,11 @@
 
 import re
 
+from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import RawRequest, Request, decode
+from app.core.protocol.versions import VllmVersion
 from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import bad_request, malformed
+from app.core.server.http.errors import bad_request, invalid_field
 from app.core.server.http.route import EMPTY_ANSWER, NO_MEDIA, Route, RouteDocs, action
 
 PREFIX = re.compile(r"[a-zA-Z0-9][\w.-]{0,127}", re.ASCII)
@@ -17,13 +19,15 @@ class StartProfileRequest(Request, kw_only=True):
     profile_prefix: str | None = None
     delay_iterations: int | None = None
     max_iterations: int | None = None
+    profiler_kwargs: JsonObject | None = None
 
     def check_rules(self: "StartProfileRequest | RawRequest") -> None:
         """Checks types and ranges of the fields."""
         for name, field_type in FIELD_TYPES.items():
             value = getattr(self, name)
             if value is not None and type(value) is not field_type:
-                raise malformed(f"body.{name}: expected {field_type.__name__}", f"body.{name}")
+                problem = f"Input should be of type {field_type.__name__}"
+                raise invalid_field(f"{field_type.__name__}_type", f"body.{name}", problem)
             if isinstance(value, int) and value < 0:
                 raise bad_request(f"{name} must be 0 or more")
         if self.profile_prefix is not None and not PREFIX.fullmatch(self.profile_prefix):
@@ -33,14 +37,15 @@ class StartProfileRequest(Request, kw_only=True):
             )
 
 
-def profiler_routes(body_limits: BodyLimits) -> list[Route]:
+def profiler_routes(body_limits: BodyLimits, version: VllmVersion) -> list[Route]:
     """Returns the routes that start and stop the profiler."""
+    ignored_fields = version.ignored_fields
 
     def start_profile(context: RequestContext) -> None:
         """Succeeds, if the options of the session are valid."""
         body = body_limits.read(context)
         if body:
-            decode(body, context.content_type, StartProfileRequest)
+            decode(body, context.content_type, StartProfileRequest, ignored_fields=ignored_fields)
 
     def stop_profile(context: RequestContext) -> None:
         """Succeeds."""

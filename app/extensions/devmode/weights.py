@@ -16,13 +16,28 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 SILENT_METHODS = (
     "check_health",
-    "determine_available_memory",
+    "execute_dummy_batch",
+    "get_draft_model",
     "reload_weights",
+    "reset_encoder_cache",
+    "reset_mm_cache",
     "sleep",
+    "synchronize_device",
+    "take_draft_token_ids",
     "wake_up",
-    "profile",
 )
 """Methods of a worker that return nothing and change nothing visible to a client."""
+WORKER_RESULTS: Mapping[str, object] = {
+    "compile_or_warm_up_model": [0.0, 0.0],
+    "determine_available_memory": str(4 << 30),
+    "get_compilation_match_table": {},
+    "get_encoder_timing_stats": {},
+    "supports_draft_weight_updates": str(False),
+}
+"""Constant results by method.
+
+Lists, objects and null stay JSON; any other result is sent as text.
+"""
 
 
 class WorldSizeQuery(Struct):
@@ -65,12 +80,28 @@ class WeightCheckRequest(Request, kw_only=True):
 class WeightHandlers:
     """Handlers of the routes that change and compare `weights`."""
 
-    def __init__(self, weights: WeightUpdates, body_limits: BodyLimits, rank_count: int) -> None:
+    def __init__(
+        self,
+        weights: WeightUpdates,
+        body_limits: BodyLimits,
+        rank_count: int,
+        worker_results: Mapping[str, object],
+        has_several_engines: bool,
+    ) -> None:
+        """`worker_results` are results of the workers' methods that depend on the settings.
+
+        `has_several_engines` is true for a server with several ranks behind one port.
+        """
         self._weights = weights
         self._body_limits = body_limits
         self._rank_count = rank_count
+        self._has_several_engines = has_several_engines
+        self._worker_results = {
+            **dict.fromkeys(SILENT_METHODS),
+            **WORKER_RESULTS,
+            **worker_results,
+        }
         self._worker_methods: Mapping[str, Callable[[], object]] = {
-            **dict.fromkeys(SILENT_METHODS, _do_nothing),
             "reset_weights": weights.reset,
             "start_weight_update": weights.start,
             "shutdown_weight_transfer_engine": weights.disconnect,
@@ -144,21 +175,36 @@ class WeightHandlers:
             raise malformed("the body has no 'method'")
         if not isinstance(body.get("args", ()), list | tuple | str | dict):
             raise bad_request("the body's 'args' must be a list")
-        if method not in self._worker_methods:
+        if method in self._worker_results:
+            result = self._worker_results[str(method)]
+        elif method in self._worker_methods:
+            result = self._worker_methods[str(method)]()
+        else:
             raise internal(f"Method {method!r} is not implemented.")
-        return {"results": [self._worker_methods[str(method)]()] * self._weights.devices}
+        results = [result] * self._weights.devices
+        if self._has_several_engines:  # seen on vLLM 0.32 with two ranks
+            results.append(None)
+        return {"results": results}
 
     def _read(self, context: RequestContext, body_type: type[RequestT]) -> RequestT:
         return decode_embedded(self._body_limits.read(context), context.content_type, body_type)
 
 
-def _do_nothing() -> None:
-    pass
-
-
-def weight_routes(weights: WeightUpdates, body_limits: BodyLimits, rank_count: int) -> list[Route]:
+def weight_routes(
+    weights: WeightUpdates,
+    body_limits: BodyLimits,
+    rank_count: int,
+    worker_results: Mapping[str, object],
+    has_several_engines: bool = False,
+) -> list[Route]:
     """Returns the routes of `WeightHandlers`."""
-    handlers = WeightHandlers(weights, body_limits, rank_count)
+    handlers = WeightHandlers(
+        weights,
+        body_limits,
+        rank_count=rank_count,
+        worker_results=worker_results,
+        has_several_engines=has_several_engines,
+    )
     finish_docs = RouteDocs(
         body=(FinishUpdateRequest,), example={"weight_version": "2"}, body_is_optional=True
     )

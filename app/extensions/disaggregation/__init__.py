@@ -38,7 +38,7 @@ class Disaggregation(Extension):
         blueprints: dict[str, Sequence[Route]] = {}
         if self.parts.settings.model.task == "generate":
             operations = [*GENERATE, ABORT_NAMED]
-            if self._scales_out or self.parts.server.server_dev_mode:
+            if self._aborts_openly:
                 operations.insert(len(GENERATE), ABORT)
             blueprints["generate"] = late_routes(self._load_generate, *operations)
         blueprints["kv_event_sources"] = late_routes(self._load_sources, *SOURCES)
@@ -49,19 +49,27 @@ class Disaggregation(Extension):
         section = self.parts.settings.section(DisaggregationSettings)
         return section.enable_scale_out or section.tokens_only
 
+    @property
+    def _aborts_openly(self) -> bool:
+        """True if POST /abort_requests is served, which needs no API key."""
+        section = self.parts.settings.section(DisaggregationSettings)
+        return section.tokens_only or self.parts.server.server_dev_mode
+
     def _load_generate(self) -> list[Route]:
         from app.extensions.disaggregation.routes import routes
 
         parts = self.parts
-        return routes(parts.pipeline, self._scales_out, parts.weights, parts.server.server_dev_mode)
+        return routes(parts.pipeline, self._scales_out, parts.weights, self._aborts_openly)
 
     def _load_sources(self) -> list[Route]:
         from app.extensions.disaggregation.sources import source_routes
 
         parts = self.parts
+        has_endpoint = bool(parts.kv_events.endpoint or parts.kv_events.replay_endpoint)
+        has_cache = not parts.settings.model.mm_encoder_only
         return source_routes(
             parts.kv_events,
-            publishes=parts.publisher is not None,
+            publishes=has_endpoint and has_cache and parts.settings.kvcache.enable_kvcache,
             server=parts.server,
             first_port=parts.settings.server.port,
         )

@@ -1,17 +1,17 @@
 """The two /derender routes: token ids as chats or completions, whole or in events of a stream."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.outputs import Piece
 from app.core.protocol import chat as wire
 from app.core.protocol import common
-from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import Completion, CompletionChoice
+from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response, json_response
@@ -23,10 +23,22 @@ from app.extensions.disaggregation.derender_parts import (
     check_length,
     completion_logprobs,
     head_of,
-    reader_of,
     shown_ids,
 )
+from app.extensions.disaggregation.derender_rules import (
+    AnsweredRequest,
+    Reply,
+    reply_of,
+    shown_logprobs,
+    shows_token_ids,
+)
 from app.extensions.disaggregation.derender_stream import chat_event, completion_event
+from app.extensions.disaggregation.message_reader import MessageReader
+
+VALUES_PER_CHOICE = 100
+"""Work for a choice without tokens, in tokens that are decoded in the same time."""
+VALUES_PER_LOGPROB = 10
+"""Work for a named log probability, in tokens that are decoded in the same time."""
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
@@ -52,6 +64,9 @@ class DerenderHandlers:
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
+        self._weight_versions: common.WeightVersions = UNSET
+        if pipeline.version.has(Feature.WEIGHT_VERSIONS):
+            self._weight_versions = None
 
     def derender_chat(self, context: RequestContext) -> Response:
         """The chat completion of token ids; with `stream` an event of a chat, and its state."""
@@ -68,77 +83,64 @@ class DerenderHandlers:
             prompts=[request.prompt_token_ids],
         )
         check_chat(pipeline, request.chat_request)
-        choices = [self._chat_choice(request, choice) for choice in answer.choices]
+        prompt_ids = request.prompt_token_ids or answer.prompt_token_ids
+        reader = MessageReader(pipeline, request.chat_request, prompt_ids)  # decodes the prompt
+        choices: list[wire.ChatChoice] = []
+        for choice in answer.choices:
+            choices.append(self._chat_choice(request, choice, reader))
+            spend(pipeline, choice)
         repeated: dict[str, Any] = {
             "prompt_logprobs": answer.prompt_logprobs,
+            "prompt_token_ids": self._shown_prompt(answer, request.chat_request),
             "kv_transfer_params": answer.kv_transfer_params,
             "metrics": answer.metrics,
         }
         return json_response(wire.ChatCompletion(**head, choices=choices, **repeated))
 
     def _chat_choice(
-        self, request: derender.DerenderChatRequest, choice: derender.RenderedChoice
+        self,
+        request: derender.DerenderChatRequest,
+        choice: derender.RenderedChoice,
+        reader: MessageReader,
     ) -> wire.ChatChoice:
         pipeline = self._pipeline
         chat = request.chat_request
-        parses = pipeline.limits.parses
-        token_ids: Sequence[int] = choice.token_ids or ()
-        skips_special = request.skips_special
-        if parses:
-            token_ids = shown_ids(pipeline, token_ids, choice.finish_reason)
-            skips_special = False
-        prompt_ids = request.prompt_token_ids or request.generate_response.prompt_token_ids
-        read = reader_of(pipeline, chat, prompt_ids)
-        pieces = read(pipeline.tokenizer.decode(token_ids, skips_special), True)
-        message = self._message(chat, pieces)
-        shows_ids = chat and chat.return_token_ids and (not parses or chat.include_reasoning)
-        return wire.ChatChoice(
+        reply = self._chat_reply(request, choice)
+        message = reader.read(reply.text)
+        chat_choice = wire.ChatChoice(
             index=choice.index,
             message=message,
-            logprobs=chat_logprobs(pipeline, choice.logprobs),
-            finish_reason=choice.finish_reason or "stop",
-            stop_reason=choice.stop_reason,
-            token_ids=choice.token_ids if shows_ids else None,
+            logprobs=None,
+            finish_reason=reader.finish_reason(choice.finish_reason, message),
+            stop_reason=reply.stop_reason,
+            token_ids=None,
+            weight_versions=self._weight_versions,
         )
+        if not reader.hides_logprobs:
+            logprobs = shown_logprobs(pipeline, choice.logprobs, chat)
+            chat_choice.logprobs = chat_logprobs(pipeline, logprobs)
+        if chat is not None and chat.return_token_ids and not reader.hides_tokens:
+            chat_choice.token_ids = choice.token_ids
+        return chat_choice
 
-    def _message(
-        self, chat: ChatCompletionRequest | None, pieces: Sequence[Piece]
-    ) -> wire.ChatMessage:
-        content = ""
-        raw = ""
-        reasoning = ""
-        names: dict[int, str] = {}
-        arguments: dict[int, str] = {}
-        for part, text in pieces:
-            if part is None:
-                content += text
-            elif part.kind == "reasoning":
-                reasoning += text
-            elif part.raw:
-                raw = part.raw  # the whole reply, where its last call is cut off
-            else:
-                names[part.number] = part.name
-                arguments[part.number] = arguments.get(part.number, "") + text
-        is_forced = (
-            chat is not None
-            and self._pipeline.limits.parses
-            and chat.tool_choice not in ("none", "auto", None)
-        )
-        message = wire.ChatMessage("assistant", raw or content)
-        if not message.content and not is_forced and (names or reasoning):
-            message.content = None
-        if names and not raw:
-            message.tool_calls = [
-                wire.ToolCall(
-                    id=self._pipeline.identity.fresh_id(),
-                    type="function",
-                    function=wire.FunctionCall(name, arguments[number]),
-                )
-                for number, name in names.items()
-            ]
-        if reasoning and chat is not None and chat.include_reasoning:
-            message.reasoning = reasoning
-        return message
+    def _chat_reply(
+        self, request: derender.DerenderChatRequest, choice: derender.RenderedChoice
+    ) -> Reply:
+        pipeline = self._pipeline
+        if not pipeline.limits.parses:
+            return reply_of(pipeline, choice, request.chat_request, request.skips_special)
+        parsed = choice
+        if not pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+            token_ids = shown_ids(pipeline, choice.token_ids or (), choice.finish_reason)
+            parsed = replace(choice, token_ids=list(token_ids))
+        return reply_of(pipeline, parsed, request.chat_request, skips_special=False)
+
+    def _shown_prompt(
+        self, answer: derender.GenerateOutput, request: AnsweredRequest
+    ) -> Sequence[int] | None:
+        if shows_token_ids(self._pipeline, request):
+            return answer.prompt_token_ids
+        return None
 
     def derender_completion(self, context: RequestContext) -> Response:
         """The text completion of token ids; with `stream` an event of one, and its state.
@@ -159,19 +161,11 @@ class DerenderHandlers:
             prompt_tokens=sum(request.prompt_tokens or ()),
             prompts=request.prompt_token_ids or (),
         )
-        choices = []
-        for index, choice in enumerate(chain.from_iterable(answer.choices for answer in answers)):
-            completion_choice = CompletionChoice(
-                index=index,
-                text=pipeline.tokenizer.decode(choice.token_ids or (), request.skips_special),
-                logprobs=completion_logprobs(pipeline, choice.logprobs),
-                finish_reason=choice.finish_reason or "stop",
-                stop_reason=choice.stop_reason,
-                token_ids=None,
-                prompt_logprobs=None,
-                prompt_token_ids=None,
-            )
-            choices.append(completion_choice)
+        choices: list[CompletionChoice] = []
+        for answer in answers:
+            for choice in answer.choices:
+                choices.append(self._completion_choice(request, answer, choice, len(choices)))
+                spend(pipeline, choice)
         transfers = [answer.kv_transfer_params for answer in answers]
         are_equal = transfers.count(transfers[0]) == len(answers)
         repeated: dict[str, Any] = {
@@ -179,6 +173,32 @@ class DerenderHandlers:
             "metrics": answers[0].metrics if len(answers) == 1 else None,
         }
         return json_response(Completion(**head, choices=choices, **repeated))
+
+    def _completion_choice(
+        self,
+        request: derender.DerenderCompletionRequest,
+        answer: derender.GenerateOutput,
+        choice: derender.RenderedChoice,
+        index: int,
+    ) -> CompletionChoice:
+        pipeline = self._pipeline
+        completion = request.completion_request
+        reply = reply_of(pipeline, choice, completion, request.skips_special)
+        logprobs = shown_logprobs(pipeline, choice.logprobs, completion)
+        shown = CompletionChoice(
+            index=index,
+            text=reply.text,
+            logprobs=completion_logprobs(pipeline, logprobs),
+            finish_reason=choice.finish_reason or "stop",
+            stop_reason=reply.stop_reason,
+            token_ids=None,
+            prompt_logprobs=None,
+            prompt_token_ids=self._shown_prompt(answer, completion),
+            weight_versions=self._weight_versions,
+        )
+        if shows_token_ids(pipeline, completion):
+            shown.token_ids = choice.token_ids
+        return shown
 
     def _head(
         self,
@@ -208,6 +228,15 @@ class DerenderHandlers:
             "system_fingerprint": None,
             "usage": common.usage_of(prompt_tokens, sum(map(len, id_lists))),
         }
+
+
+def spend(pipeline: RequestPipeline, choice: derender.RenderedChoice) -> None:
+    """Counts the work for a choice. Pauses at the end of a slice."""
+    values = len(choice.token_ids or ())
+    if choice.logprobs is not None:
+        for entry in choice.logprobs.content or ():
+            values += VALUES_PER_LOGPROB * (1 + len(entry.top_logprobs))
+    pipeline.slices.spend(VALUES_PER_CHOICE + values)
 
 
 def is_event(pipeline: RequestPipeline, context: RequestContext) -> bool:

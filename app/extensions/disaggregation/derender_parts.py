@@ -13,6 +13,9 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.server.http.errors import bad_request
 from app.extensions.disaggregation import derender_protocol as derender
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""Text of bytes that are no whole character."""
+
 
 def head_of(pipeline: RequestPipeline, request_id: str, model: str) -> dict[str, Any]:
     """Returns the first fields of a whole answer, or of an event."""
@@ -70,38 +73,54 @@ def shown_ids(
 
 
 def chat_logprobs(
-    pipeline: RequestPipeline, logprobs: derender.Logprobs | None
+    pipeline: RequestPipeline,
+    logprobs: derender.Logprobs | None,
+    context_ids: Sequence[int] = (),
 ) -> common.LogprobContent | None:
     """Returns the log probabilities of a chat; None without any."""
-    entries = named_logprobs(pipeline, logprobs)
+    entries = named_logprobs(pipeline, logprobs, context_ids)
     if entries is None:
         return None
     return common.LogprobContent(entries)
 
 
 def named_logprobs(
-    pipeline: RequestPipeline, logprobs: derender.Logprobs | None
+    pipeline: RequestPipeline,
+    logprobs: derender.Logprobs | None,
+    context_ids: Sequence[int] = (),
 ) -> list[common.ChatLogprob] | None:
-    """Returns log probabilities with the texts of their tokens; None without any."""
+    """Returns log probabilities with the texts of their tokens; None without any.
+
+    As in a generated answer, the last token of a character has its text, and an alternative that
+    is a part of a character has none. `context_ids` are tokens before the first one.
+    """
     if logprobs is None or logprobs.content is None:
         return None
+    tokenizer = pipeline.tokenizer
+    token_ids = [entry.token_id for entry in logprobs.content]
+    texts = tokenizer.pieces([*context_ids, *token_ids], False)[len(context_ids) :]
     entries = []
-    for entry in logprobs.content:
-        candidates = (entry, *entry.top_logprobs)
-        texts = pipeline.tokenizer.token_texts([candidate.token_id for candidate in candidates])
-        chosen, *alternatives = [
-            common.ChatAlternative(text, candidate.logprob, token_bytes(text))
-            for text, candidate in zip(texts, candidates, strict=True)
-        ]
-        entries.append(common.ChatLogprob(chosen.token, chosen.logprob, chosen.bytes, alternatives))
+    for text, entry in zip(texts, logprobs.content, strict=True):
+        alternatives = []
+        for candidate in entry.top_logprobs:
+            name = text
+            if candidate.token_id != entry.token_id:
+                [name] = tokenizer.token_texts([candidate.token_id])
+                if REPLACEMENT in name:
+                    name = ""
+            alternatives.append(common.ChatAlternative(name, candidate.logprob, token_bytes(name)))
+        entries.append(common.ChatLogprob(text, entry.logprob, token_bytes(text), alternatives))
     return entries
 
 
 def completion_logprobs(
-    pipeline: RequestPipeline, logprobs: derender.Logprobs | None, text_offset: int = 0
+    pipeline: RequestPipeline,
+    logprobs: derender.Logprobs | None,
+    text_offset: int = 0,
+    context_ids: Sequence[int] = (),
 ) -> common.CompletionLogprobs | None:
     """Returns the lists of a text completion; the first token starts at `text_offset`."""
-    entries = named_logprobs(pipeline, logprobs)
+    entries = named_logprobs(pipeline, logprobs, context_ids)
     if entries is None:
         return None
     tokens = [entry.token for entry in entries]

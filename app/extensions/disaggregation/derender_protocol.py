@@ -10,10 +10,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.core.protocol import chat, common, completions, options
 from app.core.protocol.chat import ChatCompletionRequest
-from app.core.protocol.coercion import JsonObject, LaxFields, Path, convert_natural_numbers
+from app.core.protocol.coercion import JsonObject, LaxFields, Path
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.decoding import RawRequest, Request
-from app.core.server.http.errors import malformed
+from app.core.server.http.errors import invalid_field, malformed
+from app.extensions.disaggregation.protocol import convert_natural_numbers
 
 MAX_WINDOW_TOKENS = 1024
 """Most items of `prev_tokens`, as in vLLM."""
@@ -142,7 +143,7 @@ class DerenderRequest(Request, kw_only=True):
     @property
     def skips_special(self) -> bool:
         """Texts leave special tokens out."""
-        return self.original is None or self.original.skip_special_tokens
+        return self.original is None or self.original.skip_special_tokens is not False
 
     def check_converted(self) -> None:
         """Applies vLLM's rules that come after the schema."""
@@ -157,7 +158,7 @@ def check_is_whole(stream: object, param: str) -> None:
         ApiError: Status 400 at `param`.
     """
     if stream is not None and stream is not False:
-        raise malformed(f"{param}: expected true or false", param)
+        raise invalid_field("literal_error", param, "Input should be False")
 
 
 class DerenderChatRequest(DerenderRequest, kw_only=True):
@@ -252,6 +253,7 @@ class ChatEventChoice(Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: Sequence[int] | None = None
+    weight_versions: common.WeightVersions = UNSET
 
 
 class EventHead(Struct, kw_only=True):
@@ -270,9 +272,10 @@ class ChatEvent(EventHead, kw_only=True):
     choices: Sequence[ChatEventChoice]
     usage: common.Usage | None
     system_fingerprint: None = None
-    prompt_token_ids: None = None
+    prompt_token_ids: Sequence[int] | None = None
     prompt_text: None = None
     metrics: JsonObject | None
+    kv_transfer_params: None | UnsetType = UNSET
 
 
 class CompletionEvent(EventHead, kw_only=True):
@@ -283,6 +286,7 @@ class CompletionEvent(EventHead, kw_only=True):
     usage: common.Usage | None
     system_fingerprint: None = None
     metrics: JsonObject | None
+    kv_transfer_params: None | UnsetType = UNSET
 
 
 class DerenderedEvent(Struct):

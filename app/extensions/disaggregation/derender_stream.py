@@ -8,7 +8,7 @@ tokens of the choice, which are parsed again with each event.
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from app.core.api.identity import Identity
@@ -20,10 +20,12 @@ from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionChunkChoice
 from app.core.protocol.options import NamedToolChoice
+from app.core.protocol.versions import Feature
 from app.core.server.http.errors import bad_request
 from app.core.text.base import Tokenizer
 from app.extensions.disaggregation import derender_protocol as derender
 from app.extensions.disaggregation.derender_parts import (
+    REPLACEMENT,
     chat_logprobs,
     check_chat,
     check_length,
@@ -32,11 +34,16 @@ from app.extensions.disaggregation.derender_parts import (
     reader_of,
     shown_ids,
 )
+from app.extensions.disaggregation.derender_rules import (
+    check_streamed_stops,
+    ending_of,
+    shown_logprobs,
+    shows_token_ids,
+)
 
 CONTEXT_TOKENS = 5
 """Tokens before the new ones that are decoded with them: some decoders change a text's start."""
 LOGPROB_CONTEXT_TOKENS = 4
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def chat_event(
@@ -48,6 +55,7 @@ def chat_event(
         ApiError: 400, or 404 for an unknown model.
     """
     model = pipeline.models.resolve(request.model)
+    check_streamed_stops(pipeline, request.chat_request)
     check_chat(pipeline, request.chat_request)
     if pipeline.limits.parses and request.prompt_token_ids is None:
         raise bad_request(
@@ -59,6 +67,8 @@ def chat_event(
         shown, state = _chat_choice(pipeline, request, choice, state)
         choices.append(shown)
     chunk = derender.ChatEvent(choices=choices, **_event_head(pipeline, request, model))
+    if shows_token_ids(pipeline, request.chat_request):
+        chunk.prompt_token_ids = request.generate_chunk.prompt_token_ids
     return derender.DerenderedEvent(chunk, state)
 
 
@@ -71,21 +81,58 @@ def completion_event(
         ApiError: 400, or 404 for an unknown model.
     """
     model = pipeline.models.resolve(request.model)
+    check_streamed_stops(pipeline, request.completion_request)
     state = checked_state(pipeline, request)
     choices: list[CompletionChunkChoice] = []
     for choice in request.generate_chunk.choices:
-        offset = state.logprob_text_offset
-        text, state = added_text(pipeline.tokenizer, choice, state, request.skips_special)
-        shown = CompletionChunkChoice(
-            index=choice.index,
-            text=text,
-            logprobs=completion_logprobs(pipeline, choice.logprobs, offset),
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-        )
+        shown, state = _completion_choice(pipeline, request, choice, state)
         choices.append(shown)
     chunk = derender.CompletionEvent(choices=choices, **_event_head(pipeline, request, model))
     return derender.DerenderedEvent(chunk, state)
+
+
+def _completion_choice(
+    pipeline: RequestPipeline,
+    request: derender.DerenderCompletionStreamRequest,
+    choice: derender.RenderedChoice,
+    state: derender.StreamState,
+) -> tuple[CompletionChunkChoice, derender.StreamState]:
+    completion = request.completion_request
+    ending = ending_of(pipeline, choice, completion)
+    logprobs = completion_logprobs(
+        pipeline,
+        shown_logprobs(pipeline, choice.logprobs, completion),
+        state.logprob_text_offset,
+        state.logprob_context_token_ids,
+    )
+    text, state = added_text(
+        pipeline.tokenizer,
+        choice,
+        ending.token_ids,
+        state=state,
+        skips_special=request.skips_special,
+    )
+    if (
+        logprobs is not None
+        and logprobs.tokens
+        and pipeline.version.has(Feature.DERENDER_AS_GENERATED)
+    ):
+        # Special tokens have an entry even where they have no text.
+        offset = state.logprob_text_offset - len(text) + sum(map(len, map(str, logprobs.tokens)))
+        state = replace(state, logprob_text_offset=offset)
+    shown = CompletionChunkChoice(
+        index=choice.index,
+        text=text,
+        logprobs=logprobs,
+        finish_reason=choice.finish_reason,
+        stop_reason=ending.stop_reason,
+    )
+    if pipeline.version.has(Feature.WEIGHT_VERSIONS):
+        shown.weight_versions = None
+    if shows_token_ids(pipeline, completion):
+        shown.prompt_token_ids = request.generate_chunk.prompt_token_ids
+        shown.token_ids = choice.token_ids
+    return shown, state
 
 
 def _event_head(
@@ -93,10 +140,14 @@ def _event_head(
 ) -> dict[str, Any]:
     """Returns the fields that chats and completions share; `model` is the served one."""
     event = request.generate_chunk
+    transfer: None | UnsetType = UNSET
+    if pipeline.version.has(Feature.CHUNK_TRANSFER_PARAMS):
+        transfer = None
     return {
         **head_of(pipeline, event.request_id, request.model or model),
         "usage": event_usage(request),
         "metrics": event.metrics,
+        "kv_transfer_params": transfer,
     }
 
 
@@ -127,34 +178,58 @@ def _chat_choice(
     state: derender.StreamState,
 ) -> tuple[derender.ChatEventChoice, derender.StreamState]:
     chat = request.chat_request
-    finish_reason = choice.finish_reason
-    logprobs = None
-    if pipeline.limits.parses and chat is not None:
-        delta, state = _parsed(pipeline, request, chat, choice=choice, state=state)
-        if (
-            finish_reason is not None
-            and state.tools_streamed
-            and not isinstance(chat.tool_choice, NamedToolChoice)
-        ):
-            finish_reason = "tool_calls"
-        shows_ids = chat.return_token_ids and chat.include_reasoning
-    else:
-        text, state = added_text(pipeline.tokenizer, choice, state, request.skips_special)
-        delta = derender.ChatDelta(content=text or None)
-        logprobs = chat_logprobs(pipeline, choice.logprobs)
-        shows_ids = chat is not None and chat.return_token_ids
-    if not state.role_sent:
-        delta.role = "assistant"
-        state = replace(state, role_sent=True)
+    ending = ending_of(pipeline, choice, chat)
     shown = derender.ChatEventChoice(
         index=choice.index,
-        delta=delta,
-        logprobs=logprobs,
-        finish_reason=finish_reason,
-        stop_reason=choice.stop_reason,
-        token_ids=choice.token_ids if shows_ids else None,
+        delta=derender.ChatDelta(),
+        logprobs=chat_logprobs(
+            pipeline,
+            shown_logprobs(pipeline, choice.logprobs, chat),
+            state.logprob_context_token_ids,
+        ),
+        finish_reason=choice.finish_reason,
+        stop_reason=ending.stop_reason,
     )
+    if pipeline.version.has(Feature.WEIGHT_VERSIONS):
+        shown.weight_versions = None
+    if chat is not None and chat.return_token_ids:
+        shown.token_ids = choice.token_ids
+    if pipeline.limits.parses and chat is not None:
+        shown.delta, state = _parsed(pipeline, request, chat, choice=choice, state=state)
+        shown.finish_reason = _finish_reason(pipeline, chat, choice, state)
+        if not chat.include_reasoning:
+            shown.token_ids = None
+        if not chat.include_reasoning or not pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+            shown.logprobs = None
+    else:
+        text, state = added_text(
+            pipeline.tokenizer,
+            choice,
+            ending.token_ids,
+            state=state,
+            skips_special=request.skips_special,
+        )
+        shown.delta.content = text or None
+    if not state.role_sent:
+        shown.delta.role = "assistant"
+        state = replace(state, role_sent=True)
     return shown, state
+
+
+def _finish_reason(
+    pipeline: RequestPipeline,
+    chat: ChatCompletionRequest,
+    choice: derender.RenderedChoice,
+    state: derender.StreamState,
+) -> str | None:
+    """Returns `tool_calls` at the end of a reply that called tools by choice."""
+    reason = choice.finish_reason
+    is_cut_off = reason != "stop" and pipeline.version.has(Feature.DERENDER_AS_GENERATED)
+    if reason is None or is_cut_off or not state.tools_streamed:
+        return reason
+    if isinstance(chat.tool_choice, NamedToolChoice):
+        return reason
+    return "tool_calls"
 
 
 def _parsed(
@@ -169,7 +244,10 @@ def _parsed(
     reader = TextReader(reader_of(pipeline, chat, request.prompt_token_ids))
     old_ids = state.output_token_ids
     token_ids = choice.token_ids or []
-    reply = shown_ids(pipeline, [*old_ids, *token_ids], choice.finish_reason)
+    if pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+        reply: Sequence[int] = [*old_ids, *ending_of(pipeline, choice, chat).token_ids]
+    else:
+        reply = shown_ids(pipeline, [*old_ids, *token_ids], choice.finish_reason)
     tokenizer = pipeline.tokenizer
     has_ended = choice.finish_reason is not None
     sent = complete_text(tokenizer, old_ids, has_ended=False)
@@ -180,6 +258,9 @@ def _parsed(
         pieces += reader.finish()
     call_ids = list(state.last_tool_call_ids)
     delta = delta_of(pieces, chat, call_ids, pipeline.identity)
+    logprob_context = state.logprob_context_token_ids
+    if pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+        logprob_context = [*logprob_context, *token_ids][-LOGPROB_CONTEXT_TOKENS:]
     lengths = state.output_chunk_lens
     if token_ids:
         lengths = [*lengths, len(token_ids)]
@@ -187,6 +268,7 @@ def _parsed(
         state,
         output_token_ids=[*old_ids, *token_ids],
         output_chunk_lens=lengths,
+        logprob_context_token_ids=logprob_context,
         tools_streamed=state.tools_streamed or delta.tool_calls is not UNSET,
         last_tool_call_ids=call_ids,
     )
@@ -244,12 +326,14 @@ def delta_of(
 def added_text(
     tokenizer: Tokenizer,
     choice: derender.RenderedChoice,
+    text_ids: Sequence[int],
+    *,
     state: derender.StreamState,
     skips_special: bool,
 ) -> tuple[str, derender.StreamState]:
-    """Returns the text that the tokens of `choice` add, and the state after them."""
+    """Returns the text that the tokens `text_ids` of `choice` add, and the state after them."""
     token_ids = choice.token_ids or []
-    window = [*state.output_token_ids, *token_ids]
+    window = [*state.output_token_ids, *text_ids]
     pieces = tokenizer.pieces(window, skips_special)
     complete_count = count_complete_pieces(pieces, choice.finish_reason is not None)
     text = "".join(pieces[state.read_offset : complete_count])

@@ -11,14 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.core.protocol import common, options, rules
-from app.core.protocol.coercion import (
-    ConversionError,
-    JsonObject,
-    LaxFields,
-    convert,
-    convert_natural_numbers,
-)
+from app.core.protocol.chat import ChatMessage
+from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields
 from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.convert import convert, convert_value
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.server.http.errors import bad_request, malformed
 
@@ -88,15 +84,49 @@ def convert_sampling_params(value: object) -> SamplingParams:
     try:
         return convert(SamplingParams, value)
     except ConversionError as error:
-        raise ConversionError(error.expected) from None
+        raise error.moved() from None
+
+
+def convert_natural_numbers(value: object) -> object:
+    """Converts token ids, or None.
+
+    Raises:
+        ConversionError: An item is not an integer or is negative. The path of a negative number is
+            the whole list.
+    """
+    numbers = convert_value(list[int] | None, value)
+    if isinstance(numbers, list) and numbers and min(numbers) < 0:
+        raise ConversionError("no negative numbers", kind="greater_than_equal")
+    return numbers
 
 
 def convert_token_ids(value: object) -> object:
     """Converts a list of at least one token id, or raises `ConversionError`."""
     token_ids = convert_natural_numbers(value)
     if not token_ids:
-        raise ConversionError("a list that is not empty")
+        raise ConversionError("a list that is not empty", kind="too_short")
     return token_ids
+
+
+class ParseContext(Struct, kw_only=True):
+    """A chat without its messages; `history_tool_call_cnt` counts the calls in them."""
+
+    tools: list[options.Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | options.NamedToolChoice | None = "none"
+    parallel_tool_calls: bool | None = True
+    include_reasoning: bool = True
+    chat_template_kwargs: JsonObject = {}
+    history_tool_call_cnt: options.Natural = 0
+
+
+PARSE_CONTEXT_FIELDS = frozenset(ParseContext.__struct_fields__)
+
+
+def check_parse_context(value: object) -> object:
+    """Raises `ConversionError` for a context with wrong values, and returns a correct one."""
+    if value is not None:
+        convert(ParseContext, value)
+    return value
 
 
 class ReasoningParserKwargs(Struct, forbid_unknown_fields=True):
@@ -160,7 +190,9 @@ class GenerateRequest(Request, kw_only=True):
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: ReasoningParserKwargs | None = None
     return_token_ids: bool | None = None
-    output_mode: Literal["tokens", "text"] = "tokens"
+    output_mode: Literal["tokens", "text", "derender"] = "tokens"
+    parse_context: JsonObject | None = None
+    """Fields of a `ParseContext`; the output mode derender refuses other fields."""
     stream: bool | None = False
     stream_options: options.StreamOptions | None = None
     cache_salt: options.CacheSalt | None = None
@@ -173,6 +205,7 @@ class GenerateRequest(Request, kw_only=True):
     lax_fields: ClassVar[LaxFields] = {
         "token_ids": convert_token_ids,
         "sampling_params": convert_sampling_params,
+        "parse_context": check_parse_context,
     }
 
     def check_rules(self: "GenerateRequest | RawRequest") -> None:
@@ -185,8 +218,17 @@ class GenerateRequest(Request, kw_only=True):
             self.features.check(len(self.token_ids))
         if self.content_parts and self.features:
             raise malformed("body: content_parts and features exclude each other", "body")
-        if self.output_mode == "text" and not self.sampling_params.detokenize:
-            raise malformed("body: output_mode text needs sampling_params.detokenize", "body")
+        if self.output_mode != "tokens" and not self.sampling_params.detokenize:
+            raise malformed(
+                f"body: output_mode {self.output_mode} needs sampling_params.detokenize", "body"
+            )
+        unknown_fields = sorted((self.parse_context or {}).keys() - PARSE_CONTEXT_FIELDS)
+        if unknown_fields and self.output_mode == "derender":
+            raise malformed(
+                f"body: Unknown parse_context fields {unknown_fields}: this server is older than "
+                "the one that rendered the request.",
+                "body",
+            )
         if self.stream and self.sampling_params.prompt_logprob_token_ids is not None:
             raise bad_request("prompt_logprob_token_ids do not go with stream=true")
         self.sampling_params.check()
@@ -210,9 +252,17 @@ class GenerateRequest(Request, kw_only=True):
         fields["prompt"] = list(self.token_ids)
         fields["max_tokens"] = max_tokens
         fields["ignore_eos"] = params.ignore_eos or self.ignore_eos
+        if self.output_mode == "derender" and params.logprobs is None and params.logprob_token_ids:
+            fields["logprobs"] = len(params.logprob_token_ids)
         fields["bad_words"] = params.bad_words or []
         fields["kv_transfer_params"] = transfer if isinstance(transfer, dict) else None
         return CompletionRequest(**fields)
+
+
+class TokensOrTextRequest(GenerateRequest, kw_only=True):
+    """The same body for versions without the output mode derender."""
+
+    output_mode: Literal["tokens", "text"] = "tokens"
 
 
 class AbortRequest(Request, kw_only=True):
@@ -224,25 +274,18 @@ class AbortRequest(Request, kw_only=True):
     request_ids: list[str] | None = None
 
 
-class WeightVersion(Struct):
-    """Version of the weights that generated the tokens `start` up to `end`."""
-
-    version: str
-    start: int
-    end: int
-
-
 class GenerateChoice(Struct):
     """One choice of an answer."""
 
     index: int
     finish_reason: str | None
     stop_reason: str | int | None
-    token_ids: Sequence[int] | Raw
+    token_ids: Sequence[int] | Raw | None
     routed_experts: None = None
     sampling_mask: None = None
-    weight_versions: Sequence[WeightVersion] | None = None
+    weight_versions: common.WeightVersions = None
     text: str | Raw | UnsetType = UNSET
+    message: ChatMessage | UnsetType = UNSET
     logprobs: common.LogprobContent | None = None
 
 

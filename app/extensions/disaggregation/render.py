@@ -16,22 +16,24 @@ from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import StreamOptions
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
+from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, post
 from app.extensions.anthropic.protocol import MessagesRequest
 from app.extensions.anthropic.routes import message_chats
+from app.extensions.disaggregation.parse_context import parse_context_of
 from app.extensions.disaggregation.protocol import GenerateRequest
 from app.extensions.disaggregation.sampling_params import rendered_form, sampling_params
 from app.extensions.responses.chat import chat_request as chat_of_response
-from app.extensions.responses.protocol import ResponsesRequest
+from app.extensions.responses.request_types import request_type as response_request_type
 from app.extensions.responses.routes import response_prompt
 
-BODY_DEFAULTS: JsonObject = {
-    field.name: field.default for field in fields(GenerateRequest) if field.name != "ignore_eos"
-}
-"""Fields of `/inference/v1/generate` in vLLM's order, with defaults."""
+TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
+"""Fields of transfers, which requests may also have among their extra arguments."""
+COHERE_FORMAT = ("cohere_format", "cmd4")
+"""Variable of the chat template that vLLM sets for each model, and its value."""
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
@@ -49,7 +51,9 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         body=(CompletionRequest,),
         example={"prompt": "hello", "max_tokens": 8},
     )
-    response_docs = RouteDocs(body=(ResponsesRequest,), example={"input": "hello"})
+    response_docs = RouteDocs(
+        body=(response_request_type(pipeline.version),), example={"input": "hello"}
+    )
     return [
         post("/v1/chat/completions/render", handlers.render_chat, docs=chat_docs),
         post("/v1/messages/render", handlers.render_message, docs=message_docs),
@@ -63,19 +67,20 @@ class RenderHandlers:
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
+        self._defaults = body_defaults(pipeline.version.has(Feature.RENDERED_REQUESTS))
         self._chat_of_message = message_chats(pipeline)
 
     def render_chat(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a chat."""
         chat = self._pipeline.decode(context, ChatCompletionRequest)
-        return self._respond_chat(context, chat)
+        return self.respond_chat(context, chat)
 
     def render_message(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a message."""
         chat = self._chat_of_message(self._pipeline.decode(context, MessagesRequest))
         if chat.stream:
             chat.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
-        return self._respond_chat(context, chat)
+        return self.respond_chat(context, chat)
 
     def render_completion(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a text completion: one object per prompt."""
@@ -99,7 +104,7 @@ class RenderHandlers:
     def render_response(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a response without a previous response."""
         pipeline = self._pipeline
-        request = pipeline.decode(context, ResponsesRequest)
+        request = pipeline.decode(context, response_request_type(pipeline.version))
         chat = chat_of_response(request)
         validated = self._validate(chat)
         if request.previous_response_id is not None:
@@ -108,19 +113,27 @@ class RenderHandlers:
             raise ApiError(400, "invalid_request_error", message, name)
         prompt = response_prompt(pipeline, request, chat)
         validated.check_sampling([len(prompt.ids)])
-        extra_fields = {
+        extra_fields: JsonObject = {
             "request_id": request.request_id or f"resp_{pipeline.identity.fresh_id()}",
             "reasoning_parser_kwargs": self._parser_kwargs(chat),
             "stream_options": None,
-            "kv_transfer_params": request.kv_transfer_params,
-            "ec_transfer_params": request.ec_transfer_params,
         }
+        if pipeline.version.has(Feature.RENDERED_REQUESTS):
+            extra_fields["return_token_ids"] = None
+        else:
+            extra_fields["kv_transfer_params"] = request.kv_transfer_params
+            extra_fields["ec_transfer_params"] = request.ec_transfer_params
         body = self._generate_request(
             validated, prompt, validated.max_tokens[0], missing_extra_args={}
         )
         return json_response(body | extra_fields)
 
-    def _respond_chat(self, context: RequestContext, chat: ChatCompletionRequest) -> Response:
+    def respond_chat(self, context: RequestContext, chat: ChatCompletionRequest) -> Response:
+        """Returns the tokens and sampling parameters for `chat`.
+
+        Raises:
+            ApiError: As for a chat.
+        """
         pipeline = self._pipeline
         validated = self._validate(chat)
         check_tool_choice(chat, pipeline.settings.tools)
@@ -138,6 +151,8 @@ class RenderHandlers:
             "reasoning_ended": reasoning_ended,
             "reasoning_parser_kwargs": self._parser_kwargs(chat),
         }
+        if pipeline.version.has(Feature.RENDERED_REQUESTS):
+            extra_fields["parse_context"] = parse_context_of(chat, self._template_kwargs(chat))
         if chat.return_token_offsets and prompt.features is None:
             options = chat_options(chat, pipeline.chat_rules)
             text = pipeline.tokenizer.render_chat(chat.messages, options)
@@ -166,26 +181,38 @@ class RenderHandlers:
         if not prompt.ids:
             raise bad_request("The prompt has no tokens.")
         form = rendered_form(validated, self._pipeline.settings.tools, self._pipeline.schemas)
-        extra_args: JsonObject = {**(request.vllm_xargs or {})}
-        for name in ("kv_transfer_params", "ec_transfer_params"):
-            if value := getattr(request, name):
-                extra_args[name] = value
         features: JsonObject | None = None
         if prompt.features is not None:
             features = {**prompt.features}
             if request.mm_payload == "none":
                 features["kwargs_data"] = None
-        params = sampling_params(validated, max_tokens, form, extra_args or missing_extra_args)
-        return BODY_DEFAULTS | {
-            "token_ids": prompt.ids,
-            "features": features,
-            "sampling_params": params,
-            "model": request.model,
-            "stream": bool(request.stream),
-            "stream_options": request.stream_options if request.stream else None,
-            "cache_salt": request.cache_salt,
-            "priority": request.priority,
-        }
+        extra_args = self._extra_args(request) or missing_extra_args
+        moved_fields: JsonObject = {}
+        if self._pipeline.version.has(Feature.RENDERED_REQUESTS):
+            extra_args, moved_fields = move_transfers(extra_args)
+            moved_fields["return_token_ids"] = request.return_token_ids
+        params = sampling_params(validated, max_tokens, form, extra_args)
+        return (
+            self._defaults
+            | moved_fields
+            | {
+                "token_ids": prompt.ids,
+                "features": features,
+                "sampling_params": params,
+                "model": request.model,
+                "stream": bool(request.stream),
+                "stream_options": request.stream_options if request.stream else None,
+                "cache_salt": request.cache_salt,
+                "priority": request.priority,
+            }
+        )
+
+    def _extra_args(self, request: GenerationRequest) -> JsonObject:
+        extra_args: JsonObject = {**(request.vllm_xargs or {})}
+        for name in TRANSFERS:
+            if value := getattr(request, name):
+                extra_args[name] = value
+        return extra_args
 
     def _offsets(
         self, request: GenerationRequest, text: str, ids: Sequence[int]
@@ -207,8 +234,12 @@ class RenderHandlers:
         """Returns the variables of the chat template that a parser of thoughts reads."""
         if not self._pipeline.limits.reasons:
             return None
-        defaults = self._pipeline.chat_rules.template_kwargs
-        kwargs: JsonObject = {**defaults, **(chat.chat_template_kwargs or {})}
+        return {"chat_template_kwargs": self._template_kwargs(chat)}
+
+    def _template_kwargs(self, chat: ChatCompletionRequest) -> JsonObject:
+        """Returns the variables of the chat template, without those that null or auto unset."""
+        kwargs: JsonObject = {**(chat.chat_template_kwargs or {})}
+        sets_thinking = chat.reasoning_effort is not None and "enable_thinking" not in kwargs
         for name in (
             "add_generation_prompt",
             "continue_final_message",
@@ -218,4 +249,29 @@ class RenderHandlers:
             value = getattr(chat, name)
             if value is not None:
                 kwargs[name] = value
-        return {"chat_template_kwargs": kwargs}
+        if sets_thinking:
+            kwargs["enable_thinking"] = chat.reasoning_effort != "none"
+        defaults: JsonObject = {**self._pipeline.chat_rules.template_kwargs}
+        defaults.setdefault(*COHERE_FORMAT)
+        set_kwargs = {name: value for name, value in kwargs.items() if value not in (None, "auto")}
+        return defaults | set_kwargs
+
+
+def body_defaults(has_parse_context: bool) -> JsonObject:
+    """Returns the fields of `/inference/v1/generate` in vLLM's order, with defaults."""
+    defaults: JsonObject = {}
+    for field in fields(GenerateRequest):
+        if field.name != "ignore_eos":
+            defaults[field.name] = field.default
+    if not has_parse_context:
+        del defaults["parse_context"]
+    return defaults
+
+
+def move_transfers(extra_args: JsonObject | None) -> tuple[JsonObject | None, JsonObject]:
+    """Splits the fields of transfers from the other extra arguments; empty ones stay."""
+    if not extra_args:
+        return extra_args, {}
+    transfers: JsonObject = {name: extra_args.get(name) for name in TRANSFERS}
+    remaining = {name: value for name, value in extra_args.items() if name not in TRANSFERS}
+    return remaining or None, transfers

@@ -7,16 +7,21 @@ from dataclasses import replace
 from functools import wraps
 
 from app.core.api.chat.media import BuiltPrompt
+from app.core.api.logprobs import ALL
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol.coercion import JsonObject
+from app.core.protocol.convert import convert
 from app.core.protocol.decoding import read_json
+from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, forbidden, malformed
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Handler, Route, RouteDocs, post
 from app.extensions.disaggregation import derender, render
 from app.extensions.disaggregation import protocol as wire
+from app.extensions.disaggregation.message_reader import MessageReader
+from app.extensions.disaggregation.parse_context import chat_of
 from app.extensions.disaggregation.settings import DisaggregationSettings
 from app.extensions.disaggregation.writer import GenerateResponseOptions, GenerateWriter
 
@@ -29,7 +34,7 @@ def routes(
 ) -> list[Route]:
     """Returns the routes.
 
-    `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it.
+    `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests.
     """
     handlers = GenerateHandlers(pipeline, weights)
 
@@ -56,7 +61,7 @@ def routes(
     generate_routes = [post("/inference/v1/generate", gated(handlers.generate), docs=generate_docs)]
     for route in (*render.routes(pipeline), *derender.routes(pipeline)):
         generate_routes.append(replace(route, handle=gated(route.handle)))
-    if enabled or aborts:
+    if aborts:
         generate_routes.append(post("/abort_requests", handlers.abort_requests, docs=abort_docs))
     abort_named = gated(handlers.abort_named_requests)
     generate_routes.append(post("/inference/v1/abort_requests", abort_named, docs=abort_docs))
@@ -69,14 +74,23 @@ class GenerateHandlers:
     def __init__(self, pipeline: RequestPipeline, weights: WeightUpdates) -> None:
         self._pipeline = pipeline
         self._weights = weights
+        self._request_type: type[wire.GenerateRequest] = wire.TokensOrTextRequest
+        if pipeline.version.has(Feature.DERENDER_OUTPUT_MODE):
+            self._request_type = wire.GenerateRequest
         self._tokens_only = pipeline.settings.section(DisaggregationSettings).tokens_only
 
     def generate(self, context: RequestContext) -> Response:
         """Token ids for token ids."""
         pipeline = self._pipeline
-        body = pipeline.decode(context, wire.GenerateRequest)
+        body = pipeline.decode(context, self._request_type)
         completion = body.as_completion(pipeline.limits.max_model_len)
         accepted = pipeline.admit(completion, context)
+        max_num_seqs = pipeline.settings.scheduling.max_num_seqs
+        if accepted.n > max_num_seqs:
+            raise bad_request(f"n is at most max-num-seqs, {max_num_seqs}, got {accepted.n}")
+        if self._tokens_only:
+            check_needs_no_tokenizer(body)
+        reader = self._message_reader(body)
         has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
         if has_media and not pipeline.settings.model.multimodal:
             raise bad_request("The served model is not a multimodal model: it reads text alone.")
@@ -84,19 +98,15 @@ class GenerateHandlers:
             "generate-tokens", context, body.request_id, accepted.model
         )
         options = GenerateResponseOptions(
-            **pipeline.options(accepted, may_force_usage=False),
+            **pipeline.options(accepted, may_force_usage=False) | {"weights": self._weights},
             prompt_ids=body.token_ids,
-            text=body.output_mode == "text",
+            mode=body.output_mode,
             logprobs=completion.logprobs is not None,
-            weights=self._weights,
+            top_logprobs=shown_alternatives(body),
+            reader=reader,
         )
         writer = GenerateWriter(meta, options)
         writer.encoded_media = pipeline.encoded_media(body.mm_hashes)
-        max_num_seqs = pipeline.settings.scheduling.max_num_seqs
-        if accepted.n > max_num_seqs:
-            raise bad_request(f"n is at most max-num-seqs, {max_num_seqs}, got {accepted.n}")
-        if self._tokens_only:
-            check_needs_no_tokenizer(body)
         try:
             pipeline.limits.check_prompt(body.token_ids)
         except ApiError as error:
@@ -105,6 +115,26 @@ class GenerateHandlers:
             return pipeline.responder.broken(error, writer)
         prompt = BuiltPrompt(body.token_ids, pipeline.tokenizer.decode(body.token_ids, False))
         return pipeline.submit(accepted, meta, [prompt], writer, context)
+
+    def _message_reader(self, body: wire.GenerateRequest) -> MessageReader | None:
+        """Returns the reader of messages for the output mode derender, None for other modes.
+
+        Raises:
+            ApiError: 400 for a stream, and beside a parser for a context that is missing or wrong.
+        """
+        if body.output_mode != "derender":
+            return None
+        if body.stream:
+            raise bad_request("output_mode='derender' does not support stream=true.")
+        chat = None
+        if self._pipeline.limits.parses:
+            if body.parse_context is None:
+                raise bad_request(
+                    "output_mode='derender' requires parse_context on a server with a tool or "
+                    "reasoning parser: send the one that /render returned."
+                )
+            chat = chat_of(convert(wire.ParseContext, body.parse_context))
+        return MessageReader(self._pipeline, chat, body.token_ids)
 
     def abort_requests(self, context: RequestContext) -> Response:
         """Ends requests by their ids, or all requests; their clients receive `abort`."""
@@ -140,6 +170,14 @@ def texts_of(request_ids: object) -> list[str]:
     return []
 
 
+def shown_alternatives(body: wire.GenerateRequest) -> int:
+    """Returns how many alternatives a log probability shows; a message shows those of a chat."""
+    params = body.sampling_params
+    if body.output_mode != "derender" or params.logprob_token_ids:
+        return ALL
+    return params.logprobs or 0
+
+
 def check_needs_no_tokenizer(body: wire.GenerateRequest) -> None:
     """Raises ApiError 400 for a request whose answer needs texts of tokens, with tokens-only."""
     if body.sampling_params.stop:
@@ -147,8 +185,8 @@ def check_needs_no_tokenizer(body: wire.GenerateRequest) -> None:
             "This server runs with --tokens-only, which does not support stop strings: use "
             "stop_token_ids, or look for stop strings where the tokens become text."
         )
-    if body.output_mode == "text":
+    if body.output_mode != "tokens":
         raise bad_request(
-            "output_mode text requires a tokenizer, which this server does not have "
+            f"output_mode {body.output_mode} requires a tokenizer, which this server does not have "
             "(--tokens-only): use output_mode tokens."
         )

@@ -82,7 +82,7 @@ def sampling_params(
         "logprobs": validated.logprobs,
         "prompt_logprobs": validated.prompt_logprobs,
         "logprob_token_ids": request.logprob_token_ids or None,
-        "skip_special_tokens": request.skip_special_tokens and not has_tools,
+        "skip_special_tokens": request.skip_special_tokens is not False and not has_tools,
         "output_kind": OUTPUT_KIND_DELTA if request.stream else OUTPUT_KIND_FINAL_ONLY,
         "skip_clone": True,
         "output_text_buffer_length": held_back,

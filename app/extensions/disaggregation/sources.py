@@ -3,7 +3,7 @@
 import socket
 from uuid import NAMESPACE_URL, uuid5
 
-from app.core.engine.kvcache.events import PublisherSettings, of_rank
+from app.core.engine.kvcache.publishing import PublisherSettings, of_rank
 from app.core.server.http.context import RequestContext
 from app.core.server.http.route import Route, action
 from config.settings import ServerSettings
@@ -20,8 +20,8 @@ def source_routes(
         endpoint = kv_events.endpoint
         replay_endpoint = kv_events.replay_endpoint
         return {
-            "enable_kv_cache_events": publishes,
-            "publisher": "zmq" if publishes else "null",
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
             "endpoint": of_rank(endpoint, rank) if endpoint else "",
             "replay_endpoint": of_rank(replay_endpoint, rank) if replay_endpoint else "",
             "buffer_steps": kv_events.replay_batches,
@@ -31,8 +31,10 @@ def source_routes(
         }
 
     def sources(context: RequestContext) -> object:
-        """The publisher of every rank, by its number."""
-        return {str(rank): source(rank) for rank in server.ranks}
+        """The publisher of every rank, by its number; empty if no events are published."""
+        if not publishes:
+            return {}
+        return {str(rank): source(rank) for rank in server.engine_ranks}
 
     def engines(context: RequestContext) -> object:
         """The engine of every rank, by its number, as of Mooncake's bootstrap server."""

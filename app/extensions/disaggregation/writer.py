@@ -1,27 +1,33 @@
 """Answers of `/inference/v1/generate`: token ids, on request with their text."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from msgspec import UNSET, Raw, UnsetType
 
 from app.core.api.choice_state import ChoiceState
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
+from app.core.api.weight_spans import Weights, WeightSpans
 from app.core.api.writer import ResponseWriter
-from app.core.engine.outputs import EngineOutput, TokenLogprob, Tokens
-from app.core.engine.weight_updates import WeightUpdates
+from app.core.engine.outputs import TokenLogprob, Tokens
 from app.core.protocol import common
 from app.core.server.http.response import DONE, event_of
 from app.extensions.disaggregation import protocol as wire
+from app.extensions.disaggregation.message_reader import MessageReader
 
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """Content of a response."""
 
     prompt_ids: Sequence[int]
-    text: bool = False
+    mode: Literal["tokens", "text", "derender"] = "tokens"
     logprobs: bool = False
-    weights: WeightUpdates
+    top_logprobs: int = ALL
+    """Alternatives shown; tokens without texts show all."""
+    reader: MessageReader | None = None
+    """Reads the messages of the output mode derender."""
+    weights: Weights
 
 
 class GenerateWriter(ResponseWriter):
@@ -31,14 +37,13 @@ class GenerateWriter(ResponseWriter):
         super().__init__(options.n)
         self._meta = meta
         self._options = options
-        self._mode = "text" if options.text else "tokens"
         self._render_entry: Callable[[TokenLogprob], common.TokenIdLogprob | Raw]
         self._render_entry = token_id_entry
-        if options.text:
-            self._render_entry = TokenNames(ALL, options.token_id_names).chat_entry
+        if options.mode != "tokens":
+            names = TokenNames(options.top_logprobs, options.token_id_names)
+            self._render_entry = names.chat_entry
         self._has_sent_event = False
-        self._versions: list[list[wire.WeightVersion]] = [[] for _ in self.choices]
-        """Versions of the weights that made the tokens of each choice."""
+        self._weight_spans = WeightSpans(options.weights, options.n)
 
     def _render_tokens(self, output: Tokens) -> bytes:
         self._record_weights(output)
@@ -56,8 +61,8 @@ class GenerateWriter(ResponseWriter):
         if output.finish is not None and position + 1 >= len(output.texts):
             shown.finish_reason = output.finish.reason
             shown.stop_reason = output.finish.stop_reason
-            shown.weight_versions = self._versions[output.index]
-        if options.text:
+            shown.weight_versions = self._spans_of(output.index)
+        if options.mode == "text":
             shown.text = "".join(output.texts[span])
         if options.logprobs:
             entries = (output.logprobs or ())[span]
@@ -78,7 +83,7 @@ class GenerateWriter(ResponseWriter):
             request_id=self._meta.id,
             usage=usage,
             prompt_token_ids=UNSET,
-            output_mode=self._mode,
+            output_mode=self._options.mode,
             choices=choices,
         )
 
@@ -87,21 +92,6 @@ class GenerateWriter(ResponseWriter):
         if not self._options.include_usage or self.has_failed:
             return DONE
         return event_of(self._chunk(self._total_usage(UNSET), ())) + DONE
-
-    def collect(self, output: EngineOutput) -> None:
-        """Collects an output for the whole answer."""
-        if type(output) is Tokens:
-            self._record_weights(output)
-        super().collect(output)
-
-    def _record_weights(self, output: Tokens) -> None:
-        """Records the version of the weights that made these tokens."""
-        spans = self._versions[output.index]
-        start = self.choices[output.index].tokens
-        version = self._options.weights.version
-        if not spans or spans[-1].version != version:
-            spans.append(wire.WeightVersion(version, start, start))
-        spans[-1].end = start + len(output.ids)
 
     def _total_usage(self, missing: None | UnsetType) -> common.Usage:
         usage = self._count_usage(len(self._options.prompt_ids), self.choices, missing)
@@ -122,16 +112,25 @@ class GenerateWriter(ResponseWriter):
             prompt_token_ids=self._options.prompt_ids if self._options.token_ids else None,
             kv_transfer_params=self.transfer,
             ec_transfer_params=self.encoded_media,
-            output_mode=self._mode,
+            output_mode=self._options.mode,
             choices=self.render_choices(self._render_choice),
         )
 
     def _render_choice(self, index: int, choice: ChoiceState) -> wire.GenerateChoice:
         finish = choice.finish
         shown = wire.GenerateChoice(index, finish.reason, finish.stop_reason, choice.ids)
-        shown.weight_versions = self._versions[index]
-        if self._options.text:
-            shown.text = choice.texts_by_kind()["text"]
-        if self._options.logprobs:
+        shown.weight_versions = self._spans_of(index)
+        options = self._options
+        text = choice.texts_by_kind()["text"]
+        if options.mode == "text":
+            shown.text = text
+        if options.logprobs:
             shown.logprobs = common.LogprobContent(rendered(choice.logprobs, self._render_entry))
+        if options.reader is not None:
+            message = options.reader.read(text)
+            shown.message = message
+            shown.finish_reason = options.reader.finish_reason(finish.reason, message)
+            if options.reader.hides_tokens:
+                shown.token_ids = None
+                shown.logprobs = None
         return shown

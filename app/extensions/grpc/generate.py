@@ -9,6 +9,7 @@ import msgspec
 from app.core.api.answer_limits import check_repeated
 from app.core.api.chat.media import BuiltPrompt, Features
 from app.core.api.completions import completion_prompt
+from app.core.api.headers import local_engine
 from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol import rules
@@ -56,21 +57,29 @@ class Generator:
             raise not_implemented("This model pools; it does not generate.")
         request = completion_of(message, pipeline.limits.max_model_len)
         accepted = pipeline.admit(request, context)
-        if message.HasField("data_parallel_rank") and message.data_parallel_rank != pipeline.rank:
-            raise bad_request(
-                f"data_parallel_rank is {message.data_parallel_rank}, "
-                f"but this is rank {pipeline.rank}.",
-                "data_parallel_rank",
-            )
+        if message.HasField("data_parallel_rank"):
+            accepted.engine = self._pinned_engine(message.data_parallel_rank)
         prompt = self._build_prompt(message, request)
         check_repeated("prompt_logprobs", 0, len(prompt.ids) * accepted.entries_per_prompt_token)
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
         writer = RpcWriter(accepted.n, request, prompt.ids)
         response = pipeline.submit(
-            accepted, meta, [prompt], writer, context, responder=self._responder
+            accepted, meta, [prompt], writer, context=context, responder=self._responder
         )
         return cast(RpcResponse, response)
+
+    def _pinned_engine(self, requested_rank: int) -> int | None:
+        pipeline = self._pipeline
+        server = pipeline.settings.server
+        if server.data_parallel_mode == "internal":
+            return local_engine(requested_rank, server)
+        if requested_rank != pipeline.rank:
+            raise bad_request(
+                f"data_parallel_rank is {requested_rank}, but this is rank {pipeline.rank}.",
+                "data_parallel_rank",
+            )
+        return None
 
     def _build_prompt(self, message: Proto, request: CompletionRequest) -> BuiltPrompt:
         pipeline = self._pipeline

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,12 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from app.core.api.pipeline import RequestPipeline
+from app.core.base import Bounded
 from app.core.base.clock.pause import call_off_hub
 from app.core.engine.kvcache.publisher import EventSender
 from app.core.engine.lifecycle import Operations
 from app.core.protocol.validation import check_prompt_length
+from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found, not_implemented
 from app.core.server.http.rpc import MessageFeed, RpcMethod, RpcResponse, RpcService
@@ -37,7 +39,6 @@ from app.extensions.grpc.tokenizer_archive import archive_messages
 from app.extensions.pooling.paths import EMBEDDINGS, served_paths
 from app.extensions.pooling.protocol import EmbeddingRequest
 from app.extensions.pooling.runner import PoolingRunner
-from config import VLLM_VERSION
 
 health: Proto = health_pb2
 MAX_WATCHERS = 256
@@ -79,6 +80,9 @@ class EngineService:
         self._started_s = time.monotonic()
         self._generator = Generator(pipeline)
         self._runner = PoolingRunner(pipeline, pipeline.settings.model)
+        self.caches: Mapping[str, Bounded] = {
+            "embeddings over gRPC": self._runner.model.known_places
+        }
         self._archive: bytes | None = None
         self._archive_lock = BoundedSemaphore(1)
         self._watchers: set[RpcResponse] = set()
@@ -201,7 +205,7 @@ class EngineService:
         )
         return engine.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
-            version=VLLM_VERSION,
+            version=simulated_version(self._pipeline.settings).release,
             dp_rank_count=1,
             loads=[load],
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
+from app.core.protocol.versions import simulated_version
 from app.core.server.http.late_routes import late_routes
 from app.extensions.journal.settings import JournalSettings
 
@@ -48,4 +49,5 @@ class RequestJournal(Extension):
     def _load(self) -> list[Route]:
         from app.extensions.journal.routes import journal_routes
 
-        return journal_routes(self.journal, self.parts.peers)
+        release = simulated_version(self.parts.settings).release
+        return journal_routes(self.journal, self.parts.peers, release)

@@ -24,8 +24,8 @@ class JournalQuery(Struct, forbid_unknown_fields=True):
     ranks: str = ""
 
 
-def journal_routes(journal: Journal, siblings: PeerRanks) -> list[Route]:
-    """Returns the routes of the journal."""
+def journal_routes(journal: Journal, siblings: PeerRanks, release: str) -> list[Route]:
+    """Returns the routes of the journal; `release` is the simulated version of vLLM."""
 
     def entries(context: RequestContext) -> object:
         """The last requests with their replies, by `route`, text in the body, and `scope`."""
@@ -33,12 +33,12 @@ def journal_routes(journal: Journal, siblings: PeerRanks) -> list[Route]:
         if not journal.active:
             raise bad_request("There is no journal; start the server with --journal 1000.")
         rows = journal.rows(query.route, query.contains, query.scope, query.limit)
-        return siblings.answers(context, {"entries": rows})
+        return siblings.answers(context, {"vllm_version": release, "entries": rows})
 
     def forget(context: RequestContext) -> object:
         """Clears the journal, or the entries of a `scope`, for the next test."""
         journal.clear(decode_query(context.query(), JournalQuery).scope)
-        return siblings.answers(context, {"entries": []})
+        return siblings.answers(context, {"vllm_version": release, "entries": []})
 
     docs = RouteDocs(query=JournalQuery)
     return [

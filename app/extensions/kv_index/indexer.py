@@ -7,6 +7,7 @@ from app.core.api.responder import ServerLoad
 from app.core.base import Bounded
 from app.core.base.clock.clock import LiveClock
 from app.core.base.metrics.instruments import Exposition
+from app.core.protocol.versions import simulated_version
 from app.core.server.flask.application import Understudy
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import unavailable
@@ -29,10 +30,18 @@ class NoEngine(Middleware):
     draining = False
     withdrawn = False
     healthy = True
+    is_generating = False
 
     def drain(self) -> None:
         """Refuses POST requests from now on."""
         self.draining = True
+
+    def shut_down(self) -> None:
+        """Refuses POST requests from now on."""
+        self.drain()
+
+    def fail(self) -> None:
+        """Does nothing, as no request runs for long."""
 
     def begin(self, context: RequestContext) -> None:
         """Raises ApiError 503 for a POST request after `drain`."""
@@ -64,7 +73,8 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app.add_routes("kv_index", routes(index, settings))
     is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration)
     app.add_routes("memory", admin.memory_routes(app.caches))
-    app.add_routes("health", health.health_routes(is_healthy, is_ready, ServerLoad(False)))
+    release = simulated_version(settings).release
+    app.add_routes("health", health.health_routes(is_healthy, is_ready, ServerLoad(False), release))
     exposition = Exposition([index.metrics_text, http_metrics.text], http_metrics.process_text)
     app.add_routes("metrics", health.metrics_routes(exposition))
     return app

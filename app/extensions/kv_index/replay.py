@@ -8,7 +8,7 @@ from typing import NamedTuple
 import zmq
 from gevent.select import POLLIN, poll
 
-from app.core.engine.kvcache.events import is_ipv6
+from app.core.engine.kvcache.publishing import is_ipv6
 from app.core.engine.kvcache.replay import END
 from app.core.engine.kvcache.sockets import affinity
 from app.extensions.kv_index.resources import StreamResources

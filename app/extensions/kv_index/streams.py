@@ -8,7 +8,7 @@ from contextlib import closing
 import gevent
 import zmq
 
-from app.core.engine.kvcache.events import of_rank
+from app.core.engine.kvcache.publishing import of_rank
 from app.extensions.kv_index.backend import BackendUnavailableError
 from app.extensions.kv_index.decoding import PodBatch, UnreadableBatchError, decode
 from app.extensions.kv_index.holders import IndexedEngine

@@ -13,7 +13,7 @@ from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
 from app.core.base.clock.pause import pause_if_possible
-from app.core.engine.kvcache.events import is_ipv6, is_name
+from app.core.engine.kvcache.publishing import is_ipv6, is_name
 from app.core.engine.kvcache.sockets import address_of, affinity
 from app.extensions.kv_index.messages import PREFIX, PublishedMessage, Topic, parse_topic
 from app.extensions.kv_index.pods import PodEndpoint, TargetSource, resolve_host

@@ -1,4 +1,4 @@
-"""POST /generative_scoring and POST /v1/systemone: probabilities of labels instead of text."""
+"""POST /generative_scoring, /v1/systemone, /v1/decisions: probabilities of labels, not text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.core.protocol.versions import Feature
 from app.core.server.http.late_routes import late_routes
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class LabelReads(Extension):
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes by the name of their group."""
         operations = ["POST /v1/systemone"]
+        if self.parts.pipeline.version.has(Feature.DECISIONS):
+            operations.append("POST /v1/decisions")
         if self.parts.settings.model.task == "generate":
             operations.insert(0, "POST /generative_scoring")
         return {"label_reads": late_routes(self._load, *operations)}

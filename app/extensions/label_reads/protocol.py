@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import ClassVar, cast
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from app.core.protocol import rules
-from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, convert_value
+from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields
 from app.core.protocol.completions import CompletionRequest, TokenIds
+from app.core.protocol.convert import convert_value
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.protocol.options import Int64
+from app.extensions.label_reads.decisions_protocol import convert_boolean
 
 
 class LabelRequest(Request, kw_only=True):
@@ -54,7 +56,7 @@ def _convert_questions(value: object) -> dict[str, JsonObject]:
     questions = convert_value(dict[str, dict[str, object]], value)
     for name, question in questions.items():
         if not isinstance(question.get("type"), str):
-            raise ConversionError("a string", name, "type")
+            raise ConversionError("a string", name, "type", kind="string_type")
     return cast(dict[str, JsonObject], questions)
 
 
@@ -76,6 +78,14 @@ class DecisionRequest(LabelRequest, kw_only=True):
     lax_fields: ClassVar[LaxFields] = {"questions": _convert_questions}
 
 
+class JointDecisionRequest(DecisionRequest, kw_only=True, forbid_unknown_fields=True):
+    """The same body since the version with `joint`, which is for diffusion models."""
+
+    joint: bool = False
+
+    lax_fields: ClassVar[LaxFields] = {**DecisionRequest.lax_fields, "joint": convert_boolean}
+
+
 class Decisions(Struct, kw_only=True):
     """An answer for each question, by its id. `created` is Unix seconds."""
 
@@ -87,3 +97,4 @@ class Decisions(Struct, kw_only=True):
     usage: Mapping[str, int]
     diagnostics: Mapping[str, JsonObject]
     """Total probability of the labels, and whether the likeliest token is a label, by question."""
+    joint: None | UnsetType = UNSET

@@ -20,6 +20,12 @@ REPLY_WITH = {
     "noul": "yes or no",
     "score": "the number of a level",
 }
+CRITERIA_FORMS = {
+    "choice": "an object of at least one option, each with a description or null",
+    "noul": "an object with true and false",
+    "score": "an ordered list of levels, at least two",
+}
+"""Criteria by type of question, in words that clients recognize."""
 
 
 class Question(NamedTuple):
@@ -82,7 +88,7 @@ def read_question(name: str, fields: JsonObject) -> Question:
     question_type = str(fields["type"])
     unknown_fields = sorted(fields.keys() - FIELDS)
     if unknown_fields:
-        raise bad_request(f"question {name!r}: unknown fields {unknown_fields}")
+        raise bad_request(f"question {name!r}: unknown field(s) {unknown_fields}")
     if not name:
         raise bad_request("the id of a question must not be empty")
     if question_type not in LABELS:
@@ -91,7 +97,8 @@ def read_question(name: str, fields: JsonObject) -> Question:
     options = _read_options(question_type, fields.get("criteria"))
     max_options = len(LABELS[question_type])
     if not options:
-        raise bad_request(f"question {name!r}: these criteria do not fit type {question_type}")
+        form = CRITERIA_FORMS[question_type]
+        raise bad_request(f"question {name!r}: {question_type} criteria must be {form}")
     if len({option for option, _ in options}) < len(options):
         raise bad_request(f"question {name!r}: two options have the same name")
     if len(options) > max_options:

@@ -1,15 +1,15 @@
-"""POST /generative_scoring and /v1/systemone: probabilities of labels as a reply's first token.
+"""POST /generative_scoring, /v1/systemone and /v1/decisions: probabilities of labels.
 
-The engine generates one token behind every prompt. A hash of the prompt determines the
-probabilities. Answers have their keys in vLLM's order.
+The engine generates one token behind every prompt, which is a label. Answers have their keys in
+vLLM's order.
 """
 
 import json
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
-from hashlib import blake2b
+
+from msgspec import UNSET, UnsetType
 
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.choice_state import ChoiceState
@@ -18,42 +18,50 @@ from app.core.api.writer import WholeWriter
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import ItemList, usage_of
 from app.core.protocol.completions import TokenIds
+from app.core.protocol.versions import Feature, VllmVersion
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route, RouteDocs, post
-from app.core.text.base import ChatOptions
 from app.core.text.files import model_config
+from app.extensions.label_reads.decisions import decide
+from app.extensions.label_reads.decisions_protocol import DecisionsAnswer, DecisionsRequest
 from app.extensions.label_reads.protocol import (
     DecisionRequest,
     Decisions,
     GenerativeScoringRequest,
+    JointDecisionRequest,
 )
-from app.extensions.label_reads.questions import LABELS, Question, read_question
+from app.extensions.label_reads.questions import Question, read_question
+from app.extensions.label_reads.reads import (
+    MAX_QUESTIONS,
+    TEMPLATE_DEFAULTS,
+    LabelTokens,
+    check_joint,
+    label_probabilities,
+    label_tokens,
+    question_prompt,
+)
 from config.settings import ModelSettings
 
-MIN_LABEL_MASS = 0.5
-"""Minimum probability of all labels together, in the whole vocabulary."""
-MAX_QUESTIONS = 64
-LOGIT_RANGE = 8.0
-"""Difference of the largest and the smallest possible logit of a label."""
-TEMPLATE_DEFAULTS: Mapping[str, object] = {"enable_thinking": False}
 ARCHITECTURES = frozenset(
     ("Qwen3ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 )
 """Architectures for which vLLM supports decisions."""
-
-LabelTokens = tuple[Mapping[str, int], TokenIds]
-"""The token of each label, and the end of a prompt behind which labels encode to these tokens."""
+LATER_ARCHITECTURES = frozenset(
+    (
+        "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+    )
+)
+"""Further architectures since the version with /v1/decisions."""
 
 
 def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     """Returns the routes; a model for other tasks than generation only rejects decisions."""
-    architectures = model_config(settings.model).get("architectures")
     generates = settings.task == "generate"
-    may_decide = generates and (
-        not isinstance(architectures, list) or not ARCHITECTURES.isdisjoint(architectures)
-    )
+    may_decide = generates and supports_decisions(pipeline.version, settings.model)
 
     @cache
     def tokens() -> LabelTokens | None:
@@ -64,73 +72,63 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         request = pipeline.decode(context, GenerativeScoringRequest)
         return _score(pipeline, request, context)
 
+    request_type = DecisionRequest
+    if pipeline.version.has(Feature.DECISIONS):
+        request_type = JointDecisionRequest
+
     def systemone(context: RequestContext) -> Response:
         """An answer with its probabilities for each question."""
-        request = pipeline.decode(context, DecisionRequest)
+        request = pipeline.decode(context, request_type)
         label_ids = tokens()
         if label_ids is None:
             raise not_implemented("The model does not support structured decisions.")
         return _decide(pipeline, label_ids, request, context)
 
+    def decisions(context: RequestContext) -> Response:
+        """An answer with its probabilities for each question, in OpenAI's form."""
+        request = pipeline.decode(context, DecisionsRequest)
+        label_ids = tokens()
+        if label_ids is None:
+            raise not_implemented("The model does not support the Decisions API")
+        return decide(pipeline, label_ids, request, context)
+
     decision_docs = RouteDocs(
-        body=(DecisionRequest,),
+        body=(request_type,),
         example={
             "state": "a cat",
             "questions": {"alive": {"type": "noul", "instructions": "Is it alive?"}},
         },
         answer=Decisions,
     )
-    decision_route = post("/v1/systemone", systemone, docs=decision_docs)
+    decision_routes = [post("/v1/systemone", systemone, docs=decision_docs)]
+    if pipeline.version.has(Feature.DECISIONS):
+        decisions_docs = RouteDocs(
+            body=(DecisionsRequest,),
+            example={
+                "model": "",
+                "input": "a cat",
+                "questions": [{"type": "predicate", "instructions": "Is it alive?"}],
+            },
+            answer=DecisionsAnswer,
+        )
+        decision_routes.append(post("/v1/decisions", decisions, docs=decisions_docs))
     if not generates:
-        return [decision_route]
+        return decision_routes
     scoring_docs = RouteDocs(
         body=(GenerativeScoringRequest,),
         example={"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]},
         answer=ItemList,
     )
-    return [post("/generative_scoring", generative_scoring, docs=scoring_docs), decision_route]
+    return [post("/generative_scoring", generative_scoring, docs=scoring_docs), *decision_routes]
 
 
-def label_probabilities(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
-    """Returns the probability of each label as the next token.
-
-    The probabilities are pseudorandom, and the same for the same prompt.
-    """
-    prompt_hash = blake2b(array("I", prompt).tobytes(), digest_size=4)
-
-    def draw(salt: int) -> float:
-        salted_hash = prompt_hash.copy()
-        salted_hash.update(b" %d" % salt)
-        return int.from_bytes(salted_hash.digest(), "big") / 2**32
-
-    weights = {label: math.exp(LOGIT_RANGE * (draw(label) - 0.5)) for label in labels}
-    label_mass = MIN_LABEL_MASS + (1 - MIN_LABEL_MASS) * draw(-1)
-    total_weight = math.fsum(weights.values()) / label_mass
-    return [weights[label] / total_weight for label in labels]
-
-
-def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:
-    """Returns None unless each label is one distinct token at the beginning of a reply."""
-    tokenizer = pipeline.tokenizer
-    if tokenizer.added_ids is None:
-        return None
-    messages = [{"role": "user", "content": "x"}]
-    options = ChatOptions(chat_template_kwargs=TEMPLATE_DEFAULTS)
-    prompt = tokenizer.encode_chat(messages, options)
-    start = 0
-    for position, token_id in enumerate(prompt, start=1):
-        if token_id in tokenizer.added_ids:
-            start = position
-    tail = prompt[start:]
-    text = tokenizer.decode(tail, False)
-    ids: dict[str, int] = {}
-    for labels in LABELS.values():
-        for label in labels:
-            *prefix, label_id = tokenizer.encode(text + label)
-            if prefix != tail or label_id in ids.values():
-                return None
-            ids[label] = label_id
-    return ids, tail
+def supports_decisions(version: VllmVersion, model: str) -> bool:
+    """Returns whether vLLM supports decisions of a model; true if its architecture is unknown."""
+    architectures = model_config(model).get("architectures")
+    supported = ARCHITECTURES
+    if version.has(Feature.DECISIONS):
+        supported |= LATER_ARCHITECTURES
+    return not isinstance(architectures, list) or not supported.isdisjoint(architectures)
 
 
 def _score(
@@ -173,7 +171,7 @@ def _scoring_prompts(
     for label in request.label_token_ids:
         if not 0 <= label < limits.vocab_size:
             raise bad_request(
-                f"label_token_id {label} is not in the vocabulary of {limits.vocab_size}"
+                f"label_token_id {label} is out of vocabulary range [0, {limits.vocab_size})"
             )
     for name in ("label_token_ids", "items"):
         if not getattr(request, name):
@@ -201,14 +199,20 @@ def _decide(
 ) -> Response:
     ids_by_label, tail = label_ids
     accepted = pipeline.admit(request.as_completion(list(ids_by_label.values())), context)
-    if not 0 < len(request.questions) <= MAX_QUESTIONS:
+    if not request.questions:
+        raise bad_request("questions: at least one question is needed")
+    if len(request.questions) > MAX_QUESTIONS:
         raise bad_request(
-            f"questions: 1 to {MAX_QUESTIONS} are possible, got {len(request.questions)}"
+            f"questions: at most {MAX_QUESTIONS} are possible, got {len(request.questions)}"
         )
     questions = {name: read_question(name, fields) for name, fields in request.questions.items()}
     for name in ("images", "audio", "videos"):
         if getattr(request, name):
             raise bad_request(f"This model does not take {name}.")
+    joint: None | UnsetType = UNSET
+    if isinstance(request, JointDecisionRequest):
+        check_joint(request.joint)
+        joint = None
     prompts = [
         _decision_prompt(pipeline, request, question, tail) for question in questions.values()
     ]
@@ -229,6 +233,7 @@ def _decide(
             answers=answers,
             usage={"input_tokens": sum(map(len, prompts)), "output_tokens": generated_tokens},
             diagnostics=diagnostics,
+            joint=joint,
         )
 
     built_prompts = [BuiltPrompt(ids, "") for ids in prompts]
@@ -251,11 +256,11 @@ def _decision_prompt(
     if not isinstance(state, str):
         state = json.dumps(state, ensure_ascii=False)
     pipeline.check_text(state)
-    messages: list[dict[str, object]] = [{"role": "user", "content": f"{state}\n\n{question.text}"}]
-    if request.instructions:
-        messages.insert(0, {"role": "system", "content": request.instructions})
-    options = ChatOptions(chat_template_kwargs=template_options)
-    ids = pipeline.tokenizer.encode_chat(messages, options)
-    if ids[len(ids) - len(tail) :] != tail:
-        raise bad_request("the labels' tokens are not known for the end of this prompt")
-    return ids
+    return question_prompt(
+        pipeline,
+        state,
+        question,
+        template_options,
+        tail=tail,
+        instructions=request.instructions,
+    )

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, OtherEngine
+from app.core.protocol.versions import Feature, simulated_version
 from app.extensions.llm.settings import LlmSettings
 
 if TYPE_CHECKING:
     from gunicorn.glogging import Logger
 
-    from app.core.engine.kvcache.events import PublisherSettings
+    from app.core.engine.kvcache.publishing import PublisherSettings
     from app.core.engine.wire import EngineProcessOptions
     from app.core.extensions import ServerParts
     from app.core.server.flask.application import BackgroundService
@@ -46,8 +47,10 @@ class RealEngine(Extension):
         }
 
     @classmethod
-    def tokenizer(cls, settings: AllSettings) -> Tokenizer:
-        """Returns the tokenizer beside the weights of the model. Raises ConfigError."""
+    def tokenizer(cls, settings: AllSettings) -> Tokenizer | None:
+        """Returns the tokenizer beside the weights, unless one is named. Raises ConfigError."""
+        if settings.tokenizer.tokenizer is not None:
+            return None
         from app.extensions.llm.real_engine import model_tokenizer
 
         return model_tokenizer(settings)
@@ -79,7 +82,10 @@ class RealEngine(Extension):
         self._engine = remote_engine(parts.settings, parts.tokenizer, parts.recorder, parts.clock)
         return OtherEngine(
             engine=self._engine,
-            lifecycle=RemoteLifecycle(self._engine),
+            lifecycle=RemoteLifecycle(
+                self._engine,
+                refuses_in_pause=simulated_version(parts.settings).has(Feature.REFUSAL_IN_PAUSE),
+            ),
             real_model=real_model(parts.settings, parts.tokenizer),
             event_source=self._engine,
         )

@@ -13,7 +13,7 @@ import msgspec
 from app.core.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine.kvcache.events import PublisherSettings
+from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.parsing import THINK_BEGIN, THINK_END, readers
 from app.core.engine.wire import EngineProcessOptions
 from app.core.server.gunicorn.ranks import ENDPOINT

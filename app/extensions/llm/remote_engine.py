@@ -172,6 +172,9 @@ class RemoteEngine(EngineClient):
         """Sends all choices of a request to the engine; see `EngineClient.submit`."""
         if not requests:
             return Handle(self._active)
+        if self.refuses_requests:
+            self.refuse(requests, emit)
+            return Handle(self._active)
         handle = Handle(self._active, emit)
         self.check_admission(len(requests))
         choices = []
@@ -280,6 +283,7 @@ class RemoteEngine(EngineClient):
         recorder = self.recorder
         previous = self.load
         self.load = load
+        self.refuses_requests = load.refuses_requests
         self._other_workers = max(0, load.running + load.waiting - len(self._choices))
         recorder.looked_up(
             max(0, load.prefix_queries - previous.prefix_queries),

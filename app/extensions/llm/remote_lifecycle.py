@@ -19,8 +19,9 @@ class RemoteLifecycle:
     Every method may raise EngineDeadError, or CommandFailedError with the engine's message.
     """
 
-    def __init__(self, engine: RemoteEngine) -> None:
+    def __init__(self, engine: RemoteEngine, refuses_in_pause: bool = False) -> None:
         self._engine = engine
+        self._refuses_in_pause = refuses_in_pause
 
     @property
     def is_sleeping(self) -> bool:
@@ -55,6 +56,7 @@ class RemoteLifecycle:
         is_awake = bool(self._run(command).value)
         if is_awake:
             self._engine.load.paused = False
+            self._engine.refuses_requests = False
             self._engine.load.sleep_level = None
             self._engine.recorder.sleeping(None)
         self._engine.recorder.slept("wake", 0.0)
@@ -62,13 +64,17 @@ class RemoteLifecycle:
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
         """See `Lifecycle`."""
-        self._run(EngineCommand(name="pause", mode=mode, clear=clear_cache), caller_left)
+        refuses = self._refuses_in_pause and mode != "keep"
+        command = EngineCommand(name="pause", mode=mode, clear=clear_cache, refuse=refuses)
+        self._run(command, caller_left)
         self._engine.load.paused = True
+        self._engine.refuses_requests = refuses
 
     def resume(self) -> None:
         """Starts requests again."""
         self._run(EngineCommand(name="resume"))
         self._engine.load.paused = False
+        self._engine.refuses_requests = False
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
         """Empties the prefix cache; returns False if requests run, unless `under_requests`."""

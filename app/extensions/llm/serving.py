@@ -125,6 +125,8 @@ class EngineService:
         """Commands that wait until no request runs."""
         self._freed_memory: set[str] = set()
         self.sleep_level: int | None = None
+        self._refuses_requests = False
+        """Workers reject new requests until a resume."""
         """None when awake."""
         self._sent_s = -math.inf
         """Time of the latest messages to workers."""
@@ -321,6 +323,8 @@ class EngineService:
     def _command(self, worker: WorkerClient, command: EngineCommand) -> None:
         if command.name in PAUSING_COMMANDS:
             self._engine.scheduler.paused = True
+            if command.name == "pause":
+                self._refuses_requests = command.refuse
             if command.mode == "abort":
                 self._abort_all()
             if command.mode == "wait" and self._engine.scheduler.running:
@@ -370,6 +374,7 @@ class EngineService:
 
     def _resume(self) -> None:
         self.sleep_level = None
+        self._refuses_requests = False
         self._engine.scheduler.paused = False
 
     def _add_kv_events(self, topic: str, sequence: int, batch: EventBatch) -> None:
@@ -411,6 +416,7 @@ class EngineService:
             accepted=engine.stats.accepted,
             sleep_level=self.sleep_level,
             paused=engine.scheduler.paused,
+            refuses_requests=self._refuses_requests,
         )
 
     def _fail_slow_worker(self, worker: WorkerClient) -> None:

@@ -6,13 +6,13 @@ from typing import Final
 
 import llguidance
 import torch
-from llguidance.gbnf_to_lark import any_to_lark
 
 from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.forms.grammar.lark_writer import LarkWriter
 from app.extensions.llm.compile_sandbox import LIMITS, CompileSandbox
 from app.extensions.llm.errors import RequestError
+from app.extensions.llm.grammar_text import lark_of
 
 JSON_STYLE: Final[Mapping[str, object]] = {
     "whitespace_flexible": False,  # like `json.dumps`: small models write endless blanks
@@ -20,10 +20,6 @@ JSON_STYLE: Final[Mapping[str, object]] = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
-LARK_REPEAT: Final = re.compile(
-    r"""("(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/)|~\s*(\d+)\s*\.\.\s*(\d+)"""
-)
-"""Matches a text or a pattern, to skip them, or Lark's `~1..3`, which is `{1,3}` in the library."""
 MAX_LENGTH: Final = 100_000
 """Maximum length of a structured output: the library's slowest part takes quadratic time."""
 MAX_ITEMS: Final = 2000
@@ -116,7 +112,7 @@ class Forms:
         if pattern is not None:
             return str(library.grammar_from_regex(pattern))
         if form.grammar is not None:
-            lark = LARK_REPEAT.sub(_convert_repeat, any_to_lark(form.grammar))
+            lark = lark_of(form.grammar)
         elif form.structural_tag is not None:
             lark = LarkWriter(self._is_special).write(form.structural_tag)
         else:
@@ -183,10 +179,6 @@ class FormMatcher:
             self._is_thinking = True
         else:
             self._matcher.consume_token(token_id)
-
-
-def _convert_repeat(match: re.Match[str]) -> str:
-    return match[1] or f"{{{match[2]},{match[3]}}}"
 
 
 def _unescape(match: re.Match[str]) -> str:

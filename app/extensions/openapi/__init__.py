@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.core.protocol.versions import simulated_version
 from app.core.server.http.late_routes import late_routes
 from app.extensions.openapi.settings import OpenApiSettings
 
@@ -41,11 +42,12 @@ class OpenApi(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes, with all others as their content."""
-        from config import VLLM_VERSION
-
         parts = self.parts
         served_names = parts.settings.model.served_names
-        about = {"plays": f"vLLM {VLLM_VERSION}", "models": served_names}
+        about = {
+            "plays": f"vLLM {simulated_version(parts.settings).release}",
+            "models": served_names,
+        }
         blueprints = {"root": _root_routes(parts.routes, about)}
         if not parts.settings.section(OpenApiSettings).disable_fastapi_docs:
             root_path = parts.server.root_path.rstrip("/")

@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
         if extension.is_enabled(settings):
             state = "on"
         summary = (extension.__doc__ or "").partition("\n")[0]
-        print(f"  {extension.name:<16}{state:<5}{summary}")
+        print(f"  {extension.name:<18}{state:<5}{summary}")
     if settings.PLUGINS:
         print("plugins:")
         _print_plugins(settings)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
 from app.extensions.pooling.paths import served_paths
 
 if TYPE_CHECKING:
+    from app.core.base import Bounded
     from app.core.server.http.route import Route
+    from app.extensions.pooling.runner import PoolingRunner
     from config import Settings
 
 
@@ -27,7 +30,17 @@ class Pooling(Extension):
         """Returns the routes that the task of the model allows."""
         from app.extensions.pooling.routes import routes
 
-        return {"pooling": routes(self.parts.pipeline, self.parts.settings.model)}
+        return {"pooling": routes(self._runner, self.parts.settings.model)}
+
+    @cached_property
+    def _runner(self) -> PoolingRunner:
+        from app.extensions.pooling.runner import PoolingRunner
+
+        return PoolingRunner(self.parts.pipeline, self.parts.settings.model)
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the features of texts."""
+        return {"embeddings": self._runner.model.known_places}
 
 
 EXTENSION = Pooling

@@ -12,14 +12,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.core.protocol import rules
 from app.core.protocol.chat import Message, convert_messages
-from app.core.protocol.coercion import (
-    ConversionError,
-    JsonObject,
-    LaxFields,
-    Path,
-    convert_value,
-    unconverted,
-)
+from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, Path, unconverted
+from app.core.protocol.convert import convert_value
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.protocol.options import CacheSalt, Int64, Natural
 from app.core.server.http.errors import bad_request
@@ -192,7 +186,9 @@ def _convert_prompts(value: object) -> Prompts:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise ConversionError("a text, texts, token ids or lists of them", "input")
+        raise ConversionError(
+            "a text, texts, token ids or lists of them", "input", kind="string_type"
+        )
     prompts: Prompts | TokenIds = value
     if set(map(type, value)) != {str}:
         try:
@@ -228,7 +224,7 @@ class ContentPart(Struct):
 
     def __post_init__(self) -> None:
         if getattr(self, self.type) is None:
-            raise ConversionError(f"{self.type} beside its type")
+            raise ConversionError(f"{self.type} beside its type", kind="missing")
 
 
 class MixedInput(Struct):
@@ -273,7 +269,7 @@ class ScoreRequest(ScoringRequest, kw_only=True):
                 self.queries = queries
                 return
         _convert_inputs(self.queries, "queries")
-        raise ConversionError(SCORE_INPUT_FORMS, "documents")
+        raise ConversionError(SCORE_INPUT_FORMS, "documents", kind="string_type")
 
 
 def _convert_inputs(value: object, *path: str) -> ScoreInputs:
@@ -281,12 +277,12 @@ def _convert_inputs(value: object, *path: str) -> ScoreInputs:
     try:
         return cast(ScoreInputs, convert_value(ScoreInputs, value))
     except ConversionError:
-        raise ConversionError(SCORE_INPUT_FORMS, *path) from None
+        raise ConversionError(SCORE_INPUT_FORMS, *path, kind="string_type") from None
 
 
 def _convert_input(value: object) -> object:
     if isinstance(value, list):
-        raise ConversionError("a text")
+        raise ConversionError("a text", kind="string_type")
     return _convert_inputs(value)
 
 

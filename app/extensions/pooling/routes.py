@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Raw
 
-from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.common import ItemList, encode, usage_of
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
@@ -31,20 +30,22 @@ if TYPE_CHECKING:
 
 COHERE_TYPES = ("float", "binary", "ubinary", "base64")
 """Types of a vector in the order of an answer."""
+COHERE_INPUT_TYPES = ("search_document", "search_query", "classification", "clustering", "image")
+"""Input types of a model without files: those of Cohere's API, without an instruction."""
 INSTRUCTION_FILES = (
     ("config.json", "task_instructions"),
     ("config_sentence_transformers.json", "prompts"),
 )
 """Files and keys with a model's instructions for input types, in vLLM's order."""
 
-TASKS_BY_MODEL = {"score": ("classify",), "classify": ("classify",), "pooling": TASKS}
-"""Tasks of POST /pooling by the task of the model; other models only embed."""
+TASK_FAMILIES = (("embed", "token_embed"), ("classify", "token_classify"))
+"""Tasks of POST /pooling that a model supports together."""
 EXAMPLE_DOCUMENTS = ("an animal", "a tool")
 
 
-def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
+def routes(runner: PoolingRunner, settings: ModelSettings) -> list[Route]:
     """Returns the pooling routes of a model."""
-    pooling = PoolingHandlers(PoolingRunner(pipeline, settings), settings)
+    pooling = PoolingHandlers(runner, settings)
     embedding_docs = RouteDocs(
         body=(wire.EmbeddingRequest,),
         example={"input": "hello"},
@@ -77,13 +78,48 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     return [route for route in all_routes if route.path in served]
 
 
+class PoolingTasks(NamedTuple):
+    """Tasks of POST /pooling: `served` ones for requests, and all `supported` ones."""
+
+    served: Sequence[str]
+    supported: Sequence[str]
+
+    @classmethod
+    def from_settings(cls, settings: ModelSettings) -> PoolingTasks:
+        """Returns the tasks of a model; `pooling-task` selects one of its two."""
+        if settings.task == "pooling" and not settings.pooling_task:
+            return cls(TASKS, TASKS)
+        task = settings.pooling_task
+        if not task:
+            task = "classify" if settings.task in ("classify", "score") else "embed"
+        [supported] = [family for family in TASK_FAMILIES if task in family]
+        return cls((task,), supported)
+
+    def select(self, requested: str | None) -> str:
+        """Returns the task of a request, which may omit it.
+
+        Raises:
+            ApiError: 400 for a task that the model does not support, or does not serve.
+        """
+        task = requested or self.served[0]
+        if task == "plugin":
+            raise bad_request("No IOProcessor plugin installed.", "task")
+        if task not in self.supported:
+            problem = f"Unsupported task: {task!r} Supported tasks: {list(self.supported)}"
+            raise bad_request(problem, "task")
+        if task not in self.served:
+            switch = f"Try switching the model's pooling_task via --pooler-config.task {task}."
+            raise bad_request(switch, "task")
+        return task
+
+
 class PoolingHandlers:
     """Handlers of the pooling routes."""
 
     def __init__(self, runner: PoolingRunner, settings: ModelSettings) -> None:
         self._runner = runner
         self._pipeline = runner.pipeline
-        self._task = settings.task
+        self._tasks = PoolingTasks.from_settings(settings)
         self._instructions = task_instructions(Path(settings.model))
 
     def create_embeddings(self, context: RequestContext) -> Response:
@@ -97,10 +133,7 @@ class PoolingHandlers:
         request = self._pipeline.decode(context, wire.PoolingRequest)
         if request.dimensions is not None:
             raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
-        tasks: Sequence[str] = TASKS_BY_MODEL.get(self._task, ("embed",))
-        task = request.task or tasks[0]
-        if task not in tasks:
-            raise bad_request(f"this model does not do {task!r}, only {', '.join(tasks)}", "task")
+        task = self._tasks.select(request.task)
         job = self._runner.run(context, request, "pooling", task)
         return self._respond_vectors(context, request, job, task)
 
@@ -199,11 +232,13 @@ class PoolingHandlers:
         """
         instructions = self._instructions
         if instructions is None:
-            return ""
+            instructions = dict.fromkeys(COHERE_INPUT_TYPES, "")
         if input_type and input_type not in instructions:
             supported = ", ".join(sorted(instructions))
             supported = supported or "none, this model defines no instructions"
-            raise bad_request(f"Unsupported input_type {input_type!r}; supported: {supported}")
+            raise bad_request(
+                f"Unsupported input_type {input_type!r}. Supported values: {supported}"
+            )
         return instructions.get(input_type, "")
 
     def _respond_vectors(

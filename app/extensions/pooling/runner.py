@@ -33,7 +33,7 @@ from app.core.engine.errors import (
 )
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import Message
-from app.core.protocol.validation import check_media_options, truncate
+from app.core.protocol.validation import check_media_options, check_prompt_length, truncate
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.text.base import ChatOptions
@@ -249,8 +249,8 @@ class PoolingRunner:
         max_tokens = request.truncate_prompt_tokens
         if max_tokens is not None and max_tokens > self._max_tokens:
             raise bad_request(
-                f"truncate_prompt_tokens={max_tokens} is more than the context of "
-                f"{self._max_tokens} tokens"
+                "truncate_prompt_tokens value is greater than max_model_len. "
+                "Please request a smaller truncation size."
             )
         width: int | None = getattr(request, "dimensions", None)
         if width is not None and not self._is_matryoshka:
@@ -319,9 +319,11 @@ class PoolingRunner:
             raise bad_request("parts of content are for models that take more than text")
         check_count(len(texts), "documents")
         limit = getattr(request, limit_field)
-        if not 0 <= limit < self._max_tokens:
+        if limit < 0:
+            raise bad_request(f"{limit_field} must be a non-negative integer")
+        if limit >= self._max_tokens:
             raise bad_request(
-                f"{limit_field} must be at least 0 and below {self._max_tokens}, got {limit}"
+                f"{limit_field} ({limit}) must be less than max_model_len ({self._max_tokens})."
             )
         is_limited = not limit and request.truncate_prompt_tokens is None
         id_lists = self.paced(self._encode_texts(texts, True, is_limited))
@@ -336,7 +338,8 @@ class PoolingRunner:
         max_tokens = request.truncate_prompt_tokens
         if max_tokens == -1:
             max_tokens = self._max_tokens
-        fitted = truncate(ids, max_tokens, request.truncation_side, self._max_tokens)
+        fitted = truncate(ids, max_tokens, request.truncation_side)
+        check_prompt_length(len(fitted), self._max_tokens, is_text=True)
         if not fitted:
             raise bad_request("an input has no tokens")
         return fitted

@@ -21,14 +21,15 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import compress
 from operator import mul
+from typing import TypeAlias
 from unicodedata import normalize
 
 from app.core.text.base import Tokenizer
+from app.core.text.memo import LimitedDict
 
 WIDE = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
 """East Asian characters: each counts as a word, as no spaces separate words."""
@@ -54,8 +55,12 @@ NUMBERS = struct.Struct("<16I")
 """A hash as 16 numbers, one for each block of the longest vector."""
 MINUS = 1 << 31
 """Bit of a hash that is the sign of a feature."""
-REMEMBERED_FEATURES = 4096
-"""Features whose places are kept, about 600 bytes each: most texts share frequent words."""
+PLACES_BYTES = 3 << 20
+"""Most memory of remembered places, those of 4,000 features: most texts share frequent words."""
+FEATURE_BYTES = 350
+"""Memory of a remembered feature beside its places; measured."""
+PLACE_BYTES = 40
+"""Memory of a place of a feature, an upper bound: small numbers are shared."""
 PACED_FEATURES = 32
 """Features that are added without a pause, about 50 us of work."""
 FLOAT_BYTES = 4
@@ -68,11 +73,35 @@ LETTERS: Mapping[str, str] = {"float32": "f", "float16": "e", "bfloat16": "H"}
 SMALL: Mapping[str, tuple[int, int]] = {"bfloat16": (8, 7), "fp8_e4m3": (4, 3), "fp8_e5m2": (5, 2)}
 """Bits of exponent and of mantissa of formats that Python does not know."""
 Pack = Callable[["array[float]"], bytes]
+Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""The places in a vector where a feature adds its weight, then where it subtracts its weight."""
 Pace = Callable[[], None]
 """Called between parts of long work; gives other requests a turn when one is due."""
 
 
-def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> array[float]:
+class KnownPlaces(LimitedDict[tuple[str, int], Places]):
+    """The places of features, by their text and the number of blocks.
+
+    Looking up an unknown feature computes and remembers its places.
+    """
+
+    def __init__(self, limit_bytes: int = PLACES_BYTES) -> None:
+        super().__init__(limit_bytes)
+
+    def __missing__(self, key: tuple[str, int]) -> Places:
+        places = feature_places(*key)
+        self.add(key, places, FEATURE_BYTES + PLACE_BYTES * key[1])
+        return places
+
+
+def embedding(
+    text: str,
+    dimensions: int,
+    pace: Pace,
+    *,
+    known_places: KnownPlaces,
+    unit: bool = True,
+) -> array[float]:
     """Returns the vector of `text`, 1 to 2**18 numbers, of length 1 if `unit`.
 
     Calls `pace` between parts.
@@ -84,8 +113,9 @@ def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> arra
         places *= 2
     sums = [0] * places
     weights = features(text, pace)
+    block_count = len(blocks)
     for number, (feature, weight) in enumerate(weights.items()):
-        plus, minus = feature_places(feature, len(blocks))
+        plus, minus = known_places[feature, block_count]
         for place in plus:
             sums[place] += weight
         for place in minus:
@@ -119,8 +149,7 @@ def sum_of_squares(sums: Sequence[int], blocks: Sequence[tuple[int, int]]) -> in
     return squares
 
 
-@lru_cache(maxsize=REMEMBERED_FEATURES)
-def feature_places(feature: str, block_count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def feature_places(feature: str, block_count: int) -> Places:
     """Returns the places where a feature adds its weight, then where it subtracts its weight."""
     plus = []
     minus = []
@@ -171,13 +200,20 @@ class PoolingModel:
     classes: int
     tokenizer: Tokenizer
     pace: Pace
+    known_places: KnownPlaces = field(default_factory=KnownPlaces)
 
     def vector(
         self, text: str, activation: bool | None, dimensions: int | None = None
     ) -> array[float]:
         """Returns the vector of a text; `dimensions` replaces the model's own number."""
         size = dimensions or self.dimensions
-        return embedding(text, size, self.pace, unit=activation is not False)
+        return embedding(
+            text,
+            size,
+            self.pace,
+            known_places=self.known_places,
+            unit=activation is not False,
+        )
 
     def classify(self, ids: Sequence[int], activation: bool | None) -> list[float]:
         """Returns each class's probability, or its logit in [-4, 4) without activation.

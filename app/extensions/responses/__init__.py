@@ -35,9 +35,15 @@ class Responses(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of responses."""
-        from app.extensions.responses.routes import routes
+        from app.extensions.responses.routes import ResponseHandlers, routes
 
-        return {"responses": routes(self.parts.pipeline, self._store)}
+        handlers_type = ResponseHandlers
+        section = self.parts.settings.section(ResponsesSettings)
+        if section.responses_dialect == "open":
+            from app.extensions.responses.open_dialect import OpenResponseHandlers
+
+            handlers_type = OpenResponseHandlers
+        return {"responses": routes(handlers_type(self.parts.pipeline, self._store))}
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the stored responses."""

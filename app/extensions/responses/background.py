@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from app.core.api.responder import Responder
 from app.core.api.writer import ResponseWriter
-from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.request import EngineRequest
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
@@ -39,8 +39,6 @@ class BackgroundResponder(Responder):
         initial_body = stored.body
 
         def emit(output: EngineOutput) -> None:
-            if type(output) is Started:
-                stored.update_status("in_progress")
             events = writer.chunk(output)
             is_over = type(output) is Failed or (
                 type(output) is Tokens and output.finish is not None

@@ -26,6 +26,12 @@ SHARED_FIELDS = (
 """Fields that a chat takes over unchanged."""
 
 
+TURNS = ("user", "tool")
+"""Roles of the messages that a reply answers."""
+HAS_HIDDEN_CALLS = "has_hidden_calls"
+"""Key of a message whose calls are not in the prompt."""
+
+
 class ResponsesChat(ChatCompletionRequest, kw_only=True):
     """The chat of a response."""
 
@@ -34,6 +40,8 @@ class ResponsesChat(ChatCompletionRequest, kw_only=True):
 
     A simulation then replies with text, but a script may call tools again.
     """
+    draws_call: bool = False  # type: ignore[misc]  # a field only here
+    keeps_all_calls: bool = False  # type: ignore[misc]  # a field only here
 
 
 def chat_request(request: ResponsesRequest) -> ResponsesChat:
@@ -56,6 +64,7 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
         max_completion_tokens=request.max_output_tokens,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         parallel_tool_calls=False,
+        keeps_all_calls=request.parallel_tool_calls is not False,
         **{name: getattr(request, name) for name in SHARED_FIELDS},
     )
     _set_tools(chat, request)
@@ -80,14 +89,33 @@ def prepend_history(
 ) -> None:
     """Prepends an earlier exchange to `chat`: its messages, and the items of its response.
 
-    Earlier instructions and reasoning are dropped.
+    Earlier instructions and reasoning are dropped. Calls of the response are only for scripts: see
+    `prompt_messages`.
     """
     has_instructions = bool(chat.messages) and chat.messages[0]["role"] == "system"
     items = [msgspec.convert(item, InputItem) for item in output if item["type"] != "reasoning"]
     history = [message for message in messages if message["role"] != "system"]
+    for message in _messages(items):
+        if "tool_calls" in message:
+            message[HAS_HIDDEN_CALLS] = True
+        history.append(message)
     start = int(has_instructions)
-    chat.messages[start:start] = [*history, *_messages(items)]
+    chat.messages[start:start] = history
     _allow_reply_after_results(chat)
+
+
+def prompt_messages(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages of the prompt.
+
+    Like vLLM, it leaves out the calls of responses that `previous_response_id` names.
+    """
+    shown: list[Message] = []
+    for message in messages:
+        if HAS_HIDDEN_CALLS not in message:
+            shown.append(message)
+        elif "content" in message:
+            shown.append({"role": message["role"], "content": message["content"]})
+    return shown
 
 
 def echo_text(response_input: str | Sequence[InputItem]) -> str:
@@ -204,7 +232,7 @@ def _response_format(text_format: TextFormat) -> options.ResponseFormat:
 
 
 def _set_tools(chat: ResponsesChat, request: ResponsesRequest) -> None:
-    """Sets tools and tool choice; ``auto`` becomes ``required``."""
+    """Sets tools and tool choice. Where calls are drawn, ``auto`` calls a tool for certain."""
     functions = [function for function, _ in response_tools.callable_functions(request.tools)]
     must_call = request.tool_choice == "required"
     must_call = must_call or response_tools.is_named_choice(request.tool_choice)
@@ -215,22 +243,26 @@ def _set_tools(chat: ResponsesChat, request: ResponsesRequest) -> None:
     if functions:
         chat.tools = [options.Tool(function=function) for function in functions]
         chat.tool_choice = _tool_choice(request.tool_choice)
+        chat.draws_call = request.tool_choice == "auto"
     _allow_reply_after_results(chat)
 
 
 def _allow_reply_after_results(chat: ResponsesChat) -> None:
-    """Stops requiring a call after the result of a function, or an agent would never end."""
-    if any(message["role"] == "tool" for message in chat.messages):
+    """Stops requiring a call after the result of a function, or an agent would never end.
+
+    The next user message may ask for a call again.
+    """
+    speakers = [message["role"] for message in chat.messages if message["role"] in TURNS]
+    if speakers and speakers[-1] == "tool":
         chat.after_results = True
+        chat.draws_call = False
         if chat.tool_choice != "none":
             chat.tool_choice = "auto"
 
 
 def _tool_choice(choice: str | JsonObject) -> options.ToolChoice:
-    if choice == "none":
-        return "none"
     if isinstance(choice, str):
-        return "required"
+        return cast(Literal["none", "auto", "required"], choice)
     if response_tools.is_named_choice(choice):
         return options.NamedToolChoice(function=msgspec.convert(choice, options.NamedFunction))
     if choice["type"] != "allowed_tools":

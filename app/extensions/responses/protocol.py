@@ -11,14 +11,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from app.core.protocol import rules
-from app.core.protocol.coercion import (
-    ConversionError,
-    JsonObject,
-    LaxFields,
-    convert,
-    convert_value,
-)
+from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields
 from app.core.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics
+from app.core.protocol.convert import convert, convert_value
 from app.core.protocol.decoding import RawRequest
 from app.core.protocol.options import Effort, SamplingFields
 from app.core.server.http.errors import bad_request
@@ -61,7 +56,7 @@ class TextFormat(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type == "json_schema" and (self.name is None or self.json_schema is None):
-            raise ConversionError("a name and a schema")
+            raise ConversionError("a name and a schema", kind="missing")
 
     def to_json(self) -> JsonObject:
         """Returns the form that the answer repeats."""
@@ -89,7 +84,9 @@ def convert_format(value: object) -> TextFormat | None:
         if isinstance(value, dict):
             path.append("type")
         raise ConversionError(
-            "text, json_object, or json_schema with a name and a schema", *path
+            "text, json_object, or json_schema with a name and a schema",
+            *path,
+            kind="literal_error",
         ) from None
 
 
@@ -100,13 +97,15 @@ def convert_history(value: object) -> list[JsonObject] | None:
         ConversionError: The value is not a list of objects. The path of an invalid item ends in the
             kind of message that vLLM tries first.
     """
+    if value is None:
+        return None
     try:
-        history: list[JsonObject] | None = convert_value(list[JsonObject] | None, value)
+        history: list[JsonObject] = convert_value(list[JsonObject], value)
         return history
     except ConversionError as error:
         if not error.path:
             raise
-        raise ConversionError(error.expected, *error.path, "Message") from None
+        raise error.moved(*error.path, "Message") from None
 
 
 class TextConfig(Struct, kw_only=True):
@@ -176,6 +175,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         """Alternatives per generated token; None without log probabilities."""
         return self.top_logprobs if LOGPROBS in (self.include or ()) else None
 
+    def repeat_cache_fields(self, response: "ResponseObject") -> None:
+        """Sets the fields of `response` that repeat those of the prompt cache, if there are any."""
+
     def check_rules(self: "ResponsesRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""
         response_tools.check_tool_use(self.tools, self.tool_choice)
@@ -210,7 +212,11 @@ class ResponseObject(Struct, kw_only=True):
     max_tool_calls: int | None
     previous_response_id: str | None
     prompt: None = None
+    prompt_cache_options: JsonObject | None | UnsetType = UNSET
+    prompt_cache_key: str | None | UnsetType = UNSET
+    prompt_cache_retention: str | None | UnsetType = UNSET
     reasoning: Reasoning | None
+    safety_identifier: str | None | UnsetType = UNSET
     service_tier: str
     status: str = "in_progress"
     text: Raw
@@ -225,4 +231,4 @@ class ResponseObject(Struct, kw_only=True):
     ec_transfer_params: ECTransferParams | None = None
     input_messages: Sequence[JsonObject] | None = None
     output_messages: Sequence[JsonObject] | None = None
-    error: JsonObject | UnsetType = UNSET
+    error: JsonObject | None | UnsetType = UNSET

@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from app.core.protocol.coercion import ConversionError, LaxFields, convert_value, format_param
+from app.core.protocol.coercion import ConversionError, LaxFields, format_param
+from app.core.protocol.convert import convert_value
 from app.core.protocol.rules import get_field
 from app.core.server.http.errors import bad_request
 
@@ -74,9 +75,9 @@ class ContentPart(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type == "refusal" and self.refusal is None:
-            raise ConversionError("a text", "refusal")
+            raise ConversionError("a text", "refusal", kind="string_type")
         if self.type not in ("refusal", "input_image", "input_file") and self.text is None:
-            raise ConversionError("a text", "text")
+            raise ConversionError("a text", "text", kind="string_type")
 
     @property
     def text_or_refusal(self) -> str | None:
@@ -134,7 +135,9 @@ class InputItem(Struct, kw_only=True):
         for field_name in REQUIRED_FIELDS[self.kind]:
             if getattr(self, field_name) is None:
                 raise ConversionError(
-                    "a value, it is missing", "input" if field_name == "payload" else field_name
+                    "a value, it is missing",
+                    "input" if field_name == "payload" else field_name,
+                    kind="missing",
                 )
         _check_part_types(self.content, self._content_part_types())
         _check_part_types(self.output, INPUT_PART_TYPES)
@@ -162,7 +165,7 @@ def _check_part_types(content: Content | None, allowed_types: Sequence[str]) -> 
     if not isinstance(content, list):
         return
     if any(part.type not in allowed_types for part in content):
-        raise ConversionError(f"parts of type {' or '.join(allowed_types)}")
+        raise ConversionError(f"parts of type {' or '.join(allowed_types)}", kind="literal_error")
 
 
 def convert_input(value: object) -> str | list[InputItem]:
@@ -175,7 +178,7 @@ def convert_input(value: object) -> str | list[InputItem]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise ConversionError("a text or a list of items")
+        raise ConversionError("a text or a list of items", kind="string_type")
     items: list[InputItem] = []
     unsupported_types: list[str] = []
     for index, item in enumerate(value):
@@ -190,7 +193,7 @@ def convert_input(value: object) -> str | list[InputItem]:
         except ConversionError as error:
             param = format_param(("input", index, *error.path))
             raise ConversionError(
-                f"a text or a list of items, and at {param} {error.expected}"
+                f"a text or a list of items, and at {param} {error.expected}", kind=error.kind
             ) from None
     if unsupported_types:
         raise bad_request(f"Unsupported input item type: {unsupported_types[0]}", "input")

@@ -54,4 +54,5 @@ def new_response(
         value = getattr(request, name)
         if value is not None:
             setattr(response, name, value)
+    request.repeat_cache_fields(response)
     return response

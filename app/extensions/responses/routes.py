@@ -1,6 +1,7 @@
 """POST /v1/responses, and routes that read, follow and cancel a stored response."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,12 +15,20 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import encode_to_keep
 from app.core.protocol.decoding import decode_query
 from app.core.protocol.validation import ValidatedRequest
+from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
-from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, get, post
+from app.core.server.http.route import STREAM_MEDIA, ErrorHandler, Route, RouteDocs, get, post
 from app.extensions.responses import protocol as wire
-from app.extensions.responses.chat import ResponsesChat, chat_request, echo_text, prepend_history
+from app.extensions.responses.chat import (
+    ResponsesChat,
+    chat_request,
+    echo_text,
+    prepend_history,
+    prompt_messages,
+)
+from app.extensions.responses.request_types import request_type
 from app.extensions.responses.response import new_response
 from app.extensions.responses.store import ResponseStore, StoredResponse, invalid
 from app.extensions.responses.tools import called_tools
@@ -33,36 +42,43 @@ class Retrieval(Struct, kw_only=True):
     stream: bool | None = False
 
 
-def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
+def routes(handlers: "ResponseHandlers") -> list[Route]:
     """Returns the routes of the Responses API."""
-    handlers = ResponseHandlers(pipeline, store)
+    answer_type = handlers.answer_type
     create_docs = RouteDocs(
-        body=(wire.ResponsesRequest,),
+        body=(handlers.request_type,),
         example={"input": "hello"},
-        answer=wire.ResponseObject,
+        answer=answer_type,
         media=STREAM_MEDIA,
     )
-    retrieve_docs = RouteDocs(query=Retrieval, answer=wire.ResponseObject, media=STREAM_MEDIA)
-    cancel_docs = RouteDocs(answer=wire.ResponseObject)
-    return [
+    retrieve_docs = RouteDocs(query=Retrieval, answer=answer_type, media=STREAM_MEDIA)
+    cancel_docs = RouteDocs(answer=answer_type)
+    routes = [
         post("/v1/responses", handlers.create_response, docs=create_docs),
         get("/v1/responses/{response_id}", handlers.retrieve_response, docs=retrieve_docs),
         post("/v1/responses/{response_id}/cancel", handlers.cancel_response, docs=cancel_docs),
     ]
+    return [dataclasses.replace(route, on_error=handlers.on_error) for route in routes]
 
 
 class ResponseHandlers:
-    """Handlers of the Responses API."""
+    """Handlers of the Responses API, in vLLM's form."""
+
+    answer_type: type[wire.ResponseObject] = wire.ResponseObject
+    end_of_events = b""
+    """Event after the last one of a stream."""
+    on_error: ErrorHandler | None = None
 
     def __init__(self, pipeline: RequestPipeline, store: ResponseStore) -> None:
         self._pipeline = pipeline
         self._store = store
+        self.request_type = request_type(pipeline.version)
 
     def create_response(self, context: RequestContext) -> Response:
         """The answer to some input: whole, as a stream, or in the background."""
         pipeline = self._pipeline
         store = self._store
-        request = pipeline.decode(context, wire.ResponsesRequest)
+        request = pipeline.decode(context, self.request_type)
         chat = chat_request(request)
         accepted = self._admit(chat, context)
         meta = pipeline.identity.response_meta("resp", context, "", accepted.model)
@@ -83,6 +99,7 @@ class ResponseHandlers:
                 body=encode_to_keep(queued),
                 conversation=encode_to_keep(chat.messages),
                 events=events,
+                end_of_events=self.end_of_events,
             )
 
         def store_final(response: wire.ResponseObject) -> None:
@@ -91,7 +108,7 @@ class ResponseHandlers:
                 if not request.background:
                     store.store(stored)
 
-        writer = ResponsesWriter(options, pipeline.identity.fresh_id, store_final)
+        writer = self._new_writer(options, store_final)
         responder: Responder | None = None
         if request.background and stored is not None:
             chat.stream = False  # a rejection by the engine sets the status, even for a stream
@@ -106,6 +123,16 @@ class ResponseHandlers:
                 store=store,
             )
         return pipeline.submit(accepted, meta, [prompt], writer, context, responder=responder)
+
+    def _new_response(
+        self, request: wire.ResponsesRequest, meta: ResponseMeta, max_output_tokens: int
+    ) -> wire.ResponseObject:
+        return new_response(request, meta, max_output_tokens)
+
+    def _new_writer(
+        self, options: ResponsesOptions, on_end: Callable[[wire.ResponseObject], None]
+    ) -> ResponsesWriter:
+        return ResponsesWriter(options, self._pipeline.identity.fresh_id, on_end)
 
     def _admit(
         self, chat: ResponsesChat, context: RequestContext
@@ -132,7 +159,7 @@ class ResponseHandlers:
         if request.enable_response_messages:
             prompt_text = pipeline.tokenizer.decode(prompt_ids, False)
         return ResponsesOptions(
-            response=new_response(request, meta, max_output_tokens),
+            response=self._new_response(request, meta, max_output_tokens),
             prompt_ids=prompt_ids,
             top_logprobs=None if hides_tokens else request.logprobs,
             token_id_names=pipeline.settings.api.return_tokens_as_token_ids,
@@ -141,6 +168,7 @@ class ResponseHandlers:
             calls=called_tools(request.tools),
             parses=limits.parses,
             prompt_text=prompt_text,
+            incomplete_items=pipeline.version.has(Feature.INCOMPLETE_ITEMS),
         )
 
     def retrieve_response(self, context: RequestContext) -> Response:
@@ -196,5 +224,5 @@ def response_prompt(
         room = pipeline.limits.max_model_len - max(request.max_output_tokens or 1, 1)
         chat.truncate_prompt_tokens = max(room, 1)
         chat.truncation_side = "left"
-    prompt = chat_prompt(pipeline, chat, chat.messages)
+    prompt = chat_prompt(pipeline, chat, prompt_messages(chat.messages))
     return replace(prompt, echo_text=echo_text(request.input), turns=())

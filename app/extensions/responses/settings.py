@@ -1,6 +1,6 @@
 """Settings of the Responses API."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from config.declaration import About, Section
 
@@ -10,3 +10,6 @@ class ResponsesSettings(Section, frozen=True, kw_only=True):
 
     enable_responses_store: Annotated[bool, About(env=("VLLM_ENABLE_RESPONSES_API_STORE",))] = False
     """Store responses of /v1/responses, so that clients can read, cancel and continue them."""
+    responses_dialect: Literal["vllm", "open"] = "vllm"
+    """Form of the answers of /v1/responses: as vLLM, or as the Open Responses specification, which
+    requires further keys and events."""

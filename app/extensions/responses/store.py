@@ -43,6 +43,8 @@ class StoredResponse:
     """The messages as JSON."""
     events: list[bytes] | None = None
     """Rendered events; an event's index is its sequence number."""
+    end_of_events: bytes = b""
+    """Event after the last one of a cancelled generation, if there is one."""
     abort: Callable[[], None] | None = None
     is_over: bool = False
     changed: Bell = field(default_factory=Bell)
@@ -123,7 +125,7 @@ class StoredResponse:
             raise invalid("The response is not being generated in the background.", "response_id")
         self.abort()
         self.update_status("cancelled")
-        self.append_events(b"", is_over=True)
+        self.append_events(self.end_of_events, is_over=True)
 
 
 class ResponseStore:

@@ -12,7 +12,8 @@ from typing import NamedTuple, TypeGuard, cast
 import msgspec
 from msgspec import Struct
 
-from app.core.protocol.coercion import ConversionError, JsonObject, convert
+from app.core.protocol.coercion import ConversionError, JsonObject
+from app.core.protocol.convert import convert
 from app.core.protocol.options import FunctionDefinition
 from app.core.protocol.rules import get_field
 from app.core.server.http.errors import bad_request
@@ -57,7 +58,7 @@ def convert_tools(value: object) -> list[ToolParam]:
         ConversionError: A tool is invalid.
     """
     if not isinstance(value, list):
-        raise ConversionError("a list of tools")
+        raise ConversionError("a list of tools", kind="list_type")
     return [_convert_tool(index, tool) for index, tool in enumerate(value)]
 
 
@@ -88,13 +89,15 @@ def convert_tool_choice(value: object) -> str | JsonObject:
     try:
         return _convert_by_type(CHOICE_STRUCTS, value)
     except ConversionError:
-        raise ConversionError("none, auto, required, or an object that names a tool") from None
+        raise ConversionError(
+            "none, auto, required, or an object that names a tool", kind="literal_error"
+        ) from None
 
 
 def _convert_by_type(structs: Mapping[str, type[Struct]], value: object) -> JsonObject:
     kind = get_field(value, "type")
     if not isinstance(kind, str) or kind not in structs:
-        raise ConversionError("a type that is known")
+        raise ConversionError("a type that is known", kind="literal_error")
     repeated = _repeat(convert(structs[kind], value), value)
     assert isinstance(repeated, dict)
     return repeated

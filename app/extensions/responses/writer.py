@@ -4,6 +4,7 @@ Items are messages, thoughts and tool calls. Tokens of one part make one item.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from app.core.api.logprobs import TokenNames, rendered
 from app.core.engine.outputs import Started, TokenLogprob, Tokens
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import GAP, HOLE, encode
-from app.extensions.responses.items import CUSTOM_CALL, Calls, content_of, item_of
+from app.extensions.responses.items import CUSTOM_CALL, Calls, Logprobs, content_of, item_of
 from app.extensions.responses.protocol import ResponseObject
 from app.extensions.responses.tools import custom_input
 
@@ -48,6 +49,8 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
     metrics: bool = False
     prompt_text: str | None = None
     """The answer repeats prompt and reply as texts and token ids (`enable_response_messages`)."""
+    incomplete_items: bool = False
+    """Streams and last items of incomplete replies have the status `incomplete`."""
 
 
 class ResponsesWriter(BlockWriter):
@@ -56,6 +59,9 @@ class ResponsesWriter(BlockWriter):
     `on_end` receives the final response, unless the answer is whole and fails. A stream renders
     everything when it comes, so its end only joins pieces.
     """
+
+    text_events: ClassVar[Mapping[str, str]] = TEXT_EVENTS
+    token_names: ClassVar[type[TokenNames]] = TokenNames
 
     def __init__(
         self,
@@ -68,7 +74,7 @@ class ResponsesWriter(BlockWriter):
         self._on_end = on_end
         self._logprobs: TokenNames | None = None
         if options.top_logprobs is not None:
-            self._logprobs = TokenNames(options.top_logprobs, options.token_id_names)
+            self._logprobs = self.token_names(options.top_logprobs, options.token_id_names)
         self._event_count = 0
         self._item_id = ""
         self._is_custom = False
@@ -80,6 +86,8 @@ class ResponsesWriter(BlockWriter):
         """Log probabilities of tokens that show nothing, until a token shows something."""
         self._entries: list[bytes] = []
         self._items: list[Raw] = []
+        self._end_status = "completed"
+        """Status of the item that ends next."""
 
     def _render_start(self, output: Started) -> bytes:
         self.record_start(output)
@@ -105,9 +113,7 @@ class ResponsesWriter(BlockWriter):
         return segment
 
     def _render_block_start(self, segment: Segment) -> bytes:
-        item = item_of(
-            segment, status="in_progress", text=None, logprobs=None, calls=self._options.calls
-        )
+        item = self._item(segment, status="in_progress", text=None, logprobs=None)
         self._item_id = str(item["id"])
         self._is_custom = item["type"] == CUSTOM_CALL
         fields: dict[str, object] = {
@@ -120,11 +126,11 @@ class ResponsesWriter(BlockWriter):
             fields["content_index"] = 0
         if segment.part is None:
             fields["logprobs"] = () if self._logprobs is None else HOLE
-        self._template = _event(f"{TEXT_EVENTS[segment.kind]}.delta", fields).split(GAP)
+        self._template = _event(f"{self.text_events[segment.kind]}.delta", fields).split(GAP)
         added = self._numbered("output_item.added", item=item, output_index=self._index)
         if segment.kind == "call":
             return added
-        part = content_of(segment, "", ())
+        part = self._content(segment, "", ())
         return added + self._item_event("content_part.added", part=part, content_index=0)
 
     def _render_texts(self, segment: Segment, output: Tokens) -> bytes:
@@ -161,14 +167,24 @@ class ResponsesWriter(BlockWriter):
         self._entries = []
         events += self._text_end(segment, text)
         if segment.kind != "call":
-            part = content_of(segment, text, logprobs)
+            part = self._content(segment, text, logprobs)
             events.append(self._item_event("content_part.done", part=part, content_index=0))
-        item = item_of(
-            segment, status="completed", text=text, logprobs=logprobs, calls=self._options.calls
-        )
+        item = self._item(segment, status=self._end_status, text=text, logprobs=logprobs)
         events.append(self._numbered("output_item.done", item=item, output_index=self._index))
         self._items.append(Raw(encode(item)))
         return b"".join(events)
+
+    def _item(
+        self, segment: Segment, *, status: str | None, text: str | Raw | None, logprobs: Logprobs
+    ) -> JsonObject:
+        """Returns the item of a segment; `text` is None while it is in progress."""
+        return item_of(
+            segment, status=status, text=text, logprobs=logprobs, calls=self._options.calls
+        )
+
+    def _content(self, segment: Segment, text: str | Raw, logprobs: Logprobs) -> JsonObject:
+        """Returns the content part of a segment."""
+        return content_of(segment, text, logprobs)
 
     def _text_end(self, segment: Segment, text: Raw) -> Iterator[bytes]:
         if self._is_custom:
@@ -184,7 +200,7 @@ class ResponsesWriter(BlockWriter):
             fields: dict[str, object] = {"text": text, "content_index": 0}
             if segment.part is None:
                 fields["logprobs"] = ()
-            yield self._item_event(f"{TEXT_EVENTS[segment.kind]}.done", **fields)
+            yield self._item_event(f"{self.text_events[segment.kind]}.done", **fields)
 
     def _item_event(self, kind: str, **fields: object) -> bytes:
         return self._numbered(kind, item_id=self._item_id, output_index=self._index, **fields)
@@ -214,8 +230,19 @@ class ResponsesWriter(BlockWriter):
         """Returns the end of the stream."""
         if self.has_failed:
             return b""
+        self._end_status = self._last_status()
         end = self._close_block()
-        return end + self._numbered("completed", response=self._final_response(self._items))
+        response = self._final_response(self._items)
+        kind = "completed"
+        if self._options.incomplete_items and response.status == "incomplete":
+            kind = "incomplete"
+        return end + self._numbered(kind, response=response)
+
+    def _last_status(self) -> str:
+        """Returns the status of the last item."""
+        if self._options.incomplete_items and self.choices[0].finish.reason == "length":
+            return "incomplete"
+        return "completed"
 
     def whole(self) -> ResponseObject:
         """Returns the whole answer, once all outputs are collected."""
@@ -223,22 +250,30 @@ class ResponsesWriter(BlockWriter):
         if not choice.segments and not self._options.parses:
             choice.open_segment(None, self._segment_id)
         items = []
+        status = "completed"
         for segment in choice.segments:
+            if segment is choice.segments[-1]:
+                status = self._last_status()
             logprobs = None
             if segment.part is None and self._logprobs is not None:
                 logprobs = rendered(segment.logprobs, self._logprobs.item_entry)
-            item = item_of(
+            item = self._item(
                 segment,
-                status=None if segment.kind == "reasoning" else "completed",
+                status=None if segment.kind == "reasoning" else status,
                 text=segment.text,
                 logprobs=logprobs,
-                calls=self._options.calls,
             )
             items.append(item)
         return self._final_response(items)
 
     def _final_response(self, items: Sequence[JsonObject] | Sequence[Raw]) -> ResponseObject:
         """Passes the final response to `on_end` and returns it."""
+        response = self._ended_response(items)
+        self._on_end(response)
+        return response
+
+    def _ended_response(self, items: Sequence[JsonObject] | Sequence[Raw]) -> ResponseObject:
+        """Returns the response in its last state, with its items and its usage."""
         choice = self.choices[0]
         options = self._options
         reason = choice.finish.reason
@@ -271,7 +306,6 @@ class ResponsesWriter(BlockWriter):
             }
             response.input_messages = [prompt]
             response.output_messages = [reply]
-        self._on_end(response)
         return response
 
     def _response_usage(self) -> JsonObject:

@@ -12,7 +12,7 @@ from app.core.api.reply_rules import ScriptedAnswer
 from app.core.api.writer import ResponseWriter
 from app.core.base.clock.pause import Pace, Slices
 from app.core.engine.request import EngineRequest
-from app.core.protocol.chat import BatchChatRequest, ChatCompletionRequest, content_text
+from app.core.protocol.chat import ChatCompletionRequest, content_text
 from app.core.protocol.chat import Message as WireMessage
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.validation import GenerationRequest
@@ -194,10 +194,8 @@ class ScriptResolver:
     def _conversations(
         self, request: GenerationRequest, prompts: Sequence[BuiltPrompt]
     ) -> Iterator[Sequence[Message]]:
-        if isinstance(request, BatchChatRequest):
-            yield from map(messages_of, request.messages)
-        elif isinstance(request, ChatCompletionRequest):
-            yield messages_of(request.messages)
+        if isinstance(request, ChatCompletionRequest):
+            yield from map(messages_of, request.conversations())
         elif isinstance(request, CompletionRequest):
             for source, prompt in zip(request.prompts(), prompts, strict=False):
                 text = source if isinstance(source, str) else self.tokenizer.decode(prompt.ids)

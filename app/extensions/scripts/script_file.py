@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from cachetools import LRUCache
 from msgspec import Struct
@@ -160,6 +161,15 @@ class RuleState:
         return groups
 
 
+class FileRules(NamedTuple):
+    """The compiled rules of a file."""
+
+    rules: Sequence[RuleState]
+    rng: Random
+    unchecked: Sequence[RuleState]
+    """Rules whose calls could not be checked, because the file has no schema of a tool."""
+
+
 class ScriptFile(Struct, eq=False):
     """A script file and its compiled rules. A file without a `model` serves all models."""
 
@@ -171,12 +181,8 @@ class ScriptFile(Struct, eq=False):
     error: str | None = None
     """Why the newest version of the file is not used."""
 
-    def load(
-        self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts
-    ) -> list[RuleState]:
-        """Reads the file; unchanged rules keep their counters.
-
-        Returns rules whose calls could not be checked, because the file has no schema of a tool.
+    def read(self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts) -> FileRules:
+        """Reads and compiles the file, whose rules are not used yet.
 
         Raises:
             ScriptError: The file is invalid; the old rules stay in use.
@@ -200,12 +206,18 @@ class ScriptFile(Struct, eq=False):
         except ScriptError as error:
             self.error = str(error)
             raise
-        for number, state in enumerate(rules, 1):
+        unchecked = [
+            state for state in rules if not script.tools.keys() >= set(state.required_tools)
+        ]
+        return FileRules(rules, random_source(script, rng), unchecked)
+
+    def use(self, file_rules: FileRules) -> None:
+        """Uses rules that were read; unchanged rules keep their counters."""
+        for number, state in enumerate(file_rules.rules, 1):
             state.number = number
-        self.rules = rules
+        self.rules = file_rules.rules
+        self.rng = file_rules.rng
         self.error = None
-        self.rng = random_source(script, rng)
-        return [state for state in rules if not script.tools.keys() >= set(state.required_tools)]
 
 
 def random_source(script: Script, default: Random) -> Random:

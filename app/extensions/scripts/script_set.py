@@ -38,6 +38,7 @@ from app.extensions.scripts.regexes import MAX_SCRIPT_REGEX_NODES
 from app.extensions.scripts.rules import RuleFailureError, ScriptError
 from app.extensions.scripts.script_file import (
     Counters,
+    FileRules,
     RuleState,
     ScriptCompiler,
     ScriptFile,
@@ -135,7 +136,7 @@ class ScriptSet:
         """Rules set at run time, which take precedence over the files' rules."""
         self.files = [ScriptFile(model, path, rng) for model, path in files]
         for file in self.files:
-            self._load(file)
+            file.use(self._read(file))
 
     def decide(self, request: MatchedRequest, rng: Random | None = None) -> Decision | None:
         """Returns the decision of the first matching rule, or None. May pause.
@@ -307,33 +308,39 @@ class ScriptSet:
             )
         self.added = tuple(rules)
 
-    def _load(self, file: ScriptFile) -> None:
-        unchecked = file.load(self._uids, self._now(), self._rng, self._accepts)
-        if unchecked:
+    def _read(self, file: ScriptFile) -> FileRules:
+        file_rules = file.read(self._uids, self._now(), self._rng, self._accepts)
+        if file_rules.unchecked:
             log.warning(
                 "script %s: the tool calls of %s are checked only when requests offer the tools; "
                 "add their schemas under `tools` to check them now",
                 file.path,
-                _list_rules(unchecked),
+                _list_rules(file_rules.unchecked),
             )
+        return file_rules
 
-    def refresh(self) -> bool:
-        """Reloads changed files; returns whether any rules changed.
+    def refresh(self) -> None:
+        """Reloads changed files, and calls `on_reload` before any request sees their rules.
 
-        Logs errors, and keeps the old rules of an invalid file.
+        Compiles in a native thread. Logs errors, and keeps the old rules of an invalid file.
         """
-        has_changed = False
+        changes = call_off_hub(self._read_changes)
+        if changes:
+            for file, file_rules in changes:
+                file.use(file_rules)
+                log.info("script %s: reloaded %d rules", file.path, len(file.rules))
+            self.on_reload()
+
+    def _read_changes(self) -> list[tuple[ScriptFile, FileRules]]:
+        changes = []
         for file in self.files:
             if file.stamp == stamp_of(file.path):
                 continue
             try:
-                self._load(file)
+                changes.append((file, self._read(file)))
             except ScriptError as error:
                 log.error("%s; keeping the old rules", error)
-            else:
-                has_changed = True
-                log.info("script %s: reloaded %d rules", file.path, len(file.rules))
-        return has_changed
+        return changes
 
     def start(self) -> None:
         """Starts to reload changed files, until `close`."""
@@ -343,8 +350,7 @@ class ScriptSet:
         while True:
             gevent.sleep(CHECK_INTERVAL_S)
             try:
-                if call_off_hub(self.refresh):
-                    self.on_reload()
+                self.refresh()
             except Exception:  # an invalid file must not stop the watch
                 log.exception("cannot reload scripts")
 
@@ -414,7 +420,7 @@ def check_scripts(settings: ScriptSettings) -> None:
     for _, path in settings.files:
         file = ScriptFile("", path, Random(0))
         try:
-            file.load(count(), 0.0, Random(0), SchemaCheck(Schemas()))
+            file.read(count(), 0.0, Random(0), SchemaCheck(Schemas()))
         except ScriptError as error:
             raise ConfigError(f"setting script: {error}") from None
 

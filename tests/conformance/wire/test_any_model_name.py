@@ -31,7 +31,7 @@ def test_the_openai_sdk_chats_and_embeds_with_any_name(tmp_path: Path) -> None:
         embedded = client.embeddings.create(model="text-embedding-3-small", input=["one", "two"])
         assert (embedded.model, len(embedded.data)) == ("text-embedding-3-small", 2)
         assert [model.id for model in client.models.list()] == ["understudy-tiny", "sql"]
-        with pytest.raises(openai.NotFoundError, match="No model `xxx"):
+        with pytest.raises(openai.NotFoundError, match="The model `xxx"):
             chat("x" * 300)
         metrics = requests.get(server.url + "/metrics", timeout=20).text
         assert (

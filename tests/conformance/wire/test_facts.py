@@ -17,8 +17,8 @@ from tests.running_server import RunningServer
 
 
 @pytest.mark.parametrize("known", FACTS, ids=[known["name"] for known in FACTS])
-def test_the_answer_looks_like_vllm_s(known: dict[str, Any], vllm: RunningServer) -> None:
-    assert told(facts({**known, **answer(vllm, known)})) == told(known)
+def test_the_answer_looks_like_vllm_s(known: dict[str, Any], publishing: RunningServer) -> None:
+    assert told(facts({**known, **answer(publishing, known)})) == told(known)
 
 
 def answer(server: RunningServer, known: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.recording import (
     CASES,
     ENVIRONMENT,
-    FLAGS,
+    FLAGS_WITH_EVENTS,
     METRICS_LOAD,
     MORE_CASES,
     SETTINGS,
@@ -33,7 +33,7 @@ def all_agree(report: str) -> bool:
 
 
 def test_every_exchange_agrees() -> None:
-    with running_server(*FLAGS, env=ENVIRONMENT) as server:
+    with running_server(*FLAGS_WITH_EVENTS, env=ENVIRONMENT) as server:
         for cases in (CASES, MORE_CASES, MORE_CASES):
             report = replay(server.url, "--cases", str(cases))
             assert all_agree(report), report

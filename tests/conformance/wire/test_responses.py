@@ -58,7 +58,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 def test_custom_tools_and_functions_of_a_namespace_are_called(vllm: RunningServer) -> None:
     shell = {"type": "custom", "name": "shell"}
-    events = stream(vllm, tools=[shell], **FREELY)
+    events = stream(vllm, tools=[shell], input="Use the shell.", **FREELY)
     assert kinds(events) == [
         *("created", "in_progress", "output_item.added", "custom_tool_call_input.delta"),
         *("custom_tool_call_input.done", "output_item.done", "completed"),

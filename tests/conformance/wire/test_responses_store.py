@@ -108,7 +108,7 @@ def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(
     with slowly(keeping):
         first = begun(keeping, max_output_tokens=9)
         second = begun(keeping, max_output_tokens=9)
-        assert (status(keeping, first), status(keeping, second)) == ("in_progress", "queued")
+        assert (status(keeping, first), status(keeping, second)) == ("queued", "queued")
         assert (running(keeping.port), waiting(keeping.port)) == (1, 1)
         full = send(keeping, background=True, request_id="resp_full")
         assert error_of(full) == (429, "RateLimitError", None)
@@ -145,7 +145,7 @@ def test_a_client_that_leaves_does_not_end_what_is_in_the_background(
             response_id = followed(wire, keeping)
             wire.reset()
         assert running(keeping.port) == 1
-        assert status(keeping, response_id) == "in_progress"
+        assert status(keeping, response_id) == "queued"
         assert ok(cancel(keeping, response_id))["status"] == "cancelled"
         assert running(keeping.port) == 0
 

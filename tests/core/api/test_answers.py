@@ -15,6 +15,7 @@ from app.core.api.completions import CompletionResponseOptions, CompletionWriter
 from app.core.api.identity import ResponseMeta
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.core.server.http.errors import too_many
+from tests.client import in_process
 from tests.core.api.segments import TEXT, body_of, whole
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
@@ -202,3 +203,13 @@ def test_a_failure_is_told_in_the_stream_and_raised_for_a_whole_answer(make: Any
         assert "secret" not in json.dumps(chunks)
         with pytest.raises(type(error)):
             body_of(make([reply]), events)
+
+
+def test_the_echo_of_a_prompt_of_ids_shows_special_tokens() -> None:
+    with in_process() as client:
+        special, word = client.post("/tokenize", {"prompt": "<|endoftext|> cat"}).json()["tokens"][
+            :2
+        ]
+        fields = {"max_tokens": 1, "echo": True}
+        as_ids = client.post("/v1/completions", {"prompt": [special, word], **fields}).json()
+    assert as_ids["choices"][0]["text"].startswith("<|endoftext|> cat")

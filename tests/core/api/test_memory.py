@@ -11,7 +11,6 @@ NAMES = {
     "parts of texts",
     "plain chats",
     "plain prompts",
-    "rate limits",
     "texts with tools",
     "words",
 }

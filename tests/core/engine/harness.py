@@ -11,12 +11,13 @@ from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import SLOTS_PER_S
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
-from app.core.engine.batch import LoRASlots
+from app.core.engine.batch import LoRASlots, SchedulerRules
 from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import KVEvent
-from app.core.engine.kvcache.hashing import Adapter, BlockHasher
+from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import EngineRequest, Observer
@@ -82,6 +83,7 @@ class Harness:
         blocks: int | None = None,
         clock: Any = None,
         profile: Profile | None = None,
+        rules: SchedulerRules = SchedulerRules(),  # noqa: B008
         schemas: Constraints | None = None,
         **latency: Any,
     ) -> None:
@@ -131,6 +133,7 @@ class Harness:
             streams=Streams(seed, 0),
             lora=self.lora,
             cache=self.cache,
+            rules=rules,
         )
         self.engine = Engine(settings, parts, profile)
         self.wheel = self.engine.wheel

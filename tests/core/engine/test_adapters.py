@@ -7,7 +7,7 @@ import pytest
 
 from app.core.engine.outputs import Tokens
 from app.core.engine.profile import read_profile
-from config.settings import StepSettings
+from config.settings import LoraSettings, StepSettings
 from tests.core.engine.harness import Harness
 
 ALL = [f"l{number}" for number in range(1, 6)]
@@ -102,3 +102,44 @@ def test_free_counts_slots_for_adapters_in_memory_or_with_room(timing: Any) -> N
     assert rooms == [2, 2, 0]
     served.clock.advance(10)
     assert [served.engine.room(adapter) for adapter in (None, "l1", "l2")] == [3, 3, 3]
+
+
+IN_ORDER = {"lora": LoraSettings(prefer_resident_adapters=False)}
+STEPS = {"steps": StepSettings(timing="steps")}
+
+
+@pytest.mark.parametrize(
+    "sections", [IN_ORDER, STEPS], ids=["latencies of requests", "shared steps"]
+)
+def test_without_a_preference_the_first_of_those_that_fit_goes_first(
+    sections: dict[str, Any],
+) -> None:
+    served = Harness(
+        slots=1,
+        adapters=ALL,
+        max_loras=1,
+        profile=read_profile("qwen3-14b-h100") if sections is STEPS else None,
+        sections=sections,
+        time_to_first_token=0.5,
+    )
+    adapters = ["l1", "l2", "l1", None, "l3", "l1"]
+    assert play(served, every(0, adapters)) == list("012345")
+
+
+def test_a_request_that_would_exceed_the_adapters_is_skipped_and_keeps_its_place() -> None:
+    served = Harness(
+        slots=3,
+        adapters=ALL,
+        max_loras=1,
+        profile=read_profile("qwen3-14b-h100"),
+        sections=STEPS,
+    )
+    served.ask("0", max_tokens=40, adapter="l1")
+    served.clock.advance(0.05)
+    served.ask("1", max_tokens=1, adapter="l2")
+    served.ask("2", max_tokens=60, adapter="l1")
+    served.ask("3", max_tokens=1)
+    served.clock.advance(0.1)
+    assert finished(served) == ["3"]
+    served.clock.advance(10)
+    assert finished(served) == ["3", "0", "2", "1"]

@@ -80,6 +80,15 @@ def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
     assert harness.metric("request_params_n_sum") == requests
 
 
+def test_a_search_without_a_step_ends_with_an_empty_beam() -> None:
+    harness = Harness(mode="random")
+    beams(harness, choices=1, max_tokens=0)
+    harness.clock.advance(60)
+    [beam] = harness.tokens()
+    assert (beam.ids, beam.finish and beam.finish.reason) == ((), "length")
+    assert harness.metric("generation_tokens_total") == 0 and harness.is_idle()
+
+
 def test_a_beam_that_stops_names_the_end_of_text_token() -> None:
     harness = Harness(mode="echo")
     beams(harness, choices=1, echo_text="hi", max_tokens=9, ignore_eos=False)

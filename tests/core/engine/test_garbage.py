@@ -20,9 +20,14 @@ from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.hub_connection import FastPath
 from app.core.server.gunicorn.logs import ServerLogger
 from tests.application import app_of
+from tests.present import is_present
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"
+ADAPTER_REQUESTS: list[tuple[str, Any, str]] = []
+if is_present("adapters"):
+    body = {"lora_name": "a", "lora_path": "b", "load_inplace": True}
+    ADAPTER_REQUESTS.append((LOAD, body, "200"))
 TIMES = 20
 
 
@@ -80,7 +85,7 @@ def _answered(app: Understudy, environ: Any) -> str:
     [
         (CHAT, {"messages": MESSAGES}, "200"),
         (CHAT, {"messages": MESSAGES, "stream": True, "n": 2}, "200"),
-        (LOAD, {"lora_name": "a", "lora_path": "b", "load_inplace": True}, "200"),
+        *ADAPTER_REQUESTS,
         (CHAT, {"messages": 3}, "400"),
         (CHAT, {"messages": MESSAGES, "temperature": 9}, "400"),
         (CHAT, {"messages": MESSAGES, "stream": True, "logprobs": True, "top_logprobs": 99}, "200"),

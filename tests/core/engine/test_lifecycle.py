@@ -3,10 +3,13 @@
 surface/wire/test_lifecycle.py.
 """
 
+import gevent
 import pytest
 from gevent.event import Event
 
+from app.core.engine.errors import EnginePausedError
 from app.core.engine.lifecycle import Lifecycle
+from app.core.engine.outputs import Failed
 from tests.core.engine.harness import Harness
 from tests.core.kvcache.caches import Replying
 
@@ -16,8 +19,8 @@ STATES = ("awake", "weights_offloaded", "discard_all")
 class Operated(Harness):
     """An engine that runs one request for a second, and who operates it."""
 
-    def __init__(self, blocks: int | None = None) -> None:
-        super().__init__(slots=1, blocks=blocks, inter_token_latency=0.25)
+    def __init__(self, blocks: int | None = None, **latency: float) -> None:
+        super().__init__(slots=1, blocks=blocks, inter_token_latency=0.25, **latency)
         self.life = Lifecycle(self.engine, self.recorder, self.cache)
         self.left = Event()
 
@@ -81,3 +84,64 @@ def test_a_pause_empties_the_cache_unless_told_otherwise(clears: bool) -> None:
     harness.life.pause("keep", harness.left, clears)
     found = harness.cache.find(Replying(harness.cache, ids), len(ids))
     assert (not found) is clears
+
+
+class Refusing(Operated):
+    """An engine whose pauses reject new requests."""
+
+    def __init__(self, **latency: float) -> None:
+        super().__init__(**latency)
+        self.life = Lifecycle(self.engine, self.recorder, refuses_in_pause=True)
+
+    def is_refused(self, request_id: str) -> bool:
+        """Returns whether a request that arrives now fails because of a pause."""
+        self.ask(request_id)
+        events = self.of(request_id)
+        if not events:
+            return False
+        [event] = events
+        return isinstance(event, Failed) and isinstance(event.error, EnginePausedError)
+
+
+def test_the_mode_of_a_pause_decides_whether_requests_are_refused() -> None:
+    harness = Refusing()
+    harness.life.pause("keep", harness.left)
+    assert not harness.is_refused("kept")
+    harness.life.pause("abort", harness.left)
+    assert harness.finish("kept") == "abort"
+    assert harness.is_refused("a")
+    harness.life.sleep(0, "abort", harness.left)
+    assert harness.is_refused("b")
+    harness.life.pause("keep", harness.left)
+    assert not harness.is_refused("c")
+    harness.life.resume()
+    harness.clock.advance(5)
+    assert harness.finish("c") == "length"
+    assert harness.metric("request_success_total", finished_reason="error") == 0
+
+
+def test_requests_wait_during_a_sleep() -> None:
+    harness = Refusing()
+    harness.life.sleep(0, "abort", harness.left)
+    assert not harness.is_refused("a")
+
+
+def test_without_the_feature_requests_wait_in_every_pause() -> None:
+    harness = Operated()
+    harness.life.pause("abort", harness.left)
+    harness.ask("a")
+    assert harness.of("a") == []
+    assert harness.gauges() == (0, 1)
+
+
+def test_a_pause_that_waits_refuses_the_next_step_of_a_beam_search() -> None:
+    harness = Refusing(time_to_first_token=0.25)
+    harness.ask("beams", beams=True)
+    harness.clock.advance(0.3)
+    waiting = gevent.spawn(harness.life.pause, "wait", harness.left)
+    gevent.sleep()
+    harness.clock.advance(5)
+    waiting.get(timeout=5)
+    [(_, event)] = harness.events
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, EnginePausedError)

@@ -40,6 +40,8 @@ class Ticket:
 class Line(RuleBasedStateMachine):
     """Everybody in order of arrival, and what is said of who is next."""
 
+    prefers_resident = False
+
     def __init__(self) -> None:
         super().__init__()
         self.lora = LoRASlots(2, lambda adapter: True)
@@ -47,7 +49,9 @@ class Line(RuleBasedStateMachine):
         self.begin()
 
     def begin(self) -> None:
-        self.queue: WaitingQueue[Ticket] = WaitingQueue(self.lora, self.by_priority)
+        self.queue: WaitingQueue[Ticket] = WaitingQueue(
+            self.lora, self.by_priority, self.prefers_resident
+        )
         self.line: list[tuple[float, int, Ticket]] = []
         self.arrivals = 0
         self.running: list[Ticket] = []
@@ -83,6 +87,8 @@ class Line(RuleBasedStateMachine):
     def next(self) -> Ticket | None:
         resident = set(self.lora)
         room = self.lora.has_room()
+        if room and not self.prefers_resident:
+            return min(self.line)[2] if self.line else None
         ready = [
             it
             for it in self.line
@@ -134,5 +140,13 @@ class Line(RuleBasedStateMachine):
         assert len(self.line) <= kept <= 2 * len(self.line) + MAX_STALE
 
 
+class LineOfResidents(Line):
+    """The line that puts those first whose adapter is in memory."""
+
+    prefers_resident = True
+
+
 TestLine = Line.TestCase
 TestLine.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestLineOfResidents = LineOfResidents.TestCase
+TestLineOfResidents.settings = TestLine.settings

@@ -17,7 +17,8 @@ from app.core.engine.batch import LoRASlots
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import KVEvent
-from app.core.engine.kvcache.hashing import Adapter, BlockHasher
+from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.lora import Adapter
 from app.core.engine.outputs import Started
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Model, Reply

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.batch import Batch, SchedulerLimits, SequenceState
+from app.core.engine.batch import Batch, SchedulerLimits, SchedulerRules, SequenceState
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.scheduler import Scheduler
 
@@ -71,7 +71,12 @@ class PlainScheduler:
         self.fetching: list[Plain] = []
         self.under_way: list[list[Plain]] = []
         """Who gets its last token, by step."""
-        self.preemptions = self.arrivals = 0
+        self.preemptions = self.arrivals = self.steps = 0
+        self.prompts_at = -limits.prefill_schedule_interval
+        """Number of the last step with prompts."""
+        self.backlog = False
+        self._pool = blocks
+        self._slots = limits.draft_slots if drafts else 0
         self._drafts, self._accepted = drafts, accepted
 
     @property
@@ -110,13 +115,21 @@ class PlainScheduler:
 
         tokens, what decodes have behind them, what prefills look back at, and who is in it.
         """
+        slots = self._slots
         budget, preempted = self.limits.max_num_batched_tokens, self.preemptions
         given: dict[Plain, int] = {}
-        place = 0
-        while place < len(self.running) and budget > 0:
-            it = self.running[place]
-            place += 1
-            tokens = 0 if it.last else min(self._wanted(it), budget, self._most)
+        all_of_them = len(self.running) + len(self.waiting) + len(self.fetching)
+        if not all_of_them:
+            return None
+        self._limit(all_of_them)
+        held = self._holds_prompts()
+        prompts = False
+        for it in list(self.running):
+            if it not in self.running or budget <= slots:
+                continue
+            tokens = 0 if it.last else min(self._wanted(it), budget - slots, self._most)
+            if held and not it.decodes:
+                continue
             while (
                 tokens
                 and it in self.running
@@ -124,25 +137,46 @@ class PlainScheduler:
             ):
                 victim = self._victim()
                 if victim in given:  # who is less important may stand before
-                    budget += given.pop(victim)
-                    place -= 1
+                    budget += given.pop(victim) + slots
                 self._preempt(victim)
+            if it not in self.running and self.limits.rules.passes_self_preempted:
+                continue
             if it not in self.running:
                 break
             if tokens:
                 self._take(it, self._lacks(it, it.computed + tokens))
                 given[it] = tokens
-                budget -= tokens
+                budget -= tokens + slots
+        prompts = any(not it.decodes for it in given)
         if self.preemptions == preempted and not self.paused:
-            self._admit(given, budget)
+            prompts |= self._admit(given, budget, held)
+        if given:
+            self.steps += 1
+        if prompts:
+            self.prompts_at = self.steps
+        if self.preemptions == preempted and not held:
+            self.backlog = bool(self.waiting)
         step = self._computed(given)
         if step is None and self.preemptions > preempted and not self.under_way:
             return self.schedule()
         return step
 
-    @property
-    def _most(self) -> int:
-        return self.limits.long_prefill_token_threshold or self.limits.max_num_batched_tokens
+    def _limit(self, sequences: int) -> None:
+        """Set how many tokens of one sequence are in the step."""
+        limits = self.limits
+        self._most = limits.long_prefill_token_threshold
+        if limits.long_prefill_token_threshold_adaptive:
+            self._most = max(self._most, limits.max_num_batched_tokens // sequences)
+        if not limits.long_prefill_token_threshold or sequences == 1:
+            self._most = limits.max_num_batched_tokens
+
+    def _holds_prompts(self) -> bool:
+        """Whether prompts wait for a later step."""
+        interval = self.limits.prefill_schedule_interval
+        if not self.limits.rules.spaces_prefill or self.backlog:
+            return False
+        others = any(it.decodes or it.last for it in self.running)
+        return others and self.steps + 1 - self.prompts_at < interval
 
     def _wanted(self, it: Plain) -> int:
         drafts = min(self._drafts, it.output - it.written - 1) if it.decodes else 0
@@ -153,13 +187,24 @@ class PlainScheduler:
             return max(self.running, key=lambda it: (it.priority, it.arrived))
         return self.running[-1]
 
-    def _admit(self, given: dict[Plain, int], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+    def _admit(self, given: dict[Plain, int], budget: int, held: bool) -> bool:
+        """Let some in; returns whether one of them has more than a token to compute."""
+        prompts = False
+        slots = self._slots
+        while self.waiting and budget > slots and len(self.running) < self.limits.max_num_seqs:
             it = self.waiting[0]
             found = 0
+            free = len(self.free)
+            if self.running:
+                free -= int(self.limits.watermark * (self._pool + 1))
+            if it.held and free < 0:
+                return prompts
             if not it.held:
-                if self._blocks(it.known) > len(self.free):
-                    return
+                if it.remote:
+                    known = (it for it in self.running if not it.decodes and not it.last)
+                    free -= sum(self._lacks(it, it.known) for it in known)
+                if self._blocks(it.known) > free:
+                    return prompts
                 found = self._found(it)
                 if it.remote:
                     self.fetching.append(self.waiting.pop(0))
@@ -167,14 +212,19 @@ class PlainScheduler:
                     self._take(it, self._lacks(it, it.prompt))
                     continue
                 it.computed = found * self.size
+            more = it.computed < it.known - 1
+            if more and held:
+                return prompts
             tokens = min(it.known - it.computed, self._most)
-            if tokens > budget and not self.limits.enable_chunked_prefill:
-                return
+            if tokens > budget - slots and not self.limits.enable_chunked_prefill:
+                return prompts
+            prompts |= more
             self.running.append(self.waiting.pop(0))
-            given[it] = tokens = min(tokens, budget)
-            budget -= tokens
+            given[it] = tokens = min(tokens, budget - slots)
+            budget -= tokens + slots
             self._find(it, found)
             self._take(it, self._lacks(it, it.computed + tokens))
+        return prompts
 
     def _computed(self, given: dict[Plain, int]) -> tuple[object, ...] | None:
         """Count the step; whoever has computed all that it knew gets a token."""
@@ -370,8 +420,15 @@ class Pair:
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.sampled_from([8, 16, 64]),
         long_prefill_token_threshold=st.sampled_from([0, 5]),
+        long_prefill_token_threshold_adaptive=st.booleans(),
         enable_chunked_prefill=st.booleans(),
+        watermark=st.sampled_from([0.0, 0.0, 0.2]),
+        prefill_schedule_interval=st.sampled_from([1, 4]),
+        draft_slots=st.sampled_from([0, 0, 2]),
         by_priority=st.booleans(),
+        rules=st.builds(
+            SchedulerRules, spaces_prefill=st.booleans(), passes_self_preempted=st.booleans()
+        ),
     ),
     st.lists(
         st.tuples(

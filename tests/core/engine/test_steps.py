@@ -1,5 +1,7 @@
 """Requests that share steps: on the virtual clock they tell what the loop by itself tells."""
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.core.engine.profile import SpeculationRates
-from config.settings import StepSettings
+from config.settings import ApiSettings, EngineSettings, StepSettings
 from tests.core.engine.harness import BLOCK_TOKENS, PROFILE, START_S, Harness, moments, stepped
 
 BLOCKS = 40
@@ -171,6 +173,34 @@ def test_speculation_yields_several_tokens_per_step() -> None:
     assert {name: three.metric(f"spec_decode_num_{name}_total") for name in counted} == counted
     assert three.metric("spec_decode_num_accepted_tokens_per_pos_total", position="1") == 3
     assert "spec_decode" not in one.recorder.render()
+
+
+def test_drafts_are_accepted_by_the_synthetic_law_of_vllm() -> None:
+    config = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 2.5,
+    }
+    engine = EngineSettings(speculative_config=json.dumps(config))
+    profile = PROFILE.with_drafts(engine.synthetic_drafts(ApiSettings().versions))
+    harness = stepped(profile=profile, blocks=400)
+    harness.ask("a", max_tokens=2002)
+    harness.clock.advance(60)
+    assert harness.finish("a") == "length"
+    steps: Counter[int] = Counter()
+    for event in harness.tokens("a")[1:-1]:  # not the prompt's step, nor what is left at the end
+        steps[len(event.ids)] += 1
+    assert steps.keys() == {2, 3}, "one draft is always right, and the second by chance"
+    assert steps[2] / steps.total() == pytest.approx(0.5, abs=0.06)
+    drafts = harness.metric("spec_decode_num_drafts_total")
+    assert harness.metric("spec_decode_num_draft_tokens_total") == pytest.approx(3 * drafts, abs=3)
+    by_position = [
+        harness.metric("spec_decode_num_accepted_tokens_per_pos_total", position=position)
+        for position in "012"
+    ]
+    assert by_position == [drafts, pytest.approx(steps[3], abs=1), 0]
+    assert harness.metric("spec_decode_num_accepted_tokens_total") == sum(by_position)
 
 
 def told(harness: Harness, **fields: Any) -> list[tuple[str, str]]:

@@ -9,7 +9,8 @@ from app.core.engine.batch import SequenceState
 from app.core.engine.kvcache.block_pool import Block, BlockPool
 from app.core.engine.kvcache.cache import KVCache
 from app.core.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from app.core.engine.kvcache.hashing import Adapter, BlockHasher, Placeholder
+from app.core.engine.kvcache.hashing import BlockHasher, Placeholder
+from app.core.engine.lora import Adapter
 
 ALICE = Adapter("Alice", "/p/alice", 7)
 BOB = Adapter("Bob", "/p/bob", 8)

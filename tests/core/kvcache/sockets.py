@@ -8,8 +8,9 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
-from app.core.engine.kvcache.events import BlockRemoved, EventBatch, KVEvent, PublisherSettings
+from app.core.engine.kvcache.events import BlockRemoved, EventBatch, KVEvent
 from app.core.engine.kvcache.publisher import Publisher
+from app.core.engine.kvcache.publishing import PublisherSettings
 
 PATIENCE_S = 20.0
 TOPIC = "kv@10.0.0.1:8000@tiny"

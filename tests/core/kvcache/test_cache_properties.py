@@ -17,7 +17,7 @@ from app.core.engine.kvcache.events import (
     BlockStored,
     KVEvent,
 )
-from app.core.engine.kvcache.hashing import Adapter
+from app.core.engine.lora import Adapter
 from tests.core.kvcache.caches import ALICE, Replying, admit, check, small_cache
 
 Prefix = tuple[Any, ...]

@@ -14,9 +14,9 @@ from app.core.engine.kvcache.events import (
     BlockStored,
     EventBatch,
     KVEvent,
-    LayoutName,
     encoder,
 )
+from app.core.engine.kvcache.publishing import LayoutName
 
 HASH = 0xE235FCC84BC5706D
 STORED = BlockStored(

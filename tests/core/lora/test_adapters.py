@@ -3,6 +3,7 @@
 Places are as a vLLM with two of them on the GPU and three in CPU memory was seen to give them.
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from app.core.engine.lora import (
     AdapterMemory,
     LoRARegistry,
 )
+from app.core.engine.lora_files import CONFIG, MAX_CONFIG_BYTES
 from app.core.engine.lora_metrics import LoraResidency, rank_of
 
 
@@ -76,6 +78,19 @@ def test_running_adapters_are_not_evicted() -> None:
     slots.leave("a")
     assert levels(kept) == {"c": "gpu"}
     assert not slots.enter(None) and levels(kept) == {"c": "gpu"}
+
+
+def test_rank_of_a_file_that_is_large_or_not_plain_is_unknown(tmp_path: Path) -> None:
+    file = tmp_path / CONFIG
+    file.write_text('{"r": 8}')
+    assert rank_of(str(tmp_path)) == 8
+    file.write_text('{"r": 8, "more": "' + "x" * MAX_CONFIG_BYTES + '"}')
+    assert rank_of(str(tmp_path)) is None
+    file.write_text("[" * 100_000)
+    assert rank_of(str(tmp_path)) is None
+    file.unlink()
+    os.mkfifo(file)  # opening it to read would wait for a writer
+    assert rank_of(str(tmp_path)) is None
 
 
 def test_metric_families_report_adapter_levels(tmp_path: Path) -> None:

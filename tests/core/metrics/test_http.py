@@ -216,3 +216,12 @@ def test_labels_of_the_cache_give_its_capacity_as_vllm_does(
     [sample] = families["vllm:cache_config_info"].samples
     capacity = sample.labels["kv_cache_size_tokens"], sample.labels["kv_cache_max_concurrency"]
     assert capacity == (tokens, concurrency)
+
+
+@pytest.mark.parametrize(("version", "value"), [("0.32", None), ("0.33", "None")])
+def test_the_labels_of_the_cache_are_those_of_the_version(version: str, value: str | None) -> None:
+    client = app_of("--force-dummy-tokenizer", "--vllm-version", version).test_client()
+    page = client.get("/metrics").get_data(as_text=True)
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    [sample] = families["vllm:cache_config_info"].samples
+    assert sample.labels.get("simple_cpu_offload_num_blocks") == value

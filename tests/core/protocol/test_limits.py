@@ -162,6 +162,17 @@ def test_a_prompt_is_truncated_at_the_side_that_was_asked_for(
     assert fit_prompt(chat(**fields), [0, 1, 2, 3], context) == kept
 
 
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [({}, 2), ({"max_tokens": 0}, 3), ({"max_tokens": 1}, 2), ({"max_completion_tokens": 0}, 3)],
+)
+def test_a_reserved_token_is_kept_free_unless_the_request_wants_none(
+    fields: dict[str, Any], kept: int
+) -> None:
+    request = chat(truncate_prompt_tokens=-1, **fields)
+    assert len(fit_prompt(request, [0, 1, 2, 3], 3, reserves_reply_token=True)) == kept
+
+
 def test_all_log_probabilities_are_as_many_as_the_vocabulary() -> None:
     everything = ModelLimits(max_model_len=CONTEXT, vocab_size=4096, max_logprobs=-1)
     asked = accepted(chat(logprobs=True, top_logprobs=-1), everything)

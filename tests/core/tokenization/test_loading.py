@@ -1,5 +1,6 @@
 """Which tokenizer is loaded, and what happens when it is not there."""
 
+import json
 import logging
 import shutil
 from contextlib import suppress
@@ -11,7 +12,6 @@ import pytest
 from app.core.text.base import Tokenizer, TokenizerInputError, TokenizerLoadError
 from app.core.text.files import fetch
 from app.core.text.huggingface import EMBEDDED, LocalTokenizer, load_tokenizer
-from app.core.text.render import RenderTokenizer
 from config.settings import TokenizerSettings
 
 
@@ -39,11 +39,39 @@ def test_a_folder_or_a_file_is_loaded_from_disk(tmp_path: Path) -> None:
     assert name_of(model="x", tokenizer=file) == file
 
 
-def test_the_embedded_tokenizer_or_a_service_can_be_selected() -> None:
+@pytest.mark.parametrize(
+    ("class_name", "shown"),
+    [
+        ("Qwen2TokenizerFast", "Qwen2Tokenizer"),
+        ("PreTrainedTokenizerFast", "TokenizersBackend"),
+        (None, "TokenizersBackend"),
+    ],
+)
+def test_the_info_has_the_fields_that_transformers_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, class_name: str | None, shown: str
+) -> None:
+    shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
+    config = {"vocab_file": "/secret", "eos_token": {"content": "<end>"}}
+    if class_name is not None:
+        config["tokenizer_class"] = class_name
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    tokenizer = loaded(str(tmp_path))
+    assert isinstance(tokenizer, LocalTokenizer)
+    info = tokenizer.info()
+    added = info.pop("added_tokens_decoder")
+    assert info == {
+        "tokenizer_class": f"TokenizerPoolCached{shown}",
+        "eos_token": "<end>",
+        "name_or_path": str(tmp_path),
+        "is_local": True,
+        "local_files_only": True,
+    }
+    assert isinstance(added, dict) and added["0"] == "<|endoftext|>"
+
+
+def test_the_embedded_tokenizer_can_be_selected() -> None:
     assert name_of(model="x", tokenizer="/nowhere", force_dummy_tokenizer=True) == "embedded"
-    service = loaded("x", render_url="http://127.0.0.1:9/", render_timeout=1.0)
-    assert isinstance(service, RenderTokenizer)
-    assert service.name == "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize(

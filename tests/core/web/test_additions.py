@@ -1,10 +1,12 @@
 """Which requests may skip Flask: none that a program has added something to."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
-from flask import Blueprint, Flask, request_started
+from flask import Blueprint, Flask, Request, request_started
+from flask.sessions import SecureCookieSessionInterface
 
 from app.core.server.flask.application import Understudy
 from app.core.server.http.response import Response
@@ -51,6 +53,19 @@ def set_secret(app: Flask) -> None:
     app.secret_key = "a secret"
 
 
+def replace_method(app: Flask) -> None:
+    inner = app.dispatch_request
+    app.dispatch_request = lambda: inner()  # type: ignore[method-assign]
+
+
+def replace_request_class(app: Flask) -> None:
+    app.request_class = type("OtherRequest", (Request,), {})
+
+
+def replace_sessions(app: Flask) -> None:
+    app.session_interface = SecureCookieSessionInterface()
+
+
 ADDITIONS = (
     add_before_request,
     add_after_request,
@@ -60,6 +75,9 @@ ADDITIONS = (
     add_error_handler,
     replace_error_handler,
     wrap,
+    replace_method,
+    replace_request_class,
+    replace_sessions,
     set_secret,
 )
 
@@ -68,6 +86,21 @@ ADDITIONS = (
 def test_no_route_is_direct_after_an_addition(add: Callable[[Any], None]) -> None:
     app = application(ROUTES)
     add(app)
+    assert app.take_direct_routes() == []
+
+
+@pytest.mark.parametrize("name", ("wsgi_app", "dispatch_request", "process_response"))
+def test_no_route_is_direct_if_a_method_of_all_applications_is_wrapped(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    app = application(ROUTES)
+    inner = getattr(Flask, name)
+
+    @wraps(inner)
+    def traced(*arguments: Any) -> Any:
+        return inner(*arguments)
+
+    monkeypatch.setattr(Flask, name, traced)
     assert app.take_direct_routes() == []
 
 

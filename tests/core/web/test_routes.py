@@ -38,11 +38,11 @@ def test_a_route_is_called_with_its_request() -> None:
         assert client.open(path, method=method).json == [method, *expected]
 
 
-def test_another_method_is_told_which_there_are() -> None:
+def test_another_method_is_told_which_the_first_route_of_the_path_has() -> None:
     client = application(ROUTES).test_client()
     for method, path, allowed in (
-        ("PUT", "/things", "GET, POST"),
-        ("HEAD", "/things", "GET, POST"),
+        ("PUT", "/things", "GET"),
+        ("HEAD", "/things", "GET"),
         ("OPTIONS", "/things/a", "GET"),
         ("POST", "/both", "DELETE, GET"),
     ):
@@ -50,6 +50,38 @@ def test_another_method_is_told_which_there_are() -> None:
         assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
         assert answer.headers["Content-Length"] == "31"
         assert answer.data == (b"" if method == "HEAD" else b'{"detail":"Method Not Allowed"}')
+
+
+def test_no_route_takes_a_websocket() -> None:
+    client = app_of("--force-dummy-tokenizer", "--api-key", "key").test_client()
+    for path, status, media_type in (
+        ("/health", 403, "text/plain"),
+        ("/none", 403, "text/plain"),
+        ("/v1/responses", 401, "application/json"),
+    ):
+        answer = client.get(path, headers={"Upgrade": "WebSocket", "Connection": "Upgrade"})
+        assert (answer.status_code, answer.mimetype) == (status, media_type)
+    assert client.get("/health", headers={"Upgrade": "h2c"}).status_code == 200
+
+
+def test_metrics_ignore_method_and_further_path_and_ping_takes_two_methods() -> None:
+    client = app_of("--force-dummy-tokenizer").test_client()
+    for method, path, has_length in (
+        ("GET", "/metrics", True),
+        ("GET", "/metrics/more", False),
+        ("HEAD", "/metrics", False),
+        ("OPTIONS", "/metrics", False),
+        ("TRACE", "/metrics", False),
+        ("POST", "/metrics/more", False),
+    ):
+        answer = client.open(path, method=method)
+        assert (answer.status_code, answer.mimetype) == (200, "text/plain"), method
+        assert ("Content-Length" in answer.headers) is has_length
+        assert bool(answer.data) is (method != "HEAD")
+    for method, status in (("GET", 200), ("POST", 200), ("DELETE", 405), ("HEAD", 405)):
+        answer = client.open("/ping", method=method)
+        assert answer.status_code == status
+        assert answer.headers.get("Allow") == (None if status == 200 else "GET")
 
 
 # Of whoever embeds the application

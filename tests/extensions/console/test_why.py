@@ -1,9 +1,6 @@
 """Why a request was late: what the page and its route are told of the explanation."""
 
-from typing import Any
-
 import msgspec
-import pytest
 
 from app.extensions.console.observer import RequestReport
 from app.extensions.explanation.delays import DelayLog
@@ -43,36 +40,6 @@ def test_the_sentence_of_a_report_is_that_of_the_slowest_choice() -> None:
     assert [choice.choice for choice in report.choices] == [0, 1]
     assert report.sentence == report.choices[1].sentence
     assert report.choices[0].total_ms < report.choices[1].total_ms
-
-
-@pytest.mark.parametrize("flags", [(), ("--profile", "qwen3-14b-h100")], ids=["requests", "steps"])
-def test_a_quota_is_told_with_its_reason(flags: tuple[str, ...]) -> None:
-    quota = ("--requests-per-minute", "1", "--admin-key", "secret")
-    asked = app_of("--console", "--force-dummy-tokenizer", *quota, *flags).test_client()
-    answers = [
-        asked.post(
-            "/v1/completions",
-            json={"prompt": "Hi", "max_tokens": 1},
-            headers={"X-Request-Id": name},
-        )
-        for name in ("first", "second")
-    ]
-    assert [answer.status_code for answer in answers] == [200, 429]
-
-    def report(request_id: str) -> Any:
-        return asked.get(
-            f"/admin/requests/{request_id}", headers={"X-Admin-Key": "secret"}
-        ).get_json()
-
-    assert (
-        report("second")["sentence"]
-        == f"Refused with status 429: {answers[1].get_json()['error']['message']}"
-    )
-    assert report("second")["choices"] == []
-    assert report(answers[0].get_json()["id"])["choices"][0]["status"] == "length"
-    assert report("first")["choices"][0]["phases"]
-    assert asked.get("/admin/requests/first").status_code == 401
-    assert asked.get("/admin/requests/third", headers={"X-Admin-Key": "secret"}).status_code == 404
 
 
 def test_the_log_of_delays_counts_as_a_cache_of_a_server_with_a_console() -> None:

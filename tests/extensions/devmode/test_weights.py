@@ -68,7 +68,7 @@ def test_without_development_mode_there_are_no_trainers() -> None:
         {"/collective_rpc", "/weight_info", "/update_weights", "/get_world_size"}
     )
     pooled = {route.path for route in app_of(*DEV, "--task", "embed").routes}
-    assert pooled >= {"/weight_info", "/invocations"}
+    assert pooled >= {"/weight_info", "/tokenize"}
     assert pooled.isdisjoint({"/scale_elastic_ep"})
 
 
@@ -114,6 +114,39 @@ def test_the_size_of_the_world() -> None:
     assert ask(client, "/is_scaling_elastic_ep") == (200, {"is_scaling_elastic_ep": False})
 
 
+def test_a_later_version_tells_the_phase_of_scaling() -> None:
+    client = client_of("--vllm-version", "0.33", "--force-dummy-tokenizer")
+    status = {
+        "is_scaling_elastic_ep": False,
+        "phase": "idle",
+        "epoch": None,
+        "error": None,
+        "requested_data_parallel_size": None,
+    }
+    assert ask(client, "/is_scaling_elastic_ep") == (200, status)
+
+
+def test_methods_of_workers_return_what_a_worker_without_a_gpu_returns() -> None:
+    client = client_of(*DEV)
+    for method, result in (
+        ("check_health", None),
+        ("reset_mm_cache", None),
+        ("reset_encoder_cache", None),
+        ("execute_dummy_batch", None),
+        ("synchronize_device", None),
+        ("get_supported_tasks", ["generate"]),
+        ("get_encoder_timing_stats", {}),
+        ("supports_draft_weight_updates", "False"),
+        ("compile_or_warm_up_model", [0.0, 0.0]),
+    ):
+        assert ask(client, "/collective_rpc", {"method": method}) == (200, {"results": [result]})
+    memory = ask(client, "/collective_rpc", {"method": "determine_available_memory"})[1]
+    assert int(memory["results"][0]) > 0
+    assert ask(client, "/collective_rpc", {"method": "profile"})[0] == 500
+    profiled = client_of(*DEV, "--profiling")
+    assert ask(profiled, "/collective_rpc", {"method": "profile"})[0] == 200
+
+
 def test_a_profile_is_of_a_session() -> None:
     client = client_of("--profiling", "--force-dummy-tokenizer")
     assert client.post("/start_profile", json={}).status_code == 200
@@ -122,3 +155,14 @@ def test_a_profile_is_of_a_session() -> None:
         ({"profile_prefix": "/tmp"}, None),
     ):
         assert refused(ask(client, "/start_profile", body))[::2] == (400, param)
+
+
+def test_arguments_of_the_profiler_come_with_a_later_version() -> None:
+    later = client_of("--vllm-version", "0.33", "--profiling", "--force-dummy-tokenizer")
+    body: dict[str, object] = {"profiler_kwargs": {"with_stack": True}}
+    assert later.post("/start_profile", json=body).status_code == 200
+    body = {"profiler_kwargs": "with_stack"}
+    wrong = (400, BAD, "body.profiler_kwargs")
+    assert refused(ask(later, "/start_profile", body)) == wrong
+    earlier = client_of("--vllm-version", "0.32", "--profiling", "--force-dummy-tokenizer")
+    assert earlier.post("/start_profile", json=body).status_code == 200

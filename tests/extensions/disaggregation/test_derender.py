@@ -107,3 +107,28 @@ def test_what_makes_no_answer() -> None:
         (TEXT, {"generate_responses": [ONE], "prompt_token_ids": [long]}),
     ):
         assert post(path, body).status_code == 400, "more than the context"
+
+
+def test_the_last_token_of_a_character_is_named_with_it_and_parts_have_no_name() -> None:
+    ids = ids_of("a \N{WAVING HAND SIGN}")
+    last = ids[-1]
+    other = ids_of("\N{BEAR FACE}")[-1]
+    entries = [
+        {
+            "token_id": token,
+            "logprob": -1.0,
+            "top_logprobs": [
+                {"token_id": token, "logprob": -1.0},
+                {"token_id": other, "logprob": -2.0},
+            ],
+        }
+        for token in ids
+    ]
+    told = answer(ids, logprobs={"content": entries})
+    content = post(CHAT, {"generate_response": told}).get_json()["choices"][0]["logprobs"][
+        "content"
+    ]
+    assert "".join(entry["token"] for entry in content) == "a \N{WAVING HAND SIGN}"
+    assert content[-1]["token"].endswith("\N{WAVING HAND SIGN}") and last != other
+    assert all("\N{REPLACEMENT CHARACTER}" not in str(entry) for entry in content)
+    assert content[0]["top_logprobs"][1]["token"] == ""

@@ -173,7 +173,6 @@ def test_a_model_of_text_takes_no_media_by_any_route() -> None:
     with in_process("--multimodal", "false", "--enable-scale-out") as client:
         for path, body in (
             ("/v1/chat/completions", {"messages": said}),
-            ("/v1/chat/completions/batch", {"messages": [said]}),
             ("/v1/chat/completions/render", {"messages": said}),
             ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [block]}]}),
             ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [block]}]}),
@@ -218,8 +217,6 @@ def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: An
     else:
         param = "kv_transfer_params.prompt_token_ids"
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    batch = client.post("/v1/chat/completions/batch", body | {"messages": [MESSAGES]})
-    assert batch.status_code == 400
 
 
 def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -> None:
@@ -300,3 +297,12 @@ def test_a_request_may_be_pinned_to_the_rank_that_it_reaches(client: Client) -> 
     )
     streamed = pinned("3", stream=True)
     assert streamed.status_code == 200 and '"code":400' in streamed.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [((), 404), (("--enable-scale-out",), 404), (("--tokens-only",), 200)],
+)
+def test_the_open_route_of_aborts_needs_tokens_only(flags: tuple[str, ...], status: int) -> None:
+    with in_process(*flags) as client:
+        assert client.post("/abort_requests", {"request_ids": ["a"]}).status_code == status

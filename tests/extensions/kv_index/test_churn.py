@@ -10,8 +10,10 @@ from random import Random
 import pytest
 
 from app.core.engine.kvcache.cache import KVCache
-from app.core.engine.kvcache.events import EventBatch, LayoutName, encoder
-from app.core.engine.kvcache.hashing import Adapter, BlockHasher, ExtraKeys
+from app.core.engine.kvcache.events import EventBatch, encoder
+from app.core.engine.kvcache.hashing import BlockHasher, ExtraKeys
+from app.core.engine.kvcache.publishing import LayoutName
+from app.core.engine.lora import Adapter
 from app.extensions.kv_index.backend import Backend
 from app.extensions.kv_index.copies import set_bits
 from app.extensions.kv_index.index import Index

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
+from app.core.engine.kvcache.events import BlockRemoved, BlockStored
+from app.core.engine.kvcache.publishing import LayoutName
 from app.extensions.kv_index.decoding import (
     MAX_EVENTS,
     BatchTooLargeError,

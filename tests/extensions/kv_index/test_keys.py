@@ -12,7 +12,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.kvcache.hashing import Adapter, ExtraKeys, Placeholder
+from app.core.engine.kvcache.hashing import ExtraKeys, Placeholder
+from app.core.engine.lora import Adapter
 from app.extensions.kv_index.features import Features, published_features, requested_features
 from app.extensions.kv_index.keys import PART_BLOCKS, PrefixKeyCache, RequestKeys
 

@@ -35,8 +35,8 @@ def model_config(folder: Path, **changes: object) -> str:
             "model-config can be given with profile auto only",
         ),
         (
-            ["--timing", "steps", "--vllm-version", "0.13"],
-            f"profile {NAME}: vllm-version can be given with profile auto only",
+            ["--timing", "steps", "--profile-vllm-version", "0.13"],
+            f"profile {NAME}: profile-vllm-version can be given with profile auto only",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from app.extensions.llm.engine import LLMEngine, Output
 from app.extensions.llm.engine_options import EngineOptions
 from app.extensions.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.extensions.llm.sampling_params import Priority, SamplingParams
-from config.sections.engine import SpeculativeConfig
+from config.speculative import SpeculativeConfig
 from tests.core.kvcache.caches import check
 from tests.extensions.llm.tiny import (
     GREEDY,

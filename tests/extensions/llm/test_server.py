@@ -221,6 +221,7 @@ def test_every_recorded_exchange_agrees(cases: Path, recorded_server: RunningSer
 def recorded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Started as the recorded vLLM was, with a model of the same kind and tokenizer."""
     flags = ("seed=1", "max-model-len=2048", "max-num-seqs=8", "block-size=32")
+    flags += ("enable-kvcache=true", "zmq-endpoint=tcp://127.0.0.1:5757")
     flags += ("enable-prompt-tokens-details=true", *filter(is_flag, ("enable-scale-out=true",)))
     make_model(model := tmp_path_factory.mktemp("tiny"), Shape("qwen3"), 4096)
     for file in TOKENIZER.iterdir():

@@ -161,3 +161,17 @@ def test_sleep_gives_memory_back(folder: Path) -> None:
         service.wake_up(None)
         assert generate(engine, wanted) == expected
         check(engine.cache)
+
+
+def test_the_load_tells_workers_that_a_pause_refuses_requests(folder: Path) -> None:
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        for name, refuse, expected in (
+            ("pause", True, True),
+            ("sleep", False, True),
+            ("pause", False, False),
+            ("pause", True, True),
+            ("resume", False, False),
+        ):
+            number = worker.ask(name, refuse=refuse)
+            turns.until(lambda number=number: number in worker.answers, worker)
+            assert worker.loads[-1].refuses_requests is expected

@@ -109,6 +109,22 @@ def test_grammars_of_both_notations(llm: LLM) -> None:
         assert re.fullmatch(r"SELECT c\d(~1..3)?(, c\d(~1..3)?){1,3}", text) and reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        ('?start: word "!" | "no"\n?word: "yes"', "yes!", "yes"),
+        ('root ::= "\\U00000041" [\\U00000042-\\U00000044]+', "ACD", "AE"),
+        ('root ::= "\\U0001F600" tail\ntail ::= "\\\\U" # root.2', "\U0001f600\\U", "\U0001f600"),
+        ('root ::= a.b "." a.c\na.b ::= "x"\na.c ::= [a.b]', "x..", "x.x"),
+    ],
+)
+def test_grammars_that_the_library_reads_otherwise(
+    llm: LLM, grammar: str, right: str, wrong: str
+) -> None:
+    form = TextForm(grammar=grammar)
+    assert may_be_said(llm, form, right) and not may_be_said(llm, form, wrong)
+
+
 def test_any_object(llm: LLM) -> None:
     likely = dict.fromkeys(llm.engine.tokenizer.encode("}", False), 50.0)
     wanted = StructuredOutputsParams(json_object=True)

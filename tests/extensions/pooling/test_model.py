@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from app.core.text.huggingface import default_tokenizer
 from app.extensions.pooling.vectors import (
-    REMEMBERED_FEATURES,
     Bag,
+    KnownPlaces,
     PoolingModel,
     embedding,
-    feature_places,
     logit,
     packing,
     sigmoid,
@@ -53,7 +52,7 @@ DIMENSIONS = st.sampled_from([1, 2, 5, 8, 16, 63, 64, 100, 384])
 
 
 def vector(text: str, dimensions: int = 384) -> array[float]:
-    return embedding(text, dimensions, no_pause)
+    return embedding(text, dimensions, no_pause, known_places=KnownPlaces())
 
 
 def cosine(one: str, other: str, dimensions: int = 384) -> float:
@@ -74,7 +73,10 @@ def test_a_shorter_vector_is_the_beginning_of_a_longer_one(
     text: str, short: int, long: int
 ) -> None:
     short, long = sorted((short, long))
-    beginning, whole = (embedding(text, count, no_pause, unit=False) for count in (short, long))
+    beginning, whole = (
+        embedding(text, count, no_pause, known_places=KnownPlaces(), unit=False)
+        for count in (short, long)
+    )
     if any(whole[:short]):
         assert beginning == whole[:short]
 
@@ -97,24 +99,29 @@ def test_vectors_have_kept_their_bytes() -> None:
         " ".join(f"word{number}" for number in range(300)),
     ]
     digest = sha256()
+    known_places = KnownPlaces()
     for text in texts:
         for dimensions in (1, 5, 8, 9, 63, 64, 384, 1536, 65536):
             for unit in (True, False):
-                digest.update(embedding(text, dimensions, no_pause, unit).tobytes())
+                numbers = embedding(
+                    text, dimensions, no_pause, known_places=known_places, unit=unit
+                )
+                digest.update(numbers.tobytes())
     assert digest.hexdigest() == VECTORS_SHA256
 
 
 def test_remembered_places_do_not_change_vectors() -> None:
-    feature_places.cache_clear()
-    fresh = vector("The quick brown fox")
-    shorter = vector("The quick brown fox", 8)
-    assert vector("The quick brown fox") == fresh
-    assert vector("The quick brown fox", 8) == shorter
+    known_places = KnownPlaces()
+    for dimensions in (1024, 8, 1024, 8):
+        numbers = embedding("The quick fox", dimensions, no_pause, known_places=known_places)
+        assert numbers == vector("The quick fox", dimensions)
 
 
-def test_the_places_of_a_limited_number_of_features_are_remembered() -> None:
-    vector(" ".join(f"number{number}" for number in range(REMEMBERED_FEATURES)))
-    assert feature_places.cache_info().currsize == REMEMBERED_FEATURES
+def test_memory_of_remembered_places_is_limited() -> None:
+    known_places = KnownPlaces(20_000)
+    for number in range(40):
+        embedding(f"number{number} of many", 384, no_pause, known_places=known_places)
+        assert 0 < known_places.size_bytes <= 20_000
 
 
 @pytest.mark.parametrize("dimensions", [256, 384, 1536])

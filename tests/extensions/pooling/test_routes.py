@@ -23,6 +23,7 @@ from app.extensions.pooling.protocol import (
 )
 from app.extensions.pooling.routes import task_instructions
 from config.settings import ModelSettings
+from tests.application import app_of, cache_sizes, check_caches
 from tests.conformance.calls import CHAT, TEXT, USAGE_KEYS
 from tests.extensions.pooling.calls import (
     BASE,
@@ -43,6 +44,13 @@ from tests.extensions.pooling.calls import (
 )
 
 TEXT_KINDS = (EmbeddingRequest, PoolingRequest, ClassificationRequest)
+
+
+def test_memory_lists_the_features_of_embedded_texts() -> None:
+    app = app_of("--task=embed")
+    before = check_caches(app, {"embeddings"})["embeddings"]
+    assert app.test_client().post("/v1/embeddings", json={"input": "a fox"}).status_code == 200
+    assert cache_sizes(app)["embeddings"]["size_bytes"] > before["size_bytes"] == 0
 
 
 def decoded(kind: type[Request], **body: Any) -> Any:
@@ -519,3 +527,36 @@ def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
 def test_refusals_of_cohere_s_form(body: object, kind: str, param: str | None) -> None:
     assert refused(COHERE, body, *COHERE_FLAGS) == (400, kind, param)
     assert refused(COHERE, {"texts": ["a"], "model": "other"}, *COHERE_FLAGS)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("flags", "task", "words"),
+    [
+        (("--task", "embed"), "classify", "Unsupported task: 'classify'"),
+        (("--task", "embed"), "token_embed", "Try switching the model's pooling_task via"),
+        (("--task", "score"), "embed", "Unsupported task: 'embed'"),
+        (("--task", "classify"), "token_classify", "Try switching the model's pooling_task via"),
+        (("--pooling-task", "token_embed"), "embed", "Try switching the model's pooling_task via"),
+        (("--pooling-task", "token_embed"), "classify", "Unsupported task: 'classify'"),
+        (("--pooling-task", "token_classify"), "embed", "Unsupported task: 'embed'"),
+        (("--task", "pooling"), "plugin", "No IOProcessor plugin installed."),
+    ],
+)
+def test_a_model_has_two_tasks_and_serves_one(
+    flags: tuple[str, ...], task: str, words: str
+) -> None:
+    client = client_of("--task", "pooling", *flags)
+    answer = client.post("/pooling", json={"input": "a", "task": task})
+    assert answer.status_code == 400
+    assert answer.json["error"]["type"] == "BadRequestError"
+    assert answer.json["error"]["message"].startswith(words)
+
+
+def test_the_pooling_task_is_the_default_task() -> None:
+    client = client_of("--task", "pooling", "--pooling-task", "token_embed")
+    answer = client.post("/pooling", json={"input": [1, 2, 3]})
+    assert len(answer.json["data"][0]["data"]) == 3
+
+
+def test_input_types_of_a_model_without_files_are_those_of_cohere() -> None:
+    assert refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS)[0] == 400

@@ -9,15 +9,23 @@ from app.core.settings import load
 from app.extensions.forms.schema import Schemas
 from tests.extensions.responses.test_protocol import CALL, HELLO, RESULT, WEATHER, chat
 
+ANSWER = {"role": "assistant", "content": "Rain."}
+
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
 def test_a_simulation_answers_a_result_with_words_and_a_model_may_call_again(choice: Any) -> None:
     settings = load([], {}).tools
     schemas = Schemas()
-    conversation = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
-    for messages in (conversation[:3], conversation):
+    for messages in ([HELLO, CALL, RESULT], [HELLO, CALL, RESULT, ANSWER]):
         request = chat(tools=[WEATHER], tool_choice=choice, input=messages)
-        assert tool_calls_of(request, settings, schemas) is None
+        answered = tool_calls_of(request, settings, schemas)
+        assert answered is not None
+        assert (answered.min_calls, answered.max_calls, answered.question) == (0, 0, "")
+        assert not answered.draws_call
         called = tool_calls_of(request, settings, schemas, computes=True)
         assert called is not None
         assert (called.min_calls, called.max_calls) == (0, 1)
+    request = chat(tools=[WEATHER], tool_choice=choice, input=[HELLO, CALL, RESULT, ANSWER, HELLO])
+    asked_again = tool_calls_of(request, settings, schemas)
+    assert asked_again is not None
+    assert asked_again.max_calls == 1 and asked_again.question

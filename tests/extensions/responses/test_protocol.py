@@ -214,7 +214,7 @@ def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() 
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
     asked = chat(tools=[search, WEATHER, CUSTOM, SPACE])
-    assert asked.tool_choice == "required"
+    assert (asked.tool_choice, asked.draws_call) == ("auto", True)
     assert [tool.function.name for tool in asked.tools or ()] == [
         "weather",
         "shell",
@@ -244,7 +244,7 @@ def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(
 @pytest.mark.parametrize(
     ("choice", "told", "meant"),
     [
-        (None, "auto", "required"),
+        (None, "auto", "auto"),
         ("required", "required", "required"),
         ("none", "none", "none"),
         (
@@ -254,21 +254,25 @@ def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(
         ),
     ],
 )
-def test_a_choice_is_repeated_as_it_was_asked_and_auto_means_a_call(
+def test_a_choice_is_repeated_as_it_was_asked_and_auto_draws_a_call(
     choice: Any, told: Any, meant: str
 ) -> None:
     fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}
     asked = chat(**fields)
     assert (decoded(**fields).tool_choice, asked.tool_choice) == (told, meant)
+    assert asked.draws_call is (choice is None)
     assert asked.parallel_tool_calls is False
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
-def test_after_a_result_no_call_is_forced(choice: Any) -> None:
+def test_after_a_result_no_call_is_forced_until_the_next_question(choice: Any) -> None:
     later = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
-    for conversation in (later[:3], later):
+    for conversation in (later[:3], later[:4]):
         asked = chat(tools=[WEATHER], tool_choice=choice, input=conversation)
         assert (asked.tool_choice, asked.after_results) == ("auto", True)
+    asked = chat(tools=[WEATHER], tool_choice=choice, input=later)
+    first = chat(tools=[WEATHER], tool_choice=choice, input=[HELLO])
+    assert (asked.tool_choice, asked.after_results) == (first.tool_choice, False)
     assert chat(tools=[WEATHER], tool_choice="none", input=later).tool_choice == "none"
 
 

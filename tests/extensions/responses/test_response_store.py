@@ -16,6 +16,7 @@ from app.extensions.responses.protocol import ResponsesRequest
 from app.extensions.responses.response import new_response
 from app.extensions.responses.store import ResponseStore, StoredResponse
 from tests.application import app_of
+from tests.client import in_process
 
 
 def stored(name: str, status: str = "completed", size: int = 0, **fields: Any) -> StoredResponse:
@@ -115,6 +116,17 @@ def test_the_report_of_memory_counts_stored_responses_by_their_size() -> None:
         client.post("/v1/responses", json={"input": f"number {number}", "max_output_tokens": 1})
     memory: Any = client.get("/admin/memory").json
     assert 100_000 < memory["caches"]["responses"]["size_bytes"] < 500_000
+
+
+def test_a_response_in_the_background_is_queued_until_it_is_over() -> None:
+    with in_process("--enable-responses-store", "--inter-token-latency", "50ms") as client:
+        body = {"input": "hi", "max_output_tokens": 20, "ignore_eos": True, "background": True}
+        created = client.post("/v1/responses", body).json()
+        address = f"/v1/responses/{created['id']}"
+        gevent.sleep(0.15)
+        statuses = [created["status"], client.get(address).json()["status"]]
+        cancelled = client.post(f"{address}/cancel").json()
+        assert [*statuses, cancelled["status"]] == ["queued", "queued", "cancelled"]
 
 
 def test_a_response_that_is_over_does_not_hold_its_request() -> None:

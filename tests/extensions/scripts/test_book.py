@@ -2,10 +2,12 @@
 
 import logging
 from random import Random
+from typing import Any
 
 import pytest
 
 from app.extensions.scripts.rules import RuleFailureError, ScriptError
+from app.extensions.scripts.script_file import FileRules, ScriptFile
 from tests.extensions.scripts.requests import Books, request, said
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -187,6 +189,28 @@ def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Book
     book.restart()
     assert book.report()["unanswered"] == 0
     assert [said(book, request("a")) for _ in range(2)] == [None, "second"]
+
+
+def test_rules_of_changed_files_are_used_together_when_all_are_compiled(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = "rules: [{when: {message: x}, then: {text: %s}}]"
+    book = books.open(rules % "old", rules % "unused")
+    seen: list[str | None] = []
+    read = ScriptFile.read
+
+    def reading(file: ScriptFile, *arguments: Any) -> FileRules:
+        seen.append(said(book, request("x")))
+        return read(file, *arguments)
+
+    monkeypatch.setattr(ScriptFile, "read", reading)
+    book.on_reload = lambda: seen.append("reloaded")
+    for number in range(2):
+        books.write(rules % "newest", f"{number}.yaml")
+    book.refresh()
+    book.refresh()
+    assert seen == ["old", "old", "reloaded"]
+    assert said(book, request("x")) == "newest"
 
 
 def test_a_broken_file_leaves_the_rules_of_before(

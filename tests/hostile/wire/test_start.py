@@ -94,7 +94,7 @@ def test_a_start_says_three_lines_and_a_successor_takes_over_the_port_and_outliv
         lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
         # A hostile client of an earlier test may still send to a port that is given again.
         lines = [line for line in lines if not line.startswith("Invalid request")]
-        assert lines[0] == "model: a, b; timing: steps of profile qwen3-14b-h100"
+        assert lines[0] == "vLLM 0.32.0; model: a, b; timing: steps of profile qwen3-14b-h100"
         assert lines[1].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
         assert lines[2].startswith("console: http://127.0.0.1:") and len(lines) == 3
         server.process.send_signal(signal.SIGUSR2)

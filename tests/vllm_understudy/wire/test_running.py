@@ -136,9 +136,15 @@ def test_vllms_command_line_ranks_and_tls(monkeypatch: pytest.MonkeyPatch, tmp_p
     ) as server:
         assert server.settings["max-model-len"] == 8000 and server.settings["max-num-seqs"] != 5
         server.fault("error", status=418)
-        url = f"https://127.0.0.1:{server.port + 1}/v1/completions"
+        url = f"https://127.0.0.1:{server.port}/v1/completions"
         with pytest.warns(match="certificate"):
-            answer = requests.post(url, json={"prompt": "hi"}, verify=False, timeout=20)
+            answer = requests.post(
+                url,
+                json={"prompt": "hi"},
+                headers={"X-data-parallel-rank": "1"},
+                verify=False,
+                timeout=20,
+            )
         assert answer.status_code == 418
     with vllm_understudy.running_server(config="mine.yaml") as server:
         assert server.settings["max-num-seqs"] == 3

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from app.core.api.answer_limits import check_repeated
 from app.core.api.chat.media import media_tokens
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.thinking import EMPTY_THOUGHT_PARSERS
 from app.core.api.chat.tools import check_tool_choice
+from app.core.api.errors import as_stream_error
 from app.core.api.headers import IMAGE_HEADER, boolean_header
 from app.core.api.identity import ResponseOptions
 from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered
-from app.core.api.writer import CHUNK_END, ChunkWriter, PlainChoice, chunk_end
+from app.core.api.writer import ChunkWriter, PlainChoice, chunk_end
+from app.core.engine.errors import EnginePausedError
 from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.common import EXAMPLE_CHAT, HOLE, encode, template
 from app.core.protocol.options import NamedToolChoice
+from app.core.server.http.errors import ApiError
+from app.core.server.http.response import error_event
 from app.core.server.http.route import STREAM_MEDIA, RouteDocs, post
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from app.core.server.http.response import Response
     from app.core.server.http.route import PlainHandler, Route
+    from config.settings import ToolSettings
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
@@ -49,6 +54,31 @@ PLAIN_CALL = template(
     )
 )
 """Bytes before the index of the choice, before that of the call, before the text, and behind it."""
+
+
+class CallForm(NamedTuple):
+    """Form of the chunks of tool calls, which differs between vLLM's parsers."""
+
+    null_content: bool = True
+    """A chunk with calls has the content null."""
+    is_joined: bool = False
+    """Name and first arguments are one item."""
+    null_id: bool = False
+    """Arguments after the first ones have the id null."""
+    text_end: bool = False
+    """The chunk of the finish reason has an empty content where the reply is text."""
+
+
+DEFAULT_CALL_FORM = CallForm()
+CALL_FORMS = {
+    "llama3_json": CallForm(null_content=False, is_joined=True, text_end=True),
+    "llama4_json": CallForm(null_content=False, is_joined=True, text_end=True),
+    "mistral": CallForm(null_content=False, is_joined=True),
+    "pythonic": CallForm(null_content=False, is_joined=True, null_id=True, text_end=True),
+    "qwen3_coder": CallForm(null_content=False, is_joined=True),
+    "qwen3_xml": CallForm(null_content=False, is_joined=True),
+}
+"""Forms by the names of vLLM's parsers; other parsers have the form of Hermes models."""
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -80,6 +110,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """Thoughts or calls are parsed out of the text: an end that shows nothing has no text."""
     reasons: bool = False
     """The model thinks: usage counts its thoughts, and without a text the content is null."""
+    call_form: CallForm = DEFAULT_CALL_FORM
+    """Form of the chunks of tool calls."""
     empty_thoughts: bool = False
     """A token of thoughts that adds no text has its own chunk."""
     show_reasoning: bool = True
@@ -113,9 +145,18 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         self._on_parsed = options.on_parsed
         self.image = options.blocks
         is_bare = not has_logprobs and not options.token_ids or options.hides
-        self._calls_are_plain = is_bare and not options.beams and not options.continuous_usage
+        is_plain = is_bare and not options.beams and not options.continuous_usage
+        self._calls_are_plain = is_plain and options.call_form.null_content
+        self._hides_end = options.parses and not options.call_form.text_end
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
+
+    def _render_failure(self, error: Exception) -> bytes:
+        if not isinstance(error, EnginePausedError):
+            return super()._render_failure(error)
+        # A streamed chat names another type than the other answers do.
+        paused = as_stream_error(error)
+        return error_event(ApiError(paused.status, "InternalServerError", paused.message))
 
     def _render_start(self, output: Started) -> bytes:
         """Returns the role chunks of all choices together, when the first choice starts."""
@@ -150,7 +191,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if not self._options.show_reasoning:
             return b""
         shown = [text for text in output.texts[:count] if text or self._options.empty_thoughts]
-        return PLAIN_THOUGHT.render(self._thought_prefixes[output.index], shown)
+        return self._render_plain(PLAIN_THOUGHT, self._thought_prefixes[output.index], shown)
 
     def _render_call(self, output: Tokens, part: Part) -> bytes:
         """Returns the chunks of tokens of a tool call.
@@ -174,7 +215,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             before_index, before_number, before_text, choice_end = PLAIN_CALL
             choice_start = before_index + b"%d" % output.index + before_number
             prefix = self._head + choice_start + b"%d" % part.number + before_text
-            suffix = choice_end + CHUNK_END
+            suffix = choice_end + self._chunk_end
             chunks.append(prefix + (suffix + prefix).join(map(encode, shown)) + suffix)
         if has_end and (len(texts) > 1 or not start):
             chunks.append(self._render_token(output, max(0, len(texts) - 1)))
@@ -195,7 +236,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             if not is_end and (not shows_tokens or options.hides):
                 return None
             delta = wire.Delta()
-        elif is_end and part is None and not text and options.parses:
+        elif is_end and part is None and not text and self._hides_end:
             delta = wire.Delta()
         chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
         if options.token_ids and not options.hides:
@@ -218,18 +259,32 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return None
         if part.kind == "image":
             return wire.Delta(content=[wire.ContentBlock("image_url", image_url={"url": text})])
+        return self._call_delta(choice, part, text)
+
+    def _call_delta(self, choice: ChoiceState, part: Part, text: str) -> wire.Delta | None:
+        """Returns a token's addition to a tool call; None for markup."""
+        options = self._options
+        form = options.call_form
         calls: list[wire.ToolCall] = []
         if part.name and choice.current_segment(part) is None:
             segment = choice.open_segment(part)
             segment.id = part.id or options.new_call_id()
             function = wire.FunctionCall(part.name)
+            if form.is_joined and text:
+                function.arguments = text
+                text = ""
             calls.append(wire.ToolCall(segment.id, "function", part.number, function))
         if text:
-            function = wire.FunctionCall(arguments=text)
-            calls.append(wire.ToolCall(index=part.number, function=function))
+            call = wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=text))
+            if form.null_id:
+                call.id = None
+            calls.append(call)
         if not calls:
             return None
-        return wire.Delta(content=None, tool_calls=calls)
+        delta = wire.Delta(tool_calls=calls)
+        if form.null_content:
+            delta.content = None
+        return delta
 
     def _finish_reason(self, choice: ChoiceState) -> str:
         """Returns `tool_calls` for a reply that called tools by choice and was not cut short."""
@@ -284,6 +339,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             stop_reason=choice.finish.stop_reason,
             token_ids=None,
         )
+        if self._options.weight_versions:
+            chat_choice.weight_versions = self._spans_of(index)
         if self._logprobs is not None:
             entries = rendered(choice.logprobs, self._logprobs.chat_entry)
             chat_choice.logprobs = common.LogprobContent(entries)
@@ -376,8 +433,10 @@ def response_options(
     tool_choice = request.tool_choice
     has_named_tool = isinstance(tool_choice, NamedToolChoice) and tool_choice.type == "function"
     on_parsed = None
+    form = DEFAULT_CALL_FORM
     if request.tools and tool_choice != "none":
         on_parsed = pipeline.responder.engine.recorder.parsed_tools
+        form = call_form(request, settings.tools)
     tokens_by_modality: Mapping[str, int] | None = None
     if prompt.features and settings.api.enable_prompt_tokens_details:
         modalities = prompt.features["mm_hashes"]
@@ -407,12 +466,21 @@ def response_options(
         new_call_id=pipeline.identity.fresh_call_id,
         on_parsed=on_parsed,
         parses=pipeline.limits.parses,
+        call_form=form,
         reasons=pipeline.limits.reasons,
         empty_thoughts=settings.reply.reasoning_parser in EMPTY_THOUGHT_PARSERS,
         show_reasoning=request.include_reasoning,
         blocks=sends_image,
         media_tokens=tokens_by_modality,
     )
+
+
+def call_form(request: wire.ChatCompletionRequest, settings: ToolSettings) -> CallForm:
+    """Returns the form of the tool calls of a reply."""
+    form = CALL_FORMS.get(settings.tool_call_parser, DEFAULT_CALL_FORM)
+    if request.tool_choice in ("auto", None):
+        return form
+    return form._replace(null_id=False, text_end=False)
 
 
 def count_media_tokens(

@@ -6,7 +6,6 @@ from typing import TypedDict
 
 from msgspec import Struct
 
-from app.core.engine.kvcache.hashing import fnv1a_32
 from app.core.protocol.chat import Message
 from app.core.protocol.common import ECTransferParams
 from app.core.text.conversation import MODALITIES
@@ -65,6 +64,8 @@ def features(
     prompt_tokens = len(prompt_ids)
     if not media:
         return None
+    from app.core.engine.kvcache.hashing import fnv1a_32  # few requests have media
+
     result: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
     span = max(prompt_tokens // len(media), 1)
     for number, (modality, identifier) in enumerate(media):

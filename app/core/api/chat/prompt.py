@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TOOLS_PER_SLICE = 120
 """Tools that are written for a template between two pauses: about 4 ms."""
+OMITTED_NULLS = ("strict", "defer_loading")
+"""Fields of tools that templates get only with a value."""
 FORWARDED_IDS = "prompt_token_ids"
 """Key of `kv_transfer_params` with the prompt's tokens from the prefill side."""
 
@@ -58,7 +60,14 @@ def chat_prompt(
         if request.truncate_prompt_tokens is None:
             check = pipeline.check_text
         ids = pipeline.tokenizer.encode_chat(messages, options, check)
-        ids = fit_prompt(request, ids, pipeline.limits.max_model_len)
+        limits = pipeline.limits
+        ids = fit_prompt(
+            request,
+            ids,
+            limits.max_model_len,
+            is_text=True,
+            reserves_reply_token=limits.reserves_reply_token,
+        )
     media = None
     if composed:
         media = features(composed, ids)
@@ -112,7 +121,7 @@ def chat_options(
     if template is not None or kwargs:
         template = request_template(template, request.chat_template_kwargs, rules)
     if kwargs or rules.template_kwargs or getattr(request, "reasoning_effort", None) is not None:
-        kwargs = template_kwargs(request, rules.template_kwargs)
+        kwargs = template_kwargs(request, rules.template_kwargs, rules.efforts)
     tools = request.tools
     if rules.hides_unused_tools and getattr(request, "tool_choice", None) == "none":
         tools = None
@@ -126,7 +135,12 @@ def chat_options(
         return PLAIN_CHAT
     rendered_tools = []
     for number, tool in enumerate(tools or (), 1):
-        rendered_tools.append(msgspec.to_builtins(tool))
+        rendered = msgspec.to_builtins(tool)
+        for fields in (rendered, rendered["function"]):
+            for name in OMITTED_NULLS:
+                if fields.get(name, name) is None:
+                    del fields[name]
+        rendered_tools.append(rendered)
         if number % TOOLS_PER_SLICE == 0:
             pause_if_possible()
     return ChatOptions(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from config.sections.api import ApiSettings, json_object
+from config.sections.api import ApiSettings, effort_map, json_object
 
 
 class ChatRules(Struct, frozen=True):
@@ -14,6 +14,8 @@ class ChatRules(Struct, frozen=True):
 
     trusts_templates: bool = False
     template_kwargs: Mapping[str, object] = {}
+    efforts: Mapping[str, str] = {}
+    """Reasoning effort of requests -> effort for the chat template."""
     hides_unused_tools: bool = False
 
     @classmethod
@@ -22,5 +24,6 @@ class ChatRules(Struct, frozen=True):
         return cls(
             trusts_templates=api.trust_request_chat_template,
             template_kwargs=json_object(api.default_chat_template_kwargs or "{}"),
+            efforts=effort_map(api.reasoning_effort_map or "{}"),
             hides_unused_tools=api.exclude_tools_when_tool_choice_none,
         )

@@ -20,6 +20,7 @@ OPT_IN_PARSERS = frozenset(["deepseek_v3", "gemma4"])
 """Parsers whose models think only on request."""
 EMPTY_THOUGHT_PARSERS = frozenset(["deepseek_r1", "deepseek_v3", "ernie45", "holo2"])
 """Parsers that also stream a thought for a token without text."""
+NO_EFFORTS: Mapping[str, str] = {}
 DEFAULT_EFFORTS = {"hy_v3": "no_think", "hy_v4": "high"}
 """Parsers that read the effort alone, each with its default effort."""
 
@@ -28,9 +29,11 @@ Thinking = Literal["no", "first", "all"]
 
 
 def template_kwargs(
-    request: ChatCompletionRequest | TokenizeChatRequest, defaults: Mapping[str, object]
+    request: ChatCompletionRequest | TokenizeChatRequest,
+    defaults: Mapping[str, object],
+    efforts: Mapping[str, str] = NO_EFFORTS,
 ) -> Mapping[str, object]:
-    """Returns the chat template's variables.
+    """Returns the chat template's variables, with the effort that `efforts` has for the request's.
 
     The variables of the effort override `defaults`, and the request's own override both.
     """
@@ -38,16 +41,20 @@ def template_kwargs(
     effort = getattr(request, "reasoning_effort", None)
     if effort is None:
         return {**defaults, **kwargs}
+    effort = efforts.get(effort, effort)
     return {**defaults, "enable_thinking": effort != "none", **kwargs, "reasoning_effort": effort}
 
 
 def thinking(
-    request: ChatCompletionRequest, parser: str, defaults: Mapping[str, object]
+    request: ChatCompletionRequest,
+    parser: str,
+    defaults: Mapping[str, object],
+    efforts: Mapping[str, str] = NO_EFFORTS,
 ) -> Thinking:
     """Returns the way of thinking, as the parser of this name separates thoughts from the reply."""
     if not parser:
         return "no"
-    kwargs = template_kwargs(request, defaults)
+    kwargs = template_kwargs(request, defaults, efforts)
     if parser in PARSERS_WITHOUT_SWITCH:
         if kwargs.get("enable_thinking", kwargs.get("thinking", True)):
             return "first"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.constraints import Constraints, SchemaError
 from app.core.engine.request import ToolCalls, ToolFunction
-from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import NamedToolChoice
 from app.core.protocol.options import Tool as ToolParam
@@ -13,6 +13,7 @@ from app.core.server.http.errors import bad_request
 from config.settings import ToolSettings
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
+RESULT_ROLES = ("tool", "function")
 TOOLS_PER_SLICE = 120
 """Tools whose schemas are compiled between two pauses: about 4 ms."""
 
@@ -53,15 +54,16 @@ def tool_calls_of(
     tools = request.tools
     if not tools or choice == "none" or not settings.enable_auto_tool_choice:
         return None
-    if not computes and request.after_results:
-        return None
+    has_results = not computes and request.after_results
+    if has_results:
+        choice = "auto"
     lenient = settings.skip_tool_validation
     if settings.tool_call_parser and not computes:  # vLLM's parsers check only strict tools
         lenient = True
         _check_tools([tool for tool in tools if tool.function.strict], schemas)
     elif not lenient:
         _check_tools(tools, schemas)
-    min_calls = int(choice == "required")
+    min_calls = int(choice == "required" or computes and request.draws_call)
     is_named = False
     if isinstance(choice, NamedToolChoice):
         names = frozenset(choice.names())
@@ -72,17 +74,37 @@ def tool_calls_of(
     if is_named and len(tools) > 1:
         raise bad_request("a named tool_choice needs exactly one tool of that name")
     functions = [
-        ToolFunction(tool.function.name, tool.function.parameters or NO_PARAMETERS)
+        ToolFunction(
+            name=tool.function.name,
+            schema=tool.function.parameters or NO_PARAMETERS,
+            description=tool.function.description or "",
+            strict=bool(tool.function.strict),
+        )
         for tool in tools
     ]
     is_single = is_named or request.parallel_tool_calls is False
+    max_calls = 1 if is_single else len(functions)
     return ToolCalls(
         tools=tuple(functions),
         min_calls=min_calls,
-        max_calls=1 if is_single else len(functions),
+        max_calls=0 if has_results else max_calls,
+        draws_call=request.draws_call and not has_results,
         named=is_named,
         lenient=lenient,
+        question="" if has_results else last_question(request.messages),
+        streams=bool(request.stream),
+        first_only=request.parallel_tool_calls is False and not request.keeps_all_calls,
     )
+
+
+def last_question(messages: Sequence[Message]) -> str:
+    """Returns the text of the last user message; nothing right after the result of a tool."""
+    if messages and messages[-1]["role"] in RESULT_ROLES:
+        return ""
+    for message in reversed(messages):
+        if message["role"] == "user":
+            return content_text(message.get("content"))
+    return ""
 
 
 def _check_tools(tools: Sequence[ToolParam], schemas: Constraints) -> None:

@@ -45,7 +45,8 @@ def engine_table(
 class EngineFamilies:
     """The families of one engine by name, with their series at initial values.
 
-    `server` has the values of the labels in `SERVER`; `now` returns Unix seconds.
+    `server` has the values of the labels in `SERVER`; `now` returns Unix seconds. Engines may share
+    `families`, which then have the series of all engines.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class EngineFamilies:
         server: Mapping[str, str],
         now: Callable[[], float],
         max_model_len: int = 0,
+        families: dict[str, Family[Instrument]] | None = None,
     ) -> None:
-        self.by_name: dict[str, Family[Instrument]] = {}
+        self.by_name = {} if families is None else families
         self._base: dict[str, dict[str, str]] = {}
         self._server = server
         self._now = now
@@ -65,7 +67,7 @@ class EngineFamilies:
     def add(self, table: Iterable[Spec]) -> None:
         """Adds the families of the table that are missing."""
         for spec in table:
-            if spec.name not in self.by_name:
+            if spec.name not in self._base:
                 self._add(spec)
 
     def counter(self, name: str, **labels: str) -> Counter:
@@ -85,22 +87,25 @@ class EngineFamilies:
 
     def _add(self, spec: Spec) -> None:
         base = self._base[spec.name] = {label: self._server[label] for label in spec.base}
-        create: Callable[[], Instrument] = Counter if spec.kind == "counter" else Gauge
-        if spec.kind == "histogram":
-            bounds = self._token_bounds if spec.bounds is None else spec.bounds
-            create = partial(Histogram, bounds)
-        family: Family[Instrument] = Family(
-            spec.name, spec.help, create, kind=spec.kind, now=self._now
-        )
-        self.by_name[spec.name] = family
+        if spec.name not in self.by_name:
+            self.by_name[spec.name] = self._family(spec)
+        family = self.by_name[spec.name]
         if spec.alias_of:
             for labels, instrument in self.by_name[spec.alias_of].children():
-                family.add(instrument, labels)
+                if base.items() <= labels.items():
+                    family.add(instrument, labels)
             return
         for values in product(*spec.extra.values()):
             instrument = family.labels(**base, **dict(zip(spec.extra, values, strict=True)))
             if isinstance(instrument, Gauge):
                 instrument.value = spec.value
+
+    def _family(self, spec: Spec) -> Family[Instrument]:
+        create: Callable[[], Instrument] = Counter if spec.kind == "counter" else Gauge
+        if spec.kind == "histogram":
+            bounds = self._token_bounds if spec.bounds is None else spec.bounds
+            create = partial(Histogram, bounds)
+        return Family(spec.name, spec.help, create, kind=spec.kind, now=self._now)
 
     def _instrument(self, name: str, labels: Mapping[str, str]) -> Instrument:
         family = self.by_name.get(f"vllm:{name}") or self.by_name[name]

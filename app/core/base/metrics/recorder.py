@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from app.core.base.metrics.families import EngineFamilies, engine_table
-from app.core.base.metrics.instruments import Counter
+from app.core.base.metrics.instruments import Counter, Family, Instrument
 from app.core.base.metrics.table import (
     ABORTED,
     BLOCK_TIMES,
@@ -133,7 +133,8 @@ class RecorderOptions(Struct, frozen=True, kw_only=True):
     `max_loras` adds a family of adapters, `block_times` the lifetimes of KV cache blocks, and
     `older_names` aliases. `transfers` adds the families of fetched caches before the first fetch.
     With `steps` the engine reports its steps (`Recorder.step`); without, tokens computed in the
-    same millisecond count as one step.
+    same millisecond count as one step. `beside` is the recorder of another engine of the server,
+    whose families get the series of this one, too.
     """
 
     max_loras: int | None = None
@@ -141,6 +142,7 @@ class RecorderOptions(Struct, frozen=True, kw_only=True):
     older_names: bool = False
     transfers: bool = False
     steps: bool = False
+    beside: Recorder | None = None
 
 
 class Recorder:
@@ -166,7 +168,12 @@ class Recorder:
         self.tally: LatencyTally | None = None
         """Also counts each latency, while set."""
         self.adapter_series: LoraRequests | None = None
-        if options.max_loras is not None:
+        beside = options.beside
+        families: dict[str, Family[Instrument]] | None = None
+        if beside is not None:
+            families = beside.families
+            self.adapter_series = beside.adapter_series
+        elif options.max_loras is not None:
             from app.core.base.metrics.lora_requests import LoraRequests
 
             self.adapter_series = LoraRequests(options.max_loras, now)
@@ -174,7 +181,11 @@ class Recorder:
         if options.steps:
             table += LATE
         server = {"model_name": model_name, "engine": engine}
-        self._families = EngineFamilies(table, server, now, max_model_len)
+        self._families = EngineFamilies(
+            table, server, now, max_model_len=max_model_len, families=families
+        )
+        self.families: dict[str, Family[Instrument]] = self._families.by_name
+        """Families by name; recorders of several engines may share them."""
         if options.transfers:
             self._families.add(TRANSFERS)
         self._counter = self._families.counter

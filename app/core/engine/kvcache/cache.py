@@ -21,7 +21,6 @@ from app.core.engine.kvcache.events import (
     KVEvent,
 )
 from app.core.engine.kvcache.hashing import (
-    Adapter,
     BlockHasher,
     ExtraKeys,
     Placeholder,
@@ -32,6 +31,7 @@ from app.core.engine.kvcache.stores import ConnectorStore
 
 if TYPE_CHECKING:
     from app.core.base.metrics.recorder import Recorder
+    from app.core.engine.lora import Adapter
     from app.core.engine.request import EngineRequest
 
 GROUP = 0
@@ -148,10 +148,10 @@ class KVCache:
                 sequence.loaded = self.store.find(prompt, len(sequence.hits) * size)
         return len(sequence.hits)
 
-    def fits(self, sequence: CachedSequence, tokens: int, cached: int) -> bool:
-        """Returns whether all blocks of the sequence fit now; `cached` is the result of `find`."""
+    def fits(self, sequence: CachedSequence, tokens: int, cached: int, spare: int = 0) -> bool:
+        """Returns whether all blocks fit now, besides `spare`; `cached` is the result of `find`."""
         unused = sum([block.references == 0 for block in sequence.hits]) if cached else 0
-        return -(-tokens // self.block_size) - cached + unused <= self.pool.free
+        return -(-tokens // self.block_size) - cached + unused + spare <= self.pool.free
 
     def begin(self, sequence: CachedSequence, cached: int, count: int) -> None:
         """Assigns the `cached` blocks, which `find` has just noted, and `count` new ones."""

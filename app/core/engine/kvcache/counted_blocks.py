@@ -40,9 +40,9 @@ class CountedBlocks:
             return 0
         return min(span.blocks, (tokens - 1) // self.block_size)
 
-    def fits(self, sequence: Hashable, tokens: int, cached: int) -> bool:
-        """Returns whether all blocks of the sequence fit now."""
-        return -(-tokens // self.block_size) <= self.free
+    def fits(self, sequence: Hashable, tokens: int, cached: int, spare: int = 0) -> bool:
+        """Returns whether all blocks of the sequence fit now, besides `spare` free ones."""
+        return -(-tokens // self.block_size) + spare <= self.free
 
     def begin(self, sequence: Hashable, cached: int, count: int) -> None:
         """Assigns the `cached` blocks that `find` returned, and `count` new ones."""

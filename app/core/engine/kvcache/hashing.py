@@ -17,13 +17,17 @@ from functools import partial
 from hashlib import sha256
 from operator import attrgetter
 from random import Random
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import xxhash
 from msgspec import Struct
 
 from app.core.base.clock.pause import pause_if_possible
+from app.core.engine.kvcache import PART_BLOCKS
 from app.core.engine.kvcache.memo import Memo
+
+if TYPE_CHECKING:
+    from app.core.engine.lora import Adapter
 
 Algorithm: TypeAlias = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 """Values of vLLM's prefix-caching-hash-algo; values without `_cbor` hash a pickle."""
@@ -41,8 +45,6 @@ DEFAULT_SEED = "vllm-none-hash"
 """Seed of the first parent hash in vLLM 0.29 and later, if PYTHONHASHSEED is not set."""
 SEED_BYTES = 32
 """Length of a drawn seed."""
-PART_BLOCKS = 64
-"""Maximum blocks hashed without a pause, about 0.1 ms, and remembered together."""
 MEMO_BYTES = 5 << 20
 """Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
 HASH_BYTES = 88
@@ -185,14 +187,6 @@ def _digest(algorithm: Algorithm) -> Callable[[bytes], bytes]:
 
 def _sha256_digest(data: bytes) -> bytes:
     return sha256(data).digest()
-
-
-class Adapter(Struct, gc=False, frozen=True):
-    """A LoRA adapter: its name, its source path, and its number in the engine."""
-
-    name: str
-    path: str = ""
-    id: int = 0
 
 
 class Placeholder(Struct, gc=False, frozen=True):

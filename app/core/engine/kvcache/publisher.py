@@ -18,14 +18,8 @@ from gevent.event import Event
 from app.core.base import Bounded
 from app.core.base.clock.pause import Pace
 from app.core.engine.kvcache.event_queue import EventQueue
-from app.core.engine.kvcache.events import (
-    EventBatch,
-    KVEvent,
-    PublisherSettings,
-    encoder,
-    is_bound,
-    of_rank,
-)
+from app.core.engine.kvcache.events import EventBatch, KVEvent, encoder
+from app.core.engine.kvcache.publishing import PublisherSettings, is_bound, of_rank
 from app.core.engine.kvcache.replay import ReplayBuffer
 from app.core.engine.kvcache.sockets import end_context, open_socket
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gevent
 import zmq
 
-from app.core.engine.kvcache.events import is_ipv6, is_name
+from app.core.engine.kvcache.publishing import is_ipv6, is_name
 
 MAX_REQUEST_BYTES = 1 << 20
 """Maximum bytes of a message from a peer (subscription, replay request).

@@ -6,7 +6,6 @@ of the markup (`Part.raw`).
 
 from __future__ import annotations
 
-import json
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,10 @@ from itertools import accumulate
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from app.core.engine.constraints import Constraints, Size
+from msgspec.structs import replace
+
+from app.core.base.clock.pause import pause_if_possible
+from app.core.engine.constraints import CompiledSchema, Constraints, Size
 from app.core.engine.outputs import Part
 from app.core.engine.request import (
     LENGTH,
@@ -27,16 +29,18 @@ from app.core.engine.request import (
     ToolCalls,
 )
 from app.core.engine.simulated.corpus import Corpus
+from app.core.engine.simulated.json_text import (
+    COMPACT,
+    USUAL,
+    write_compact_json,
+    write_usual_json,
+)
+from app.core.engine.tool_replies import RequestedCall, ToolReplies
 from app.core.text.base import Tokenizer
 from config.settings import ToolSettings
 
 OPENING = "<tool_call>\n"
 CLOSING = "\n</tool_call>"
-USUAL = (", ", ": ")
-COMPACT = (",", ":")
-"""Separators between items, and between name and value, of JSON."""
-write_usual_json = json.JSONEncoder(ensure_ascii=False, separators=USUAL).encode
-write_compact_json = json.JSONEncoder(ensure_ascii=False, separators=COMPACT).encode
 MIN_ROOM = 96
 """Tokens below which a call that is only allowed is not begun, as the recorded model does."""
 TRIES = 4
@@ -68,19 +72,28 @@ class CallReplies:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, corpus: Corpus, schemas: Constraints, settings: ToolSettings
+        self,
+        tokenizer: Tokenizer,
+        corpus: Corpus,
+        schemas: Constraints,
+        settings: ToolSettings,
+        tool_replies: ToolReplies | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._corpus = corpus
         self._schemas = schemas
         self.settings = settings
+        self._tool_replies = tool_replies
 
     def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
         """Returns the calls of one reply, within the limit or, if required, cut off; else None."""
-        probability = self.settings.tool_call_extra_call_probability
-        count = calls.min_calls
-        while count < calls.max_calls and rng.random() * 100 < probability:
-            count += 1
+        requested = self._requested(request, calls)
+        if requested is None:
+            if calls.draws_call:
+                calls = replace(calls, min_calls=1)
+            count = self._draw_count(calls, rng)
+        else:
+            count = len(requested)
         has_little_room = request.limited and request.max_tokens < MIN_ROOM
         if count == 0 or has_little_room and not calls.min_calls:
             return None
@@ -92,7 +105,7 @@ class CallReplies:
         if request.limited:
             max_tokens = request.max_tokens
         first_too_long: Reply | None = None
-        for version in self._versions(calls, count, rng):
+        for version in self._versions(calls, count, rng, requested):
             reply = self.marked_up(version, max_tokens)
             if reply.finish is STOP and len(reply.ids) < max_tokens:
                 return reply  # the end of text fits, too
@@ -101,13 +114,40 @@ class CallReplies:
             return first_too_long
         return None
 
+    def _requested(
+        self, request: EngineRequest, calls: ToolCalls
+    ) -> Sequence[RequestedCall] | None:
+        """Returns the calls that the conversation asks for; None where they are drawn.
+
+        A constraint on the text leaves only strict tools, unless a call is required.
+        """
+        requested: Sequence[RequestedCall] | None = None
+        if self._tool_replies is not None:
+            requested = self._tool_replies.requested_calls(calls)
+        if request.constraint is None or calls.min_calls:
+            return requested
+        return [call for call in requested or () if call.tool.strict]
+
+    def _draw_count(self, calls: ToolCalls, rng: Random) -> int:
+        probability = self.settings.tool_call_extra_call_probability
+        count = calls.min_calls
+        while count < calls.max_calls and rng.random() * 100 < probability:
+            count += 1
+        return count
+
     def _endless_call(self, name: str, field: str, max_tokens: int, rng: Random) -> Reply:
         """Returns a call whose text does not end within the limit."""
         _, texts = self._corpus.compose(max_tokens, rng)
         arguments = write_usual_json({field: "".join(texts)})
         return self.marked_up(written([(name, arguments.removesuffix('"}'))]), max_tokens)
 
-    def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[WrittenCalls]:
+    def _versions(
+        self,
+        calls: ToolCalls,
+        count: int,
+        rng: Random,
+        requested: Sequence[RequestedCall] | None = None,
+    ) -> Iterator[WrittenCalls]:
         """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
         fewest = max(calls.min_calls, 1)
         tries = [
@@ -121,14 +161,34 @@ class CallReplies:
             if size is Size.USUAL:
                 write_json = write_usual_json
             drawn: list[tuple[str, str]] = []
-            for _ in range(number):
-                tool = calls.tools[0]
-                if not calls.named:
-                    tool = rng.choice(calls.tools)
-                compiled = self._schemas.compile(tool.schema, calls.lenient)
-                arguments = compiled.sample(rng, self.settings, size)
+            for position in range(number):
+                if requested is None:
+                    tool = calls.tools[0]
+                    if not calls.named:
+                        tool = rng.choice(calls.tools)
+                    compiled = self._schemas.compile(tool.schema, calls.lenient)
+                    arguments = compiled.sample(rng, self.settings, size)
+                else:
+                    tool = requested[position].tool
+                    arguments = self._complete(requested[position], calls, size=size, rng=rng)
                 drawn.append((tool.name, write_json(arguments)))
             yield written(drawn, terse=size is Size.LEAST)
+
+    def _complete(
+        self, call: RequestedCall, calls: ToolCalls, *, size: Size, rng: Random
+    ) -> object:
+        """Returns the known arguments that fit, and drawn ones for other required fields.
+
+        A named tool without known arguments stands for structured output: optional fields are
+        drawn, too.
+        """
+        compiled = self._schemas.compile(call.tool.schema, calls.lenient)
+        if call.arguments or not calls.named:
+            size = min(size, Size.FRUGAL)
+        drawn = compiled.sample(rng, self.settings, size)
+        if isinstance(drawn, dict):
+            return _with_known(drawn, call.arguments, compiled)
+        return drawn
 
     def marked_up(self, written: WrittenCalls, max_tokens: int) -> Reply:
         """Returns the reply, cut off after `max_tokens`; a token shows only arguments."""
@@ -202,6 +262,22 @@ def _shown(
             texts[first_shown] = texts[first_shown][max(0, start - starts[first_shown]) :]
         first = stop
     return texts, spans
+
+
+def _with_known(
+    drawn: dict[str, object], arguments: Mapping[str, object], compiled: CompiledSchema
+) -> dict[str, object]:
+    """Returns drawn arguments, and the known `arguments` that the schema accepts. May pause."""
+    merged = {**drawn, **arguments}
+    if compiled.accepts(merged):
+        return merged
+    merged = drawn
+    for name, value in arguments.items():
+        pause_if_possible()
+        extended = {**merged, name: value}
+        if compiled.accepts(extended):
+            merged = extended
+    return merged
 
 
 def endless_text(schema: JsonSchema) -> str | None:

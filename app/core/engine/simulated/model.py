@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,11 +23,13 @@ from app.core.engine.request import (
     RecordedReply,
     Reply,
     ScriptedReply,
+    ToolCalls,
     as_thoughts,
     joined,
 )
 from app.core.engine.simulated.corpus import Corpus
 from app.core.engine.simulated.endings import stopped
+from app.core.engine.simulated.json_text import write_usual_json
 from app.core.engine.simulated.random_mode import LengthSource, RandomMode
 from app.core.text.base import Tokenizer
 from config.settings import Settings
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from app.core.engine.simulated.logprobs import Logprobs
     from app.core.engine.simulated.scripted import ScriptedReplies
     from app.core.engine.simulated.token_chooser import TokenChooser
+    from app.core.engine.tool_replies import ToolReplies
 
 TRIES = 4
 """Texts drawn to find one that fits the limit."""
@@ -58,7 +60,6 @@ PIXEL = (
 )
 """Image of every image reply: one transparent pixel, as PNG."""
 ENCODER_TEXT = "!"
-write_json = json.JSONEncoder(ensure_ascii=False).encode
 ReplySource = Callable[[EngineRequest, Random], Reply | None]
 """Returns the reply to a request, from the request's random stream.
 
@@ -118,6 +119,8 @@ class SimulatedModel:
         self._recorded_replies = recorded
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         self._schemas = schemas
+        self.tool_replies: ToolReplies | None = None
+        """Chooses and reads tool calls; set before the first request."""
         self._plugins: tuple[ReplySource, ...] = ()
         self._streams = streams
 
@@ -125,7 +128,13 @@ class SimulatedModel:
     def _calls(self) -> CallReplies:
         from app.core.engine.simulated.calls import CallReplies
 
-        return CallReplies(self._tokenizer, self._corpus, self._schemas, self._settings.tools)
+        return CallReplies(
+            self._tokenizer,
+            self._corpus,
+            self._schemas,
+            self._settings.tools,
+            tool_replies=self.tool_replies,
+        )
 
     @cached_property
     def _scripted(self) -> ScriptedReplies:
@@ -218,17 +227,22 @@ class SimulatedModel:
             reply = decided
         elif not request.reasoning:
             reply = self._text_or_calls(request, rng, repeatable)
-        elif request.only_thoughts:
-            plain = replace(request, tool_calls=None, constraint=None)
-            reply = as_thoughts(self._text_or_calls(plain, rng, repeatable))
         else:
             reply = self._thoughts_and_text(request, rng, repeatable)
         eos = self._tokenizer.eos_token_id
         if eos is not None:
             reply.end(eos, request.max_tokens)
+        if decided is None and request.tool_calls is not None:
+            reply = self._read_calls(reply, request.tool_calls)
         if request.image:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply
+
+    def _read_calls(self, reply: Reply, calls: ToolCalls) -> Reply:
+        """Returns the reply with the calls of its text as parts. Required calls are not text."""
+        if calls.min_calls or self.tool_replies is None:
+            return reply
+        return self.tool_replies.read_calls(reply, calls)
 
     def _encoder_reply(self, request: EngineRequest) -> Reply:
         """Returns as many exclamation marks as the client allows, or one without a limit."""
@@ -248,6 +262,9 @@ class SimulatedModel:
     def _thoughts_and_text(
         self, request: EngineRequest, rng: Random, repeatable: Random | None
     ) -> Reply:
+        if request.only_thoughts:
+            plain = replace(request, tool_calls=None, constraint=None)
+            return as_thoughts(self._text_or_calls(plain, rng, repeatable))
         thoughts = self._thoughts(request, rng)
         room = request.max_tokens - len(thoughts.ids)
         if room <= 0 or thoughts.finish.reason == "stop":
@@ -358,7 +375,7 @@ class SimulatedModel:
         if constraint.regex is not None:
             return self._schemas.matching_text(constraint.regex, rng)
         schema = True if constraint.schema is None else constraint.schema
-        return write_json(self._schemas.compile(schema).sample(rng, tools))
+        return write_usual_json(self._schemas.compile(schema).sample(rng, tools))
 
     def _prose(self, characters: int, rng: Random) -> str:
         _, texts = self._corpus.compose(characters // CHARACTERS_PER_TOKEN, rng)

@@ -4,9 +4,11 @@ Requests may skip Flask only where it would call nothing but our own functions.
 """
 
 from collections.abc import Collection, Mapping
+from types import FunctionType
 from typing import Any
 
 from flask import Flask, signals
+from flask import app as flask_app
 
 SIGNALS = (
     signals.appcontext_popped,
@@ -17,6 +19,17 @@ SIGNALS = (
     signals.request_started,
     signals.request_tearing_down,
 )
+METHODS = (
+    "wsgi_app",
+    "full_dispatch_request",
+    "preprocess_request",
+    "dispatch_request",
+    "finalize_request",
+    "process_response",
+    "handle_exception",
+    "handle_user_exception",
+)
+"""Methods of Flask that programs wrap, for example to trace requests."""
 Hooks = Mapping[Any, Any]
 """Functions by the name of their blueprint; the key None stands for all requests."""
 
@@ -48,16 +61,27 @@ class FlaskFunctions:
     def are_extended(self, blueprints: Collection[str]) -> bool:
         """Returns whether functions were added that concern requests of `blueprints`.
 
-        Those are hooks, error handlers, receivers of signals, a wrapped `wsgi_app` and sessions.
+        Those are hooks, error handlers, receivers of signals, replaced methods and sessions.
         """
         app = self._app
-        if app.secret_key or "wsgi_app" in vars(app):
+        if app.secret_key or "session_interface" in vars(app) or _has_replaced_methods(app):
             return True
         if app.teardown_appcontext_funcs != self._original_teardowns:
             return True
         if any(signal.receivers for signal in SIGNALS):
             return True
         return self._applying(blueprints) != self._original
+
+
+def _has_replaced_methods(app: Flask) -> bool:
+    """Returns whether methods or classes were replaced in `app`, or Flask's methods for all."""
+    if any(callable(getattr(Flask, name, None)) for name in vars(app)):
+        return True
+    for name in METHODS:
+        method = vars(Flask)[name]
+        if type(method) is not FunctionType or method.__code__.co_filename != flask_app.__file__:
+            return True
+    return False
 
 
 def _copied(functions: Any) -> Any:

@@ -33,7 +33,7 @@ from app.core.api.errors import forget_frames, respond_to_error
 from app.core.base import Caches
 from app.core.server.flask.additions import FlaskFunctions
 from app.core.server.http.context import CONTEXT, RequestContext, context_of, current_request
-from app.core.server.http.response import Response, StreamingBody, json_response
+from app.core.server.http.response import TEXT, Response, StreamingBody, json_response
 from app.core.server.http.route import Handler, Route
 from app.core.server.middleware.stack import MiddlewareStack
 
@@ -269,7 +269,10 @@ class Understudy(Flask):
             context.route = self._routes.get(rule.endpoint)
             context.label = context.route.path if context.route else label_of(rule)
             context.params = request.view_args or {}
-        return self.middleware.begin(context, is_general=True)
+        response = self.middleware.begin(context, is_general=True)
+        if response is None and context.headers.get("upgrade", "").lower() == "websocket":
+            return Response(b"", 403, content_type=TEXT)  # no route takes a WebSocket
+        return response
 
     def make_response(self, rv: Any) -> Any:
         """Returns a `Response` unchanged, and Flask's response for any other value."""
@@ -307,7 +310,12 @@ class Understudy(Flask):
             error = NotFound()  # vLLM has no path /: GET / exists only here
         response = json_response({"detail": error.name}, error.code or 500)
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
-            response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+            methods = error.valid_methods
+            for route in self.routes:
+                if route.path == context.path:  # Starlette names the methods of the first route
+                    methods = route.methods
+                    break
+            response.headers["Allow"] = ", ".join(sorted(methods))
         return response
 
     def begin(self) -> None:
@@ -329,6 +337,19 @@ class Understudy(Flask):
     def drain(self) -> None:
         """Admits no more requests; running requests continue."""
         self._engine.drain()
+
+    @property
+    def is_generating(self) -> bool:
+        """True while requests run or wait in the engine."""
+        return self._engine.is_generating
+
+    def shut_down(self) -> None:
+        """Admits no more requests, with vLLM's error; running requests continue."""
+        self._engine.shut_down()
+
+    def fail_requests(self) -> None:
+        """Fails the requests that still run, with vLLM's error."""
+        self._engine.fail()
 
     def end(self) -> None:
         """Closes the services after the worker's last request."""

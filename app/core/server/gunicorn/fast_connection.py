@@ -18,9 +18,10 @@ from functools import partial
 from http import HTTPStatus
 
 import gevent.socket
+from gevent import GreenletExit
 from gevent.event import Event
 
-from app.core.api.errors import respond_to_error
+from app.core.api.errors import error_response, respond_to_error
 from app.core.api.responder import EventStream
 from app.core.server.gunicorn.fair_turns import SHORT_WORK_S, ConnectionCost
 from app.core.server.gunicorn.heads import (
@@ -51,6 +52,8 @@ HANDLER_COST_S = 0.001
 """Estimated processor time of a handler, in seconds."""
 HTTP2_START = b"PRI "
 """First bytes of an HTTP/2 connection; no request of HTTP/1.1 begins with them."""
+WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+"""Statuses of answers that have no body."""
 BODY_PATIENCE_S = 0.25
 """Seconds until an incomplete body is left to the general path."""
 
@@ -149,7 +152,10 @@ class FastConnection(HubConnection):
         request = None
         way = HANDLER_LABEL
         if plain is not None:
-            request = plain.recognise(body)
+            try:
+                request = plain.recognise(body)
+            except BaseException:  # the handler of the route fails likewise, and answers
+                log.debug("a request could not be recognized", exc_info=True)
         if request is not None:
             way = PLAIN_LABELS[head.method]
         arrival_s = time.monotonic()
@@ -186,7 +192,7 @@ class FastConnection(HubConnection):
             outcome = path.middleware.begin(context)
             if outcome is None:
                 outcome = plain.answer(context, request)
-        except Exception as error:
+        except BaseException as error:
             outcome = respond_to_error(error, context)
         if type(outcome) is Response:
             self._finish(outcome)
@@ -212,9 +218,6 @@ class FastConnection(HubConnection):
         token = current_request.set(context)
         try:
             self._answer_by(handle, context)
-        except Exception:  # no byte has been sent: only closing ends the client's wait
-            log.exception("an answer could not be sent")
-            self.close()
         finally:
             current_request.reset(token)
 
@@ -223,14 +226,19 @@ class FastConnection(HubConnection):
             response = self.path.middleware.begin(context, is_general=True)
             if response is None:
                 response = handle(context)
-        except Exception as error:
+            if response.status in WITHOUT_BODY:
+                _drop_body(response)
+        except GreenletExit:  # the worker ends
+            raise
+        except BaseException as error:
             response = respond_to_error(error, context)
-        if response.status == HTTPStatus.NO_CONTENT:
-            response.headers.pop("Content-Length", None)  # RFC 9110 section 8.6
         if self.is_open:
             self._finish(response)
         else:
-            self.path.middleware.end(context, response)
+            try:
+                self.path.middleware.end(context, response)
+            except Exception:
+                log.exception("an answer could not be finished")
             self._abandon_answer(context, response)
 
     def _wait_for(self, pending: PendingResponse) -> None:
@@ -261,20 +269,20 @@ class FastConnection(HubConnection):
     def _finish(self, response: Response) -> None:
         context = self._context
         assert context is not None
-        try:
-            self.path.middleware.end(context, response)
-        except Exception:  # no byte has been sent: only closing ends the client's wait
-            log.exception("an answer could not be finished")
-            self.close()
-            return
         path = self.path
         if not path.is_open and path.closes_after(bool(self._buffer) or self.has_unread):
             self._closes = True
+        try:
+            path.middleware.end(context, response)
+            head = response_head(response, self._closes)
+        except Exception as error:  # no byte has been sent
+            _close(response)
+            response = error_response(error)
+            head = response_head(response, self._closes)
         body = response.body
         if isinstance(body, bytes):
             self._response = response
             self._batcher = path.answers
-            head = response_head(response, self._closes, is_chunked=response.streamed)
             if response.streamed:
                 self.put(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
@@ -282,15 +290,18 @@ class FastConnection(HubConnection):
         elif isinstance(body, EventStream):
             self._response = response
             self._reader.stop()
-            self._parts.append(response_head(response, self._closes, is_chunked=True))
-            self._begin_stream(body)
+            self._parts.append(head)
+            try:
+                self._begin_stream(body)
+            except Exception:  # only closing can signal the error
+                log.exception("an answer broke off")
+                self.close()
         else:
-            self._send_pieces(context, response)
+            self._send_pieces(context, response, head)
 
-    def _send_pieces(self, context: RequestContext, response: Response) -> None:
+    def _send_pieces(self, context: RequestContext, response: Response, head: bytes) -> None:
         """Greenlet: sends the pieces of a body as they come, and returns when they are sent."""
         is_chunked = "Content-Length" not in response.headers
-        head = response_head(response, self._closes, is_chunked)
         self._batcher = self.path.batcher
         self._all_sent = Event()
         try:
@@ -300,8 +311,8 @@ class FastConnection(HubConnection):
                     data = b"%x\r\n%b\r\n" % (len(piece), piece)
                 self.send(head + data)
                 head = b""
-        except Exception as error:  # the client may have a part: only closing can signal it
-            if isinstance(error, OSError):
+        except BaseException as error:  # the client may have a part: only closing can signal it
+            if isinstance(error, OSError | GreenletExit):
                 log.debug("a connection with %s has ended: %s", self.address, error)
             else:
                 log.exception("an answer broke off")
@@ -389,7 +400,7 @@ class FastConnection(HubConnection):
             if self.path.logs_access:
                 log_exchange(self.path.log, context, response)
             if response.callbacks or type(response.body) is not bytes:
-                response.close()
+                _close(response)
 
     def _await_request(self) -> None:
         self.busy = False
@@ -408,6 +419,8 @@ class FastConnection(HubConnection):
     def leave_to_general(self) -> None:
         """Starts a greenlet that serves the request with the bytes read so far."""
         self._reader.stop()
+        if not self.has_head:
+            self.since_s = time.monotonic()
         self.busy = True
         self.is_new = False
         self.has_head = False
@@ -421,6 +434,13 @@ class FastConnection(HubConnection):
         self._buffer = data
         self._all_sent = None
         self._await_request()
+
+    def end_of_requests(self) -> None:
+        """Closes the connection; a request whose body is cut short gets an error."""
+        if self.has_head and not self.busy:
+            self.leave_to_general()
+        else:
+            self.close()
 
     @property
     def is_receiving(self) -> bool:
@@ -462,3 +482,19 @@ class FastConnection(HubConnection):
             self.close()
         elif self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
             self.leave_to_general()
+
+
+def _drop_body(response: Response) -> None:
+    """Removes the body of a response whose status forbids one."""
+    response.body = b""
+    response.streamed = False
+    if response.status == HTTPStatus.NO_CONTENT:
+        response.headers.pop("Content-Length", None)  # RFC 9110 section 8.6
+
+
+def _close(response: Response) -> None:
+    """Closes a response; an error there must not keep its connection from the next request."""
+    try:
+        response.close()
+    except Exception:
+        log.exception("an answer could not be closed")

@@ -7,6 +7,7 @@ from email.utils import formatdate
 from functools import lru_cache
 
 from gunicorn import SERVER
+from gunicorn.util import hop_headers, is_hoppish
 from msgspec import Struct
 
 from app.core.server.http.response import JSON, STATUS_LINES, Response
@@ -141,15 +142,27 @@ def _parse_fields(lines: bytes) -> dict[str, str] | None:
     return headers
 
 
-def response_head(response: Response, closes: bool, is_chunked: bool) -> bytes:
+def response_head(response: Response, closes: bool) -> bytes:
     """Returns status line and headers as gunicorn sends them.
 
-    `closes`: no further answer follows on the connection. `is_chunked`: the body follows in chunks.
+    `closes`: no further answer follows on the connection.
+
+    Raises:
+        ValueError: A header has a line break, or a character beyond Latin-1.
     """
     status = STATUS_LINES.get(response.status) or response.status_line
+    headers = response.headers
+    if not hop_headers.isdisjoint(map(str.lower, headers)):
+        headers = {name: headers[name] for name in headers if not is_hoppish(name)}
+    is_chunked = response.streamed
+    if not isinstance(response.body, bytes):
+        is_chunked = "Content-Length" not in headers
     head = _default_head(status, int(time.time()), closes, is_chunked)
-    for name, value in response.headers.items():
+    line_count = head.count("\n") + len(headers)
+    for name, value in headers.items():
         head += f"{name}: {value}\r\n"
+    if head.count("\n") != line_count or head.count("\r") != line_count:
+        raise ValueError("a header of the answer has a line break")
     return (head + "\r\n").encode("latin-1")
 
 

@@ -44,6 +44,7 @@ class HubConnection(StreamTransport):
         busy: A request is being answered.
         is_new: No request has arrived yet.
         since_s: Start of the wait for a request, or for the remainder of one (monotonic seconds).
+            While the general path answers: arrival of the request.
     """
 
     __slots__ = (
@@ -77,7 +78,7 @@ class HubConnection(StreamTransport):
         self._reader: Watcher = gevent.get_hub().loop.io(self._raw.fileno(), READ)
 
     def _receive(self) -> bytes:
-        """Returns received bytes, or none; closes the connection when the client has closed it."""
+        """Returns received bytes, or none; calls `end_of_requests` if the client sends no more."""
         received = self.path.received
         try:
             data = received[: self._read_into(received)].tobytes()
@@ -87,8 +88,12 @@ class HubConnection(StreamTransport):
             log.debug("a connection with %s has ended: %s", self.address, error)
             data = b""
         if not data:
-            self.close()
+            self.end_of_requests()
         return data
+
+    def end_of_requests(self) -> None:
+        """Closes the connection, whose client sends no more."""
+        self.close()
 
     @property
     def has_unread(self) -> bool:

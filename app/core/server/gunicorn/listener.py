@@ -12,8 +12,6 @@ from typing import Any
 import gevent.socket
 from gevent.server import StreamServer
 
-from app.core.server.gunicorn.drain import admit_handshakes, refuse_handshakes
-
 RETRY_S = 0.05
 """Longest time until accepting is tried again after a limit was reached, in seconds."""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -65,12 +63,16 @@ class ClientServer(StreamServer):  # type: ignore[misc]
 
     def refuse_handshakes(self) -> None:
         """Begins no more connections; `accept_waiting` serves those that have begun."""
+        from app.core.server.gunicorn.drain import refuse_handshakes  # needed once
+
         self.stop_accepting()
         refuse_handshakes(self.socket)
 
     def close(self) -> None:
         """Closes this process' copy of the listener. May be called twice."""
         if not self.closed:
+            from app.core.server.gunicorn.drain import admit_handshakes  # needed once
+
             admit_handshakes(self.socket)
         super().close()
 

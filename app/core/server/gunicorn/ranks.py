@@ -110,15 +110,16 @@ def with_address(settings: Settings, address: Sequence[object]) -> Settings:
 
 
 def rank_of(server: ServerSettings, environ: Mapping[str, str]) -> int:
-    """Returns the rank of this process; 0 in a process without a rank from the arbiter."""
-    return int(environ.get(RANK, "0")) if server.rank is None else server.rank
+    """Returns the rank of this process; the first one in a process without a rank."""
+    place = 0
+    if len(server.ranks) > 1:
+        place = int(environ.get(RANK, "0"))
+    return server.ranks[place]
 
 
 def settings_of_rank(server: ServerSettings, rank: int) -> ServerSettings:
     """Returns the settings of one rank, whose port follows from its number."""
-    if server.rank is not None:
-        return server
-    return replace(server, port=server.port + rank)
+    return replace(server, port=server.port + server.ranks.index(rank))
 
 
 def rank_urls(settings: Settings) -> list[tuple[int, str]]:
@@ -153,7 +154,8 @@ def keep_listeners(
             if listener not in listeners:
                 listener.close()
         worker.sockets = listeners
-        worker.log.info("Rank %d listens at %s", worker.place, ", ".join(map(str, listeners)))
+        rank = server.ranks[worker.place]
+        worker.log.info("Rank %d listens at %s", rank, ", ".join(map(str, listeners)))
 
 
 def _netloc(host: str, port: int) -> str:

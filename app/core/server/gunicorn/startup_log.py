@@ -3,6 +3,7 @@
 import json
 from logging import Logger
 
+from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import rank_urls
 from config import Settings
 from config.durations import format_duration
@@ -18,7 +19,9 @@ def log_model(log: Logger, settings: Settings) -> None:
         first = format_duration(settings.latency.time_to_first_token)
         following = format_duration(settings.latency.inter_token_latency)
         timing = f"first token after {first}, each next after {following}"
-    log.info("model: %s; timing: %s", ", ".join(settings.model.served_names), timing)
+    names = ", ".join(settings.model.served_names)
+    release = simulated_version(settings).release
+    log.info("vLLM %s; model: %s; timing: %s", release, names, timing)
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 

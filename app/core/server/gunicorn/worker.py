@@ -20,7 +20,6 @@ import resource
 import sys
 import time
 from contextlib import suppress
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import gevent.socket
@@ -31,7 +30,6 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from app.core.base.clock.pause import pause_with
 from app.core.server.gunicorn import ranks
-from app.core.server.gunicorn.drain import HANDOVER_S, ConnectionDrain
 from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
 from app.core.server.gunicorn.fast_connection import FastConnection
@@ -46,11 +44,6 @@ HEARTBEAT_S = 1.0
 """Seconds between two heartbeats for the arbiter."""
 LIMIT_CHECK_S = 0.2
 """Seconds between two checks of the time limits of connections."""
-EXIT_HOOKS_S = 1.0
-"""Time left for exit hooks when running requests are cut, in seconds.
-
-At most half the graceful timeout.
-"""
 JOIN_TIMEOUT_S = 0.2
 """Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
 GC_THRESHOLDS = (1_000_000, 10, 10)
@@ -73,18 +66,6 @@ RESERVED_FILES = 256
 
 They are for libraries, datasets, ZMQ and outgoing requests.
 """
-DRAIN_CHECK_S = 0.05
-"""Seconds between two checks of the connections of a stopping worker."""
-NOTE_TIMEOUT_S = 0.5
-"""Longest time until the arbiter notes the end of a server whose processes all got the signal."""
-SETTLE_S = 0.5
-"""Seconds that new connections wait in the backlog while a stopping worker ends its requests.
-
-If all end, the listener closes, and clients are refused before they send: every proxy then tries
-its next server. Otherwise the worker answers new connections with 503.
-"""
-HANDSHAKE_S = 0.05
-"""Seconds for the client's part of handshakes that have begun when the listener closes."""
 
 
 class Worker(GeventWorker):  # type: ignore[misc]
@@ -102,6 +83,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """Longest time for which a client may take no bytes of an answer, in seconds."""
         self.drain_s = 0.0
         """Time after SIGTERM for which new requests are served, in seconds."""
+        self.shutdown_timeout_s: float | None = None
+        """Time for running requests after SIGTERM, to end as vLLM; None to end gently."""
         self._path: FastPath
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
@@ -148,7 +131,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._serve_until_stopped()
         self.alive = False
         self._path.is_open = False
-        self._drain(servers)
+        self._end(servers)
         if not has_hooks and hasattr(self.wsgi, "end"):
             self.wsgi.end()
 
@@ -216,7 +199,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             from app.core.server.gunicorn.general import GeneralPath
 
             self._general = GeneralPath(self, self._path)
-        self._greenlets.spawn(self._general.answer, connection, data, time.monotonic())
+        self._greenlets.spawn(self._general.answer, connection, data, connection.since_s)
 
     def _listen(self, listener: gevent.socket.socket) -> ClientServer:
         # Read now: a replaced worker closes the listener before its last answers.
@@ -241,13 +224,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def _is_full(self) -> bool:
         return len(self._connections) >= self.worker_connections
 
-    def _drain(self, servers: list[ClientServer]) -> None:
+    def _end(self, servers: list[ClientServer]) -> None:
         """Ends the connections, and waits until no request runs."""
-        self._path.pipelines_until_s = time.monotonic() + max(self.drain_s, HANDOVER_S)
-        if self._has_successor():
-            self._hand_over(servers)
-        else:
-            self._shut_down(servers)
+        from app.core.server.gunicorn.ending import WorkerEnding  # needed once
+
+        WorkerEnding(self, servers, self._connections, self._path).run()
         running = sum(connection.busy for connection in self._connections)
         if running:
             self.log.warning(
@@ -258,108 +239,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._path.handlers.kill()
         for connection in list(self._connections):
             connection.close()
-
-    def _has_successor(self) -> bool:
-        """Returns whether another worker accepts, or soon will accept, from the same listeners."""
-        is_handed_over = ranks.has_stage(self, ranks.HANDED_OVER)
-        if ranks.has_stage(self, ranks.ENDING) or is_handed_over:
-            return is_handed_over
-        if ranks.has_stage(self, ranks.REPLACED):
-            return True
-        if not ranks.has_stage(self, ranks.SERVING):  # a stock arbiter notes nothing
-            return False
-        # A service manager may signal all processes of a server at once, and the arbiter needs a
-        # moment to note that the server ends. Without that note, only this worker was signaled: the
-        # arbiter keeps the listeners open, and starts another worker.
-        note_limit_s = time.monotonic() + NOTE_TIMEOUT_S
-        while time.monotonic() < note_limit_s:
-            if ranks.has_stage(self, ranks.ENDING):
-                return ranks.has_stage(self, ranks.HANDED_OVER)
-            gevent.sleep(DRAIN_CHECK_S)
-        return True
-
-    def _hand_over(self, servers: list[ClientServer]) -> None:
-        """Leaves new connections to the successor, and serves those that exist to their end.
-
-        Nothing is answered with 503. Running requests have no deadline until the whole server ends.
-        """
-        for server in servers:
-            server.close()
-        drain = ConnectionDrain(self._connections, HANDOVER_S)
-        deadline_s = inf
-        while drain.sweep() and time.monotonic() < deadline_s:
-            self.notify()
-            if deadline_s == inf and ranks.has_stage(self, ranks.ENDING):
-                deadline_s = self._deadline_s()
-                if not ranks.has_stage(self, ranks.HANDED_OVER):
-                    drain.idle_s = self.drain_s
-            gevent.sleep(DRAIN_CHECK_S)
-
-    def _shut_down(self, servers: list[ClientServer]) -> None:
-        """Ends without a successor: serves for `drain_s`, then refuses new requests.
-
-        First, the server reports that it is not ready, but serves the requests of kept and new
-        connections, so that proxies and load balancers have time to notice. This ends early when
-        no client is connected. Then the listener closes as soon as no request runs. If requests
-        still run after `SETTLE_S`, new requests get 503 until the last one has ended.
-        """
-        deadline_s = self._deadline_s()
-        now_s = time.monotonic()
-        drain_end_s = min(now_s + self.drain_s, deadline_s)
-        drain = ConnectionDrain(self._connections, drain_end_s - now_s)
-        if hasattr(self.wsgi, "withdraw"):
-            self.wsgi.withdraw()
-        while drain.sweep() and time.monotonic() < drain_end_s:
-            self._wait_for_drain()
-        for server in servers:
-            server.stop_accepting()
-        settled_s = min(time.monotonic() + SETTLE_S, deadline_s)
-        while drain.sweep():
-            limit_s = settled_s if drain.is_busy else deadline_s
-            if time.monotonic() >= limit_s:
-                break
-            self._wait_for_drain()
-        if self._connections:
-            if hasattr(self.wsgi, "drain"):
-                self.wsgi.drain()
-            drain.idle_s = 0.0
-            for server in servers:
-                server.start_accepting()
-            while drain.sweep() and time.monotonic() < deadline_s:
-                self._wait_for_drain()
-        self._close_listeners(servers, drain, deadline_s)
-
-    def _close_listeners(
-        self, servers: list[ClientServer], drain: ConnectionDrain, deadline_s: float
-    ) -> None:
-        """Closes the listeners when the requests of all established connections are answered.
-
-        Under a stock arbiter, which notes nothing, the worker may end alone. The next worker then
-        gets the backlog.
-        """
-        if ranks.has_stage(self, ranks.ENDING):
-            for server in servers:
-                server.refuse_handshakes()
-            handshakes_end_s = time.monotonic() + HANDSHAKE_S
-            while True:
-                for server in servers:
-                    server.accept_waiting()
-                has_open = drain.sweep()
-                now_s = time.monotonic()
-                if now_s >= deadline_s or (now_s >= handshakes_end_s and not has_open):
-                    break
-                self._wait_for_drain()
-        for server in servers:
-            server.close()
-
-    def _wait_for_drain(self) -> None:
-        self.notify()
-        gevent.sleep(DRAIN_CHECK_S)
-
-    def _deadline_s(self) -> float:
-        """Returns when running requests are cut, if the worker begins to stop now."""
-        timeout_s: float = self.cfg.graceful_timeout
-        return time.monotonic() + timeout_s - min(EXIT_HOOKS_S, timeout_s / 2)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Ends `run` soon."""

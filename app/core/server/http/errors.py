@@ -13,6 +13,8 @@ from functools import partial
 import msgspec
 
 _encoder = msgspec.json.Encoder()
+MAX_SHOWN_CHARS = 1000
+"""Longest text of a client that an error message quotes."""
 
 
 class ApiError(Exception):
@@ -77,3 +79,27 @@ not_implemented = partial(ApiError, 501, "NotImplementedError")
 unavailable = partial(ApiError, 503, "Service Unavailable")
 """The server does not admit requests now (queue limit reached, draining)."""
 timed_out = partial(ApiError, 504, "GatewayTimeoutError")
+
+
+def invalid_value(message: str, param: str, value: object) -> ApiError:
+    """Returns an error 400 whose message ends with the field and its value, as in vLLM.
+
+    Both texts are cut: a client can send megabytes that they quote.
+    """
+    shown_value = _shorten(str(value))
+    return bad_request(f"{_shorten(message)} (parameter={param}, value={shown_value})", param)
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_SHOWN_CHARS:
+        return text
+    return f"{text[:MAX_SHOWN_CHARS]}..."
+
+
+def invalid_field(kind: str, param: str, problem: str) -> ApiError:
+    """Returns an error 400 for a body that does not fit the schema, as vLLM words it.
+
+    `kind` is pydantic's name of the error type, such as ``literal_error``.
+    """
+    error = {"type": kind, "loc": param, "msg": problem}
+    return malformed(f"1 validation error:\n  {error}", param)

@@ -10,7 +10,7 @@ from app.extensions.forms.grammar.notations import parse_grammar
 from app.extensions.forms.schema import WORK_PER_CHARACTER, Schemas, Size
 from app.extensions.forms.schema import derivation as nodes
 from app.extensions.forms.schema.bounds import SchemaError, WorkBudget
-from app.extensions.forms.schema.patterns import Pattern
+from app.extensions.forms.schema.request_patterns import compile_regex
 from config.settings import ToolSettings
 
 TAG_ROOT = ""
@@ -91,7 +91,7 @@ class _TagCompiler:
             case formats.JsonContent(json_schema=schema):
                 return self._json(schema)
             case formats.RegexContent(pattern=pattern):
-                return nodes.as_node(Pattern(pattern))
+                return nodes.as_node(compile_regex(pattern))
             case formats.GrammarContent(grammar=source):
                 rules, root = parse_grammar(source, prefix=f"{len(self._rules)}:")
                 self._rules |= rules

@@ -11,6 +11,7 @@ from app.extensions.forms.grammar.parser import GrammarParser, Limits, Token
 from app.extensions.forms.schema.derivation import Characters, Node, Repetition, Text, as_node
 from app.extensions.forms.schema.pattern_writer import range_characters
 from app.extensions.forms.schema.patterns import Pattern
+from app.extensions.forms.schema.request_patterns import compile_regex
 
 MAX_RANGE = 255
 """Maximum characters taken from a range, beside the first."""
@@ -44,6 +45,9 @@ COMMON_TERMINALS = {
 }
 """Patterns for the terminals of Lark's library `common`, limited to plain texts."""
 IMPORT = re.compile(r"%import\s+common\s*(?:\.\s*(\w+)\s*(?:->\s*(\w+))?|\(([\w\s,]*)\))\s*")
+ESCAPE = re.compile(r"\\(.)")
+ESCAPED_CHARACTERS = frozenset('"\\bfnrtu')
+"""Characters after a backslash in texts that vLLM's backends take."""
 PATTERN_FLAGS = "imsx"
 """Flags that are kept; `l` and `u` have no effect here."""
 
@@ -56,9 +60,10 @@ class LarkParser(GrammarParser):
 
     token_pattern = re.compile(
         r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)|(?P<directive>%[^\n]*)
-        |(?P<name>[!?]?[A-Za-z_][A-Za-z0-9_]*)|(?P<text>"(?:[^"\\\n]|\\.)*"i?)
+        |(?P<name>[!?]?[A-Za-z_](?:\w|-(?!>))*)|(?P<text>"(?:[^"\\\n]|\\.)*"i?)
         |(?P<pattern>/(?![/*])(?:[^/\\\n]|\\.)+/[imslux]*)|(?P<alias>->\s*\w+)
-        |(?P<times>~\s*\d{1,6}(?:\s*\.\.\s*\d{1,6})?)|(?P<priority>\.-?\d+)|(?P<define>:)
+        |(?P<times>~\s*\d{1,6}(?:\s*\.\.\s*\d{1,6})?
+        |\{\s*\d{1,6}\s*(?:,\s*(?:\d{1,6}\s*)?)?\})|(?P<priority>\.-?\d+)|(?P<define>:)
         |(?P<sign>\.\.|[*+?|()\[\]])""",
         re.VERBOSE,
     )
@@ -111,7 +116,12 @@ class LarkParser(GrammarParser):
         return None
 
     def parse_limits(self, text: str) -> Limits:
-        """Returns the limits after a tilde, such as ``~2..3``."""
+        """Returns the limits after a tilde or in braces, such as ``~2..3`` or ``{2,3}``."""
+        if text.startswith("{"):
+            minimum, comma, maximum = text[1:-1].partition(",")
+            if comma and not maximum.strip():
+                return int(minimum), None
+            return int(minimum), int(maximum or minimum)
         minimum, _, maximum = text[1:].partition("..")
         return int(minimum), int(maximum or minimum)
 
@@ -130,6 +140,9 @@ class LarkParser(GrammarParser):
         return Characters(range_characters(first_point, last_point))
 
     def _unescape(self, token: Token) -> str:
+        for escape in ESCAPE.finditer(token.text):
+            if escape[1] not in ESCAPED_CHARACTERS:
+                raise self.error("a text with an invalid escape", token)
         try:
             text: str = literal_eval(token.text.removesuffix("i"))
             text.encode()
@@ -145,4 +158,4 @@ class LarkParser(GrammarParser):
         inline = "".join(flag for flag in PATTERN_FLAGS if flag in flags)
         if inline:
             source = f"(?{inline}){source}"
-        return as_node(Pattern(source))
+        return as_node(compile_regex(source))

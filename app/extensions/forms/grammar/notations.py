@@ -15,14 +15,18 @@ COMMENT = re.compile(r"(?:#|//).*")
 def parse_grammar(source: str, prefix: str = "") -> tuple[dict[str, Node], str]:
     """Returns the rules of a grammar and the name of its root.
 
-    The grammar is in GBNF if a line has ``::=``, otherwise in Lark's EBNF, as in vLLM. `prefix`
-    goes before the name of every rule.
+    `prefix` goes before the name of every rule.
 
     Raises:
         SchemaError: The grammar has a mistake, with line and column, or is too long.
     """
     if len(source) > MAX_LENGTH:
         raise SchemaError(f"a grammar of {len(source)} characters is too long")
-    if any("::=" in COMMENT.sub("", line) for line in source.split("\n")):
+    if is_gbnf(source):
         return GbnfParser(source, prefix).rules(), prefix + "root"
     return LarkParser(source, prefix).rules(), prefix + "start"
+
+
+def is_gbnf(source: str) -> bool:
+    """Returns whether a line has ``::=``; otherwise the grammar is in Lark's EBNF, as in vLLM."""
+    return any("::=" in COMMENT.sub("", line) for line in source.split("\n"))

@@ -68,9 +68,9 @@ class Schemas:
     def matching_text(self, pattern: str, rng: Random) -> str:
         """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
         self.load()
-        from app.extensions.forms.schema.patterns import Pattern
+        from app.extensions.forms.schema.request_patterns import compile_regex
 
-        compiled = call_long(WORK_PER_CHARACTER * len(pattern), Pattern, pattern)
+        compiled = call_long(WORK_PER_CHARACTER * len(pattern), compile_regex, pattern)
         return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
 
     def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":

@@ -79,7 +79,9 @@ class Pattern(str):
                 _without_search_tables(translated), regex.ASCII, cache_pattern=False
             )
             regex.purge()  # the library would remember every pattern
-        except (re.error, regex.error) as error:
+        except SchemaError:
+            raise
+        except (re.error, regex.error, ValueError) as error:
             raise SchemaError(f"the pattern {_shorten(source)} is invalid: {error}") from None
         except (RecursionError, OverflowError, MemoryError):
             raise SchemaError(f"the pattern {_shorten(source)} is too deep or too large") from None

@@ -87,7 +87,9 @@ def profile_of(
         if name != AUTO and value is not None:
             raise ConfigError(f"profile {name}: {flag} can be given with profile {AUTO} only")
     if vllm_version and name != AUTO:
-        raise ConfigError(f"profile {name}: vllm-version can be given with profile {AUTO} only")
+        raise ConfigError(
+            f"profile {name}: profile-vllm-version can be given with profile {AUTO} only"
+        )
     if device is None or model_config_path is None:
         return read_profile(name)
     return datasheet_profile(

@@ -28,7 +28,10 @@ class Device(Struct, frozen=True, kw_only=True):
     """
     sheet: str
     max_num_batched_tokens: int = 8192
-    """vLLM's default for a server on this device, which is higher from 70 GiB on, but for A100."""
+    """vLLM's default for a server on this device.
+
+    It is 2,048 below 70 GiB and for A100, and 16,384 from 160 GiB on.
+    """
     max_num_seqs: int = 1024
     """vLLM's default, in the same way."""
 
@@ -87,6 +90,7 @@ DEVICES: Mapping[str, Device] = {
         link=0.448 * TERA,
         sheet="AMD Instinct MI300X, data sheet: 5.3 TB/s, BF16 1,307.4 and FP8 2,614.9 TFLOPS,"
         " Infinity Fabric 896 GB/s",
+        max_num_batched_tokens=16384,
     ),
     "b200": Device(
         name="B200 SXM 180 GB",
@@ -97,5 +101,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.9 * TERA,
         sheet="NVIDIA DGX B200, data sheet (eight of them): 64 TB/s, FP8 72 PFLOPS with sparsity"
         " and BF16 half of it, 1,440 GB, NVLink 14.4 TB/s",
+        max_num_batched_tokens=16384,
     ),
 }

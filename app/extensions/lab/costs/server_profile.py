@@ -29,7 +29,7 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
     section = settings.section(CostModelSettings)
     device = None if steps.device in VLLM_DEVICES else steps.device
     model_config = section.model_config or None
-    if steps.profile != AUTO and not (device or model_config or section.vllm_version):
+    if steps.profile != AUTO and not (device or model_config or section.profile_vllm_version):
         return None
     from app.extensions.lab.costs.datasheet import profile_of  # few servers compute a profile
 
@@ -42,6 +42,6 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
         device,
         settings.model.tensor_parallel_size,
         model_config,
-        vllm_version=section.vllm_version,
+        vllm_version=section.profile_vllm_version,
         limits=limits,
     )

@@ -103,7 +103,8 @@ def _make_profile(options: Namespace) -> Profile:
     )
     engine = msgspec.structs.replace(profile.engine, **limits)
     check_engine_limits(engine, f"profile {options.profile} with the flags")
-    return msgspec.structs.replace(profile, engine=engine)
+    profile = msgspec.structs.replace(profile, engine=engine)
+    return profile.with_drafts(options.speculative_config)
 
 
 def _check_plan_flags(options: Namespace, swept: str) -> None:

@@ -8,6 +8,7 @@ from math import inf
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
@@ -47,9 +48,12 @@ class Pod(StepLoop[OfflineRequest]):
             )
         blocks: Blocks[OfflineRequest] = self.blocks
         drafts = None
-        if profile.speculation is not None:
-            drafts = Drafts(profile.speculation.acceptance, Random(seed))
-        scheduler = Scheduler(scheduler_limits(limits), blocks, speculation=drafts)
+        step_limits = scheduler_limits(limits)
+        speculation = profile.speculation
+        if speculation is not None:
+            drafts = Drafts(speculation.acceptance, Random(seed))
+            step_limits = replace(step_limits, draft_slots=speculation.draft_slots)
+        scheduler = Scheduler(step_limits, blocks, speculation=drafts)
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)
         depth = 2 if limits.async_scheduling else 1

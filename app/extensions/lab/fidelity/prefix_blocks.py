@@ -87,10 +87,10 @@ class PrefixBlocks:
         sequence.hits = self.pool.longest_prefix(sequence.keys[:whole_blocks])
         return len(sequence.hits)
 
-    def fits(self, sequence: OfflineRequest, tokens: int, cached: int) -> bool:
-        """Returns whether the blocks of `tokens` tokens fit now."""
+    def fits(self, sequence: OfflineRequest, tokens: int, cached: int, spare: int = 0) -> bool:
+        """Returns whether the blocks of `tokens` tokens fit now, besides `spare` free ones."""
         used_hits = sum(block.references > 0 for block in sequence.hits)
-        return -(-tokens // self.block_size) - used_hits <= self.free
+        return -(-tokens // self.block_size) - used_hits + spare <= self.free
 
     def begin(self, sequence: OfflineRequest, cached: int, count: int) -> None:
         """Assigns the `cached` blocks that `find` found, and `count` new ones."""

@@ -13,6 +13,7 @@ from app.extensions.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
 from config.sections.engine import DEFAULT_PROFILE
+from config.speculative import synthetic_drafts
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of engines, on virtual time, with the steps that a
@@ -247,6 +248,12 @@ def _add_engine(flags: FlagParser) -> None:
         add(f"--{name}", dest=field, type=whole_number(minimum, MAX_TOKENS), metavar="N")
     for name in ENGINE_SWITCHES:
         add(f"--{name}", action=argparse.BooleanOptionalAction)
+    add(
+        "--speculative-config",
+        type=as_argument(synthetic_drafts),
+        metavar="JSON",
+        help="speculative decoding with rejection_sample_method synthetic [the profile's rates]",
+    )
 
 
 def _add_results(flags: FlagParser) -> None:

@@ -24,9 +24,24 @@ DASK_LOGGERS = ("distributed", "distributed.client", "tornado.application")
 way.
 """
 CONNECT_TIMEOUT_S = 10.0
+WARNINGS = "PYTHONWARNINGS"
+"""Variable with the filters of warnings of a Python process."""
 
 RunFleets = Callable[[Iterable[tuple[LoadTrace, Job, Slo]]], Generator[Verdict, None, None]]
 """Simulates fleets in parallel; yields their verdicts in order."""
+
+
+@contextmanager
+def _without_warnings_of_processes() -> Iterator[None]:
+    """Silences processes that start meanwhile: an interrupt removes files before they do."""
+    earlier = os.environ.get(WARNINGS)
+    os.environ[WARNINGS] = "ignore"
+    try:
+        yield
+    finally:
+        del os.environ[WARNINGS]
+        if earlier is not None:
+            os.environ[WARNINGS] = earlier
 
 
 @contextmanager
@@ -40,6 +55,7 @@ def fleet_runner(options: Namespace) -> Iterator[RunFleets]:
     try:
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about runs that are left when one fails
+            stack.enter_context(_without_warnings_of_processes())
             config: dict[str, Any] = {
                 "backend": "loky",
                 "initializer": exit_with_parent,

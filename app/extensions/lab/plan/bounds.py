@@ -54,16 +54,28 @@ def _min_times(
         # The other tokens may be cached.
         computed_tokens = 1 if load.session else max(1, input_tokens - shared_tokens)
         decodes = output_tokens - 1
+        steps = math.ceil(decodes / costs.max_step_tokens)
         prefill_s = costs.prefill_s(computed_tokens)
         first_s = (
             front.front + front.front_per_token * input_tokens + prefill_s + front.out_per_stream
         )
         outcome.first_s[number] = first_s
-        outcome.last_s[number] = first_s + decodes * costs.step_s(1, input_tokens)
+        outcome.last_s[number] = first_s + steps * costs.step_s(1, input_tokens)
         work_s.append(
-            (computed_tokens + decodes) * costs.token_s + decodes * costs.decode_s(input_tokens)
+            (computed_tokens + decodes) * costs.token_s + steps * costs.decode_s(input_tokens)
         )
     return outcome, work_s
+
+
+def _max_step_tokens(profile: Profile) -> int:
+    """Returns the maximum number of tokens that a decode gets in a step."""
+    count = 1
+    if profile.speculation is not None:
+        for rate in profile.speculation.acceptance:
+            if rate == 0:
+                break
+            count += 1
+    return count
 
 
 class _MinCosts:
@@ -73,6 +85,7 @@ class _MinCosts:
         self._costs = msgspec.structs.replace(profile.cost, slowdown=0.0)
         self._model = StepCost(self._costs)
         self._budget = budget
+        self.max_step_tokens = _max_step_tokens(profile)
         self._full_step_s = self.step_s(budget, prefills=1)
         self._prefills_s: dict[int, float] = {}
         """Seconds by number of tokens."""

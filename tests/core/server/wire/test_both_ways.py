@@ -55,11 +55,11 @@ class Twin:
         return [requests_by_way(server.port) for server in (self.plain, self.general)]
 
 
-@pytest.fixture(scope="module", params=["1ms"])
+@pytest.fixture(scope="module", params=["0.32", "0.33"])
 def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
     with ExitStack() as stack:
         flags = ("--seed", "7", "--access-log", "--max-model-len", "256")
-        flags += ("--inter-token-latency", request.param)
+        flags += ("--inter-token-latency", "1ms", "--vllm-version", request.param)
         fast = {"SIM_FAST_PATH": "true"}  # also with --general-way
         servers = [stack.enter_context(running_server(*flags, env=fast)) for _ in range(2)]
         twin = Twin(*servers)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -256,25 +257,194 @@ def mark(response):
 
 
 ODD = """
+import gevent
+
 from app.core.server.http.response import Response
 from app.core.server.http.route import get
+from app.core.server.middleware.stack import Middleware
 from wsgi import app
 
-app.add_routes("odd", [get("/odd", lambda context: Response(b"x", headers={"X-Odd": "\u4e2d"}))])
+
+class Panic(BaseException):
+    pass
+
+
+class Body:
+    def __iter__(self):
+        return iter([b"x"])
+
+    def close(self):
+        raise ValueError("close")
+
+
+class Failing(Middleware):
+    def begin(self, context):
+        if "x-panic" in context.headers:
+            raise Panic("begin")
+
+    def end(self, context, response):
+        if "x-failing" in context.headers:
+            raise ValueError("end")
+
+
+def panics(context):
+    raise Panic("at once")
+
+
+def panics_later(context):
+    gevent.sleep(0.01)
+    raise Panic("later")
+
+
+def exits(context):
+    raise SystemExit(3)
+
+
+def waits_too_long(context):
+    with gevent.Timeout(0.01):
+        gevent.sleep(5)
+
+
+def breaks_off(context):
+    def pieces():
+        yield b"x"
+        raise Panic("a piece")
+
+    return Response(pieces())
+
+
+HANDLERS = {
+    "panics": panics,
+    "panics-later": panics_later,
+    "exits": exits,
+    "waits-too-long": waits_too_long,
+    "nothing": lambda context: None,
+    "not-latin-1": lambda context: Response(b"x", headers={"X-Odd": "\u4e2d"}),
+    "line-break": lambda context: Response(b"x", headers={"X-Odd": "a\\r\\nX-Even: b"}),
+    "breaks-off": breaks_off,
+    "close-fails": lambda context: Response(Body()),
+    "hops": lambda context: Response(
+        b"x", headers={"Connection": "close", "transfer-encoding": "chunked", "Date": "today"}
+    ),
+    "not-modified": lambda context: Response(b"body", 304),
+    "no-content": lambda context: Response(iter([b"body"]), 204),
+}
+app.add_routes(
+    "odd", [get(f"/odd/{name}", handle) for name, handle in HANDLERS.items()]
+)
+stack = app.middleware
+stack.members = (*stack.members, Failing())
+stack.refresh()
 """
 
 
-def test_answer_that_cannot_be_sent_closes_its_connection_only(tmp_path: Path) -> None:
-    (tmp_path / "odd.py").write_text(ODD, "utf-8")
-    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "odd:app"]
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose program has added handlers and middleware that fail."""
+    folder = tmp_path_factory.mktemp("odd")
+    (folder / "odd.py").write_text(ODD, "utf-8")
+    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(folder), "odd:app"]
     port = free_port()
-    with running_command(command, port, {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}) as server:
+    settings = {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port), "SIM_FAST_PATH": "true"}
+    with running_command(command, port, settings) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "panics",
+        "panics-later",
+        "exits",
+        "waits-too-long",
+        "nothing",
+        "not-latin-1",
+        "line-break",
+    ),
+)
+def test_handler_that_fails_in_any_way_answers_500_and_keeps_the_connection(
+    odd: RunningServer, name: str
+) -> None:
+    request = f"GET /odd/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with Wire(odd.port) as wire:
         for _ in range(2):
-            with Wire(port) as wire:
-                wire.send(b"GET /odd HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                assert wire.seconds_until_closed() < 10
-        assert get(port, "/health").status == 200
-        assert "an answer could not be sent" in server.log()
+            answer = wire.send(request).answer()
+            assert answer.status == 500
+            assert answer.json()["error"]["type"] == "InternalServerError"
+            assert "x-even" not in answer.headers
+    wait_until(lambda: "a request failed unexpectedly" in odd.log())
+
+
+@pytest.mark.parametrize("header", ("X-Failing: 1", "X-Panic: 1"))
+@pytest.mark.parametrize("more", ({}, {"n": 2}, {"stream": True}, {"stream": True, "n": 2}))
+def test_middleware_that_fails_answers_500_and_frees_its_slot(
+    odd: RunningServer, header: str, more: Mapping[str, Any]
+) -> None:
+    data = json.dumps({**CHAT, **more}).encode()
+    request = http_post(CHAT_PATH, data, "Content-Type: application/json", header)
+    with Wire(odd.port) as wire:
+        for _ in range(2):
+            assert wire.send(request).answer().status == 500
+    wait_until(lambda: _running(odd) == 0)
+
+
+def test_piece_of_a_body_that_fails_closes_the_connection(odd: RunningServer) -> None:
+    with Wire(odd.port) as wire:
+        wire.send(b"GET /odd/breaks-off HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert wire.seconds_until_closed() < 10
+    assert "an answer broke off" in odd.log()
+
+
+def test_response_that_cannot_be_closed_leaves_its_connection_open(odd: RunningServer) -> None:
+    with Wire(odd.port) as wire:
+        for _ in range(2):
+            wire.send(b"GET /odd/close-fails HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert wire.answer().body == b"x"
+
+
+def test_headers_of_the_connection_are_the_servers_alone(odd: RunningServer) -> None:
+    with Wire(odd.port) as wire:
+        for _ in range(2):
+            wire.send(b"GET /odd/hops HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = wire.answer()
+            assert answer.body == b"x"
+            assert answer.headers["connection"] == "keep-alive"
+            assert answer.headers["date"] != "today"
+            assert "transfer-encoding" not in answer.headers
+
+
+@pytest.mark.parametrize(("name", "status"), (("not-modified", 304), ("no-content", 204)))
+def test_status_without_a_body_sends_none(odd: RunningServer, name: str, status: int) -> None:
+    request = f"GET /odd/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with Wire(odd.port) as wire, wire.sock.makefile("rb") as received:
+        wire.send(request * 2)
+        for _ in range(2):
+            assert received.readline().split()[1] == str(status).encode()
+            while received.readline() != b"\r\n":
+                pass
+
+
+def test_body_that_is_cut_short_is_an_error_on_both_ways(pair: Pair) -> None:
+    request = http_post(CHAT_PATH, json.dumps(CHAT).encode())[:-3]
+    answers = []
+    for server in (pair.direct, pair.general):
+        with Wire(server.port) as wire:
+            wire.send(request).sock.shutdown(socket.SHUT_WR)
+            answers.append(wire.answer())
+    assert [answer.status for answer in answers] == [400, 400]
+    assert answers[0].body == answers[1].body
+
+
+def test_late_body_counts_from_the_arrival_of_its_head() -> None:
+    request = http_post(CHAT_PATH, json.dumps(CHAT).encode())
+    with running_server(env={"SIM_FAST_PATH": "true"}) as server, Wire(server.port) as wire:
+        wire.send(request[:-3])
+        time.sleep(0.7)
+        assert wire.send(request[-3:]).answer().status == 200
+        text = get(server.port, "/metrics").body.decode()
+    seconds = re.search(r"^http_request_duration_highr_seconds_sum (\S+)$", text, re.MULTILINE)
+    assert seconds is not None
+    assert float(seconds[1]) > 0.65
 
 
 def test_functions_of_flask_extensions_see_every_request(tmp_path: Path) -> None:

@@ -171,3 +171,25 @@ def test_a_change_for_all_ranks_reaches_them_all_or_none() -> None:
         assert set(client.post("/admin/drain?ranks=all").json()) == {"0", "1", "2"}
         last = f"http://127.0.0.1:{client.server.port + 2}/ready"
         assert client.session.get(last, timeout=20).status_code == 503
+
+
+def test_plain_requests_are_rejected_during_a_pause_where_vllm_rejects_them() -> None:
+    with served("--vllm-version", "0.33", "--server-dev-mode") as client:
+        client.post("/pause")
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+            ("/v1/completions", {"prompt": "hi"}),
+        ):
+            answer = client.post(path, body | {"max_tokens": 2})
+            assert answer.status_code == 503
+            streamed = client.post(path, body | {"max_tokens": 2, "stream": True})
+            assert streamed.status_code == 200
+            assert streamed.text.count("data: ") == 2
+            assert '"code":503' in streamed.text
+        assert client.metric(WAITING) == 0
+        client.post("/pause?mode=keep")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.complete)
+            wait_until(lambda: client.metric(WAITING) == 1)
+            client.post("/resume")
+            assert waiting.result(20)["choices"][0]["finish_reason"] == "length"

@@ -66,7 +66,16 @@ def test_blocks_are_what_the_memory_has_left() -> None:
     )
 
 
-@pytest.mark.parametrize(("device", "batch"), [("h100", (8192, 1024)), ("a100", (2048, 256))])
+@pytest.mark.parametrize(
+    ("device", "batch"),
+    [
+        ("h100", (8192, 1024)),
+        ("h200", (8192, 1024)),
+        ("a100", (2048, 256)),
+        ("b200", (16384, 1024)),
+        ("mi300x", (16384, 1024)),
+    ],
+)
 def test_limits_are_the_defaults_of_vllm_on_the_device(device: str, batch: tuple[int, int]) -> None:
     engine = made(QWEN, device).engine
     assert (engine.max_num_batched_tokens, engine.max_num_seqs) == batch

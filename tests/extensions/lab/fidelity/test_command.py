@@ -79,6 +79,24 @@ def test_figures_match_the_written_requests(
     assert figures(capsys, "--trace", str(requests))["ttft_s"] == summary["ttft_s"]
 
 
+def test_synthetic_acceptance_divides_the_time_between_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = ["--num-requests", "1", "--input-tokens", "16", "--output-tokens", "1201"]
+    config = (
+        '{"method": "ngram", "num_speculative_tokens": 4, "rejection_sample_method": "synthetic"'
+    )
+    every = ["--speculative-config", config + ', "synthetic_acceptance_length": 3}']
+    by_chance = ["--speculative-config", config + ', "synthetic_acceptance_length": 2.25}']
+    none = ["--speculative-config", config + ', "synthetic_acceptance_length": 1}']
+    itl_s = [figures(capsys, *load, *flags)["itl_s"]["mean"] for flags in (none, every, by_chance)]
+    assert itl_s[0] / itl_s[1] == pytest.approx(3, rel=0.01)
+    assert itl_s[0] / itl_s[2] == pytest.approx(2.25, rel=0.03)
+    assert figures(capsys, *load, *by_chance) == figures(capsys, *load, *by_chance)
+    said = refusal(capsys, *load, "--speculative-config", config + "}", status=2)
+    assert "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length" in said
+
+
 def test_the_table_has_a_line_for_each_figure_and_objective(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

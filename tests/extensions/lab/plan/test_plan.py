@@ -75,6 +75,24 @@ def test_bounds_do_not_change_the_choice(
         assert len(own["simulated"]) < len(other["simulated"])
 
 
+def test_bounds_allow_for_several_tokens_per_step(
+    model: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--seconds", "3", "--rate", "1", "--output-tokens", "100", "--input-tokens", "1000"]
+    argv = [*model, *load, "--goodput", "tpot:4", "--device", "h100=2", "--processes", "1"]
+    argv += ["--tensor-parallel-size", "1"]
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 3,
+    }
+    flag = ["--speculative-config", msgspec.json.encode(drafts).decode()]
+    assert run(argv) == 1
+    assert "h100 tp 1 misses tpot" in capsys.readouterr().err
+    assert figures(capsys, *argv, *flag)["loads"][0]["cheapest"]["pods"] == 1
+
+
 def test_fleets_of_tiny_pods_are_searched(
     model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

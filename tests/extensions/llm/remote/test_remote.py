@@ -23,6 +23,7 @@ from app.core.engine.errors import (
     CallerLeftError,
     CommandFailedError,
     EngineDeadError,
+    EnginePausedError,
     QueueFullError,
 )
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
@@ -388,3 +389,24 @@ def test_a_rejected_command_raises_and_changes_nothing(play: Worker) -> None:
     with pytest.raises(CallerLeftError):
         acting.get(timeout=DEADLINE_S)
     assert operated.stands == (False, False)
+
+
+def test_a_pause_refuses_requests_of_all_workers(play: Worker) -> None:
+    operated = Operated(play)
+    operated.life = RemoteLifecycle(play.engine, refuses_in_pause=True)
+    operated.does(lambda: operated.life.pause("keep", operated.left))
+    assert not play.commands[-1].refuse
+    play.ask("kept")
+    assert play.outputs == []
+    operated.does(lambda: operated.life.pause("wait", operated.left))
+    assert play.commands[-1].refuse
+    play.ask("late", choices=2)
+    [(name, output)] = play.outputs
+    assert name == "late"
+    assert isinstance(output, Failed)
+    assert isinstance(output.error, EnginePausedError)
+    operated.does(operated.life.resume)
+    play.peer.say(wire.EngineLoad(paused=True, refuses_requests=True))
+    until(lambda: play.engine.refuses_requests)
+    play.peer.say(wire.EngineLoad())
+    until(lambda: not play.engine.refuses_requests)

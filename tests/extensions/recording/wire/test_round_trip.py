@@ -143,8 +143,8 @@ def test_drift_reports_different_answers(
                 asked = chat("Hi", stream=stream, max_tokens=3)
                 assert requests.post(proxy.url + CHAT, json=asked, headers=headers, timeout=20).ok
         for words, code, line in (
-            ((), 1, "status 200 was recorded, status 401 was received"),
-            ((*key, "--model", "other"), 1, "status 200 was recorded, status 404 was received"),
+            ((), 1, "status 200 in the recorded answer, status 401 in the live"),
+            ((*key, "--model", "other"), 1, "recorded answer, status 404 in the live answer"),
             ((*key, "--model", "n"), 0, "2 of 2 exchanges agree\n"),
         ):
             assert main(["drift", str(recorded), "--target", server.url, *words]) == code

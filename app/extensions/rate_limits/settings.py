@@ -1,0 +1,21 @@
+"""Settings of rate limits."""
+
+from typing import Annotated
+
+from config.declaration import About, Count, Section
+
+
+class RateLimitSettings(Section, frozen=True, kw_only=True):
+    """Limits of clients, like those of gateways and providers."""
+
+    requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
+    """Maximum number of generating requests of each key, or of each address without a key; empty is
+    no limit."""
+    tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None
+    """Maximum number of prompt and reply tokens of each key, or of each address without a key;
+    empty is no limit."""
+
+    @property
+    def has_limit(self) -> bool:
+        """True if clients are limited."""
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None

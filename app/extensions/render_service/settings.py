@@ -1,0 +1,16 @@
+"""Settings of the render service."""
+
+from typing import Annotated
+
+from config.declaration import SIMULATED, PositiveDuration, Section
+
+
+class RenderServiceSettings(Section, frozen=True, kw_only=True):
+    """A service that converts text to tokens."""
+
+    render_url: Annotated[str | None, SIMULATED] = None
+    """Base URL of a vLLM render service, which tokenizes instead of this process."""
+    render_timeout: PositiveDuration = 30.0
+    """Maximum time to wait for a response of the render service."""
+    mm_render_timeout: PositiveDuration = 60.0
+    """Maximum time to wait for a response to messages with images, which the service fetches."""

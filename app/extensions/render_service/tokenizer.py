@@ -1,0 +1,217 @@
+"""A tokenizer behind HTTP: a vLLM server or its render service."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+import gevent
+import msgspec
+import urllib3
+
+from app.core.base.clock.pause import wait_off_hub
+from app.core.text.base import (
+    PLAIN_CHAT,
+    ChatOptions,
+    Message,
+    SurrogateError,
+    TextCheck,
+    TokenIdError,
+    Tokenizer,
+    TokenizerInputError,
+    TokenizerServiceError,
+)
+
+CONNECTIONS = 32
+"""Connections kept open between calls; further ones are closed after their call."""
+MAX_PROMPTS_PER_CALL = 256
+"""Maximum number of prompts per call; vLLM rejects more than 1024."""
+MAX_RESPONSE_BYTES = 64 << 20
+"""Maximum size of a response: 8 million token ids."""
+READ_BYTES = 1 << 16
+RETRY = urllib3.Retry(connect=0, read=1, redirect=False, status=0, other=0, allowed_methods=None)
+"""Repeats a call when the service has just closed an idle connection: the call changes nothing."""
+JSON = {"Content-Type": "application/json"}
+WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
+
+
+class RenderTokenizer(Tokenizer):
+    """The `Tokenizer` of the service at the base address `url`, which knows the model as `model`.
+
+    The service returns ids without the text of each, so `pieces` are words instead. A call may take
+    `timeout_s` seconds to the last byte of its response; one with images `mm_timeout_s`, by default
+    the same.
+    """
+
+    def __init__(
+        self, url: str, *, model: str, timeout_s: float = 5.0, mm_timeout_s: float | None = None
+    ) -> None:
+        self.name = url.rstrip("/")
+        self._model = model
+        self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=RETRY)
+        self._timeout_s = timeout_s
+        self._mm_timeout_s = timeout_s if mm_timeout_s is None else mm_timeout_s
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        self._pool.clear()
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Rejects negative ids only, as the vocabulary is unknown."""
+        if ids and min(ids) < 0:
+            raise TokenIdError(min(ids))
+
+    def encode_many(
+        self, texts: Sequence[str], add_special_tokens: bool = False
+    ) -> list[list[int]]:
+        """Sends no empty texts, which the service rejects."""
+        prompts = [text for text in texts if text]
+        rendered: list[list[int]] = []
+        for start in range(0, len(prompts), MAX_PROMPTS_PER_CALL):
+            batch = prompts[start : start + MAX_PROMPTS_PER_CALL]
+            prompt = batch[0] if len(batch) == 1 else batch
+            fields = {"prompt": prompt, "add_special_tokens": add_special_tokens}
+            rendered += self._render("/v1/completions/render", fields, count=len(batch))
+        ids = iter(rendered)
+        return [next(ids) if text else [] for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Never skips special tokens, as the service shows them."""
+        if not ids:
+            return ""
+        answer = self._post("/detokenize", {"tokens": list(ids)})
+        if not isinstance(answer, dict) or not isinstance(answer.get("prompt"), str):
+            raise self._unusable("/detokenize", "no prompt text")
+        return str(answer["prompt"])
+
+    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
+        """Splits the text at words and signs, in as many pieces as there are ids."""
+        if not ids:
+            return []
+        words = WORD.findall(self.decode(ids, skip_special_tokens))
+        last = len(ids) - 1
+        return [*words[:last], *[""] * (last - len(words)), "".join(words[last:])]
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions = PLAIN_CHAT,
+        check: TextCheck | None = None,
+    ) -> list[int]:
+        """Sends only the options that differ from the defaults."""
+        fields: dict[str, object] = {"messages": list(messages)}
+        for name in ChatOptions.__dataclass_fields__:
+            value = getattr(options, name)
+            if value != getattr(PLAIN_CHAT, name):
+                fields[name] = value
+        if options.tools is not None:
+            fields["tools"] = [*options.tools]
+        timeout_s = self._timeout_s
+        if any(map(_has_image, messages)):
+            timeout_s = self._mm_timeout_s
+        [ids] = self._render("/v1/chat/completions/render", fields, count=1, timeout_s=timeout_s)
+        return ids
+
+    def _render(
+        self,
+        path: str,
+        fields: Mapping[str, object],
+        *,
+        count: int,
+        timeout_s: float | None = None,
+    ) -> list[list[int]]:
+        """Returns the token ids of `count` prompts."""
+        answer = self._post(path, fields, timeout_s)
+        answers = answer if isinstance(answer, list) else [answer]
+        if len(answers) < count:
+            raise self._unusable(path, f"{len(answers)} answers to {count} prompts")
+        prompts: list[list[int]] = []
+        for item in answers[:count]:
+            ids = item.get("token_ids") if isinstance(item, dict) else None
+            if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
+                raise self._unusable(path, "no list of token_ids")
+            prompts.append(ids)
+        return prompts
+
+    def _post(
+        self, path: str, fields: Mapping[str, object], timeout_s: float | None = None
+    ) -> object:
+        try:
+            body = msgspec.json.encode({"model": self._model, **fields})
+        except UnicodeEncodeError as error:
+            raise SurrogateError from error
+        if timeout_s is None:
+            timeout_s = self._timeout_s
+        try:
+            # The library's timeouts limit neither name resolution nor the whole response.
+            with gevent.Timeout(timeout_s, TimeoutError):
+                status, data = wait_off_hub(self._request, path, body, timeout_s)
+        except (urllib3.exceptions.HTTPError, TimeoutError) as error:
+            raise TokenizerServiceError(
+                f"The tokenizer service {self.name} {_describe_failure(error)}."
+            ) from error
+        if len(data) > MAX_RESPONSE_BYTES:
+            raise self._unusable(path, f"more than {MAX_RESPONSE_BYTES >> 20} MiB")
+        if status in (400, 422):
+            raise TokenizerInputError(_reason(data))
+        if not 200 <= status < 300:
+            raise self._unusable(path, f"status {status}: {_reason(data)}")
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._unusable(path, "no JSON") from error
+
+    def _request(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """Returns status and body, cut soon after `MAX_RESPONSE_BYTES`.
+
+        Raises:
+            TimeoutError: the response is slow.
+        """
+        data = bytearray()
+        deadline_s = time.monotonic() + timeout_s
+        # The end of the block closes the response, unless it is whole, which keeps its connection.
+        with self._pool.request(
+            "POST",
+            self.name + path,
+            body=body,
+            headers=JSON,
+            timeout=timeout_s,
+            preload_content=False,
+        ) as response:
+            while len(data) <= MAX_RESPONSE_BYTES:
+                chunk = response.read1(READ_BYTES)
+                if not chunk:
+                    break
+                data += chunk
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError
+        return response.status, bytes(data)
+
+    def _unusable(self, path: str, content: str) -> TokenizerServiceError:
+        return TokenizerServiceError(
+            f"The tokenizer service {self.name} answered {path} with {content}."
+        )
+
+
+def _has_image(message: Message) -> bool:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return False
+    parts = [part for part in content if isinstance(part, dict)]
+    return any("image_url" in (part.get("type"), *part) for part in parts)
+
+
+def _describe_failure(error: Exception) -> str:
+    cause = getattr(error, "reason", error)
+    # A refused connection is a timeout in the library's class hierarchy.
+    is_refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
+    if isinstance(cause, urllib3.exceptions.TimeoutError | TimeoutError) and not is_refused:
+        return "timed out"
+    return f"is out of reach: {cause}"
+
+
+def _reason(data: bytes) -> str:
+    """Returns the message of an error body in vLLM's format, else the start of the body."""
+    try:
+        return str(msgspec.json.decode(data)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return data[:200].decode("utf-8", "replace")

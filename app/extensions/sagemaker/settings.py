@@ -1,0 +1,24 @@
+"""Settings of SageMaker's sessions."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from config.declaration import About, Section
+
+TEN_YEARS_S = 10 * 365 * 24 * 3600
+
+
+class SageMakerSettings(Section, frozen=True, kw_only=True):
+    """Sessions of SageMaker's hosting container."""
+
+    sagemaker_enable_stateful_sessions: Annotated[
+        bool, About(simulated=True, env=("SAGEMAKER_ENABLE_STATEFUL_SESSIONS",))
+    ] = False
+    """Open and close sessions on /invocations, as SageMaker's hosting standards do in vLLM."""
+    sagemaker_sessions_expiration: Annotated[
+        int,
+        Meta(ge=1, le=TEN_YEARS_S),
+        About(simulated=True, unit="s", env=("SAGEMAKER_SESSIONS_EXPIRATION",)),
+    ] = 1200
+    """Lifetime of a session from its start."""

@@ -1,0 +1,140 @@
+"""Turns a reply of plain text into one whose parts are the calls that a parser finds in it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from app.core.base.clock.pause import Slices, call_off_hub
+from app.core.engine.outputs import Part, Piece
+from app.core.engine.request import Reply, Span, ToolCalls
+from app.extensions.tool_calls.hermes import HERMES
+from app.extensions.tool_calls.llama import LLAMA_JSON
+from app.extensions.tool_calls.mistral import MISTRAL
+from app.extensions.tool_calls.parser import Delta, ToolParser
+from app.extensions.tool_calls.pythonic import PYTHONIC
+from app.extensions.tool_calls.qwen import QWEN_CODER
+
+PARSERS: Final = {
+    "llama3_json": LLAMA_JSON,
+    "llama4_json": LLAMA_JSON,
+    "mistral": MISTRAL,
+    "pythonic": PYTHONIC,
+    "qwen3_coder": QWEN_CODER,
+    "qwen3_xml": QWEN_CODER,
+}
+"""The parsers by their names in vLLM. Other names mean the parser of Hermes models."""
+HELD: Final[Piece] = (Part("call"), "")
+"""Shown for a token with a held or dropped text."""
+
+
+class CallReader:
+    """Reads replies with one parser."""
+
+    def __init__(self, parser_name: str) -> None:
+        self._parser: ToolParser = PARSERS.get(parser_name, HERMES)
+        self._slices = Slices()
+
+    def read(self, reply: Reply, calls: ToolCalls) -> Reply:
+        """Returns the reply with its calls as parts. May pause.
+
+        Thoughts before the text stay, and so does a reply that has calls already.
+        """
+        earlier_spans = list(reply.spans)
+        start = 0
+        if earlier_spans:
+            _, last_part = earlier_spans.pop()
+            if last_part is not None:
+                return reply
+            if earlier_spans:
+                start = earlier_spans[-1][0]
+        texts = reply.texts[start:]
+        if not texts:
+            return reply
+        read = self._stream_pieces if calls.streams else self._whole_pieces
+        if sum(map(len, texts)) > self._parser.max_inline_characters:
+            pieces = call_off_hub(read, texts, calls)
+        else:
+            pieces = read(texts, calls)
+        return replace(
+            reply,
+            texts=[*reply.texts[:start], *(text for _, text in pieces)],
+            spans=[*earlier_spans, *spans_of(pieces, start)],
+        )
+
+    def _whole_pieces(self, texts: Sequence[str], calls: ToolCalls) -> list[Piece]:
+        """Returns the content and the calls, each as one piece.
+
+        Empty pieces follow until there is one for each token. There are more pieces than tokens if
+        a few tokens have many calls.
+        """
+        text = "".join(texts)
+        parsed = self._parser.parse(text, calls.tools)
+        if not parsed.calls and parsed.content == text:
+            return [(None, token_text) for token_text in texts]
+        pieces: list[Piece] = []
+        if parsed.content.strip() or not parsed.calls:
+            pieces.append((None, parsed.content))
+        shown_calls = parsed.calls[:1] if calls.first_only else parsed.calls
+        for number, call in enumerate(shown_calls):
+            pieces.append((Part("call", number, call.name), call.arguments))
+        last_part = pieces[-1][0]
+        return pieces + [(last_part, "")] * (len(texts) - len(pieces))
+
+    def _stream_pieces(self, texts: Sequence[str], calls: ToolCalls) -> list[Piece]:
+        """Returns one piece for each token; what the last token still has to show follows.
+
+        In a long text, several tokens are read at once, and the last one shows their additions.
+        Pauses between tokens.
+        """
+        stream = self._parser.stream(calls.tools)
+        characters = sum(map(len, texts)) * len(texts) // 2
+        group_size = 1 + characters // self._parser.max_characters
+        names: dict[int, str] = {}
+        waiting: deque[Piece] = deque()
+        pieces: list[Piece] = []
+        unread = ""
+        read_characters = 0
+        for position, text in enumerate(texts, 1):
+            unread += text
+            read_characters += len(text)
+            is_last = position == len(texts)
+            if is_last or position % group_size == 0:
+                delta = stream.feed(unread, is_last)
+                unread = ""
+                self._slices.spend(1 + read_characters // self._parser.characters_per_step)
+                if delta is not None:
+                    waiting += added_pieces(delta, names, calls.first_only)
+            pieces.append(waiting.popleft() if waiting else HELD)
+        return [*pieces, *waiting]
+
+
+def added_pieces(delta: Delta, names: dict[int, str], first_only: bool) -> list[Piece]:
+    """Returns what a token adds; adds the names of new calls to `names`."""
+    pieces: list[Piece] = []
+    if delta.content is not None:
+        pieces.append((None, delta.content))
+    for call in delta.calls:
+        if first_only and call.number:
+            continue
+        if call.name is not None:
+            names[call.number] = call.name
+        part = Part("call", call.number, names.get(call.number, ""))
+        arguments = call.arguments or ""
+        if pieces and pieces[-1][0] == part:
+            arguments = pieces.pop()[1] + arguments
+        pieces.append((part, arguments))
+    return pieces
+
+
+def spans_of(pieces: Sequence[Piece], start: int) -> list[Span]:
+    """Returns the spans of pieces that begin at the token `start`."""
+    spans: list[Span] = []
+    for end, (part, _) in enumerate(pieces, start + 1):
+        if spans and spans[-1][1] == part:
+            spans.pop()
+        spans.append((end, part))
+    return spans

@@ -1,0 +1,65 @@
+"""Chooses the tools that the simulated model calls, and reads the calls in its texts.
+
+Both import their modules when a request first needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from app.core.engine.request import Reply, ToolCalls
+from app.core.engine.tool_replies import RequestedCall
+from app.extensions.tool_calls.settings import ToolCallSettings
+
+if TYPE_CHECKING:
+    from app.core.base import Bounded
+    from app.extensions.tool_calls.matching import ToolMatcher
+    from app.extensions.tool_calls.reader import CallReader
+    from config import Settings
+    from config.validation import LiveSettings
+
+
+class SimulatedToolReplies:
+    """The port of the simulated model, under the settings in force."""
+
+    def __init__(self, live: LiveSettings) -> None:
+        self._live = live
+        self._matcher: ToolMatcher | None = None
+        live.subscribe(self._on_settings)
+
+    def _on_settings(self, settings: Settings) -> None:
+        self._draws_calls = settings.section(ToolCallSettings).tool_choice_auto == "coin"
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the words of tools, if tools were compared with a message."""
+        if self._matcher is None:
+            return {}
+        return {"words of tools": self._matcher.tool_words}
+
+    @cached_property
+    def _reader(self) -> CallReader:
+        from app.extensions.tool_calls.reader import CallReader
+
+        return CallReader(self._live.current.tools.tool_call_parser)
+
+    def requested_calls(self, calls: ToolCalls) -> Sequence[RequestedCall] | None:
+        """Returns the calls that the last user message asks for; None where they are drawn.
+
+        Required calls are drawn where the message asks for none.
+        """
+        if self._draws_calls:
+            return None
+        if self._matcher is None:
+            from app.extensions.tool_calls.matching import ToolMatcher
+
+            self._matcher = ToolMatcher()
+        requested = self._matcher.requested_calls(calls)
+        if len(requested) < calls.min_calls:
+            return None
+        return requested
+
+    def read_calls(self, reply: Reply, calls: ToolCalls) -> Reply:
+        """Returns a reply with the calls of its text as parts."""
+        return self._reader.read(reply, calls)

@@ -1,0 +1,13 @@
+"""Settings of WSGI middleware."""
+
+from typing import Annotated
+
+from config.declaration import About, Section
+
+
+class WsgiMiddlewareSettings(Section, frozen=True, kw_only=True):
+    """Middleware of users."""
+
+    middleware: Annotated[tuple[str, ...], About(repeated=True)] = ()
+    """WSGI middleware around the application, each as MODULE.NAME; the last one is the outermost.
+    ASGI middleware is named in a warning and does not run. The flag may be repeated."""

@@ -1,0 +1,139 @@
+"""Options of `serve` that only some of the supported versions of vLLM have."""
+
+from pathlib import Path
+
+import pytest
+
+from app.core.api.chat.prompt import chat_options
+from app.core.api.chat.rules import ChatRules
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.versions import RELEASES
+from app.core.settings import settings_type
+from config.declaration import ConfigError, UsageError
+from config.flag_words import short_forms
+from config.vllm.facts import OPTIONS
+from config.vllm.serve import settings_of
+from tests.config.test_serve import served
+
+LATER = {name: option.since for name, option in OPTIONS.items() if option.since}
+WORDS = {
+    "monokernel": ["--monokernel"],
+    "reasoning-effort-map": ["--reasoning-effort-map", '{"medium": "low"}'],
+    "sleep-mode-backend": ["--sleep-mode-backend", "cumem"],
+    "watchdog-config": ["--watchdog-config.timeout", "60"],
+}
+
+
+def test_options_change_only_with_supported_versions_after_the_oldest() -> None:
+    later_versions = set(list(RELEASES)[1:])
+    changes = {
+        name: {option.since, *option.later.values(), *option.gone.values()} - {""}
+        for name, option in OPTIONS.items()
+    }
+    assert {name: found for name, found in changes.items() if not found <= later_versions} == {}
+
+
+def refusal(*argv: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings_of(["model", *argv], environ or {}, settings_type())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_an_option_of_a_later_version_is_unknown_and_the_error_names_the_version(
+    name: str,
+) -> None:
+    since = LATER[name]
+    text = refusal(*WORDS[name])
+    assert text == f"unknown flag --{name}: vLLM {since} has it (--vllm-version {since})"
+    settings_of(["model", "--vllm-version", since, *WORDS[name]], {}, settings_type())
+
+
+def test_the_version_may_stand_in_the_file_and_in_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text('vllm-version: "0.33"\nmonokernel: true\n')
+    settings_of(["model", "--config", str(file)], {}, settings_type())
+    assert "--monokernel" in refusal("--config", str(file), "--vllm-version", "0.32")
+    environ = {"SIM_VLLM_VERSION": "0.33"}
+    settings_of(["model", "--monokernel"], environ, settings_type())
+
+
+def test_the_beginning_of_an_option_is_clear_among_the_options_of_the_version() -> None:
+    settings_of(["model", "--sleep-mode"], {}, settings_type())
+    with pytest.raises(UsageError, match="ambiguous"):
+        settings_of(["model", "--vllm-version", "0.33", "--sleep-mode"], {}, settings_type())
+
+
+@pytest.mark.parametrize("flag", ["--vl", "--vllm-vers", "--vllm_version", "--vllm_v"])
+def test_the_beginning_of_the_version_selects_the_options_of_the_version(
+    flag: str, tmp_path: Path
+) -> None:
+    assert served("model", flag, "0.33", "--monokernel").api.vllm_version == "0.33"
+    assert served("model", f"{flag}=0.33", "--monokernel").api.vllm_version == "0.33"
+    file = tmp_path / "serve.yaml"
+    file.write_text(f'{flag.removeprefix("--")}: "0.33"\nmonokernel: true\n')
+    assert served("model", "--config", str(file)).api.vllm_version == "0.33"
+
+
+def test_a_beginning_that_others_share_selects_no_version() -> None:
+    assert "--monokernel" in refusal("--v", "3", "--monokernel")
+    assert short_forms("--abc", ["--abc", "--abd", "--x"]) == ("--abc",)
+    assert short_forms("--abc", ["--abc", "--abcd"]) == ("--abc",)
+    assert short_forms("--abc", ["--x"]) == ("--abc", "--a", "--ab")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tool-call-parser", "step5"),
+        ("reasoning-parser", "muse"),
+        ("kv-cache-dtype", "octave_k3v4"),
+        ("gdn-prefill-backend", "sycl"),
+        ("attention-backend", "rocm_octave"),
+    ],
+)
+def test_a_value_of_a_later_version_is_refused_with_the_version_that_knows_it(
+    name: str, value: str
+) -> None:
+    text = refusal(f"--{name}", value)
+    assert "must be one of" in text and "vLLM 0.33 knows it" in text
+    settings_of(["model", "--vllm-version", "0.33", f"--{name}", value], {}, settings_type())
+
+
+def test_no_parser_of_thoughts_has_a_name_from_a_later_version_on() -> None:
+    assert "vLLM 0.33 knows it" in refusal("--reasoning-parser", "none")
+    line = ("--vllm-version", "0.33", "--reasoning-parser")
+    for name in ("none", "None"):
+        assert served("model", *line, name).reply.reasoning_parser == ""
+    assert served("model", *line, "qwen3").reply.reasoning_parser == "qwen3"
+
+
+def test_a_value_that_a_later_version_removed_is_unknown_there() -> None:
+    settings_of(["model", "--spec-method", "medusa"], {}, settings_type())
+    text = refusal("--vllm-version", "0.33", "--spec-method", "medusa")
+    assert "must be one of" in text and "step5_mtp" in text
+
+
+def test_the_reasoning_effort_map_changes_the_effort_that_the_template_reads() -> None:
+    line = ("--vllm-version", "0.33", "--reasoning-effort-map", '{"medium": "low", "max": "none"}')
+    rules = ChatRules.of(served("model", *line).api)
+    messages = [{"role": "user", "content": "Hi"}]
+    seen = {}
+    for effort in ("medium", "max", "high"):
+        chat = ChatCompletionRequest(messages=messages, reasoning_effort=effort)  # type: ignore[arg-type]
+        kwargs = chat_options(chat, rules).chat_template_kwargs or {}
+        seen[effort] = kwargs["reasoning_effort"], kwargs["enable_thinking"]
+    assert seen == {"medium": ("low", True), "max": ("none", False), "high": ("high", True)}
+
+
+@pytest.mark.parametrize(
+    ("text", "flaw"),
+    [
+        ('{"medium": 1}', "the value of medium is not a text"),
+        ('{"some": "low"}', "'some' is none of the efforts"),
+        ("[]", "not a JSON object"),
+    ],
+)
+def test_a_wrong_effort_map_stops_the_start(text: str, flaw: str) -> None:
+    with pytest.raises(ConfigError, match=flaw):
+        served("model", "--vllm-version", "0.33", "--reasoning-effort-map", text)

@@ -1,0 +1,227 @@
+"""`speculative-config` of a simulated engine: synthetic acceptance, and what vLLM refuses."""
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from app.core.engine.profile import SpeculationRates
+from app.core.settings import load, resolve, settings_type
+from config import ConfigError
+from config.sections.api import VersionName
+from config.speculative import synthetic_drafts
+from config.vllm.serve import settings_of
+from tests.core.engine.harness import PROFILE
+
+SYNTHETIC = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "rejection_sample_method": "synthetic",
+}
+
+
+def acceptance(**fields: Any) -> tuple[float, ...] | None:
+    drafts = synthetic_drafts(json.dumps(SYNTHETIC | fields))
+    return None if drafts is None else drafts.acceptance
+
+
+@pytest.mark.parametrize(
+    ("length", "chances"),
+    [
+        (1, (0.0, 0.0, 0.0)),
+        (1.25, (0.25, 0.0, 0.0)),
+        (2, (1.0, 0.0, 0.0)),
+        (2.5, (1.0, 0.5, 0.0)),
+        (4, (1.0, 1.0, 1.0)),
+    ],
+)
+def test_a_mean_length_leaves_one_position_to_chance(
+    length: float, chances: tuple[float, ...]
+) -> None:
+    assert acceptance(synthetic_acceptance_length=length) == chances
+
+
+def test_rates_by_position_become_chances_after_accepted_drafts() -> None:
+    assert acceptance(synthetic_acceptance_rates=[0.8, 0.4, 0.1]) == (0.8, 0.5, 0.25)
+    assert acceptance(synthetic_acceptance_rates=[0.5, 0, 0]) == (0.5, 0.0, 0.0)
+
+
+def test_names_may_have_hyphens() -> None:
+    assert acceptance(**{"synthetic-acceptance-length": 3}) == (1.0, 1.0, 0.0)
+
+
+def test_suffix_decoding_has_a_default_number_of_drafts() -> None:
+    text = json.dumps(
+        {
+            "method": "suffix",
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_length": 5,
+        }
+    )
+    drafts = synthetic_drafts(text)
+    assert drafts is not None
+    assert drafts.acceptance == (1.0,) * 4 + (0.0,) * 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "null",
+        '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}',
+        '{"model": "a/draft", "num_speculative_tokens": 3, "rejection_sample_method": "block"}',
+        '{"method": "mtp", "num_speculative_tokens": 1}',
+        '{"num_speculative_tokens": 8}',
+    ],
+)
+def test_other_configurations_have_no_effect(text: str) -> None:
+    assert synthetic_drafts(text) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({}, "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length"),
+        (
+            {"synthetic_acceptance_length": 2, "synthetic_acceptance_rates": [1, 1, 0]},
+            "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length",
+        ),
+        ({"synthetic_acceptance_length": 4.5}, "must be in [1, 4], got 4.5"),
+        ({"synthetic_acceptance_length": 0.5}, "must be in [1, 4], got 0.5"),
+        ({"synthetic_acceptance_length": "long"}, "synthetic_acceptance_length"),
+        ({"synthetic_acceptance_rates": [1, 0]}, "must have length 3, got [1.0, 0.0]"),
+        ({"synthetic_acceptance_rates": [1.5, 1, 0]}, "entries must be in [0, 1]"),
+        ({"synthetic_acceptance_rates": [0.5, 0.6, 0]}, "must be non-increasing"),
+        (
+            {"rejection_sample_method": "standard", "synthetic_acceptance_length": 2},
+            "only valid with rejection_sample_method='synthetic'",
+        ),
+        ({"rejection_sample_method": "fast"}, "rejection_sample_method"),
+        ({"synthetic_acceptance_lenght": 2}, "did you mean synthetic_acceptance_length?"),
+        ({"num_speculative_tokens": 0, "synthetic_acceptance_length": 1}, ">= 1"),
+        (
+            {"num_speculative_tokens": None, "synthetic_acceptance_length": 2},
+            "num_speculative_tokens must be provided",
+        ),
+        ({"method": "telepathy"}, "method must be one of"),
+        ({"method": "eagle"}, "without speculative model"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+    ],
+)
+def test_what_vllm_refuses_stops_the_start(fields: dict[str, Any], rule: str) -> None:
+    text = json.dumps(SYNTHETIC | fields)
+    with pytest.raises(ConfigError) as caught:
+        load(["--speculative-config", text], {})
+    message = str(caught.value)
+    assert message.startswith("setting speculative-config: ")
+    assert "must be a speculative_config of vLLM: " in message and rule in message
+
+
+def test_short_options_complete_the_configuration() -> None:
+    words = ["model", "--spec-method", "ngram", "--spec-tokens", "3"]
+    text = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}'
+    flags = settings_of([*words, "-sc", text], {}, settings_type())
+    settings = resolve(flags, {}, lambda warning: None)
+    drafts = settings.engine.synthetic_drafts(settings.api.versions)
+    assert drafts is not None
+    assert drafts.acceptance == (1.0, 0.5, 0.0)
+    assert not any("--spec-" in warning for warning in flags.warnings)
+
+
+def test_short_options_must_not_repeat_the_configuration() -> None:
+    with pytest.raises(ConfigError, match="flag --spec-tokens: must not be given with"):
+        settings_of(
+            ["model", "--spec-tokens", "3", "-sc", '{"num_speculative_tokens": 3}'],
+            {},
+            settings_type(),
+        )
+    with pytest.raises(ConfigError, match="must be an object"):
+        settings_of(["model", "--spec-tokens", "3", "-sc", "[]"], {}, settings_type())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("num-speculative-tokens", "num_speculative_tokens"),
+        ("num_speculative_tokens", "num-speculative-tokens"),
+    ],
+)
+def test_last_spelling_of_a_field_wins(names: tuple[str, str]) -> None:
+    fields: dict[str, object] = dict(SYNTHETIC, synthetic_acceptance_length=3)
+    del fields["num_speculative_tokens"]
+    fields |= dict(zip(names, (1, 2), strict=True))
+    drafts = synthetic_drafts(json.dumps(fields))
+    assert drafts is not None
+    assert drafts.acceptance == (1.0, 1.0)
+
+
+def test_short_options_replace_fields_with_dashes() -> None:
+    text = json.dumps(
+        {
+            "method": "ngram",
+            "num-speculative-tokens": 5,
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_length": 3,
+        }
+    )
+    flags = settings_of(["model", "--spec-tokens", "2", "-sc", text], {}, settings_type())
+    settings = resolve(flags, {}, lambda warning: None)
+    drafts = settings.engine.synthetic_drafts(settings.api.versions)
+    assert drafts is not None
+    assert drafts.acceptance == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "last_version", "first_version", "rule"),
+    [
+        ({"method": "medusa", "model": "m"}, "0.32", "", "method must be one of"),
+        ({"method": "mlp_speculator", "model": "m"}, "0.32", "", "method must be one of"),
+        ({"method": "step5_mtp"}, "", "0.33", "vLLM 0.33 knows it"),
+        ({"xpress_topc": 1}, "", "0.33", "unknown field xpress_topc; vLLM 0.33 knows it"),
+        ({"rejection_sample_method": "fly"}, "", "0.33", "'fly'; vLLM 0.33 knows it"),
+    ],
+)
+def test_names_depend_on_the_version(
+    fields: dict[str, Any], last_version: str, first_version: str, rule: str
+) -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 3} | fields
+    words = ["--speculative-config", json.dumps(config)]
+    names: tuple[str, ...] = get_args(VersionName)
+    for number, name in enumerate(names):
+        is_late = bool(last_version) and number > names.index(last_version)
+        is_early = bool(first_version) and number < names.index(first_version)
+        flags = [*words, "--vllm-version", name]
+        if is_late or is_early:
+            with pytest.raises(ConfigError) as caught:
+                load(flags, {})
+            assert rule in str(caught.value)
+        else:
+            assert load(flags, {}).engine.speculative_config is not None
+    assert synthetic_drafts(json.dumps(config)) is None, "without a version, all names are valid"
+
+
+@pytest.mark.parametrize(
+    ("fields", "slots", "later_slots"),
+    [
+        ({"method": "ngram"}, 0, 0),
+        ({"method": "mtp"}, 0, 0),
+        ({"method": "suffix"}, 0, 0),
+        ({"method": "eagle3", "model": "m"}, 0, 0),
+        ({"method": "eagle3", "model": "m", "parallel_drafting": True}, 2, 2),
+        ({"method": "draft_model", "model": "m"}, 1, 1),
+        ({"method": None, "model": "m"}, 1, 1),
+        ({"method": None, "model": "m", "parallel_drafting": True}, 3, 3),
+        ({"method": "dflash", "model": "m"}, 3, 0),
+        ({"method": "dspark"}, 2, 0),
+    ],
+)
+def test_draft_slots_follow_the_method(
+    fields: dict[str, Any], slots: int, later_slots: int
+) -> None:
+    text = json.dumps(SYNTHETIC | {"synthetic_acceptance_length": 2} | fields)
+    for versions, expected in ((("0.32",), slots), (("0.32", "0.33"), later_slots)):
+        drafts = synthetic_drafts(text, versions)
+        assert drafts is not None
+        assert drafts.slots == expected
+        assert PROFILE.with_drafts(drafts).speculation == SpeculationRates(
+            acceptance=drafts.acceptance, draft_slots=expected
+        )

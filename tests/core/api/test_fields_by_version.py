@@ -1,0 +1,69 @@
+"""Values of request fields that only one version of vLLM accepts."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.application import app_of
+from tests.present import is_present
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO, "max_tokens": 2},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 2},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 2},
+}
+if is_present("chat_batch"):
+    BODIES["/v1/chat/completions/batch"] = {"messages": [HELLO], "max_tokens": 2}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("version", "status"), [("0.32", 400), ("0.33", 200)])
+def test_a_null_for_special_tokens_is_the_default(path: str, version: str, status: int) -> None:
+    client = app_of("--vllm-version", version, "--enable-responses-store").test_client()
+    answer = client.post(path, json=BODIES[path] | {"skip_special_tokens": None})
+    assert answer.status_code == status
+    wrong = client.post(path, json=BODIES[path] | {"skip_special_tokens": "perhaps"})
+    assert wrong.status_code == 400
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("token_ids", [[1, 2], []])
+def test_a_beam_search_with_allowed_tokens_is_an_error_or_ignores_them(
+    path: str, token_ids: list[int]
+) -> None:
+    search = {"use_beam_search": True, "n": 2, "allowed_token_ids": token_ids}
+    old = app_of("--vllm-version", "0.32").test_client()
+    assert old.post(path, json=BODIES[path] | search).status_code == 200
+    client = app_of("--vllm-version", "0.33").test_client()
+    answer = client.post(path, json=BODIES[path] | search)
+    assert answer.status_code == 400
+    assert json.loads(answer.data)["error"]["type"] == "BadRequestError"
+    assert client.post(path, json=BODIES[path] | search | {"n": 0}).status_code == 400
+    search["allowed_token_ids"] = None
+    assert client.post(path, json=BODIES[path] | search).status_code == 200
+
+
+def test_a_streamed_beam_search_with_allowed_tokens_sends_the_error_as_an_event() -> None:
+    client = app_of("--vllm-version", "0.33").test_client()
+    search = {"use_beam_search": True, "allowed_token_ids": [1], "stream": True}
+    answer = client.post(CHAT, json=BODIES[CHAT] | search)
+    assert answer.status_code == 200
+    assert '"code":400' in answer.text
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.32", 400), ("0.33", 200)])
+def test_a_chat_that_truncates_a_long_prompt_has_room_for_a_token(
+    version: str, status: int
+) -> None:
+    client = app_of("--vllm-version", version, "--max-model-len", "32").test_client()
+    messages = [{"role": "user", "content": "word " * 60}]
+    chat = {"messages": messages, "truncate_prompt_tokens": -1}
+    answer = client.post(CHAT, json=chat)
+    assert answer.status_code == status
+    if status == 200:
+        usage = json.loads(answer.data)["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (31, 1)
+    assert client.post(CHAT, json=chat | {"max_tokens": 1}).status_code == 200

@@ -1,0 +1,26 @@
+"""Tools as chat templates print them."""
+
+import pytest
+
+from tests.client import Client
+
+START = '{"type": "function", "function": {"name": "f", "description": null, "parameters": null'
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, "}}"),
+        ({"strict": None, "defer_loading": None}, "}}"),
+        ({"strict": False}, ', "strict": false}}'),
+        ({"defer_loading": True}, ', "defer_loading": true}}'),
+    ],
+)
+def test_null_is_printed_only_where_vllm_prints_it(
+    client: Client, fields: dict[str, bool | None], end: str
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", **fields}}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}
+    tokens = client.post("/tokenize", body).json()["tokens"]
+    prompt = client.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+    assert START + end + "\n" in prompt

@@ -1,0 +1,206 @@
+"""Rules of vLLM's scheduler beyond the plain order: which sequences a step holds, and when."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.core.engine.batch import (
+    Drafts,
+    LoRASlots,
+    SchedulerLimits,
+    SchedulerRules,
+    SequenceState,
+)
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.scheduler import Scheduler
+from app.core.engine.waiting_queue import WaitingQueue
+from config import ConfigError
+from config.settings import StepSettings
+from tests.core.engine.harness import PROFILE, Harness
+
+BLOCK = 4
+
+
+class StepLog:
+    """An engine on the virtual clock, with the tokens and the prefills of each step."""
+
+    def __init__(self, rules: SchedulerRules | None = None, **steps: Any) -> None:
+        self.harness = Harness(
+            slots=8,
+            profile=PROFILE,
+            rules=rules or SchedulerRules(),
+            sections={"steps": StepSettings(timing="steps", **steps)},
+        )
+        self.tokens: list[int] = []
+        self.prefills: list[int] = []
+        self.harness.engine.executor.watch_step = self._note  # type: ignore[union-attr]
+
+    def _note(self, batch: Any, start_s: float, end_s: float) -> None:
+        self.tokens.append(batch.tokens)
+        self.prefills.append(batch.prefills)
+
+    def ask(self, *prompts: int, output: int = 2) -> None:
+        for prompt in prompts:
+            name = str(len(self.harness.events))
+            self.harness.ask(name, prompt_ids=[1] * prompt, max_tokens=output)
+
+    @property
+    def prefill_steps(self) -> list[int]:
+        return [step for step, prefills in enumerate(self.prefills) if prefills]
+
+
+class Asked(SequenceState):
+    """A sequence that may have an adapter."""
+
+    __slots__ = ("adapter",)
+
+
+class Line:
+    """A scheduler by itself, with at most two steps under way."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        blocks: int = 1000,
+        drafts: Drafts | None = None,
+        lora: LoRASlots | None = None,
+    ) -> None:
+        queue: WaitingQueue[SequenceState] = WaitingQueue(lora, limits.by_priority)
+        self.scheduler: Scheduler[SequenceState] = Scheduler(
+            limits, CountedBlocks(blocks + 1, BLOCK), queue, drafts
+        )
+
+    def add(
+        self, prompt: int, output: int = 1, priority: int = 0, adapter: str | None = None
+    ) -> SequenceState:
+        sequence = Asked(prompt, output, priority)
+        sequence.adapter = adapter
+        self.scheduler.waiting.add(sequence)
+        return sequence
+
+    def add_remote(self, prompt: int) -> SequenceState:
+        sequence = Asked(prompt, 1, 0, remote=True)
+        sequence.adapter = None
+        self.scheduler.waiting.add(sequence)
+        return sequence
+
+    def step(self) -> None:
+        batch = self.scheduler.schedule()
+        assert batch is not None
+        self.scheduler.complete(batch)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "adaptive", "tokens"),
+    [
+        ((100,), False, 64),
+        ((100, 100), False, 2 * 16),
+        ((100, 100), True, 2 * 32),
+        ((100, 100, 100, 100, 100), True, 4 * 16),
+    ],
+)
+def test_the_threshold_of_prompts_spares_one_that_is_alone(
+    prompts: Sequence[int], adaptive: bool, tokens: int
+) -> None:
+    log = StepLog(
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=16,
+        long_prefill_token_threshold_adaptive=adaptive,
+    )
+    log.ask(*prompts)
+    log.harness.clock.advance(10)
+    assert log.tokens[0] == tokens
+    assert log.harness.is_idle()
+
+
+@pytest.mark.parametrize(("spaces", "distance"), [(True, 5), (False, 1)])
+def test_the_interval_leaves_steps_without_prompts(spaces: bool, distance: int) -> None:
+    log = StepLog(SchedulerRules(spaces_prefill=spaces), prefill_schedule_interval=5)
+    log.ask(10, output=60)
+    log.harness.clock.advance(0.2)
+    log.ask(10, output=60)
+    log.harness.clock.advance(0.015)
+    log.ask(10)
+    log.harness.clock.advance(10)
+    _, second, third = log.prefill_steps
+    assert third - second == distance
+    assert log.harness.is_idle()
+
+
+def test_the_interval_does_not_hold_prompts_while_a_backlog_waits() -> None:
+    rules = SchedulerRules(spaces_prefill=True)
+    log = StepLog(rules, prefill_schedule_interval=5, max_num_batched_tokens=16)
+    log.ask(4, output=60)
+    log.harness.clock.advance(0.2)
+    log.ask(15, 15, 15)
+    log.harness.clock.advance(10)
+    first = log.prefill_steps[1]
+    assert log.prefill_steps[1:4] == [first, first + 1, first + 2]
+
+
+@pytest.mark.parametrize(("passes", "computed"), [(True, 9), (False, 8)])
+def test_the_step_goes_on_after_a_sequence_that_preempts_itself(
+    passes: bool, computed: int
+) -> None:
+    rules = SchedulerRules(passes_self_preempted=passes)
+    line = Line(SchedulerLimits(by_priority=True, rules=rules), blocks=4)
+    unimportant = line.add(BLOCK, output=9, priority=2)
+    line.scheduler.schedule()
+    important = line.add(BLOCK + 1, output=9, priority=1)
+    while not unimportant.preemptions:  # in the step in which both need a block
+        line.scheduler.schedule()
+    assert important.prompt_tokens + important.written - 1 == computed
+
+
+@pytest.mark.parametrize(("watermark", "running"), [(0.0, 2), (0.5, 1)])
+def test_the_watermark_stays_free_when_others_run(watermark: float, running: int) -> None:
+    line = Line(SchedulerLimits(watermark=watermark), blocks=9)
+    line.add(4 * BLOCK, output=5)  # alone, it takes more than it may beside others
+    line.add(2 * BLOCK, output=5)
+    line.step()
+    assert len(line.scheduler.running) == running
+
+
+@pytest.mark.parametrize(("prompt", "fetching"), [(3, 1), (4, 0)])
+def test_a_transfer_leaves_the_blocks_that_unfinished_prompts_need(
+    prompt: int, fetching: int
+) -> None:
+    line = Line(SchedulerLimits(long_prefill_token_threshold=BLOCK), blocks=8)
+    line.add(5 * BLOCK)
+    line.add_remote(prompt * BLOCK)
+    line.step()
+    assert len(line.scheduler.fetching) == fetching
+
+
+def test_drafts_of_a_model_take_slots_of_the_step() -> None:
+    line = Line(
+        SchedulerLimits(max_num_batched_tokens=20, draft_slots=3),
+        drafts=Drafts([1.0], Random(1)),
+    )
+    first = line.add(10, output=9)
+    second = line.add(10, output=9)
+    line.step()
+    assert (first.computed, second.computed) == (10, 4)
+
+
+@pytest.mark.parametrize(("holds", "running"), [(False, 2), (True, 1)])
+def test_an_adapter_counts_while_the_last_token_of_its_request_is_under_way(
+    holds: bool, running: int
+) -> None:
+    limits = SchedulerLimits(rules=SchedulerRules(holds_last_adapters=holds))
+    line = Line(limits, lora=LoRASlots(1, lambda adapter: True))
+    line.add(4, output=1, adapter="a")
+    line.add(4, output=1, adapter="b")
+    first = line.scheduler.schedule()
+    line.scheduler.schedule()
+    assert first is not None and len(first.admitted) == 1
+    assert len(line.scheduler.running) == running
+
+
+def test_draft_slots_that_fill_a_step_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"draft-slots 64 .* less than max-num-batched-tokens, 64"
+    ):
+        SchedulerLimits(max_num_batched_tokens=64, draft_slots=64)

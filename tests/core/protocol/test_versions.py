@@ -1,0 +1,80 @@
+"""The table of vLLM's versions, and that the rest of the code asks it by feature."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from app.core.protocol.versions import RELEASES, VERSIONS, Feature, simulated_version
+from app.core.settings import load
+from config.sections.api import ApiSettings
+
+ROOT = Path(__file__).parents[3]
+TABLE = ROOT / "app" / "core" / "protocol" / "versions.py"
+DECLARATION = ROOT / "config" / "sections" / "api.py"
+"""Declares the setting with the names of the versions."""
+SOURCES = [
+    path
+    for folder in ("app", "config", "vllm_understudy")
+    for path in (ROOT / folder).rglob("*.py")
+    if path not in (TABLE, DECLARATION)
+]
+VERSION_NUMBER = re.compile(rf"({'|'.join(map(re.escape, RELEASES))})(\.\d+)?")
+
+
+def test_the_setting_offers_the_versions_of_the_table() -> None:
+    assert get_args(get_type_hints(ApiSettings)["vllm_version"]) == tuple(RELEASES)
+
+
+def test_two_minor_versions_are_supported() -> None:
+    minors = [int(name.partition(".")[2]) for name in RELEASES]
+    assert minors == [minors[0], minors[0] + 1]
+
+
+def test_every_feature_comes_with_a_supported_version_that_is_not_the_oldest() -> None:
+    later_versions = list(RELEASES)[1:]
+    assert [feature.name for feature in Feature if feature.since not in later_versions] == []
+
+
+def test_a_version_has_the_features_of_those_before_it() -> None:
+    features = [version.features for version in VERSIONS.values()]
+    for earlier, later in zip(features, features[1:], strict=False):
+        assert earlier < later
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_setting_selects_the_version(name: str) -> None:
+    version = simulated_version(load(["--vllm-version", name], {}))
+    assert version.name == name
+    assert version.release == RELEASES[name]
+
+
+def uses_of_numbers(code: str) -> Iterator[str]:
+    """Yields the places where code knows a version by its number instead of its features."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if VERSION_NUMBER.fullmatch(node.value):
+                yield f"line {node.lineno}: {node.value!r}"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).endswith("api.vllm_version"):
+            yield f"line {node.lineno}: vllm_version"
+
+
+def test_other_code_asks_for_features_and_knows_no_number() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}, {use}"
+        for path in SOURCES
+        for use in uses_of_numbers(path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
+def test_comparisons_with_a_number_are_found() -> None:
+    code = "if name == '0.33' or settings.api.vllm_version > '0.32.1':\n    pass\n"
+    assert sorted(uses_of_numbers(code)) == [
+        "line 1: '0.32.1'",
+        "line 1: '0.33'",
+        "line 1: vllm_version",
+    ]

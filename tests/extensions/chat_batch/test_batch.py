@@ -1,0 +1,46 @@
+"""The answer to a batch of chats, and beam searches without a step."""
+
+from tests.client import in_process
+
+BATCH = "/v1/chat/completions/batch"
+ASKED = {"role": "user", "content": "a"}
+BEGUN = {"role": "assistant", "content": "Well"}
+
+
+def test_a_batch_repeats_each_conversation_and_shows_nothing_about_its_prompts() -> None:
+    conversations = [[ASKED], [ASKED, BEGUN]]
+    body = {
+        "messages": conversations,
+        "max_tokens": 2,
+        "echo": True,
+        "prompt_logprobs": 1,
+        "return_token_ids": True,
+        "return_prompt_text": True,
+        "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
+    }
+    with in_process() as client:
+        for adds_prompt, roles, echoes in (
+            (True, ["assistant", "assistant"], ["", "Well"]),
+            (False, ["user", "assistant"], ["a", "Well"]),
+        ):
+            answer = client.post(BATCH, body | {"add_generation_prompt": adds_prompt}).json()
+            for name in ("prompt_logprobs", "prompt_token_ids", "prompt_text"):
+                assert answer[name] is None
+            assert answer["kv_transfer_params"] is None
+            messages = [choice["message"] for choice in answer["choices"]]
+            assert [message["role"] for message in messages] == roles
+            for message, echo in zip(messages, echoes, strict=True):
+                assert message["content"].startswith(echo)
+            assert [len(choice["token_ids"]) for choice in answer["choices"]] == [2, 2]
+
+
+def test_a_beam_search_of_no_tokens_has_one_empty_choice_per_prompt() -> None:
+    search = {"use_beam_search": True, "n": 3, "max_tokens": 0}
+    with in_process() as client:
+        chat = client.post("/v1/chat/completions", {"messages": [ASKED], **search}).json()
+        texts = client.post("/v1/completions", {"prompt": ["a", "b"], **search}).json()
+    assert [choice["message"]["content"] for choice in chat["choices"]] == [""]
+    assert [choice["text"] for choice in texts["choices"]] == ["", ""]
+    for answer in (chat, texts):
+        assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+        assert answer["usage"]["completion_tokens"] == 0

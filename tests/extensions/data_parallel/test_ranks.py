@@ -1,0 +1,140 @@
+"""Engines of several ranks in one process: pinned requests, local ranks, commands and limits."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.client import Client, in_process
+
+INTERNAL = "--data-parallel-mode=internal"
+RANK = "X-data-parallel-rank"
+TOKENS = re.compile(r'^vllm:generation_tokens_total\{engine="(\d+)".*\} (\S+)$', re.M)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with in_process(INTERNAL, "--data-parallel-size=2", "--enable-kvcache") as client:
+        yield client
+
+
+def generated(client: Client) -> Counter[int]:
+    """Generated tokens of each rank."""
+    found = TOKENS.findall(client.get("/metrics").text)
+    return Counter({int(rank): int(float(tokens)) for rank, tokens in found})
+
+
+def complete(client: Client, rank: object = None, **fields: Any) -> Any:
+    headers = {} if rank is None else {RANK: str(rank)}
+    body = {"prompt": "Hello", "max_tokens": 2, "ignore_eos": True, **fields}
+    return client.post("/v1/completions", body, headers=headers)
+
+
+def test_the_first_request_goes_to_the_second_rank(client: Client) -> None:
+    """The start of the scan moves on before the first request, too."""
+    complete(client)
+    assert generated(client) == Counter({0: 0, 1: 2})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/completions", {"prompt": "Hello", "n": 3}),
+        ("/v1/completions", {"prompt": ["Hello", "Goodbye"]}),
+        ("/v1/completions", {"prompt": "Hello", "use_beam_search": True, "n": 2}),
+    ],
+)
+def test_every_family_may_be_pinned(client: Client, path: str, body: dict[str, Any]) -> None:
+    fields = {**body, "max_tokens": 2, "ignore_eos": True}
+    for _ in range(3):
+        assert client.post(path, fields, headers={RANK: "0"}).status_code == 200
+    assert generated(client)[0] > 0 and generated(client)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        (("--data-parallel-size=4", "--data-parallel-rank=2"), [2]),
+        (
+            (
+                "--data-parallel-size=4",
+                "--data-parallel-size-local=2",
+                "--data-parallel-start-rank=2",
+            ),
+            [2, 3],
+        ),
+        (
+            (
+                "--data-parallel-size=8",
+                "--data-parallel-size-local=3",
+                "--data-parallel-start-rank=8",
+            ),
+            [8, 9, 10],
+        ),
+    ],
+)
+def test_the_header_counts_locally_and_the_metrics_globally(
+    flags: tuple[str, ...], ranks: list[int]
+) -> None:
+    events = ("--enable-kvcache", "--zmq-endpoint=tcp://127.0.0.1:5600")
+    with in_process(INTERNAL, *flags, *events) as client:
+        for position in range(len(ranks)):
+            for _ in range(position + 1):
+                assert complete(client, position).status_code == 200
+        assert generated(client) == Counter(
+            {rank: 2 * (position + 1) for position, rank in enumerate(ranks)}
+        )
+        for requested in (-1, len(ranks), ranks[-1] + 10):
+            rejected = complete(client, requested)
+            message = f"data_parallel_rank {requested} is out of range [0, {len(ranks)})."
+            assert (rejected.status_code, rejected.json()["error"]["message"]) == (400, message)
+        sources = client.get("/kv_event_sources").json()
+        assert {int(rank): source["endpoint"] for rank, source in sources.items()} == {
+            rank: f"tcp://127.0.0.1:{5600 + rank}" for rank in ranks
+        }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_prompts_of_a_request_are_balanced(client: Client, stream: bool) -> None:
+    prompts = ["One", "Two", "Three", "Four"]
+    answer = complete(client, prompt=prompts, n=2, stream=stream)
+    assert answer.status_code == 200
+    assert generated(client) == Counter({0: 8, 1: 8})
+    if not stream:
+        indexes = [choice["index"] for choice in answer.json()["choices"]]
+        assert indexes == list(range(8))
+        assert answer.json()["usage"]["completion_tokens"] == 16
+
+
+def test_texts_to_embed_are_balanced() -> None:
+    with in_process(INTERNAL, "--data-parallel-size=2", "--task=embed") as client:
+        texts = ["One", "Two", "Three", "Four"]
+        answer = client.post("/v1/embeddings", {"input": texts})
+        assert [item["index"] for item in answer.json()["data"]] == list(range(4))
+        page = client.get("/metrics").text
+        finished = re.findall(r"^vllm:request_prompt_tokens_count\{.*\} (\S+)$", page, re.M)
+        assert finished == ["2.0", "2.0"]
+
+
+def test_adapters_older_names_and_pooling_have_one_page_each() -> None:
+    for flags in (
+        ("--lora-modules=a=/a", "--enable-lora", "--simulator-metrics", "--lora-residency-metrics"),
+        ("--task=pooling",),
+        ("--console", "--kv-cache-metrics", "--enable-kvcache"),
+        ("--kv-index", "--enable-kvcache"),
+        ("--profile=qwen3-14b-h100", "--enable-kvcache"),
+    ):
+        with in_process(INTERNAL, "--data-parallel-size=3", *flags) as client:
+            page = client.get("/metrics").text
+            lines = [
+                line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")
+            ]
+            assert [line for line, count in Counter(lines).items() if count > 1] == []
+            types = re.findall(r"^# TYPE (\S+)", page, re.M)
+            assert [name for name, count in Counter(types).items() if count > 1] == []

@@ -1,0 +1,141 @@
+"""What a rendered request tells about its reply's parser and about transfers, by vLLM's version."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+from werkzeug.test import Client
+
+from tests.application import app_of
+
+CHAT = "/v1/chat/completions/render"
+MESSAGES = "/v1/messages/render"
+COMPLETIONS = "/v1/completions/render"
+RESPONSES = "/v1/responses/render"
+HELLO = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO, "max_tokens": 3},
+    MESSAGES: {"model": "m", "messages": HELLO, "max_tokens": 3},
+    COMPLETIONS: {"prompt": "hi", "max_tokens": 3},
+    RESPONSES: {"input": "hi", "max_output_tokens": 3},
+}
+PING = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}
+SHOWN_PING = {
+    "type": "function",
+    "function": {"name": "ping", "description": None, "parameters": {"type": "object"}},
+}
+TEMPLATE_KWARGS = {
+    "cohere_format": "cmd4",
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+}
+DEFAULTS = {
+    "tools": None,
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "include_reasoning": True,
+    "chat_template_kwargs": TEMPLATE_KWARGS,
+    "history_tool_call_cnt": 0,
+}
+TRANSFER = {"kv_transfer_params": {"do_remote_decode": True}}
+
+
+@cache
+def client_of(version: str, *flags: str) -> Client:
+    common = ("--force-dummy-tokenizer", "--enable-scale-out", "--served-model-name", "m")
+    parser = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    return app_of("--vllm-version", version, *common, *parser, *flags).test_client()
+
+
+def rendered(client: Client, path: str, **fields: Any) -> dict[str, Any]:
+    answer = client.post(path, json=BODIES[path] | fields)
+    assert answer.status_code == 200, answer.text
+    parsed = answer.get_json()
+    if path == COMPLETIONS:
+        [parsed] = parsed
+    result: dict[str, Any] = parsed
+    return result
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a_chat_or_message_without_tools_has_defaults(path: str) -> None:
+    request = rendered(client_of("0.33"), path)
+    assert request["parse_context"] == DEFAULTS
+    names = list(request)
+    assert names.index("parse_context") == names.index("output_mode") + 1
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, RESPONSES])
+def test_other_requests_have_a_null_context(path: str) -> None:
+    assert rendered(client_of("0.33"), path)["parse_context"] is None
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_earlier_version_has_no_context(path: str) -> None:
+    assert "parse_context" not in rendered(client_of("0.32"), path)
+
+
+def test_the_context_repeats_what_a_parser_reads() -> None:
+    function = {"id": "a", "type": "function", "function": {"name": "ping", "arguments": "{}"}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "tool_calls": [function, function | {"id": "b"}]},
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+        {"role": "tool", "tool_call_id": "b", "content": "x"},
+    ]
+    chat = {"messages": messages, "tools": [PING], "parallel_tool_calls": False}
+    context = rendered(client_of("0.33"), CHAT, **chat, include_reasoning=False)["parse_context"]
+    assert context == DEFAULTS | {
+        "tools": [SHOWN_PING],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "include_reasoning": False,
+        "history_tool_call_cnt": 2,
+    }
+
+
+def test_the_context_shows_a_named_choice_and_strict_tools() -> None:
+    tool = {"type": "function", "function": PING["function"] | {"strict": True}}
+    choice = {"type": "function", "function": {"name": "ping"}}
+    context = rendered(client_of("0.33"), CHAT, tools=[tool], tool_choice=choice)["parse_context"]
+    assert context["tool_choice"] == choice
+    assert context["tools"] == [
+        {"type": "function", "function": SHOWN_PING["function"] | {"strict": True}}
+    ]
+
+
+def test_template_variables_leave_out_what_null_or_auto_unsets() -> None:
+    flags = ("--default-chat-template-kwargs", '{"cohere_format": "cmd3", "a": 1}')
+    kwargs = {"a": None, "b": "auto", "c": 2}
+    chat = {"chat_template_kwargs": kwargs, "reasoning_effort": "none"}
+    context = rendered(client_of("0.33", *flags), CHAT, **chat)["parse_context"]
+    assert context["chat_template_kwargs"] == TEMPLATE_KWARGS | {
+        "cohere_format": "cmd3",
+        "a": 1,
+        "c": 2,
+        "reasoning_effort": "none",
+        "enable_thinking": False,
+    }
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+def test_transfers_are_beside_the_sampling_parameters(path: str) -> None:
+    request = rendered(client_of("0.33"), path, **TRANSFER)
+    assert request["kv_transfer_params"] == TRANSFER["kv_transfer_params"]
+    assert "extra_args" not in request["sampling_params"]
+    request = rendered(client_of("0.33"), path, **TRANSFER, vllm_xargs={"a": 1})
+    assert request["sampling_params"]["extra_args"] == {"a": 1}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_an_earlier_version_has_transfers_among_the_extra_arguments(path: str) -> None:
+    request = rendered(client_of("0.32"), path, **TRANSFER, return_token_ids=True)
+    assert request["kv_transfer_params"] is None
+    assert request["return_token_ids"] is None
+    assert request["sampling_params"]["extra_args"] == TRANSFER
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_the_wish_for_token_ids_is_repeated(path: str) -> None:
+    assert rendered(client_of("0.33"), path, return_token_ids=True)["return_token_ids"] is True
+    assert rendered(client_of("0.33"), path)["return_token_ids"] is None

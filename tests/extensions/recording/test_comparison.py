@@ -1,0 +1,101 @@
+"""The comparison that drift and the oracle share."""
+
+from typing import Any
+
+import msgspec
+
+from app.extensions.recording.comparison import (
+    ComparisonRules,
+    ReceivedAnswer,
+    differences,
+    shape_of,
+    shapes_of,
+)
+
+EVENTS = [("content-type", "text/event-stream")]
+JSON = [("content-type", "application/json")]
+
+
+def _json(value: object, **headers: str) -> ReceivedAnswer:
+    return ReceivedAnswer(200, [*JSON, *headers.items()], msgspec.json.encode(value))
+
+
+def _stream(*events: object) -> ReceivedAnswer:
+    lines = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
+    return ReceivedAnswer(200, EVENTS, b"".join([*lines, b"data: [DONE]\n\n"]))
+
+
+def _delta(index: int, **fields: Any) -> dict[str, object]:
+    return {"choices": [{"index": index, **fields}]}
+
+
+def _lines(first: ReceivedAnswer, second: ReceivedAnswer, **rules: Any) -> list[str]:
+    compared = ComparisonRules(**rules)
+    return list(differences(shapes_of(first, compared), shapes_of(second, compared)))
+
+
+def test_texts_and_numbers_may_differ_and_types_and_keys_may_not() -> None:
+    assert _lines(_json({"id": "a", "n": 1}), _json({"id": "b", "n": 2.5})) == []
+    assert _lines(_json({"id": "a"}), _json({"id": None, "x": 1})) == [
+        "$.id: string: only in the recorded answer",
+        "$.id: null: only in the live answer",
+        "$.x: number: only in the live answer",
+    ]
+
+
+def test_values_of_named_fields_are_compared_also_in_lists() -> None:
+    first = _json({"tokens": [1, 2], "code": 400})
+    second = _json({"tokens": [1, 3], "code": 404})
+    assert _lines(first, second) == []
+    lines = _lines(first, second, values=frozenset(("tokens", "code")))
+    assert len(lines) == 4
+    assert "$.tokens: [1, 2]: only in the recorded answer" in lines
+
+
+def test_ignored_fields_and_lengths_of_counted_lists() -> None:
+    first = _json({"data": [{"a": 1}, {"a": 2}], "noise": 1})
+    second = _json({"data": [{"a": 1}], "noise": "x"})
+    assert _lines(first, second, ignored=frozenset(("noise",))) == []
+    lines = _lines(first, second, ignored=frozenset(("noise",)), counted=frozenset(("data",)))
+    assert lines == [
+        "$.data: 2 items: only in the recorded answer",
+        "$.data: 1 items: only in the live answer",
+    ]
+
+
+def test_choices_of_a_stream_come_in_any_order() -> None:
+    first = _stream(_delta(0, text="a"), _delta(1, text="b"), _delta(0, end=1), _delta(1, end=1))
+    second = _stream(_delta(1, text="a"), _delta(1, end=1), _delta(0, text="b"), _delta(0, end=1))
+    assert _lines(first, second) == []
+
+
+def test_first_part_of_a_stream_that_differs_is_named() -> None:
+    lines = _lines(_stream(_delta(0, text="a")), _stream(_delta(0, text="a"), _delta(0, end=1)))
+    assert len(lines) == 1
+    assert lines[0].startswith("stream, part 2: [DONE] in the recorded answer")
+
+
+def test_headers_are_compared_by_name_or_by_value() -> None:
+    first = _json({}, allow="GET, POST", server="a")
+    second = _json({}, allow="POST, GET", date="b")
+    assert _lines(first, second) == []
+    assert _lines(first, second, headers=frozenset(("allow",))) == []
+    lines = _lines(first, second, unstable_headers=frozenset(("date", "content-type")))
+    assert lines == ["header server in the recorded answer, less in the live answer"]
+
+
+def test_members_under_token_ids_and_texts_share_a_path() -> None:
+    assert shape_of({"prompt_logprobs": {"5": 1}}) == {"$.prompt_logprobs.*: number"}
+    assert shape_of({"top_logprobs": {"Hi": 1, "x": 2}}) == {"$.top_logprobs.*: number"}
+
+
+def test_metrics_are_compared_by_families_types_and_labels() -> None:
+    body = b'# HELP a text\n# TYPE a counter\na{x="1",y="2"} 5\n'
+    answer = ReceivedAnswer(200, [("content-type", "text/plain")], body)
+    other = ReceivedAnswer(200, [("content-type", "text/plain")], body.replace(b"5", b"6"))
+    fewer = ReceivedAnswer(200, [("content-type", "text/plain")], body.replace(b',y="2"', b""))
+    assert _lines(answer, other) == []
+    assert _lines(answer, fewer) == [
+        "sample a: x, y: only in the recorded answer",
+        "sample a: x: only in the live answer",
+    ]

@@ -1,0 +1,34 @@
+"""A server with `responses-dialect: open`, as OpenAI's SDK and plain requests see it."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.client import MODEL, Client, served
+from tests.extensions.responses.open_schema import RESPONSE, flaws
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with served("--responses-dialect", "open", "--enable-responses-store") as opened:
+        yield opened
+
+
+def test_the_sdk_of_openai_reads_answers_and_streams(client: Client) -> None:
+    sdk = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")
+    response = sdk.responses.create(model=MODEL, input="hi")
+    assert response.status == "completed" and response.completed_at is not None
+    assert flaws(sdk.responses.retrieve(response.id).to_dict(), RESPONSE) == []
+    with sdk.responses.stream(model=MODEL, input="hi") as stream:
+        kinds = [event.type for event in stream]
+        assert kinds[-1] == "response.completed"
+        assert stream.get_final_response().output_text
+
+
+@pytest.mark.parametrize("special", [{}, {"Expect": "100-continue"}])
+def test_errors_have_the_same_form_on_all_paths(client: Client, special: dict[str, str]) -> None:
+    answer = client.post("/v1/responses", {"input": "hi", "model": "missing"}, headers=special)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "not_found"
+    assert answer.json()["error"]["code"] == "model_not_found"

@@ -1,0 +1,258 @@
+"""Calls in constrained texts, as clients of chats, responses and messages get them."""
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+
+import pytest
+import requests
+
+from app.core.engine.outputs import Part
+from app.core.engine.request import STOP, Reply, ToolCalls, ToolFunction
+from app.extensions.tool_calls.reader import HELD, CallReader
+from tests.client import MODEL, Client, events, in_process
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "ping"}},
+]
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+PING = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Iterator[Client]:
+    with in_process("--tool-call-parser", "hermes") as client:
+        yield client
+
+
+def texts_of(part: str) -> dict[str, Any]:
+    return {"tools": TOOLS, "structured_outputs": {"choice": [part]}}
+
+
+def called(choice: dict[str, Any]) -> list[tuple[str, str]]:
+    calls = choice["message"].get("tool_calls", ())
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def stream_deltas(client: Client, **fields: Any) -> list[dict[str, Any]]:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
+    chunks = events(client.post("/v1/chat/completions", body))
+    return [chunk["choices"][0]["delta"] for chunk in chunks[1:]]
+
+
+def test_a_whole_chat_has_the_calls_and_the_text_before_them(hermes: Client) -> None:
+    [choice] = hermes.chat("hi", **texts_of(f"Sure. {CALL}\n{PING}"))["choices"]
+    assert called(choice) == [("get_weather", '{"city": "Rome"}'), ("ping", "{}")]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Sure. ", "tool_calls")
+
+
+def test_every_choice_has_its_calls(hermes: Client) -> None:
+    choices = hermes.chat("hi", n=2, **texts_of(CALL))["choices"]
+    assert [called(choice) for choice in choices] == [[("get_weather", '{"city": "Rome"}')]] * 2
+
+
+def test_a_constraint_decides_the_text_whatever_the_message_asks_for(hermes: Client) -> None:
+    fields = texts_of("no")
+    [choice] = hermes.chat("What is the weather in Rome?", **fields)["choices"]
+    assert (called(choice), choice["message"]["content"]) == ([], "no")
+
+
+def test_a_strict_tool_may_be_called_in_spite_of_a_constraint(hermes: Client) -> None:
+    strict = {"name": "get_weather", "parameters": PARAMETERS, "strict": True}
+    fields = texts_of("no") | {"tools": [{"type": "function", "function": strict}]}
+    [choice] = hermes.chat("What is the weather in Rome?", **fields)["choices"]
+    assert called(choice) == [("get_weather", '{"city": "Rome"}')]
+
+
+def test_without_parallel_calls_the_first_one_is_returned(hermes: Client) -> None:
+    fields = texts_of(f"{CALL}{PING}") | {"parallel_tool_calls": False}
+    [choice] = hermes.chat("hi", **fields)["choices"]
+    assert [name for name, _ in called(choice)] == ["get_weather"]
+    deltas = stream_deltas(hermes, **fields)
+    assert {call["index"] for delta in deltas for call in delta.get("tool_calls", ())} == {0}
+
+
+def test_no_choice_of_tools_leaves_the_text(hermes: Client) -> None:
+    [choice] = hermes.chat("hi", **texts_of(CALL), tool_choice="none")["choices"]
+    assert (called(choice), choice["message"]["content"]) == ([], CALL)
+
+
+def test_a_call_cut_off_by_the_limit_is_text(hermes: Client) -> None:
+    [choice] = hermes.chat("hi", max_tokens=4, **texts_of(CALL))["choices"]
+    assert CALL.startswith(choice["message"]["content"])
+    assert (called(choice), choice["finish_reason"]) == ([], "length")
+
+
+def test_chunks_of_hermes_calls_have_null_contents(hermes: Client) -> None:
+    first, *others, last = stream_deltas(hermes, **texts_of(CALL))
+    [call] = first["tool_calls"]
+    assert (first["content"], call["function"]) == (None, {"name": "get_weather"})
+    arguments = "".join(delta["tool_calls"][0]["function"]["arguments"] for delta in others)
+    assert (arguments, last) == ('{"city": "Rome"}', {})
+
+
+def test_chunks_of_pythonic_calls_have_null_ids_and_an_empty_end() -> None:
+    with in_process("--tool-call-parser", "pythonic") as client:
+        deltas = stream_deltas(client, **texts_of('[get_weather(city="Rome")]'))
+        calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+        assert "content" not in deltas[0]
+        assert set(calls[0]["function"]) == {"name", "arguments"}
+        assert {call["id"] for call in calls[1:]} == {None}
+        assert deltas[-1] == {"content": ""}
+        assert stream_deltas(client, **texts_of("just text"))[-1] == {"content": ""}
+
+
+def test_chunks_of_llama_and_qwen_calls_have_no_content() -> None:
+    texts = {
+        "llama3_json": '{"name": "get_weather", "parameters": {"city": "Rome"}}',
+        "qwen3_coder": "<function=get_weather><parameter=city>Rome</parameter></function>",
+    }
+    for parser, text in texts.items():
+        with in_process("--tool-call-parser", parser) as client:
+            deltas = stream_deltas(client, **texts_of(text))
+            calls = [delta for delta in deltas if "tool_calls" in delta]
+            assert calls, parser
+            assert {*map(tuple, calls)} == {("tool_calls",)}, parser
+            assert not {"id"} & {key for call in calls[1:] for key in call["tool_calls"][0]}
+
+
+def test_a_response_has_all_calls(hermes: Client) -> None:
+    tools = [{"type": "function", "name": "ping", "parameters": {"type": "object"}}]
+    body = {"input": "hi", "tools": tools, "structured_outputs": {"choice": [PING * 2]}}
+    output = hermes.post("/v1/responses", body).json()["output"]
+    assert [(item["type"], item["name"], item["arguments"]) for item in output] == [
+        ("function_call", "ping", "{}")
+    ] * 2
+    single = hermes.post("/v1/responses", body | {"parallel_tool_calls": False}).json()["output"]
+    assert len(single) == 1
+
+
+def test_the_stream_of_a_response_has_the_calls(hermes: Client) -> None:
+    tools = [{"type": "function", "name": "ping", "parameters": {"type": "object"}}]
+    choice = {"structured_outputs": {"choice": [f"Sure. {PING}"]}, "stream": True}
+    body = {"input": "hi", "tools": tools, **choice}
+    done = events(hermes.post("/v1/responses", body))[-1]["response"]["output"]
+    assert [item["type"] for item in done] == ["message", "function_call"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_has_the_call_of_a_constrained_text(stream: bool) -> None:
+    call = {"name": "ping", "parameters": {}}
+    body = {
+        "model": MODEL,
+        "max_tokens": 200,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"name": "ping", "input_schema": {"type": "object"}}],
+        "output_config": {"format": {"type": "json_schema", "schema": {"const": call}}},
+        "stream": stream,
+    }
+    with in_process("--tool-call-parser", "llama3_json") as client:
+        answer = client.post("/v1/messages", body)
+    assert answer.status_code == 200, answer.text
+    blocks = answer.json()["content"] if not stream else blocks_of(answer)
+    assert [block["name"] for block in blocks] == ["ping"]
+
+
+def blocks_of(answer: requests.Response) -> list[dict[str, Any]]:
+    starts = [event.get("content_block") for event in events(answer)]
+    return [block for block in starts if block]
+
+
+@pytest.mark.parametrize("setting", ["match", "coin"])
+def test_auto_is_decided_by_the_setting(setting: str) -> None:
+    with in_process("--tool-choice-auto", setting) as client:
+        choices = [
+            client.chat("What is the weather in Rome?", tools=TOOLS)["choices"][0]
+            for _ in range(12)
+        ]
+        calls = [called(choice) for choice in choices]
+        if setting == "match":
+            assert calls == [[("get_weather", '{"city": "Rome"}')]] * 12
+        else:
+            assert len([*groupby(calls)]) > 1
+        asked = [
+            {"role": "user", "content": "What is the weather in Rome?"},
+            choices[0]["message"] | {"tool_calls": [call_of("get_weather")]},
+            {"role": "tool", "tool_call_id": "c", "content": "Rain"},
+        ]
+        if setting == "match":
+            answer = client.post("/v1/chat/completions", {"messages": asked, "tools": TOOLS})
+            assert called(answer.json()["choices"][0]) == []
+
+
+def call_of(name: str) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def test_required_calls_take_arguments_from_the_message(hermes: Client) -> None:
+    [choice] = hermes.chat("Rome?", tools=TOOLS, tool_choice="required")["choices"]
+    assert len(called(choice)) >= 1
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    [choice] = hermes.chat("And in 'Oslo'?", tools=TOOLS, tool_choice=named)["choices"]
+    assert json.loads(called(choice)[0][1]) == {"city": "Oslo"}
+
+
+def test_a_token_that_adds_two_parts_shows_them_one_after_the_other() -> None:
+    calls = ToolCalls(tools=(ToolFunction("ping"),), streams=True)
+    texts = [f"a{PING}", PING, ""]
+    reply = CallReader("hermes").read(Reply(texts, [1, 2, 3], STOP), calls)
+    parts = [None, Part("call", 0, "ping"), Part("call", 1, "ping")]
+    assert (reply.texts, reply.spans) == (
+        ["a", "{}", "{}"],
+        [(1, parts[0]), (2, parts[1]), (3, parts[2])],
+    )
+
+
+def test_a_long_stream_is_read_several_tokens_at_a_time() -> None:
+    calls = ToolCalls(tools=(ToolFunction("ping"),), streams=True)
+    text = f'{{"name": "ping", "parameters": {{"text": "{"word " * 1000}"}}}}'
+    reply = CallReader("llama3_json").read(Reply([*text], range(len(text)), STOP), calls)
+    arguments = json.loads("".join(reply.texts))
+    assert arguments == json.loads(text)["parameters"]
+    assert sum(map(bool, reply.texts)) < len(text) / 10
+    assert (HELD[0] in {part for _, part in reply.spans}, len(reply.texts)) == (True, len(text))
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 200),
+        ("llama3_json", '{"name": "f", "parameters": {}}; ' * 80),
+        ("llama3_json", '{"name": "f", "parameters": {"a": [' + "[1]," * 700),
+        ("mistral", "[TOOL_CALLS]f[ARGS]" + "{" * 4_500),
+        ("pythonic", "[" + "f()," * 2_500),
+        ("qwen3_coder", "<function=f>" + "<parameter=a>1</parameter>" * 300),
+    ],
+)
+def test_a_stream_is_read_with_pauses(
+    parser: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[None] = []
+    monkeypatch.setattr("app.core.base.clock.pause.pause_if_possible", lambda: pauses.append(None))
+    monkeypatch.setattr("app.extensions.tool_calls.reader.call_off_hub", None)
+    calls = ToolCalls(tools=(ToolFunction("f"),), streams=True)
+    texts = [text[start : start + 4] for start in range(0, len(text), 4)]
+    CallReader(parser).read(Reply(texts, range(len(texts)), STOP), calls)
+    assert len(pauses) >= 20
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "qwen3_coder"])
+def test_a_long_text_is_read_in_a_thread(
+    parser: str, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_threads: list[object] = []
+
+    def call(read: Callable[..., object], *args: object) -> object:
+        in_threads.append(read)
+        return read(*args)
+
+    monkeypatch.setattr("app.extensions.tool_calls.reader.call_off_hub", call)
+    calls = ToolCalls(tools=(ToolFunction("f"),), streams=streams)
+    for length, expected in ((1_000, 0), (70_000, 1)):
+        texts = ["{" * (length // 10)] * 10
+        reply = CallReader(parser).read(Reply(texts, range(10), STOP), calls)
+        assert (len(in_threads), len(reply.texts)) == (expected, 10)

@@ -1,0 +1,118 @@
+"""SIGTERM under `serve`, as clients of vLLM see it: what runs fails or ends, what is new gets 500."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.hostile.raw_client import (
+    Wire,
+    ask,
+    get,
+    is_error,
+    post,
+    running,
+    wait_until,
+)
+from tests.running_server import RunningServer, running_image
+
+pytestmark = pytest.mark.wire
+SERVE = ("serve", "tiny", "--inter-token-latency", "20ms")
+ENGINE_ENDED = {
+    "error": {
+        "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+}
+
+
+def begun_stream(wire: Wire, tokens: int) -> Iterator[Any]:
+    events = wire.post(ask(max_tokens=tokens, stream=True)).events()
+    next(events)
+    return events
+
+
+def refuses(server: RunningServer) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_without_a_timeout_the_port_closes_and_running_requests_fail() -> None:
+    with (
+        running_image(*SERVE) as server,
+        Wire(server.port) as streaming,
+        Wire(server.port) as whole,
+        Wire(server.port) as idle,
+    ):
+        stream = streaming.post(ask(max_tokens=4000, stream=True)).begin()
+        whole.post(ask(max_tokens=4000))
+        assert idle.post(ask(max_tokens=1)).answer().status == 200
+        wait_until(lambda: running(server.port) >= 2)
+        server.process.send_signal(signal.SIGTERM)
+        lines = stream.read().decode().split("\n\n")
+        assert json.loads(lines[-3].removeprefix("data: ")) == ENGINE_ENDED
+        assert lines[-2:] == ["data: [DONE]", ""]
+        answer = whole.answer()
+        assert (answer.status, answer.json()) == (500, ENGINE_ENDED)
+        assert refuses(server)
+        assert idle.sock.recv(1) == b""
+        assert server.process.wait(5) == 0
+        assert "Traceback" not in server.log()
+
+
+def test_within_a_timeout_running_requests_end_and_new_ones_get_500() -> None:
+    with (
+        running_image(*SERVE, "--shutdown-timeout", "20") as server,
+        Wire(server.port) as streaming,
+        Wire(server.port) as whole,
+    ):
+        events = begun_stream(streaming, 100)
+        whole.post(ask(max_tokens=60))
+        wait_until(lambda: running(server.port) >= 2)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(server.port, "/ready").status == 503)
+        assert get(server.port, "/health").status == 200
+        for stream in (False, True):
+            refused = post(server.port, ask(stream=stream))
+            is_error(refused, 500, "InternalServerError")
+            assert (
+                refused.json()["error"]["message"] == "cannot schedule new futures after shutdown"
+            )
+        assert whole.answer().json()["usage"]["completion_tokens"] == 60
+        assert len(list(events)) == 99
+        assert server.process.wait(5) == 0
+
+
+def test_after_the_timeout_running_requests_fail() -> None:
+    with (
+        running_image(*SERVE, "--shutdown-timeout", "1") as server,
+        Wire(server.port) as streaming,
+    ):
+        stream = streaming.post(ask(max_tokens=4000, stream=True)).begin()
+        wait_until(lambda: running(server.port) >= 1)
+        start_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        lines = stream.read().decode().split("\n\n")
+        assert time.monotonic() - start_s > 0.9
+        assert json.loads(lines[-3].removeprefix("data: ")) == ENGINE_ENDED
+        assert server.process.wait(5) == 0
+
+
+@pytest.mark.parametrize("command", [("--shutdown-mode", "drain", "--graceful-timeout", "20s")])
+def test_serve_can_end_gently(command: tuple[str, ...]) -> None:
+    with running_image(*SERVE, *command) as server, Wire(server.port) as streaming:
+        events = begun_stream(streaming, 100)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(server.port, "/ready").status == 503)
+        is_error(post(server.port, ask()), 503, "Service Unavailable")
+        assert len(list(events)) == 99
+        assert server.process.wait(5) == 0
