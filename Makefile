@@ -4,10 +4,12 @@
 # make test-all      run both; the last lines name the skipped tests and what they need (tests/README.md)
 # make test-tools    run the tests that need Redis, a browser, npm packages and the like; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
+# make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); JUDGED="files"
 # make test-general  run the tests of hostile clients again, on servers without the fast path
 # make test-image    run the tests of the image, and those of `make test`, with the image's version of Python
 # make test-engine   run the tests of the real engine (tests/extensions/llm)
 # make test-servers  run the tests of other servers and proxies (docs/servers.md); DEMAND=servers refuses to skip any
+# make form-backends  record which regexes and grammars the backends of vLLM accept: xgrammar and llguidance in .venv-backends
 # make test-extension  run the tests of one extension and of the extension contract: EXTENSION=label_reads
 # make removal-test  delete an extension with its tests in a copy, and start a server there, for all or EXTENSION="openapi tracing";
 #                    TESTS=--tests also runs the tests of the copy that start no processes
@@ -16,6 +18,9 @@
 # make lint          run ruff, mypy and the checks of words, code habits and workflows
 # make lint-js       run eslint and prettier on the JavaScript files; needs npm
 # make format-js     rewrite the JavaScript files with prettier
+# make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of tests/oracle/catalogue, and compare
+#                    Understudy's (CONTRIBUTING.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew
+# make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
 # make bench         run the benchmarks
 # make mutants       change the code slightly and check whether tests fail: N=80 SEED=1 ROOMS="kvcache schema"
 # make image         build the container image
@@ -47,6 +52,7 @@ IMAGE_VENV := .venv-image
 ENGINE := .venv-engine
 LLM := .venv-llm
 DOCS := .venv-docs
+BACKENDS := .venv-backends
 BIN := $(VENV)/bin
 IMAGE := understudy
 CLIENTS_LOCK := tests/conformance/python/uv.lock
@@ -60,12 +66,21 @@ ROOMS :=
 BASE := HEAD~1
 EXTENSION :=
 TESTS :=
+# Releases of vLLM for the oracle, and the configurations that it records; all if empty.
+VLLM := 0.32.0
+FROM := 0.32.0
+TO :=
+ONLY :=
+AGAIN :=
+ORACLE = $(BIN)/python -m tests.oracle
 # The number of test files that run at the same time, each in one process; 0 runs the tests one by one. Files run in the
 # order of their names: in the order of their test counts, the longest files would be the last, each running alone.
 WORKERS := 2
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Groups of requirements (tests/needs.py) without which test-servers and test-engine fail instead of skipping tests.
 DEMAND :=
+# Test files of vLLM for judge-vllm; all files of tests/judge/files.txt if empty.
+JUDGED :=
 DEMANDED = $(addprefix --demand=,$(DEMAND))
 
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
@@ -91,8 +106,9 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image image-python \
-	test-engine test-servers test-extension removal-test changed-extensions lint lint-js format-js bench mutants fleet image image-archive \
+.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm test-general test-image image-python \
+	test-engine test-servers form-backends test-extension removal-test changed-extensions lint lint-js format-js \
+	oracle oracle-diff bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
@@ -128,6 +144,10 @@ test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
 	$(BIN)/python -m pytest $(PARALLEL) -m "not shared" tests/conformance
 
+# vLLM's tests import the build of vLLM for CPUs, which takes 5 GB of disk; the servers are started from $(VENV).
+judge-vllm: $(VENV)/.dev
+	$(BIN)/python -m tests.judge --torch-index "$(TORCH_INDEX)" $(JUDGED)
+
 test-general: $(VENV)/.dev
 	$(BIN)/python -m pytest --general-way $(PARALLEL) tests/hostile
 
@@ -147,6 +167,10 @@ test-engine: $(ENGINE)/.installed
 test-servers: $(VENV)/.dev $(SERVERS)/.installed
 	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(PARALLEL) $(DEMANDED) tests/servers
 
+# The versions are those of vLLM 0.32.
+form-backends: $(BACKENDS)/.installed
+	$(BACKENDS)/bin/python scripts/form_backends.py tests/extensions/forms/backends/verdicts.json
+
 test-extension: $(VENV)/.dev
 	paths=$$($(BIN)/python -m scripts.extension_tests tests $(EXTENSION)) && $(BIN)/python -m pytest $(PARALLEL) $$paths
 
@@ -162,7 +186,7 @@ ci:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config vllm_understudy benchmarks wsgi.py examples/plugins
+	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/oracle wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -174,6 +198,15 @@ lint-js: $(NODE_LINT)/.installed
 
 format-js: $(NODE_LINT)/.installed
 	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --write $(JAVASCRIPT_FILES)
+
+# A lower priority, because a real vLLM takes all cores while it starts. What was recorded is compared, even if a configuration failed.
+oracle: $(VENV)/.dev
+	TORCH_INDEX=$(TORCH_INDEX) $(ORACLE) install $(VLLM)
+	nice $(ORACLE) record $(VLLM) --only "$(ONLY)" $(if $(AGAIN),--again); recorded=$$?; \
+	$(ORACLE) compare $(VLLM) --only "$(ONLY)" && exit $$recorded
+
+oracle-diff: $(VENV)/.dev
+	$(ORACLE) diff $(FROM) $(TO) --only "$(ONLY)"
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
@@ -236,8 +269,8 @@ lock: $(VENV)/.dev
 	$(BIN)/python scripts/locked.py project >requirements.txt
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) \
-		site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) $(BACKENDS) \
+		.oracle .judge site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is required: install it, or set PYTHON=..." >&2; exit 1; }
@@ -307,6 +340,12 @@ $(LLM)/.installed: uv.lock | llm-port $(BIN)/python
 	$(LLM)/bin/python $(INSTALL_TORCH) $$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(LLM)/requirements.txt)
 	$(call install,$(LLM))
 	$(LLM)/bin/python $(INSTALL_MODEL)
+	@touch $@
+
+$(BACKENDS)/.installed: Makefile | $(BIN)/python
+	@$(PYTHON) -m venv $(BACKENDS)
+	$(call announce,xgrammar and llguidance)
+	$(BACKENDS)/bin/python $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) xgrammar==0.2.8 llguidance==1.7.6
 	@touch $@
 
 $(DOCS)/.installed: uv.lock | $(BIN)/python

@@ -1,0 +1,34 @@
+"""Regexes and grammars get the verdicts of vLLM's backends (`make form-backends`)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.core.engine.constraints import SchemaError
+from app.extensions.forms.constraints import FormConstraints
+from app.extensions.forms.schema.request_patterns import compile_regex
+
+CASES = json.loads((Path(__file__).parent / "verdicts.json").read_text())
+KNOWN_DIFFERENCES = json.loads((Path(__file__).parent / "differences.json").read_text())
+"""Sources with another verdict here, by kind."""
+
+
+def is_accepted(kind: str, source: str) -> bool:
+    try:
+        if kind == "regex":
+            compile_regex(source)
+        else:
+            FormConstraints().compile_grammar(source)
+    except SchemaError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", ["regex", "lark", "gbnf"])
+def test_sources_are_accepted_as_by_the_backends(kind: str) -> None:
+    differences = []
+    for case in CASES:
+        if case["kind"] == kind and is_accepted(kind, case["source"]) is not case["accepted"]:
+            differences.append(case["source"])
+    assert differences == KNOWN_DIFFERENCES[kind]

@@ -1,0 +1,107 @@
+"""The oracle's use of recordings: its files, its rules, and its client."""
+
+from pathlib import Path
+
+import pytest
+
+from app.extensions.recording.comparison import ReceivedAnswer
+from app.extensions.recording.lines import recorded
+from tests.oracle import answers as answers_module
+from tests.oracle.answers import (
+    file_of,
+    is_current,
+    options_file_of,
+    read_answers,
+    stored,
+    write_answers,
+)
+from tests.oracle.cases import Area, Case
+from tests.oracle.catalogue import cases_of
+from tests.oracle.comparing import Outcome, disagreements, least_disagreements
+from tests.oracle.releases import compare_versions
+from tests.oracle.sending import samples_of
+
+NAMES = ("vLLM", "Understudy")
+CASE = Case(name="a: b", area="a", reason="A reason.", path="/p", body={"n": 1})
+
+
+def _outcome(body: str, status: int = 200, **counts: float) -> Outcome:
+    headers = [("content-type", "application/json")]
+    return Outcome(ReceivedAnswer(status, headers, body.encode()), counts)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(answers_module, "STORE", tmp_path)
+    return tmp_path
+
+
+def test_stored_answers_are_read_by_case_and_by_run(store: Path) -> None:
+    outcome = _outcome('{"id": "x"}')
+    written = [stored(CASE, run, outcome.answer, {"c": 1.0}) for run in (0, 1)]
+    write_answers("1.0", "base", written)
+    read = read_answers("1.0", "base")
+    assert [answer.run for answer in read[CASE.name]] == [0, 1]
+    assert read[CASE.name][0].outcome().answer.body == b'{"id": "x"}'
+    assert read[CASE.name][0].counts == {"c": 1.0}
+
+
+def test_file_is_a_recording_that_other_commands_read(store: Path) -> None:
+    write_answers("1.0", "base", [stored(CASE, 0, _outcome("{}").answer, {})])
+    [(_, exchange)] = recorded(str(file_of("1.0", "base")))
+    assert (exchange.request.target, exchange.request.body) == ("/p", '{"n":1}')
+
+
+def test_answers_are_current_until_a_request_changes(store: Path) -> None:
+    write_answers("1.0", "base", [stored(CASE, 0, _outcome("{}").answer, {})])
+    read = read_answers("1.0", "base")
+    changed = Case(name=CASE.name, area="a", reason="Another.", path="/p", body={"n": 2})
+    explained = Case(name=CASE.name, area="a", reason="Another.", path="/p", body={"n": 1})
+    assert is_current(read, [explained])
+    assert not is_current(read, [changed])
+    assert not is_current(read, [CASE, changed])
+    assert not is_current(read_answers("1.0", "other"), [CASE])
+
+
+def test_words_and_counters_are_compared() -> None:
+    area = Area("a", path="/p")
+    area.case("words", "A reason.", words=(r"at least \d+",))
+    [case] = area.cases
+    first = _outcome('{"message": "at least 5 tokens"}', requests=1)
+    second = _outcome('{"message": "needs at least 6"}', requests=2)
+    assert disagreements(case, first, second, NAMES) == [
+        r"words at least \d+: at least 5 of vLLM, at least 6 of Understudy",
+        "requests: 1 by vLLM, 2 by Understudy",
+    ]
+
+
+def test_best_of_the_recorded_answers_is_compared() -> None:
+    runs = [_outcome('{"a": 1}'), _outcome('{"a": null}')]
+    assert least_disagreements(CASE, runs, _outcome('{"a": null}'), NAMES) == []
+    assert len(least_disagreements(CASE, runs, _outcome('{"a": "x"}'), NAMES)) == 2
+
+
+def test_samples_are_named_without_model_and_engine() -> None:
+    exposition = 'a_total{engine="0",model_name="m",reason="stop"} 3.0\nb_total 4\n'
+    assert dict(samples_of(exposition, ("a_total",))) == {"a_total(reason=stop)": 3.0}
+
+
+def test_a_release_is_compared_by_difference(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = cases_of("base")[:5]
+    for version, body in (("1.0", '{"a": 1}'), ("2.0", '{"a": 1, "new": null}')):
+        answer = _outcome(body).answer
+        written = [stored(case, run, answer, {}) for case in cases for run in (0, 1)]
+        write_answers(version, "base", written)
+        options_file_of(version).write_text(f"--common\n--of-{version}")
+    compare_versions("1.0", "2.0", ["base", "lora"])
+    assert capsys.readouterr().out.splitlines() == [
+        "options that only 1.0 has: --of-1.0",
+        "options that only 2.0 has: --of-2.0",
+        "1.0, lora: is not recorded",
+        "2.0, lora: is not recorded",
+        "$.new: null: only in the 2.0 answer",
+        f"    {'; '.join(case.name for case in cases[:3])} and 2 more",
+        "5 of 5 answers differ between 1.0 and 2.0",
+    ]

