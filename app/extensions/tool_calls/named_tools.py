@@ -40,20 +40,27 @@ def named_tools(
     `name_words` are the words of each tool's name. Of tools with the same words, the first counts.
     """
     tools_by_words: dict[tuple[str, ...], ToolFunction] = {}
-    lengths: dict[str, set[int]] = {}
     for words, tool_of_words in zip(name_words, tools, strict=True):
         if words:
             tools_by_words.setdefault(words, tool_of_words)
-            lengths.setdefault(words[0], set()).add(len(words))
+    lengths: dict[str, list[int]] = {}
+    for words in sorted(tools_by_words, key=len, reverse=True):
+        # A message may have thousands of common words: each name is searched once, not at each.
+        if COMMON_WORDS.issuperset(words) and tools_by_words[words].name not in message:
+            del tools_by_words[words]
+            continue
+        lengths_of_word = lengths.setdefault(words[0], [])
+        if len(words) not in lengths_of_word:
+            lengths_of_word.append(len(words))
     reader = NameReader(message)
     named: dict[str, NamedTool] = {}
     position = 0
     while position < len(reader.words):
         step = 1
-        for length in sorted(lengths.get(reader.words[position], ()), reverse=True):
+        for length in lengths.get(reader.words[position], ()):
             words = tuple(reader.words[position : position + length])
             tool = tools_by_words.get(words)
-            if tool is not None and reader.is_name(tool.name, position, length):
+            if tool is not None and reader.is_name(position, length):
                 start = reader.matches[position].start()
                 named.setdefault(tool.name, NamedTool(start, tool))
                 step = length
@@ -70,11 +77,8 @@ class NameReader:
         self.matches: list[Match[str]] = [*WORD.finditer(message)]
         self.words = [match[0].lower() for match in self.matches]
 
-    def is_name(self, name: str, position: int, length: int) -> bool:
+    def is_name(self, position: int, length: int) -> bool:
         """Returns whether the words from `position` on are meant as the name of a tool."""
-        is_common = COMMON_WORDS.issuperset(self.words[position : position + length])
-        if is_common and name not in self._message:
-            return False
         if length > 1:
             return True
         start, end = self.matches[position].span()
@@ -90,7 +94,9 @@ class NameReader:
         next_word = "".join(self.words[position + 1 : position + 2])
         if previous_word in CALL_WORDS or next_word in NOUNS:
             return True
-        return not is_common and (previous_word in COMMAND_WORDS or self._begins_clause(start))
+        if self.words[position] in COMMON_WORDS:
+            return False
+        return previous_word in COMMAND_WORDS or self._begins_clause(start)
 
     def _begins_clause(self, start: int) -> bool:
         position = start

@@ -7,6 +7,7 @@ import pytest
 from app.core.engine.request import ToolCalls, ToolFunction
 from app.extensions.tool_calls.arguments import MAX_FIELDS
 from app.extensions.tool_calls.matching import ToolMatcher
+from app.extensions.tool_calls.named_tools import named_tools
 
 
 def tool(name: str, description: str = "", required: Any = (), **properties: Any) -> ToolFunction:
@@ -287,3 +288,21 @@ def test_many_tools_are_compared_with_pauses(monkeypatch: pytest.MonkeyPatch) ->
     question = " ".join(f"named {number}," for number in range(300))
     assert len(requested(question, tools=tools)) == 256
     assert len(pauses) >= 256
+
+
+class CountingText(str):
+    """A text that counts the searches in it."""
+
+    searches = 0
+
+    def __contains__(self, part: str) -> bool:
+        self.searches += 1
+        return super().__contains__(part)
+
+
+def test_common_names_are_searched_once_each() -> None:
+    words = [("a",) * length for length in range(2, 17)]
+    tools = [ToolFunction("_".join(name)) for name in words]
+    message = CountingText("a " * 2000)
+    assert named_tools(message, tools, words) == []
+    assert 0 < message.searches <= len(tools)
