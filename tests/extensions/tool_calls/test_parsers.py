@@ -11,7 +11,7 @@ from app.extensions.tool_calls import llama
 from app.extensions.tool_calls.hermes import HERMES
 from app.extensions.tool_calls.json_prefix import ArgumentHold
 from app.extensions.tool_calls.parser import Delta
-from app.extensions.tool_calls.python_prefix import open_brackets
+from app.extensions.tool_calls.python_prefix import is_too_long, open_brackets
 from app.extensions.tool_calls.qwen import QWEN_FORM, arguments_of
 from app.extensions.tool_calls.reader import PARSERS
 
@@ -274,6 +274,15 @@ def test_long_lists_of_calls_in_python_are_text() -> None:
     expected = {0: ("f", json.dumps({"text": text}))}
     assert whole("pythonic", f'[f(text="{text}")]') == ("", expected)
     assert streamed("pythonic", [f'[f(text="{text}', '")', "]"]) == ("", expected)
+
+
+@pytest.mark.parametrize("quote", ("'", "\"", "'''", '"""'))
+@pytest.mark.parametrize("prefix", ("f", "F", "rf", "fR"))
+def test_expressions_in_a_formatted_text_count_as_signs(prefix: str, quote: str) -> None:
+    expressions = "{1}" * 500
+    assert is_too_long(f"[f(text={prefix}{quote}{expressions}{quote})]")
+    assert not is_too_long(f"[f(text={quote}{expressions}{quote})]")
+    assert not is_too_long(f"[f(text={prefix}{quote}{{1}}{quote})]")
 
 
 @pytest.mark.parametrize("text", ["[f(a='" + "\\'" * 200_000, "[f(a='" + "\\" * 400_000])
