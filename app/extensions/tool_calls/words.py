@@ -32,9 +32,10 @@ def words_of(text: str) -> list[str]:
 
 def stem(word: str) -> str:
     """Returns a word without its ending: `adds` and `adding` are `add`."""
-    for suffix in SUFFIXES:
-        if word.endswith(suffix) and len(word) - len(suffix) >= MIN_STEM:
-            return word.removesuffix(suffix)
+    if word.endswith(SUFFIXES):
+        for suffix in SUFFIXES:
+            if word.endswith(suffix) and len(word) - len(suffix) >= MIN_STEM:
+                return word.removesuffix(suffix)
     return word
 
 
