@@ -5,13 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
-from operator import attrgetter
-from threading import Lock
 from typing import TypeAlias
 
 import jinja2
 import msgspec
-from cachetools import LRUCache, cachedmethod
 
 from app.core.text.base import ChatOptions, ChatTemplateError, Message
 from app.core.text.conversation import (
@@ -21,7 +18,7 @@ from app.core.text.conversation import (
     developer_as_system,
     parse_messages,
 )
-from app.core.text.memo import LimitedDict
+from app.core.text.memo import LimitedDict, RecentDict
 from app.core.text.template_analysis import detect_content_format, wraps_content
 from app.core.text.template_environment import make_environment
 
@@ -220,23 +217,21 @@ class ChatTemplateCompiler:
         self._special_tokens = special_tokens
         self._takes_media = takes_media
         self._environment = make_environment(now)
-        self.limit_bytes = limit_bytes
-        self._compiled: LRUCache[str, CompiledTemplate]
-        self._compiled = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
-        self._lock = Lock()
+        self.compiled: RecentDict[str, CompiledTemplate] = RecentDict(limit_bytes, _size_bytes)
 
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory of the compiled templates, in bytes."""
-        return int(self._compiled.currsize)
-
-    @cachedmethod(attrgetter("_compiled"), lock=attrgetter("_lock"))
     def compile(self, source: str) -> CompiledTemplate:
         """Compiles a template, or returns a known one.
 
         Raises:
             ChatTemplateError: the template is invalid.
         """
+        template = self.compiled.find(source)
+        if template is None:
+            template = self._compile(source)
+            self.compiled.add(source, template)
+        return template
+
+    def _compile(self, source: str) -> CompiledTemplate:
         try:
             tree = self._environment.parse(source)
             template = self._environment.from_string(source)
@@ -262,6 +257,10 @@ class ChatTemplateCompiler:
             size_bytes=size_bytes,
             wraps_content=wraps_content(tree) and CHANGING.search(source) is None,
         )
+
+
+def _size_bytes(source: str, template: CompiledTemplate) -> int:
+    return template.size_bytes
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:

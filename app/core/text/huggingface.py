@@ -114,7 +114,7 @@ class LocalTokenizer(Tokenizer):
         self._adds_special_tokens = backend.num_special_tokens_to_add(False) > 0
         self.is_time_dependent = self._templates.is_time_dependent
         caches: dict[str, Bounded] = {
-            "chat templates": self._templates.compiler,
+            "chat templates": self._templates.compiler.compiled,
             "texts with tools": self._templates.tool_wrappers,
         }
         if self._words is not None:

@@ -77,12 +77,16 @@ class ToolMatcher:
             return [_requested(calls.tools[0], question)]
         tools = [tool for tool in calls.tools[:MAX_TOOLS] if tool.name.strip()]
         words = [self._words_of(tool) for tool in tools]
-        named = named_tools(question, tools, [tool_words.name_words for tool_words in words])
-        if calls.first_only:
-            named = named[:1]
-        if named:
-            return _calls_in_order(question, named)
-        tool = _best_tool(question, tools, words)
+        question_words = words_of(question)
+        name_words = [tool_words.name_words for tool_words in words]
+        # Most messages contain the first word of no name, and need no further reading.
+        if not _first_words(name_words).isdisjoint(question_words):
+            named = named_tools(question, tools, name_words)
+            if calls.first_only:
+                named = named[:1]
+            if named:
+                return _calls_in_order(question, named)
+        tool = _best_tool(significant_stems(question_words), tools, words)
         if tool is None:
             return []
         return [_requested(tool, question)]
@@ -98,19 +102,26 @@ class ToolMatcher:
         self._slices.spend(1 + (len(name) + len(description)) // CHARACTERS_PER_STEP)
         tool_words = ToolWords(
             name_words=tuple(words_of(name)[:MAX_NAME_WORDS]),
-            name_stems=significant_stems(name),
-            description_stems=significant_stems(description),
+            name_stems=significant_stems(words_of(name)),
+            description_stems=significant_stems(words_of(description)),
         )
         size_bytes = TOOL_BYTES + CHARACTER_BYTES * (len(tool.name) + len(tool.description))
         self.tool_words.add(key, tool_words, size_bytes)
         return tool_words
 
 
+def _first_words(name_words: Sequence[tuple[str, ...]]) -> set[str]:
+    """Returns the first words of all names that have words."""
+    return {words[0] for words in name_words if words}
+
+
 def _best_tool(
-    question: str, tools: Sequence[ToolFunction], words: Sequence[ToolWords]
+    stems: frozenset[str], tools: Sequence[ToolFunction], words: Sequence[ToolWords]
 ) -> ToolFunction | None:
-    """Returns the tool that shares most words with the question, the first of equal ones."""
-    stems = significant_stems(question)
+    """Returns the tool that shares most words with a question, the first of equal ones.
+
+    `stems` are those of the question.
+    """
     best = None
     best_score = 0
     for tool, tool_words in zip(tools, words, strict=True):

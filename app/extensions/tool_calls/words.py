@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_A-Za-z]+")
@@ -31,12 +32,13 @@ def words_of(text: str) -> list[str]:
 
 def stem(word: str) -> str:
     """Returns a word without its ending: `adds` and `adding` are `add`."""
-    for suffix in SUFFIXES:
-        if word.endswith(suffix) and len(word) - len(suffix) >= MIN_STEM:
-            return word.removesuffix(suffix)
+    if word.endswith(SUFFIXES):
+        for suffix in SUFFIXES:
+            if word.endswith(suffix) and len(word) - len(suffix) >= MIN_STEM:
+                return word.removesuffix(suffix)
     return word
 
 
-def significant_stems(text: str) -> frozenset[str]:
+def significant_stems(words: Iterable[str]) -> frozenset[str]:
     """Returns the stems of all words that are not common."""
-    return frozenset(stem(word) for word in words_of(text) if word not in COMMON_WORDS)
+    return frozenset([stem(word) for word in words if word not in COMMON_WORDS])

@@ -300,7 +300,7 @@ def test_compiled_templates_stay_within_a_memory_limit() -> None:
     compiler = ChatTemplateCompiler({}, datetime.now, takes_media=True, limit_bytes=100_000)
     for number in range(50):
         assert compiler.compile(f"{number}").render(HI, ChatOptions()) == str(number)
-        assert 0 < compiler.size_bytes <= compiler.limit_bytes
+        assert 0 < compiler.compiled.size_bytes <= compiler.compiled.limit_bytes
 
 
 def test_long_json_is_written_like_short_json() -> None:

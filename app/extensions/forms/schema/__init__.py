@@ -3,16 +3,14 @@
 `Schemas` is a cache of compiled schemas. The compiler is imported at its first use.
 """
 
-from operator import attrgetter
 from random import Random
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import msgspec
-from cachetools import LRUCache, cachedmethod
 
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.late_imports import import_modules
+from app.core.text.memo import RecentDict
 from app.extensions.forms.schema.bounds import SchemaError as SchemaError
 from app.extensions.forms.schema.bounds import Size as Size
 from app.extensions.forms.schema.bounds import UnsatisfiableError as UnsatisfiableError
@@ -48,16 +46,15 @@ class Schemas:
 
     def __init__(self, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._cache: LRUCache[tuple[bytes, bool], CompiledSchema]
-        self._cache = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
+        self._compiled: RecentDict[tuple[bytes, bool], CompiledSchema]
+        self._compiled = RecentDict(limit_bytes, _size_bytes)
         self._slices = Slices()
-        self._lock = Lock()
         self._is_loaded = False
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory of the cached schemas."""
-        return int(self._cache.currsize)
+        return self._compiled.size_bytes
 
     def load(self) -> None:
         """Imports the compiler, if this has not happened yet."""
@@ -81,15 +78,23 @@ class Schemas:
         Raises:
             SchemaError: The schema is invalid or too large.
         """
-        return self._compile_text(_canonical_json(schema), lenient)
+        key = (_canonical_json(schema), lenient)
+        compiled = self._compiled.find(key)
+        if compiled is None:
+            compiled = self._compile_text(*key)
+            self._compiled.add(key, compiled)
+        return compiled
 
-    @cachedmethod(attrgetter("_cache"), lock=attrgetter("_lock"))
     def _compile_text(self, text: bytes, lenient: bool) -> "CompiledSchema":
         self.load()
         from app.extensions.forms.schema.draw import CompiledSchema
 
         self._slices.spend(COMPILE_STEPS)
         return call_long(WORK_PER_CHARACTER * len(text), CompiledSchema, text, lenient)
+
+
+def _size_bytes(key: tuple[bytes, bool], compiled: "CompiledSchema") -> int:
+    return compiled.size_bytes
 
 
 def _canonical_json(schema: object) -> bytes:

@@ -253,8 +253,7 @@ class Draw:
     def _flattened(self, schemas: Sequence[Schema]) -> Flattened:
         """Returns what `schemas` include; remembered for a single schema of the document."""
         document = self._document
-        is_single = len(schemas) == 1 and document.has(schemas[0])
-        if is_single:
+        if len(schemas) == 1:
             remembered = document.flattened.get(id(schemas[0]))
             if remembered is not None:
                 self.budget.spend(remembered.steps)
@@ -266,7 +265,7 @@ class Draw:
         flattened = Flattened(
             MergedSchema(plain), choices, is_possible, steps=steps_left - self.budget.left
         )
-        if is_single:
+        if len(schemas) == 1 and document.has(schemas[0]):
             document.flattened[id(schemas[0])] = flattened
         return flattened
 

@@ -1,9 +1,10 @@
 """The constraints of several schemas on one value, merged."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.extensions.forms.schema.bounds import TYPES
 from app.extensions.forms.schema.keywords import JSON, Keywords, Number
@@ -31,8 +32,21 @@ SUGGESTING_KEYWORDS: Mapping[str, frozenset[str]] = {
 """Keywords that suggest a type, as they apply to no other type."""
 TYPE_KEYWORDS = frozenset(["type"])
 ALL_TYPES = frozenset(TYPES)
+MAX_PROPERTIES = 1024
+"""Maximum number of properties of a drawn object."""
 UNDRAWN_KEYWORDS = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
 """Keywords that a draw ignores, so that its value must be validated at once."""
+
+
+class ObjectLimits(NamedTuple):
+    """What the merged schemas require of an object."""
+
+    required: Sequence[str]
+    declared: Sequence[str]
+    """Names of its properties."""
+    min_properties: int
+    max_properties: int
+    """At most `MAX_PROPERTIES`."""
 
 
 class MergedSchema(dict[str, list[Any]]):
@@ -58,6 +72,16 @@ class MergedSchema(dict[str, list[Any]]):
         self.has_only_types = self.keys() <= TYPE_KEYWORDS
         self.options: list[JSON] | None = min(enums, key=len, default=None)
         self.is_doubtful = len(enums) > 1 or not UNDRAWN_KEYWORDS.isdisjoint(self)
+
+    @cached_property
+    def object_limits(self) -> ObjectLimits:
+        """What is required of an object; a schema that is drawn from again is read once."""
+        return ObjectLimits(
+            required=[*chain.from_iterable(self.get("required", ()))],
+            declared=[*dict.fromkeys(chain.from_iterable(self.get("properties", ())))],
+            min_properties=self.minimum("minProperties"),
+            max_properties=min(self.maximum("maxProperties", MAX_PROPERTIES), MAX_PROPERTIES),
+        )
 
     def minimum(self, keyword: str) -> int:
         """Returns the minimum count that `keyword` sets, such as ``minItems``; 0 without it."""

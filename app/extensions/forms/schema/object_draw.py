@@ -8,11 +8,9 @@ from itertools import chain
 from app.extensions.forms.schema.bounds import Size, UnsatisfiableError
 from app.extensions.forms.schema.formats import WORDS
 from app.extensions.forms.schema.keywords import JSON, Schema
-from app.extensions.forms.schema.merged_schema import MergedSchema
+from app.extensions.forms.schema.merged_schema import MAX_PROPERTIES, MergedSchema
 from app.extensions.forms.schema.value_draw import ValueDraw
 
-MAX_PROPERTIES = 1024
-"""Maximum number of properties of a drawn object."""
 MAX_INVENTED_NAMES = 3
 """Maximum entries of a map.
 
@@ -31,19 +29,18 @@ class ObjectDraw:
         self._draw = draw
         self._merged = merged
         self._depth = depth
-        self._max_properties = min(merged.maximum("maxProperties", MAX_PROPERTIES), MAX_PROPERTIES)
+        self._limits = merged.object_limits
         self._name_schemas = merged.get("propertyNames", ())
         self._value: dict[str, JSON] = {}
 
     def draw(self) -> dict[str, JSON]:
         """Returns an object. Raises UnsatisfiableError if none was found."""
-        merged = self._merged
         value = self._value
-        min_properties = merged.minimum("minProperties")
+        declared = self._limits.declared
+        min_properties = self._limits.min_properties
         if min_properties > MAX_PROPERTIES:
             raise UnsatisfiableError("an object would be too large")
-        self._add(list(chain.from_iterable(merged.get("required", ()))))
-        declared = dict.fromkeys(chain.from_iterable(merged.get("properties", ())))
+        self._add([*self._limits.required])
         optional = [name for name in declared if name not in value]
         if optional:
             self._add_optional(optional)
@@ -90,7 +87,7 @@ class ObjectDraw:
             for name in names:  # the loop appends to the list
                 if name in self._value:
                     continue
-                is_full = len(self._value) >= self._max_properties
+                is_full = len(self._value) >= self._limits.max_properties
                 if is_full or not draw.accepts(name, *self._name_schemas):
                     raise UnsatisfiableError("a property cannot be added")
                 schemas = self._schemas_for(name)
@@ -125,7 +122,7 @@ class ObjectDraw:
         has_schema = values or "patternProperties" in self._merged
         if not has_schema or False in values or self._draw.is_small(self._depth):
             return 0
-        high = min(MAX_INVENTED_NAMES, self._max_properties)
+        high = min(MAX_INVENTED_NAMES, self._limits.max_properties)
         return self._draw.rng.randint(min(1, high), high)
 
     def _invent_names(self, count: int) -> Iterator[str]:
