@@ -23,6 +23,10 @@ LOAD_BALANCING = {
 }
 """Modes of load balancing between data parallel ranks. They exclude each other."""
 
+SUPERVISOR_PORT = 9256
+"""Default of vLLM's option, which has an effect with a port for each rank only."""
+DEFAULT_PORT = 8000
+
 
 def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
     """Raises ConfigError for the first value with which vLLM does not start."""
@@ -121,6 +125,14 @@ def _check_ports_of_ranks(values: FlagValues) -> None:
         )
     if first_rank_with_port(values) + local_size > size:
         raise ConfigError(f"{flag}: the ranks would exceed --data-parallel-size")
+    supervisor_port = int(str(values.get("data-parallel-supervisor-port", SUPERVISOR_PORT)))
+    first_port = int(str(values.get("port", DEFAULT_PORT)))
+    last_port = first_port + local_size - 1
+    if first_port <= supervisor_port <= last_port:
+        raise ConfigError(
+            f"flag --data-parallel-supervisor-port: {supervisor_port} is among the ports of the "
+            f"ranks, {first_port} to {last_port}"
+        )
 
 
 def first_rank_with_port(values: FlagValues) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from config.declaration import ConfigError
 from config.settings import Table
 from config.sources import FlagValues
-from config.vllm.checks import first_rank_with_port
+from config.vllm.checks import SUPERVISOR_PORT, first_rank_with_port
 from config.vllm.facts import OPTIONS
 from config.vllm.kv_options import kv_events_settings, kv_transfer_settings, read_config
 
@@ -15,8 +15,6 @@ MAX_RANKS = 8
 """Maximum number of data parallel ranks that a server simulates."""
 HTTP = ("http://", "https://")
 SUPERVISOR = "data-parallel-supervisor-port"
-SUPERVISOR_PORT = 9256
-"""Default of vLLM's option, which has an effect with a port for each rank only."""
 _EXAMPLE = re.compile(r"(/.+/)?examples/[\w./-]+\.jinja")
 """Path of a chat template in vLLM's image, or in a checkout of vLLM."""
 

@@ -217,6 +217,14 @@ def test_ranks_with_separate_ports_are_checked_as_by_vllm(argv: tuple[str, ...],
     assert text.startswith("flag --data-parallel-multi-port-external-lb: ") and rule in text
 
 
+def test_the_supervisor_needs_a_port_beside_those_of_the_ranks() -> None:
+    argv = ("-dp", "2", "-dpl", "2", "--data-parallel-multi-port-external-lb", "--port", "9255")
+    line = (
+        "flag --data-parallel-supervisor-port: 9256 is among the ports of the ranks, 9255 to 9256"
+    )
+    assert refusal(*argv) == line
+
+
 def test_more_local_ranks_than_ranks_are_refused() -> None:
     text = refusal("-dp", "2", "-dpl", "3")
     assert text == "data_parallel_size_local (3) must be <= data_parallel_size (2)"

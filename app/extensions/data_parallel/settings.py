@@ -1,11 +1,9 @@
 """Settings of the supervisor of ranks with separate ports."""
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from msgspec import Meta
 
-from config import Settings
 from config.declaration import About, Count, Port, Section
 
 Seconds = Annotated[float, Meta(gt=0), About(unit="s")]
@@ -24,13 +22,3 @@ class SupervisorSettings(Section, frozen=True, kw_only=True):
     """Time that the supervisor waits for the answer of a rank."""
     dp_supervisor_probe_failure_threshold: Count = 3
     """Probes in a row that get no answer from a rank before the supervisor ends the server."""
-
-    def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
-        """Yields the ports of ranks as conflicts."""
-        port = self.data_parallel_supervisor_port
-        server = settings.server
-        first = server.port
-        last = first + len(server.ranks) - 1
-        if port is not None and last > first and first <= port <= last:
-            rule = f"must not be one of the ports of the ranks, {first} to {last}"
-            yield "data-parallel-supervisor-port", rule

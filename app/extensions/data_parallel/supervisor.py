@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -28,10 +28,37 @@ from app.extensions.data_parallel.settings import SupervisorSettings
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from app.core.base import Bounded
+    from app.core.extensions import OtherEngine, ServerParts
+    from app.core.server.flask.application import BackgroundService
     from config import Settings
 
 PATHS = ("/health", "/ready", "/readyz")
 log = logging.getLogger(__name__)
+
+
+class SupervisedPort:
+    """The port of one rank. The first rank of the server runs the supervisor."""
+
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
+
+    def engine(self) -> OtherEngine | None:
+        """Returns None: the port has one rank."""
+        return None
+
+    def services(self) -> Sequence[BackgroundService]:
+        """Returns the supervisor, in the worker of the first rank."""
+        settings = self._parts.settings
+        if self._parts.rank != settings.server.ranks[0]:
+            return []
+        supervisor = Supervisor(settings, settings.section(SupervisorSettings), end_arbiter)
+        self._parts.until_drained.append(supervisor.withdraw)
+        return [supervisor]
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns nothing: probes keep no memory."""
+        return {}
 
 
 class RankProbe:
