@@ -78,9 +78,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     responses. When false, all requests take the path of other WSGI servers."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of data parallel ranks of this server."""
-    data_parallel_mode: Literal["ports", "internal"] = "ports"
-    """Ports of the ranks. ports: each is a separate process, on port + rank. internal: all are in
-    one process on one port, where each request runs on the least busy rank, as in vLLM."""
+    data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
+    """Ports of the ranks. ports: each is a separate process, on port + rank. external: the same,
+    but X-data-parallel-rank counts from 0 on every port, as in vLLM. internal: all are in one
+    process on one port, where each request runs on the least busy rank, as in vLLM."""
     data_parallel_rank: Rank | None = None
     """The only rank of this server, which listens on port; data-parallel-size is then the number of
     all ranks. Empty or negative: all ranks."""
@@ -139,6 +140,11 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         if self.data_parallel_mode == "internal":
             return self.engine_ranks[:1]
         return self.engine_ranks
+
+    @property
+    def engines_per_port(self) -> int:
+        """Number of engines behind each port."""
+        return len(self.engine_ranks) // len(self.ranks)
 
 
 class TlsSettings(Section, frozen=True, kw_only=True):

@@ -23,6 +23,10 @@ LOAD_BALANCING = {
 }
 """Modes of load balancing between data parallel ranks. They exclude each other."""
 
+SUPERVISOR_PORT = 9256
+"""Default of vLLM's option, which has an effect with a port for each rank only."""
+DEFAULT_PORT = 8000
+
 
 def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
     """Raises ConfigError for the first value with which vLLM does not start."""
@@ -84,6 +88,8 @@ def check_load_balancing(values: FlagValues, headless: bool) -> None:
             "cannot use more than one data parallel load balancing mode; choose one of "
             + ", ".join(LOAD_BALANCING.values())
         )
+    if "data-parallel-multi-port-external-lb" in modes:
+        _check_ports_of_ranks(values)
     if headless and hybrid_by_flag:
         raise ConfigError("flag --data-parallel-hybrid-lb: cannot be used with --headless")
     local_size = values.get("data-parallel-size-local")
@@ -96,3 +102,43 @@ def check_load_balancing(values: FlagValues, headless: bool) -> None:
         raise ConfigError(
             f"data_parallel_size_local ({local_size}) must be <= data_parallel_size ({size})"
         )
+
+
+def _check_ports_of_ranks(values: FlagValues) -> None:
+    """Raises ConfigError for options that vLLM's supervisor of several ports rejects."""
+    flag = "flag --data-parallel-multi-port-external-lb"
+    size = int(str(values.get("data-parallel-size", "1")))
+    local_size = int(str(values.get("data-parallel-size-local", "0")))
+    if values.get("grpc") == "true":
+        raise ConfigError(f"{flag}: does not support --grpc")
+    if "uds" in values:
+        raise ConfigError(f"{flag}: does not support --uds")
+    if values.get("api-server-count", "1") != "1":
+        raise ConfigError(f"{flag}: requires --api-server-count 1")
+    if size < 2:
+        raise ConfigError(f"{flag}: requires --data-parallel-size > 1")
+    if local_size < 2:
+        raise ConfigError(f"{flag}: requires --data-parallel-size-local >= 2")
+    if size % local_size:
+        raise ConfigError(
+            f"{flag}: --data-parallel-size must be divisible by --data-parallel-size-local"
+        )
+    if first_rank_with_port(values) + local_size > size:
+        raise ConfigError(f"{flag}: the ranks would exceed --data-parallel-size")
+    supervisor_port = int(str(values.get("data-parallel-supervisor-port", SUPERVISOR_PORT)))
+    first_port = int(str(values.get("port", DEFAULT_PORT)))
+    last_port = first_port + local_size - 1
+    if first_port <= supervisor_port <= last_port:
+        raise ConfigError(
+            f"flag --data-parallel-supervisor-port: {supervisor_port} is among the ports of the "
+            f"ranks, {first_port} to {last_port}"
+        )
+
+
+def first_rank_with_port(values: FlagValues) -> int:
+    """Returns the first rank of a server with a port for each of its ranks."""
+    start = values.get("data-parallel-start-rank")
+    if isinstance(start, str):
+        return int(start)
+    node_rank = int(str(values.get("node-rank", "0")))
+    return node_rank * int(str(values.get("data-parallel-size-local", "0")))

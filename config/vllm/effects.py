@@ -7,12 +7,14 @@ from pathlib import Path
 from config.declaration import ConfigError
 from config.settings import Table
 from config.sources import FlagValues
+from config.vllm.checks import SUPERVISOR_PORT, first_rank_with_port
 from config.vllm.facts import OPTIONS
 from config.vllm.kv_options import kv_events_settings, kv_transfer_settings, read_config
 
 MAX_RANKS = 8
 """Maximum number of data parallel ranks that a server simulates."""
 HTTP = ("http://", "https://")
+SUPERVISOR = "data-parallel-supervisor-port"
 _EXAMPLE = re.compile(r"(/.+/)?examples/[\w./-]+\.jinja")
 """Path of a chat template in vLLM's image, or in a checkout of vLLM."""
 
@@ -51,11 +53,13 @@ def local_ranks(options: FlagValues) -> FlagValues:
     """
     values: FlagValues = {}
     has_ports = options.get("data-parallel-multi-port-external-lb") == "true"
-    if has_ports:
-        values["data-parallel-mode"] = "ports"
     start = str(options.get("data-parallel-start-rank", "0"))
-    is_hybrid = options.get("data-parallel-hybrid-lb") == "true" or int(start) > 0
     local_size = options.get("data-parallel-size-local")
+    if has_ports:
+        values["data-parallel-mode"] = "external"
+        values[SUPERVISOR] = str(options.get(SUPERVISOR, SUPERVISOR_PORT))
+        start = str(first_rank_with_port(options))
+    is_hybrid = options.get("data-parallel-hybrid-lb") == "true" or int(start) > 0
     if isinstance(local_size, str) and (has_ports or is_hybrid):
         values["data-parallel-start-rank"] = start
         values["data-parallel-size-local"] = str(min(int(local_size), MAX_RANKS))
@@ -112,6 +116,7 @@ _SPECIAL_EFFECTS: Mapping[str, Callable[[str], FlagValues]] = {
     "data-parallel-multi-port-external-lb": _nothing,
     "data-parallel-size-local": _nothing,
     "data-parallel-start-rank": _nothing,
+    "data-parallel-supervisor-port": _nothing,
     "headless": _nothing,
     "kv-events-config": kv_events_settings,
     "kv-offloading-size": _offloading,

@@ -108,6 +108,8 @@ def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
         required = []
         if name == "data-parallel-size-local":
             required = ["--data-parallel-size", *words[name]]
+        if name == "data-parallel-multi-port-external-lb":
+            required = ["--data-parallel-size", "2", "--data-parallel-size-local", "2"]
         served("m", "--vllm-version", version, f"--{name}", *words[name], *required)
 
 

@@ -185,6 +185,8 @@ def test_a_headless_node_refuses_options_of_servers() -> None:
         (("-dp", "4", "-dpl", "2", "--data-parallel-hybrid-lb"), range(2), 1),
         (("-dp", "16", "-dpl", "8", "-dpr", "8"), range(8, 16), 1),
         (("-dp", "4", "-dpl", "2", "--data-parallel-multi-port-external-lb"), range(2), 2),
+        (("-dp", "4", "-dpl", "2", "-dpm", "--node-rank", "1"), range(2, 4), 2),
+        (("-dp", "4", "-dpl", "2", "-dpm", "--node-rank", "1", "-dpr", "0"), range(2), 2),
         (("-dp", "4", "-dpn", "3"), range(3, 4), 1),
         (("-dp", "4", "--data-parallel-mode", "ports"), range(4), 4),
     ],
@@ -194,6 +196,33 @@ def test_ranks_and_ports_of_a_server(argv: tuple[str, ...], engines: range, port
     server = resolve(flags, {}, lambda text: None).server
     assert (server.engine_ranks, len(addresses(server))) == (engines, ports)
     assert rank_of(server, {}) == engines[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "rule"),
+    [
+        ((), "requires --data-parallel-size > 1"),
+        (("-dp", "4"), "requires --data-parallel-size-local >= 2"),
+        (("-dp", "4", "-dpl", "1"), "requires --data-parallel-size-local >= 2"),
+        (("-dp", "4", "-dpl", "3"), "must be divisible by --data-parallel-size-local"),
+        (("-dp", "4", "-dpl", "2", "-dpr", "3"), "the ranks would exceed --data-parallel-size"),
+        (("-dp", "4", "-dpl", "2", "--node-rank", "2"), "the ranks would exceed"),
+        (("-dp", "4", "-dpl", "2", "--grpc"), "does not support --grpc"),
+        (("-dp", "4", "-dpl", "2", "--uds", "/tmp/x"), "does not support --uds"),
+        (("-dp", "4", "-dpl", "2", "--api-server-count", "2"), "requires --api-server-count 1"),
+    ],
+)
+def test_ranks_with_separate_ports_are_checked_as_by_vllm(argv: tuple[str, ...], rule: str) -> None:
+    text = refusal("--data-parallel-multi-port-external-lb", *argv)
+    assert text.startswith("flag --data-parallel-multi-port-external-lb: ") and rule in text
+
+
+def test_the_supervisor_needs_a_port_beside_those_of_the_ranks() -> None:
+    argv = ("-dp", "2", "-dpl", "2", "--data-parallel-multi-port-external-lb", "--port", "9255")
+    line = (
+        "flag --data-parallel-supervisor-port: 9256 is among the ports of the ranks, 9255 to 9256"
+    )
+    assert refusal(*argv) == line
 
 
 def test_more_local_ranks_than_ranks_are_refused() -> None:

@@ -31,7 +31,7 @@ def pinned_engine(context: RequestContext, server: ServerSettings, rank: int) ->
         requested_rank = int(context.headers[RANK_HEADER])
     except ValueError:
         return None
-    if server.data_parallel_mode == "internal":
+    if server.data_parallel_mode != "ports":
         return local_engine(requested_rank, server)
     if requested_rank != rank:
         raise bad_request(
@@ -41,12 +41,12 @@ def pinned_engine(context: RequestContext, server: ServerSettings, rank: int) ->
 
 
 def local_engine(requested_rank: int, server: ServerSettings) -> int:
-    """Returns the position of a rank, which counts from 0 on every server, among its engines.
+    """Returns the position of a rank, which counts from 0 on every port, among its engines.
 
     Raises:
-        ApiError: 400 for a rank that the server does not have.
+        ApiError: 400 for a rank that the port does not have.
     """
-    engine_count = len(server.engine_ranks)
+    engine_count = server.engines_per_port
     if 0 <= requested_rank < engine_count:
         return requested_rank
     raise bad_request(f"data_parallel_rank {requested_rank} is out of range [0, {engine_count}).")

@@ -1,58 +1,50 @@
-"""Data parallel ranks behind one port, as vLLM has them: an engine for each in one process."""
+"""Data parallel ranks as vLLM has them: engines behind one port, or a supervisor of many ports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, OtherEngine
+from app.extensions.data_parallel.settings import SupervisorSettings
 
 if TYPE_CHECKING:
     from app.core.base import Bounded
-    from app.core.extensions import ServerParts
     from app.core.server.flask.application import BackgroundService
-    from config import Settings
+    from app.extensions.data_parallel.building import PortParts
+    from config import Settings as AllSettings
 
 
 class DataParallel(Extension):
-    """Runs a simulated engine for each rank, and chooses one for each request.
-
-    Every engine has its own recorder, KV cache, publisher of KV events, adapter slots and random
-    numbers. Tokenizer, model, loaded adapters and HTTP server are shared.
-    """
+    """Runs an engine for each rank of one port, or the supervisor of ranks with separate ports."""
 
     name = "data_parallel"
-
-    def __init__(self, parts: ServerParts) -> None:
-        super().__init__(parts)
-        self._further: list[ServerParts] = []
-        """The parts of each rank after the first one, whose parts are the server's own."""
+    Settings = SupervisorSettings
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
-        """Returns whether the port of this server has several simulated ranks."""
+    def is_enabled(cls, settings: AllSettings) -> bool:
+        """Returns whether a port has several simulated ranks, or several ports a supervisor."""
         server = settings.server
-        return len(server.engine_ranks) > len(server.ranks) and not settings.engine.is_real
+        if len(server.ranks) > 1:
+            section = settings.section(SupervisorSettings)
+            return section.data_parallel_supervisor_port is not None
+        return server.engines_per_port > 1 and not settings.engine.is_real
 
-    def engine(self) -> OtherEngine:
-        """Returns the engines of all ranks as one engine."""
-        from app.extensions.data_parallel.building import build_engines, parts_of_rank
+    @cached_property
+    def _port(self) -> PortParts:
+        from app.extensions.data_parallel.building import parts_of_port
 
-        first = self.parts
-        for rank in first.server.engine_ranks[1:]:
-            self._further.append(parts_of_rank(first, rank))
-        return build_engines([first, *self._further])
+        return parts_of_port(self.parts)
+
+    def engine(self) -> OtherEngine | None:
+        """Returns the engines of all ranks of this port as one engine."""
+        return self._port.engine()
 
     def services(self) -> Sequence[BackgroundService]:
-        """Returns the publishers of the ranks after the first one."""
-        return [parts.publisher for parts in self._further if parts.publisher is not None]
+        """Returns the publishers of the ranks after the first one, or the supervisor."""
+        return self._port.services()
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the memory of the ranks after the first one."""
-        caches: dict[str, Bounded] = {}
-        for parts in self._further:
-            for owner in (parts.cache, parts.publisher):
-                if owner is not None:
-                    for name, cache in owner.caches.items():
-                        caches[f"{name}, rank {parts.rank}"] = cache
-        return caches
+        return self._port.caches()

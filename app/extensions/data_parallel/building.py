@@ -1,10 +1,13 @@
-"""Builds the engines of the ranks, and joins them to one."""
+"""Builds the parts of a port: the engines of its ranks as one, or a supervisor of all ports.
+
+`parts_of_port` decides between the two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from app.core.assembly.derived import publishing
 from app.core.assembly.engine import add_cache, build_recorder, simulated_engine, simulation_of
@@ -17,9 +20,66 @@ from app.extensions.data_parallel.engine import BalancedEngine
 from app.extensions.data_parallel.ranks import RankCaches, RankRecorder
 
 if TYPE_CHECKING:
+    from app.core.base import Bounded
     from app.core.engine.kvcache.events import EventSource
     from app.core.engine.kvcache.publisher import Publisher
     from app.core.extensions import ServerParts
+    from app.core.server.flask.application import BackgroundService
+
+
+class PortParts(Protocol):
+    """What the extension adds to the server of a port."""
+
+    def engine(self) -> OtherEngine | None:
+        """Returns the engine of the port; None for the engine of one rank."""
+
+    def services(self) -> Sequence[BackgroundService]:
+        """Returns background tasks."""
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns bounded memory by name."""
+
+
+def parts_of_port(first: ServerParts) -> PortParts:
+    """Returns the parts of a port; `first` are those of its first rank."""
+    if first.server.engines_per_port > 1:
+        return EnginesOfPort(first)
+    from app.extensions.data_parallel.supervisor import SupervisedPort
+
+    return SupervisedPort(first)
+
+
+class EnginesOfPort:
+    """The simulated engines of several ranks, one of which is chosen for each request.
+
+    Every engine has its own recorder, KV cache, publisher of KV events, adapter slots and random
+    numbers. Tokenizer, model, loaded adapters and HTTP server are shared.
+    """
+
+    def __init__(self, first: ServerParts) -> None:
+        self._first = first
+        self._further: list[ServerParts] = []
+        """The parts of each rank after the first one, whose parts are the server's own."""
+
+    def engine(self) -> OtherEngine:
+        """Returns the engines of all ranks as one engine."""
+        for rank in self._first.server.engine_ranks[1:]:
+            self._further.append(parts_of_rank(self._first, rank))
+        return build_engines([self._first, *self._further])
+
+    def services(self) -> Sequence[BackgroundService]:
+        """Returns the publishers of the ranks after the first one."""
+        return [parts.publisher for parts in self._further if parts.publisher is not None]
+
+    def caches(self) -> Mapping[str, Bounded]:
+        """Returns the memory of the ranks after the first one."""
+        caches: dict[str, Bounded] = {}
+        for parts in self._further:
+            for owner in (parts.cache, parts.publisher):
+                if owner is not None:
+                    for name, cache in owner.caches.items():
+                        caches[f"{name}, rank {parts.rank}"] = cache
+        return caches
 
 
 class RankEvents:

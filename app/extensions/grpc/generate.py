@@ -72,7 +72,7 @@ class Generator:
     def _pinned_engine(self, requested_rank: int) -> int | None:
         pipeline = self._pipeline
         server = pipeline.settings.server
-        if server.data_parallel_mode == "internal":
+        if server.data_parallel_mode != "ports":
             return local_engine(requested_rank, server)
         if requested_rank != pipeline.rank:
             raise bad_request(

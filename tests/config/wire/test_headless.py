@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tests.running_server import ROOT, free_port
@@ -13,7 +14,9 @@ def listening_ports(pid: int) -> set[int]:
     """Returns the TCP ports on which a process listens."""
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        target = str(descriptor.readlink())
+        target = ""
+        with suppress(FileNotFoundError):  # closed since the folder was read
+            target = str(descriptor.readlink())
         if target.startswith("socket:["):
             inodes.add(target.removeprefix("socket:[").removesuffix("]"))
     ports = set()

@@ -1,0 +1,24 @@
+"""Settings of the supervisor of ranks with separate ports."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from config.declaration import About, Count, Port, Section
+
+Seconds = Annotated[float, Meta(gt=0), About(unit="s")]
+"""Seconds as a plain number, as in vLLM's options of the same names."""
+
+
+class SupervisorSettings(Section, frozen=True, kw_only=True):
+    """Supervisor of data parallel ranks with separate ports."""
+
+    data_parallel_supervisor_port: Port | None = None
+    """Port with the common health of ranks that have separate ports, at /health, /ready and
+    /readyz. Under serve, 9256 with --data-parallel-multi-port-external-lb, else none."""
+    dp_supervisor_probe_interval_s: Seconds = 5.0
+    """Time between two probes of the ranks by the supervisor."""
+    dp_supervisor_probe_timeout_s: Seconds = 5.0
+    """Time that the supervisor waits for the answer of a rank."""
+    dp_supervisor_probe_failure_threshold: Count = 3
+    """Probes in a row that get no answer from a rank before the supervisor ends the server."""
