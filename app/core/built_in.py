@@ -43,6 +43,7 @@ BUILT_IN = {
     "llm": "RealEngine",
     "devmode": "DevelopmentRoutes",
     "console": "ServerConsole",
+    "handoff": "Handoff",
     "data_parallel": "DataParallel",
     "plugins": "Plugins",
     "lab": "Lab",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from app.core.base.metrics.recorder import Recorder
     from app.core.engine.client import EngineClient
     from app.core.engine.constraints import Constraints
+    from app.core.engine.engine import Engine
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.kvcache.events import EventSource
     from app.core.engine.kvcache.publisher import Publisher
@@ -312,6 +313,13 @@ class Extension:
 
     def engine(self) -> OtherEngine | None:
         """Returns an engine instead of the simulated one."""
+        return None
+
+    def simulated_engine(self, rank: int) -> Callable[..., Engine] | None:
+        """Returns what makes the simulated engine of a rank, called with the arguments of `Engine`.
+
+        Called once for each rank. None leaves the choice to the next extension.
+        """
         return None
 
     def fault(self) -> Callable[[RequestFacts], Fault | None] | None:

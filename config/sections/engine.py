@@ -14,6 +14,7 @@ from config.declaration import (
     Json,
     NotNegative,
     Port,
+    PositiveDuration,
     Section,
     SettingRule,
     deviation_of,
@@ -242,13 +243,24 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_cache_metrics_sample: Annotated[float, Meta(gt=0, le=1)] = 0.01
     """Share of blocks that kv-cache-metrics samples."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
-    """Value of remote_host in kv_transfer_params; pod-ip, or the host name, when empty."""
+    """Value of remote_host in kv_transfer_params; pod-ip, or the host name, when empty. With
+    kv-connector nixl and a loopback address, the side channel listens there alone."""
     kv_connector: Literal["", "none", "nixl", "example", "offloading"] = ""
-    """The simulated KV connector of vLLM. Empty or nixl: disaggregated prefill; with nixl, its
-    metric families exist from the start. none, example and offloading ignore kv_transfer_params;
-    example and offloading restore blocks that the cache has evicted."""
+    """The simulated KV connector of vLLM. Empty: disaggregated prefill that always succeeds. nixl:
+    prefill pods hold their blocks, and decode pods read them over the side channel. none, example
+    and offloading ignore kv_transfer_params; example and offloading restore blocks that the cache
+    has evicted."""
+    kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
+    """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
+    kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
+    """What a decode pod does when it cannot read the blocks of a prefill (nixl): the request fails,
+    or the pod computes the prompt."""
+    kv_side_channel_timeout: Annotated[PositiveDuration, SIMULATED] = 5.0
+    """Time after which a decode pod treats a prefill pod that does not answer as unreachable
+    (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
-    """Value of remote_port in kv_transfer_params."""
+    """Value of remote_port in kv_transfer_params, and the port of the side channel (nixl); a data
+    parallel rank adds its number."""
     zmq_endpoint: Annotated[str, zmq_address()] = "tcp://127.0.0.1:5557"
     """Address of KV events (ZMQ PUB); a rank adds its number to the port. The publisher binds an
     address with * or ::, and connects to any other address. Empty disables events."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.core.api.identity import ResponseMeta
     from app.core.api.models import ServedModels
     from app.core.api.sampling import RealModel
+    from app.core.api.writer import ResponseWriter
     from app.core.engine.choice_request import Sampling, TextForm
     from app.core.engine.constraints import Constraints
     from app.core.engine.request import Constraint, ToolCalls
@@ -65,7 +66,7 @@ class RequestBuilder:
         *,
         context: RequestContext,
         constraint: Constraint | None,
-        image: bool,
+        writer: ResponseWriter,
     ) -> list[EngineRequest]:
         """Returns the engine's requests for all choices of all prompts.
 
@@ -136,10 +137,11 @@ class RequestBuilder:
             cache_salt=request.cache_salt,
             media=() if prompt.features is None else placeholders(prompt.features),
             cache_hit_threshold=hit_threshold,
-            image=image,
+            image=writer.image,
             remote_prefill=bool(transfer and transfer.get("do_remote_prefill")),
             delays=() if fault is None else fault.delays,
-            remote_decode=bool(transfer and transfer.get("do_remote_decode")),
+            address=writer.transfer,
+            source=transfer,
             n=accepted.n,
             beams=request.use_beam_search,
             engine=accepted.engine,

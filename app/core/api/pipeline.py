@@ -223,7 +223,7 @@ class RequestPipeline:
         if num_choices > 1:  # a hostile request must not make too many engine requests
             responder.engine.check_admission(num_choices)
         requests = self.builder.build(
-            accepted, meta, prompts, context=context, constraint=constraint, image=writer.image
+            accepted, meta, prompts, context=context, constraint=constraint, writer=writer
         )
         if self.scripts is not None:
             requests = self.scripts.direct(

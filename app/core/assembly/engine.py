@@ -196,7 +196,10 @@ def simulated_engine(
         cache=parts.cache,
         rules=_scheduler_rules(settings),
     )
-    engine = Engine(settings, engine_parts, simulation.profile, simulation.cost)
+    make_engine: Callable[..., Engine] = Engine
+    for extension in parts.extensions:
+        make_engine = extension.simulated_engine(parts.rank) or make_engine
+    engine = make_engine(settings, engine_parts, simulation.profile, simulation.cost)
     parts.live.subscribe(engine.on_settings)
     return engine
 

@@ -145,8 +145,10 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     delays: tuple[tuple[int, float], ...] = ()
     """Deliberate extra waits: (before token n of the reply, seconds)."""
     script: ScriptedReply | None = None
-    remote_decode: bool = False
-    """The decode will run on another engine: the response locates this cache."""
+    address: object = None
+    """Where the response says that another engine finds the cache of this prompt; None: nowhere."""
+    source: Mapping[str, object] | None = None
+    """`kv_transfer_params` of the request, which say where a remote prefill has its cache."""
     n: int = 1
     """Choices requested for this prompt (metrics only)."""
     beams: bool = False

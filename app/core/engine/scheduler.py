@@ -459,7 +459,7 @@ class Scheduler(Generic[S]):
             self.running.append(sequence)
             self.prefilling.append(sequence)
             batch.admitted.append(sequence)
-            self._prefill(sequence, tokens, batch, is_fetched)
+            self._prefill(sequence, tokens, batch, is_fetched and not has_prefill)
 
     def _spare_blocks(self, sequence: S) -> int:
         """Returns the blocks that the admission of a sequence leaves free.

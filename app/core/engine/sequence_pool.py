@@ -79,7 +79,7 @@ class SequencePool(SequenceExecutor):
         if later:
             self._fill_later()
         elif members:
-            self._fill()
+            self.fill()
         if sequence in members:
             sequence.has_waited = True
             if self.watch_queue is not None:
@@ -99,7 +99,7 @@ class SequencePool(SequenceExecutor):
         if sequence.holds_slot:
             self._free_slot(sequence)
             if self.queue.members:
-                self._fill()
+                self.fill()
 
     def pause(self) -> None:
         """Grants no more slots; running sequences keep theirs."""
@@ -108,9 +108,10 @@ class SequencePool(SequenceExecutor):
     def resume(self) -> None:
         """Grants slots again."""
         self.paused = False
-        self._fill()
+        self.fill()
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
+        """Starts waiting sequences for which a slot and blocks are free."""
         started = 0
         self._will_fill = False
         while not self.paused and self.running < self.slots:
@@ -129,7 +130,7 @@ class SequencePool(SequenceExecutor):
     def _fill_later(self) -> None:
         if not self._will_fill:
             self._will_fill = True
-            self.context.wheel.call_soon(self._fill)
+            self.context.wheel.call_soon(self.fill)
 
     def _run(self, sequence: TimedSequence) -> None:
         self.running += 1

@@ -153,7 +153,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
     def resume(self) -> None:
         """Admits sequences again."""
         self.scheduler.paused = False
-        self._wake_now()
+        self.wake_now()
 
     def enqueue(self, sequence: SteppedSequence, *, later: bool = False) -> None:
         """Takes a sequence into the front end; see `SequenceExecutor.enqueue`.
@@ -178,9 +178,10 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         if sequence.adapter is not None:
             self._recorder.adapter_moved(sequence, sequence.adapter, None)
         if self.scheduler.remove(sequence):
-            self._wake_now()
+            self.wake_now()
 
-    def _wake_now(self) -> None:
+    def wake_now(self) -> None:
+        """Looks at once, unless a step is under way, whether a step can be made."""
         if not self._under_way and not self.scheduler.idle:
             self.wake(self._clock.now())
             self._arm()

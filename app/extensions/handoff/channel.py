@@ -1,0 +1,186 @@
+"""The side channel of one engine on ZMQ: answers other engines, and asks them.
+
+A ROUTER socket listens from the first prefill on; a DEALER socket connects to each peer that was
+asked. All sockets are gevent's: they wait in greenlets, and sending never waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import gevent
+import msgspec
+import zmq.green as zmq
+from gevent import Greenlet
+
+from app.core.base.clock.pause import pause_if_possible
+from app.core.engine.kvcache.publishing import is_ipv6
+from app.core.engine.kvcache.sockets import IO_THREADS, MAX_REQUEST_BYTES, affinity, end_context
+from app.extensions.handoff.messages import (
+    Answer,
+    Question,
+    decode_answer,
+    decode_question,
+    encode,
+)
+
+ANY_ADDRESS = "*"
+LOOPBACK = ("127.", "::1", "localhost")
+MAX_PEERS = 256
+"""Maximum number of connected peers; the one that was asked longest ago is dropped."""
+MAX_QUEUED = 1_000
+"""Maximum number of messages that wait for one peer."""
+PAUSE_EVERY = 32
+"""Questions that are answered between two pauses."""
+log = logging.getLogger(__name__)
+
+
+class Peer(NamedTuple):
+    """A connection to the side channel of another engine."""
+
+    socket: zmq.Socket[bytes]
+    greenlet: Greenlet[[], None]
+
+
+class SideChannel:
+    """Listens at `port` of `host`, or at any free port if that one is occupied."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = ANY_ADDRESS
+        if host.startswith(LOOPBACK):
+            self._address = "127.0.0.1" if host == "localhost" else host
+        self.port = port
+        """The configured port, and, once open, the one in use."""
+        self._respond: Callable[[Question], str]
+        self._take_answer: Callable[[Answer], None]
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._listener: zmq.Socket[bytes] | None = None
+        self._greenlet: Greenlet[[], None] | None = None
+        self._peers: OrderedDict[tuple[str, int], Peer] = OrderedDict()
+
+    def serve(
+        self, respond: Callable[[Question], str], take_answer: Callable[[Answer], None]
+    ) -> None:
+        """Sets what returns the problem with a question, and what receives all answers."""
+        self._respond = respond
+        self._take_answer = take_answer
+
+    def start(self) -> None:
+        """Does nothing: the first prefill opens the listener."""
+
+    def open(self) -> None:
+        """Starts to listen, once."""
+        if self._listener is not None:
+            return
+        socket = self._new_socket(zmq.ROUTER, self._endpoint(self._address, self.port))
+        try:
+            socket.bind(self._endpoint(self._address, self.port))
+        except zmq.ZMQError as error:
+            port = self.port
+            self.port = socket.bind_to_random_port(f"tcp://{_bracketed(self._address)}")
+            log.warning("side channel: port %d: %s; listening at port %d", port, error, self.port)
+        self._listener = socket
+        self._greenlet = gevent.spawn(self._listen, socket)
+
+    def send(self, host: str, port: int, question: Question) -> bool:
+        """Sends without waiting; returns False if the peer cannot be addressed."""
+        try:
+            peer = self._peer(host, port)
+            peer.socket.send_multipart([b"", encode(question)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def forget(self, host: str, port: int) -> None:
+        """Drops the connection to a peer that does not answer, with what waits for it."""
+        peer = self._peers.pop((host, port), None)
+        if peer is not None:
+            _close(peer)
+
+    def close(self) -> None:
+        """Closes all sockets. Blocks that are still held end with the process."""
+        for peer in self._peers.values():
+            _close(peer)
+        self._peers.clear()
+        if self._listener is not None and self._greenlet is not None:
+            _close(Peer(self._listener, self._greenlet))
+            self._listener = None
+        if self._context is not None:
+            end_context(self._context)
+            self._context = None
+
+    def _peer(self, host: str, port: int) -> Peer:
+        """Returns the connection to a peer. ZMQError if the address is invalid."""
+        peer = self._peers.get((host, port))
+        if peer is not None:
+            self._peers.move_to_end((host, port))
+            return peer
+        endpoint = self._endpoint(host, port)
+        socket = self._new_socket(zmq.DEALER, endpoint)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError:
+            socket.close(linger=0)
+            raise
+        peer = Peer(socket, gevent.spawn(self._receive, socket))
+        self._peers[host, port] = peer
+        if len(self._peers) > MAX_PEERS:
+            _close(self._peers.popitem(last=False)[1])
+        return peer
+
+    def _new_socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        if self._context is None:
+            self._context = zmq.Context(IO_THREADS)
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.sndhwm = MAX_QUEUED
+        socket.rcvhwm = MAX_QUEUED
+        socket.maxmsgsize = MAX_REQUEST_BYTES
+        socket.ipv6 = is_ipv6(endpoint)
+        socket.affinity = affinity(self._context, endpoint)
+        return socket
+
+    @staticmethod
+    def _endpoint(host: str, port: int) -> str:
+        return f"tcp://{_bracketed(host)}:{port}"
+
+    def _listen(self, socket: zmq.Socket[bytes]) -> None:
+        answered = 0
+        while True:
+            frames = socket.recv_multipart()
+            if len(frames) != 3 or frames[1]:
+                continue
+            try:
+                question = decode_question(frames[2])
+            except msgspec.DecodeError:  # also a wrong type or an unknown message
+                continue
+            try:
+                problem = self._respond(question)
+                if question.number:
+                    answer = encode(Answer(question.number, problem))
+                    socket.send_multipart([frames[0], b"", answer], zmq.NOBLOCK)
+            except Exception:  # one request must not stop the others
+                log.exception("side channel: a question could not be answered")
+            answered += 1
+            if answered % PAUSE_EVERY == 0:
+                pause_if_possible()
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            frames = socket.recv_multipart()
+            try:
+                self._take_answer(decode_answer(frames[-1]))
+            except Exception:
+                log.exception("side channel: an answer could not be handled")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _close(peer: Peer) -> None:
+    peer.greenlet.kill(block=False)
+    peer.socket.close(linger=0)

@@ -1,0 +1,87 @@
+"""Messages of the side channel, in MessagePack.
+
+A decode pod sends a `Question` to a prefill pod, which returns an `Answer` with its number. The
+request on the wire is [empty, question], as from a ZMQ REQ socket, and so is the reply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from msgspec import Struct, msgpack
+
+MAX_PORT = 65_535
+MAX_ID_CHARS = 4_096
+"""Maximum length of the id of an engine or of a request."""
+_HOST = re.compile(r"[\w.:%-]{1,253}")
+
+
+class Read(Struct, frozen=True, tag="read"):
+    """Announces that `reader` reads the blocks of a request now."""
+
+    request_id: str
+    reader: str
+
+
+class Heartbeat(Struct, frozen=True, tag="heartbeat"):
+    """Extends the leases of requests that decode pods wait for. Gets no answer."""
+
+    request_ids: list[str]
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """Notification that `reader` needs the blocks of a request no more."""
+
+    request_id: str
+    reader: str
+
+
+Message: TypeAlias = Read | Heartbeat | Done
+
+
+class Question(Struct, frozen=True):
+    """A message to the engine `engine_id`. Number 0 gets no answer."""
+
+    number: int
+    engine_id: str
+    message: Message
+
+
+class Answer(Struct, frozen=True):
+    """The answer to a question; `problem` is empty if the engine has done what it was asked."""
+
+    number: int
+    problem: str = ""
+
+
+class Source(Struct, frozen=True):
+    """Where a decode pod finds the blocks of a prompt."""
+
+    host: str
+    port: int
+    engine_id: str
+    request_id: str
+
+
+encode = msgpack.Encoder().encode
+decode_question = msgpack.Decoder(Question).decode
+decode_answer = msgpack.Decoder(Answer).decode
+
+
+def source_of(params: Mapping[str, object]) -> Source | None:
+    """Returns the source that `kv_transfer_params` name; None if a field is missing or invalid."""
+    host = params.get("remote_host")
+    port = params.get("remote_port")
+    engine_id = params.get("remote_engine_id")
+    request_id = params.get("remote_request_id")
+    if not (params.get("remote_block_ids") and isinstance(host, str) and _HOST.fullmatch(host)):
+        return None
+    if type(port) is not int or not 0 < port <= MAX_PORT:
+        return None
+    if not (isinstance(engine_id, str) and isinstance(request_id, str)):
+        return None
+    if max(len(engine_id), len(request_id)) > MAX_ID_CHARS:
+        return None
+    return Source(host, port, engine_id, request_id)
