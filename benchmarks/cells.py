@@ -1,8 +1,9 @@
 """Errors of `--profile auto` on measured cells: other models, devices and number formats.
 
 `python -m benchmarks.cells ../shared/truth/cells [--model NAME] [--each]`. A cell is a run of a
-real server at one concurrency: mean TTFT and TPOT. The load is that of InferenceMAX: 10 requests
-for each one in flight.
+real server at one concurrency: mean TTFT and mean TPOT. The load is that of the cell's client. Each
+file (`cells.csv`, `cells-2.csv`) has a table of its own, and cells that are refused are counted by
+their reason.
 """
 
 from __future__ import annotations
@@ -10,114 +11,274 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
 
+import msgspec
+from msgspec import Struct
+
 from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.loads import LoadTrace
+from config import ConfigError
 
+FILES = ("cells.csv", "cells-2.csv")
 REQUESTS_A_PLACE = 10
-APART_S, TURNAROUND_S = 0.0002, 0.001
-MOST_IN_FLIGHT = 64
-Cell = Mapping[str, str]
-Errors = tuple[float, float]
-"""Of TPOT and TTFT, as shares of the measured one; negative: the simulation is too fast."""
+MAX_REQUESTS = 1280
+"""Requests of a cell; a cell with many in flight has fewer for each place, and at least two."""
+APART_S = 0.0002
+TURNAROUND_S = 0.001
+MAX_IN_FLIGHT = 512
+MIN_OUTPUT_TOKENS = 500
+"""Least output of a cell whose client is not documented: its TPOT hardly depends on the client."""
+MISLABELED = frozenset([("llama-3.1-8b-fp8", "h200", ""), ("gpt-oss-120b", "h100", "512")])
+"""Model, device and concurrency (empty for all) that cannot be what their label says."""
 
 
-def cells(folder: Path) -> Iterator[Cell]:
-    """The cells whose client is known, up to 64 in flight."""
-    with (folder / "cells.csv").open() as file:
-        for cell in csv.DictReader(file):
-            if cell["client"] == "inferencemax" and int(cell["concurrency"]) <= MOST_IN_FLIGHT:
-                yield cell
+class Cell(Struct, frozen=True, kw_only=True):
+    """One measurement."""
+
+    file: str
+    model: str
+    device: str
+    tensor_parallel: int
+    ep: int
+    dp_attention: int
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    vllm: str
+    client: str
+    measured: str
+    ttft_ms: float | None
+    tpot_ms: float | None
+
+    @property
+    def group(self) -> str:
+        """Name of the cells that share model, device and parallelism."""
+        parallel = f"tp {self.tensor_parallel}"
+        if self.ep > 1:
+            parallel += f" ep {self.ep}"
+        if self.dp_attention > 1:
+            parallel += f" dp {self.dp_attention}"
+        return f"{self.model}, {self.device}, {parallel}, vLLM {self.vllm or 'recent'}"
+
+    @property
+    def options(self) -> EngineOptions:
+        """Options of the server."""
+        version = self.vllm
+        if not re.match(r"\d", version):  # a nightly build
+            version = ""
+        return EngineOptions(
+            tensor_parallel_size=self.tensor_parallel,
+            data_parallel_size=self.dp_attention,
+            enable_expert_parallel=self.ep > 1,
+            vllm_version=version,
+        )
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """Errors of a cell as shares of the measured values; negative: the simulation is too fast."""
+
+    tpot: float | None = None
+    ttft: float | None = None
+    refusal: str = ""
+
+
+def read_cells(folder: Path, files: Iterable[str] = FILES) -> Iterator[Cell]:
+    """Yields the cells with a mean TPOT and a load that is known."""
+    for name in files:
+        with (folder / name).open() as file:
+            for row in csv.DictReader(file):
+                cell = read_cell(name, row)
+                if is_usable(cell):
+                    yield cell
+
+
+def read_cell(file: str, row: dict[str, str]) -> Cell:
+    """Returns the cell of a row."""
+    return Cell(
+        file=file,
+        model=row["model"],
+        device=row["device"],
+        tensor_parallel=int(row["tensor_parallel"]),
+        ep=int(row.get("ep") or 1),
+        dp_attention=int(row.get("dp_attention") or 1),
+        input_tokens=int(row["input_tokens"]),
+        output_tokens=int(row["output_tokens"]),
+        concurrency=int(row["concurrency"]),
+        vllm=row["vllm"],
+        client=row["client"],
+        measured=row.get("measured", ""),
+        ttft_ms=number_or_none(row["ttft_ms"]),
+        tpot_ms=number_or_none(row["tpot_ms"]),
+    )
+
+
+def number_or_none(text: str) -> float | None:
+    """Returns the number, None for an empty text."""
+    return float(text) if text else None
+
+
+def is_usable(cell: Cell) -> bool:
+    """Returns whether the cell says what was measured under which load."""
+    for concurrency in ("", str(cell.concurrency)):
+        if (cell.model, cell.device, concurrency) in MISLABELED:
+            return False
+    if cell.tpot_ms is None or cell.concurrency > MAX_IN_FLIGHT:
+        return False
+    if cell.client == "unknown":
+        return cell.output_tokens >= MIN_OUTPUT_TOKENS
+    return cell.client in ("inferencemax", "bench_latency")
 
 
 def load(cell: Cell, a_place: int = REQUESTS_A_PLACE) -> LoadTrace:
-    """The trace of a cell: lengths drawn uniformly from 0.8 to 1 of the cell's."""
-    rng, trace = Random(1), LoadTrace("cell")
-    for number in range(a_place * int(cell["concurrency"])):
+    """Returns the trace of a cell.
+
+    InferenceMAX draws lengths uniformly from 0.8 to 1 of the cell's; `vllm bench latency` sends a
+    batch of equal requests; other clients send equal requests.
+    """
+    rng = Random(1)
+    trace = LoadTrace("cell")
+    places = min(a_place, max(2, MAX_REQUESTS // cell.concurrency))
+    if cell.client == "bench_latency":
+        places = 1
+    for number in range(places * cell.concurrency):
         trace.arrival_s.append(number * APART_S)
-        for lengths, name in (
-            (trace.input_tokens, "input_tokens"),
-            (trace.output_tokens, "output_tokens"),
+        for lengths, longest in (
+            (trace.input_tokens, cell.input_tokens),
+            (trace.output_tokens, cell.output_tokens),
         ):
-            longest = int(cell[name])
-            lengths.append(rng.randint(int(0.8 * longest), longest))
+            if cell.client == "inferencemax":
+                lengths.append(rng.randint(int(0.8 * longest), longest))
+            else:
+                lengths.append(longest)
     return trace
 
 
-def errors(folder: Path, a_place: int, cell: Cell) -> Errors:
-    config = json.loads((folder / "models" / f"{cell['model']}.json").read_text())
-    devices, places = int(cell["tensor_parallel"]), int(cell["concurrency"])
+def simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
+    """Returns mean TPOT and mean TTFT of the simulation.
+
+    Raises:
+        ConfigError: The model, the device or the options are refused.
+    """
+    config = json.loads((folder / "models" / f"{cell.model}.json").read_text())
+    places = cell.concurrency
     limits = {
-        "max_num_seqs": places,
-        "max_num_batched_tokens": 8192,
+        "max_num_seqs": -(-places // cell.dp_attention),
+        "max_num_batched_tokens": max(8192, places),
         "enable_prefix_caching": False,
     }
-    profile = datasheet_profile(
-        config,
-        cell["device"],
-        devices,
-        origin=cell["model"],
-        vllm_version=cell["vllm"],
-        limits=limits,
-    )
+    profile = datasheet_profile(config, cell.device, cell.options, origin=cell.model, limits=limits)
     plan = SimulationPlan(profile=profile, in_flight=places, turnaround_s=TURNAROUND_S)
     trace = load(cell, a_place)
     run = Simulation(trace, plan, lambda done: None).run()
     spans = list(zip(run.send_s, run.first_s, run.last_s, trace.output_tokens, strict=True))
-    ttft_ms = 1000 * sum(first - send for send, first, _, _ in spans) / len(spans)
-    tpot_ms = (
-        1000 * sum((last - first) / (tokens - 1) for _, first, last, tokens in spans) / len(spans)
-    )
-    return tpot_ms / float(cell["tpot_ms"]) - 1, ttft_ms / float(cell["ttft_ms"]) - 1
+    ttft_s = sum(first - send for send, first, _, _ in spans) / len(spans)
+    if cell.client == "bench_latency":  # the table divides the batch's time by its tokens
+        tpot_s = (max(run.last_s) - min(run.send_s)) / cell.output_tokens
+    else:
+        tpot_s = sum((last - first) / (tokens - 1) for _, first, last, tokens in spans) / len(spans)
+    return 1000 * tpot_s, 1000 * ttft_s
 
 
-def line(name: str, found: Sequence[Errors]) -> str:
-    """A row: median and p90 of the absolute errors in %, and their median with its sign."""
-    figures: list[float] = []
-    for errors in zip(*found, strict=True):
-        sizes = sorted(map(abs, errors))
-        figures += median(sizes), sizes[int(0.9 * len(sizes))], median(errors)
-    return (
-        f"| {name} | {len(found)} | "
-        + " | ".join(f"{100 * figure:.1f}" for figure in figures)
-        + " |"
-    )
+def compare(folder: Path, a_place: int, cell: Cell) -> Result:
+    """Simulates a cell and returns its errors."""
+    try:
+        tpot_ms, ttft_ms = simulated_ms(folder, a_place, cell)
+    except ConfigError as error:
+        return Result(refusal=str(error))
+    tpot = None
+    ttft = None
+    if cell.tpot_ms is not None:
+        tpot = tpot_ms / cell.tpot_ms - 1
+    if cell.ttft_ms is not None and cell.client == "inferencemax":
+        ttft = ttft_ms / cell.ttft_ms - 1
+    return Result(tpot=tpot, ttft=ttft)
+
+
+def figures(errors: Sequence[float]) -> str:
+    """Returns median and p90 of the absolute errors in %, and the median error with its sign."""
+    if not errors:
+        return "- | - | -"
+    sizes = sorted(map(abs, errors))
+    values = [median(sizes), sizes[int(0.9 * len(sizes))], median(errors)]
+    return " | ".join(f"{100 * value:.1f}" for value in values)
+
+
+def row(name: str, results: Sequence[Result]) -> str:
+    """Returns a row of the table."""
+    tpot = [result.tpot for result in results if result.tpot is not None]
+    ttft = [result.ttft for result in results if result.ttft is not None]
+    return f"| {name} | {len(tpot)} | {figures(tpot)} | {figures(ttft)} |"
+
+
+def print_table(cells: Sequence[Cell], results: Sequence[Result]) -> None:
+    """Prints the errors of each group and of all cells, then the refusals by reason."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    refusals: Counter[str] = Counter()
+    for cell, result in zip(cells, results, strict=True):
+        if result.refusal:
+            refusals[result.refusal] += 1
+            continue
+        groups[cell.group].append(result)
+        groups["all"].append(result)
+    print("| cells | number | TPOT median % | p90 % | bias % | TTFT median % | p90 % | bias % |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for name, group in sorted(groups.items()):
+        print(row(name, group))
+    for reason, count in refusals.items():
+        print(f"refused: {count} cells: {reason}")
+
+
+def append_results(path: Path, cells: Sequence[Cell], results: Sequence[Result]) -> None:
+    """Appends a JSON line for each cell, with its errors."""
+    with path.open("ab") as file:
+        for cell, result in zip(cells, results, strict=True):
+            line = msgspec.structs.asdict(cell) | msgspec.structs.asdict(result)
+            file.write(msgspec.json.encode(line) + b"\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--files", nargs="+", default=FILES, help="files with cells [%(default)s]")
     parser.add_argument("--model", default="", help="only models whose name contains this")
     parser.add_argument("--each", action="store_true", help="print each cell, too")
     parser.add_argument(
+        "--max-in-flight", type=int, default=MAX_IN_FLIGHT, help="only cells with at most so many"
+    )
+    parser.add_argument(
         "--a-place", type=int, default=REQUESTS_A_PLACE, help="requests for each in flight"
     )
-    given = parser.parse_args()
-    rows = [cell for cell in cells(given.folder) if given.model in cell["model"]]
-    with ProcessPoolExecutor(2) as pool:
-        found = list(pool.map(partial(errors, given.folder, given.a_place), rows))
-    groups: dict[str, list[Errors]] = defaultdict(list)
-    for cell, error in zip(rows, found, strict=True):
-        name = f"{cell['model']}, {cell['device']}, tp {cell['tensor_parallel']}"
-        groups[name].append(error)
-        groups["dense" if cell["model"].startswith("llama") else "mixtures"].append(error)
-        if given.each:
-            at = (
-                f"{cell['input_tokens']} / {cell['output_tokens']}, {cell['concurrency']} in flight"
-            )
-            print(f"{name}, {at}: TPOT {error[0]:+.1%}, TTFT {error[1]:+.1%}")
-    print("| cells | number | TPOT median % | p90 % | bias % | TTFT median % | p90 % | bias % |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    for name, its in sorted(groups.items()):
-        print(line(name, its))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write each cell with its errors as JSON lines")
+    options = parser.parse_args()
+    if options.out is not None:
+        options.out.write_bytes(b"")
+    with ProcessPoolExecutor(options.processes) as pool:
+        for file in options.files:
+            cells = [
+                cell
+                for cell in read_cells(options.folder, [file])
+                if options.model in cell.model and cell.concurrency <= options.max_in_flight
+            ]
+            results = list(pool.map(partial(compare, options.folder, options.a_place), cells))
+            if options.out is not None:
+                append_results(options.out, cells, results)
+            if options.each:
+                for cell, result in zip(cells, results, strict=True):
+                    print(f"{cell.group}, {cell.input_tokens} / {cell.output_tokens},", end=" ")
+                    print(f"{cell.concurrency} in flight: {row('', [result])}")
+            print(f"\n{file}")
+            print_table(cells, results)
 
 
 if __name__ == "__main__":

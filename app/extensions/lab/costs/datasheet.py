@@ -5,25 +5,24 @@ device gave these shares (docs/fidelity.md, "Calibration"). `CHECKED` has the er
 models.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.devices import DEVICES, Device
+from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
 from app.extensions.lab.costs.kernels import Format
+from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.costs.memory import (
-    BF16_BYTES,
-    NEWEST,
-    memory_use,
+    MemoryUse,
+    measured_version,
+    memory_use_of,
     reserved_bytes,
     token_bytes,
-    version_numbers,
 )
 from app.extensions.lab.costs.shapes import ModelShape, model_shape
 from app.extensions.lab.costs.storage import StorageFormat, read_storage
@@ -40,6 +39,7 @@ PER_SEQUENCE_S = 10e-6
 FRONT = FrontCosts(front=4e-3, front_per_token=1e-6, out_per_stream=25e-6)
 ALL_REDUCE_S = 12e-6
 """Latency of an all-reduce over all devices, in seconds, without transfer; a layer needs two."""
+DEFAULT_OPTIONS = EngineOptions()
 MAX_FEW_EXPERTS = 16
 """Most experts of a bf16 mixture without constants: the tables of operators lack large experts."""
 LAST_SYNCHRONOUS = [0, 13]
@@ -69,66 +69,50 @@ CHECKED = (
 def profile_of(
     name: str,
     device: str | None = None,
-    tensor_parallel_size: int = 1,
-    model_config_path: str | None = None,
-    vllm_version: str = "",
+    model_config: str | None = None,
+    options: EngineOptions = DEFAULT_OPTIONS,
     limits: Mapping[str, int] = {},
 ) -> Profile:
     """Returns the profile of `--profile name`; the other arguments are for `auto` only.
 
-    `limits` are the fields of `EngineLimits` that differ from vLLM's defaults.
+    `model_config` is the name of a common model, a `config.json` or its folder. `limits` are the
+    fields of `EngineLimits` that differ from vLLM's defaults.
 
     Raises:
         ConfigError: An argument or a file is wrong or missing.
     """
-    for flag, value in (("device", device), ("model-config", model_config_path)):
+    for flag, value in (("device", device), ("model-config", model_config)):
         if name == AUTO and value is None:
             raise ConfigError(f"profile {name}: {flag} must be given, too")
         if name != AUTO and value is not None:
             raise ConfigError(f"profile {name}: {flag} can be given with profile {AUTO} only")
-    if vllm_version and name != AUTO:
+    if options.vllm_version and name != AUTO:
         raise ConfigError(
             f"profile {name}: profile-vllm-version can be given with profile {AUTO} only"
         )
-    if device is None or model_config_path is None:
+    if device is None or model_config is None:
         return read_profile(name)
     return datasheet_profile(
-        _read_json(model_config_path),
+        read_model_config(model_config),
         device,
-        tensor_parallel_size,
-        origin=f"model config {model_config_path}",
-        vllm_version=vllm_version,
+        options,
+        origin=f"model config {model_config}",
         limits=limits,
     )
-
-
-def _read_json(model_config_path: str) -> object:
-    path = Path(model_config_path)
-    if path.is_dir():
-        path /= "config.json"
-    try:
-        return msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"model config {model_config_path}: cannot be read: {error.strerror}"
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"model config {model_config_path}: is not JSON: {error}") from None
 
 
 def datasheet_profile(
     config: object,
     device_name: str,
-    devices: int = 1,
+    options: EngineOptions = DEFAULT_OPTIONS,
     *,
     origin: str = "model config",
-    vllm_version: str = "",
     limits: Mapping[str, int] = {},
 ) -> Profile:
     """Computes the profile of a model; `config` is the content of a `config.json`.
 
-    `limits` are the fields of `EngineLimits` that differ from vLLM's defaults; the blocks follow
-    them.
+    `limits` are the fields of `EngineLimits` that differ from vLLM's defaults, of one rank of data
+    parallelism; the blocks follow them.
 
     Raises:
         ConfigError: The model or the device is unknown, or they do not fit; the message about the
@@ -141,31 +125,37 @@ def datasheet_profile(
             f"device {device_name}: must be one of {', '.join(DEVICES)}; for other devices"
             " calibrate makes a profile of a recording"
         )
-    if devices < 1 or shape.num_attention_heads % devices:
-        raise ConfigError(
-            f"tensor-parallel-size {devices}: it must divide the {shape.num_attention_heads}"
-            f" attention heads of {origin}"
-        )
-    storage = read_storage(shape.quantization_config, origin)
+    options.check(shape, origin)
+    version, version_text = measured_version(options.vllm_version)
+    quantization = options.weight_quantization(shape.quantization_config, origin)
+    storage = read_storage(quantization, origin)
+    cache = options.cache_format(quantization)
     engine = ASYNCHRONOUS
-    if version_numbers(vllm_version) <= LAST_SYNCHRONOUS:
+    if version <= LAST_SYNCHRONOUS:
         engine = SYNCHRONOUS
-    kernel_sum = _kernel_sum(shape, storage, device_name.lower(), devices)
+    kernel_sum = _kernel_sum(
+        shape, storage, device_name=device_name.lower(), options=options, cache=cache
+    )
     front = FRONT
     if kernel_sum is None:
+        _check_sheet_options(options, storage, device)
         mixture = ", a mixture of few experts," if shape.num_experts else ""
         checked = CHECKED.format(what=f"{storage.kind}{mixture} on {device.name}")
-        cost = _sheet_cost(shape, storage, device, devices)
+        cost = _sheet_cost(
+            shape, storage, device, options.tensor_parallel_size, cache_bytes=cache.bytes
+        )
     else:
         engine = kernel_sum.kernels.engine or engine
         checked = _checked(shape, kernel_sum.weights, device)
         cost = kernel_sum.constants(engine)
-        front = replace(FRONT, front=engine.front)
-        storage = replace(storage, cache_bytes=kernel_sum.cache_bytes)
-    if version_numbers(vllm_version) > NEWEST:
-        checked += (
-            f"; vLLM {vllm_version} is taken for {NEWEST[0]}.{NEWEST[1]}, the newest that is known"
+        front = replace(
+            FRONT,
+            front=engine.front,
+            front_per_token=FRONT.front_per_token + kernel_sum.delay_per_token(),
         )
+    texts = [checked, f"keys and values in {cache.reason}", *_unmeasured(options)]
+    if version_text:
+        texts.append(version_text)
     tokens = limits.get("max_num_batched_tokens", device.max_num_batched_tokens)
     defaults = EngineLimits(
         num_gpu_blocks=2,
@@ -173,27 +163,78 @@ def datasheet_profile(
         max_num_batched_tokens=tokens,
         async_scheduling=engine is not SYNCHRONOUS,
     )
-    memory = _Memory(shape, storage, device, devices)
-    engine_limits = memory.fill_in(replace(defaults, **limits), vllm_version, origin)
+    memory = _Memory(
+        shape, storage, device=device, options=options, use=memory_use_of(version, options)
+    )
+    engine_limits = memory.fill_in(replace(defaults, **limits), cache.bytes, origin)
     architecture = shape.architectures[0]
     shared, expert = shape.weights()
     parameters = shape.table_weights + shared + shape.num_experts * expert
+    token_size = options.tensor_parallel_size * token_bytes(
+        shape, options.tensor_parallel_size, cache.bytes
+    )
     return Profile(
         source=f"Made of {architecture}'s config.json and a data sheet ({device.sheet}).",
         model=f"{architecture}, {parameters / 1e9:.1f} billion parameters, {storage.kind}",
-        device=f"{device.name}, {devices}",
-        devices=devices,
+        device=f"{device.name}, {options.devices}",
+        devices=options.devices,
         weight_bytes=storage.model_bytes(shape),
-        checked=checked,
-        kv_bytes_per_token=devices * token_bytes(shape, devices, storage.cache_bytes),
-        engine=replace(engine_limits, **limits),
+        checked="; ".join(texts),
+        kv_bytes_per_token=token_size,
+        engine=_all_ranks(replace(engine_limits, **limits), options),
         cost=cost,
         front=front,
     )
 
 
+def _check_sheet_options(options: EngineOptions, storage: StorageFormat, device: Device) -> None:
+    """Checks that shares of the data sheet are enough for the options.
+
+    Raises:
+        ConfigError: The cost of an option is not known.
+    """
+    for name, is_set in (
+        ("pipeline-parallel-size", options.pipeline_parallel_size > 1),
+        ("data-parallel-size", options.data_parallel_size > 1),
+        ("enable-expert-parallel", options.enable_expert_parallel),
+        ("enforce-eager", options.enforce_eager),
+    ):
+        if is_set:
+            names = ", ".join(KERNELS)
+            raise ConfigError(
+                f"{name}: its cost is not known without constants of kernels for {storage.kind} on"
+                f" {device.name}; devices with constants are {names}"
+            )
+
+
+def _unmeasured(options: EngineOptions) -> Iterator[str]:
+    """Yields texts about options that were compared with no server."""
+    if options.pipeline_parallel_size > 1:
+        yield "no pipeline was compared with a server"
+    if options.data_parallel_size > 1:
+        yield "ranks of data parallelism are taken to have equal loads"
+    if options.enforce_eager:
+        yield "enforce-eager is an estimate, compared with no server"
+
+
+def _all_ranks(limits: EngineLimits, options: EngineOptions) -> EngineLimits:
+    """Returns the limits of all ranks and stages together, from the `limits` of one rank."""
+    ranks = options.data_parallel_size
+    return replace(
+        limits,
+        num_gpu_blocks=limits.num_gpu_blocks * ranks,
+        max_num_seqs=limits.max_num_seqs * ranks,
+        max_num_batched_tokens=limits.max_num_batched_tokens * options.parallel_batches,
+    )
+
+
 def _kernel_sum(
-    shape: ModelShape, storage: StorageFormat, device_name: str, devices: int
+    shape: ModelShape,
+    storage: StorageFormat,
+    *,
+    device_name: str,
+    options: EngineOptions,
+    cache: CacheFormat,
 ) -> KernelSum | None:
     """Returns the sum over kernels; None for a device without constants for the model."""
     kernels = KERNELS.get(device_name)
@@ -211,8 +252,8 @@ def _kernel_sum(
         weights=weights,
         kernels=kernels,
         device=DEVICES[device_name],
-        devices=devices,
-        cache_bytes=storage.cache_bytes if kernels.follows_cache_scheme else BF16_BYTES,
+        options=options,
+        cache_bytes=cache.bytes,
     )
 
 
@@ -229,7 +270,7 @@ def _checked(shape: ModelShape, weights: Format, device: Device) -> str:
 
 
 def _sheet_cost(
-    shape: ModelShape, storage: StorageFormat, device: Device, devices: int
+    shape: ModelShape, storage: StorageFormat, device: Device, devices: int, *, cache_bytes: int
 ) -> CostConstants:
     """Returns costs as shares of the data sheet's figures."""
     read_rate = device.bandwidth * BANDWIDTH_SHARE * devices
@@ -242,7 +283,7 @@ def _sheet_cost(
     # Ring all-reduce: each device sends 2 (n - 1) / n of all bytes.
     reduced_bytes = all_reduces * BF16_BYTES * shape.hidden_size
     reduced_s = reduced_bytes * 2 * (devices - 1) / devices / device.link
-    cached_bytes = storage.cache_bytes * shape.cached_numbers(devices) * layers
+    cached_bytes = cache_bytes * shape.cached_numbers(devices) * layers
     attention_operations = 4 * shape.num_attention_heads * shape.head_dim * layers
     expert_share = 0.0
     if shape.num_experts:
@@ -264,25 +305,37 @@ class _Memory:
     """The memory of a model's devices."""
 
     def __init__(
-        self, shape: ModelShape, storage: StorageFormat, device: Device, devices: int
+        self,
+        shape: ModelShape,
+        storage: StorageFormat,
+        *,
+        device: Device,
+        options: EngineOptions,
+        use: MemoryUse,
     ) -> None:
         self._shape = shape
         self._storage = storage
         self._device = device
-        self._devices = devices
+        self._options = options
+        self._use = use
 
-    def fill_in(self, limits: EngineLimits, vllm_version: str, origin: str) -> EngineLimits:
-        """Returns the limits with the blocks of the KV cache, and the most tokens of a request."""
+    def fill_in(self, limits: EngineLimits, cache_bytes: int, origin: str) -> EngineLimits:
+        """Returns the limits of a rank with its blocks, and the most tokens of a request."""
         shape = self._shape
         device = self._device
-        use = memory_use(vllm_version)
-        weight_bytes = self._storage.model_bytes(shape) / self._devices
+        options = self._options
+        use = self._use
+        sharers = options.tensor_parallel_size * options.pipeline_parallel_size
+        weight_bytes = self._storage.shared_bytes(shape) / sharers
+        weight_bytes += self._storage.expert_bytes(shape) / options.devices
         free_bytes = (
             device.memory * use.utilization
             - weight_bytes
-            - reserved_bytes(shape, self._devices, limits, use)
+            - reserved_bytes(shape, options.tensor_parallel_size, limits, use)
         )
-        cached_bytes = token_bytes(shape, self._devices, self._storage.cache_bytes)
+        cached_bytes = token_bytes(
+            shape, options.tensor_parallel_size, cache_bytes, options.pipeline_parallel_size
+        )
         blocks = int(free_bytes / (cached_bytes * limits.block_size))
         if blocks < 2:
             raise ConfigError(

@@ -97,7 +97,6 @@ KERNELS: Mapping[str, Kernels] = {
             once_us=(7.0, 7.3, 8.0), ring_us=(11.2, 16.3, 26.1), ring=(1.8, 2.3, 2.5)
         ),
         engine=FUSED,
-        follows_cache_scheme=True,
     ),
     "a100": Kernels(
         multiprocessors=108,

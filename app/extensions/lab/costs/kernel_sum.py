@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from app.core.engine.profile import CostConstants
 from app.extensions.lab.costs.devices import Device
+from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernels import (
     BYTES,
     EIGHT_BITS,
@@ -29,6 +30,12 @@ SMALL_TOKENS = 128
 """Most tokens of a step whose experts cost as in decodes."""
 LARGE_TOKENS = 512
 """Tokens of a step from which on its experts cost as in prefills."""
+SEND_US = 20
+"""Latency of sending a batch from a stage of a pipeline to the next."""
+EAGER_LAYER_US = 250
+"""Time to launch the kernels of a layer without a CUDA graph."""
+DELAY_TOKENS = 2048
+"""Tokens of the prompt whose time is compared with its share of a step."""
 ELEMENTWISE_BYTES = 22
 """Bytes that the operations element by element move in a layer, for each number of a token."""
 
@@ -40,12 +47,20 @@ class KernelSum(Struct, frozen=True, kw_only=True):
     weights: Format
     kernels: Kernels
     device: Device
-    devices: int
+    options: EngineOptions
     cache_bytes: float
     """Size of a number in the KV cache."""
 
+    @property
+    def devices(self) -> int:
+        """Devices that share each product."""
+        return self.options.tensor_parallel_size
+
     def constants(self, engine: EngineOverhead) -> CostConstants:
-        """Returns the costs of steps, with those that the engine adds."""
+        """Returns the costs of steps, including the overhead of the engine.
+
+        A step of the profile is a step of all ranks, or a round through all stages of a pipeline.
+        """
         shape = self.shape
         device = self.device
         attention = self.kernels.attention
@@ -57,25 +72,52 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         casts = engine.casts if self.weights in EIGHT_BITS else 0
         # A hot device computes at a lower clock; its links to the others are as fast as before.
         link_share = layers * self._all_reduces(HOT_TOKENS) / self._layers(HOT_TOKENS)
+        parts = self.options.parallel_batches
+        context_bytes = layers * shape.cached_numbers(self.devices) * self.cache_bytes
         return CostConstants(
             base=engine.base + layers * (engine.layer_us + casts * engine.cast_us) * US,
-            products=tuple((count, self._layers(count)) for count in TOKENS),
-            outputs=tuple((count, self._output(count)) for count in SEQUENCES),
-            per_sequence=engine.sequence,
+            products=tuple((count, self._step(count)) for count in TOKENS),
+            outputs=tuple((count, self._output(max(1, count / parts))) for count in SEQUENCES),
+            per_sequence=engine.sequence / self.options.data_parallel_size,
             decodes=layers * attention.decode_us * US,
-            per_decode=layers * attention.sequence_us * US,
-            per_context=layers * shape.cached_numbers(self.devices) * self.cache_bytes / cache_rate,
+            per_decode=layers * attention.sequence_us * US / parts,
+            per_context=context_bytes / cache_rate / parts,
             prefills=layers * attention.prefill_us * US,
-            per_attention=layers * pair_operations / (device.flops * attention.compute),
+            per_attention=layers * pair_operations / (device.flops * attention.compute) / parts,
             window=shape.window,
             window_share=shape.sliding_share,
             slowdown=engine.slowdown * (1 - link_share),
             tau=engine.tau,
         )
 
-    def _layers(self, tokens: int) -> float:
+    def delay_per_token(self) -> float:
+        """Returns the seconds that a token of a lone prompt takes beyond its share of a step.
+
+        A prompt is not split between ranks or stages: it takes as long as on a single one, while
+        the others can compute other prompts.
+        """
+        tokens = DELAY_TOKENS
+        return max(0.0, self._layers(tokens) - self._step(tokens)) / tokens
+
+    def _step(self, tokens: int) -> float:
         """Returns the seconds of all that depends on the tokens of a step alone."""
+        options = self.options
+        stage_tokens = max(1, tokens / options.pipeline_parallel_size)
+        rank_tokens = max(1, stage_tokens / options.data_parallel_size)
+        seconds = self._layers(rank_tokens, stage_tokens)
+        sent_bytes = 2 * rank_tokens * self.shape.hidden_size
+        hops = options.pipeline_parallel_size - 1
+        seconds += hops * (SEND_US * US + sent_bytes / self.device.link)
+        if self.options.enforce_eager:
+            launches = self.shape.num_hidden_layers * EAGER_LAYER_US * US
+            seconds = max(seconds, launches)
+        return seconds
+
+    def _layers(self, tokens: float, expert_tokens: float | None = None) -> float:
+        """Returns the seconds of all layers, whose experts compute the tokens of all ranks."""
         shape = self.shape
+        if expert_tokens is None:
+            expert_tokens = tokens
         width = shape.hidden_size
         query_width = shape.num_attention_heads * shape.head_dim / self.devices
         layer = (
@@ -89,18 +131,18 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         seconds = shape.num_hidden_layers * layer
         seconds += dense_layers * self._network(tokens, shape.intermediate_size / self.devices)
         if sparse_layers:
-            seconds += sparse_layers * self._experts(tokens)
+            seconds += sparse_layers * self._experts(expert_tokens)
         shared_width = shape.shared_expert_intermediate_size
         if shared_width:
             seconds += sparse_layers * self._network(tokens, shared_width / self.devices)
         return seconds
 
-    def _all_reduces(self, tokens: int) -> float:
+    def _all_reduces(self, tokens: float) -> float:
         """Returns the seconds of a layer's two sums over the devices."""
         size = 2 * tokens * self.shape.hidden_size
         return 2 * self.kernels.all_reduce.seconds(size, self.devices, self.device.link)
 
-    def _network(self, tokens: int, inner_width: float) -> float:
+    def _network(self, tokens: float, inner_width: float) -> float:
         """Returns the seconds of a layer's feed-forward network.
 
         A device has `inner_width` numbers of a token between its products.
@@ -109,12 +151,12 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         into = self._product(tokens, (self.shape.matrices - 1) * inner_width, width)
         return into + self._product(tokens, width, inner_width)
 
-    def _output(self, sequences: int) -> float:
+    def _output(self, sequences: float) -> float:
         columns = self.shape.vocab_size / self.devices
         return self._product(sequences, columns, self.shape.hidden_size, "bf16")
 
     def _product(
-        self, rows: int, columns: float, depth: float, weights: Format | None = None
+        self, rows: float, columns: float, depth: float, weights: Format | None = None
     ) -> float:
         """Returns the seconds of a product, by default in the format of the model's weights.
 
@@ -126,16 +168,17 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             rows, columns, depth, weight_bytes=BYTES[weights], rates=self._rates(weights)
         )
 
-    def _experts(self, tokens: int) -> float:
+    def _experts(self, tokens: float) -> float:
         """Returns the seconds of a layer's router and experts."""
         shape = self.shape
         width = shape.hidden_size
         constants = self.kernels.experts[self.weights]
         layer = ExpertLayer(
             width=width,
-            inner_width=shape.moe_intermediate_size / self.devices,
+            inner_width=shape.moe_intermediate_size / self.options.expert_slices,
             experts=shape.num_experts,
             experts_per_row=shape.num_experts_per_tok,
+            ranks=self.options.expert_ranks,
         )
         seconds = constants.seconds(
             tokens,
@@ -146,6 +189,11 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         share = min(1.0, max(0.0, (tokens - SMALL_TOKENS) / (LARGE_TOKENS - SMALL_TOKENS)))
         seconds *= 1 + (constants.prefill - 1) * share
         seconds += constants.routed_ns * NS * tokens * width / EXPERT_WIDTH * share
+        if self.options.data_parallel_size > 1:
+            # Rows are gathered from all ranks, and their sums are scattered to them.
+            group = self.options.tensor_parallel_size * self.options.data_parallel_size
+            size = 2 * tokens * width
+            seconds += self.kernels.all_reduce.seconds(size, group, self.device.link)
         router_bytes = 2 * width * shape.num_experts + 2 * tokens * (width + shape.num_experts)
         return seconds + ROUTER_US * US + router_bytes / self.device.bandwidth
 

@@ -6,7 +6,7 @@ operations per second.
 """
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, log, sqrt
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -56,7 +56,7 @@ class Product(Struct, frozen=True):
     """Weight of an unfinished wave of tiles."""
 
     def seconds(
-        self, rows: int, columns: float, depth: float, *, weight_bytes: float, rates: Rates
+        self, rows: float, columns: float, depth: float, *, weight_bytes: float, rates: Rates
     ) -> float:
         """Returns the seconds of (rows x depth) by (depth x columns)."""
         read_bytes = weight_bytes * columns * depth + 2 * rows * (columns + depth)
@@ -77,6 +77,17 @@ class ExpertLayer(Struct, frozen=True, kw_only=True):
     """Numbers of a row within an expert, on one device."""
     experts: int
     experts_per_row: int
+    ranks: int = 1
+    """Devices that hold different experts; the one with the most work decides."""
+
+    def busiest(self, count: float) -> float:
+        """Returns the share of `count` experts or rows that the busiest device has.
+
+        They are spread at random, so that the maximum exceeds the mean by about the square root of
+        twice the mean and the logarithm of the devices.
+        """
+        mean = count / self.ranks
+        return min(count, mean + sqrt(2 * mean * log(self.ranks)))
 
 
 class Experts(Struct, frozen=True):
@@ -97,13 +108,16 @@ class Experts(Struct, frozen=True):
     every device.
     """
 
-    def seconds(self, rows: int, layer: ExpertLayer, *, weight_bytes: float, rates: Rates) -> float:
+    def seconds(
+        self, rows: float, layer: ExpertLayer, *, weight_bytes: float, rates: Rates
+    ) -> float:
         """Returns the seconds for rows that choose their experts uniformly."""
         width = layer.width
         unused_share = (1 - layer.experts_per_row / layer.experts) ** rows
-        used_experts = layer.experts * (1 - unused_share)
+        used_experts = layer.busiest(layer.experts * (1 - unused_share))
+        used_experts = min(used_experts, layer.experts / layer.ranks)
         weights = 3 * width * layer.inner_width
-        chosen = rows * layer.experts_per_row
+        chosen = layer.busiest(rows * layer.experts_per_row)
         activation_bytes = 2 * chosen * (2 * width + 3 * layer.inner_width)
         read_bytes = weight_bytes * used_experts * weights + activation_bytes
         operations = 2 * chosen * weights
@@ -176,9 +190,6 @@ class Kernels(Struct, frozen=True, kw_only=True):
     all_reduce: AllReduce
     engine: EngineOverhead | None = None
     """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
-    follows_cache_scheme: bool = False
-    """Keys and values have the 8 bits of the checkpoint's scheme; before Blackwell they stay at 16.
-    """
 
 
 def norm(reading: float, computing: float, p: float) -> float:

@@ -8,19 +8,24 @@ what is allocated outside PyTorch.
 import re
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.engine.profile import EngineLimits
 from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.engine_options import BF16_BYTES, EngineOptions
 from app.extensions.lab.costs.shapes import ModelShape
 from config.declaration import ConfigError
 
-BF16_BYTES = 2
 LAST_SORTING = [0, 16]
 """Last version of vLLM whose sampler sorts all logits."""
 LAST_UNCOUNTED = [0, 20]
 """Last version of vLLM that does not count CUDA graphs."""
+OLDEST = [0, 11]
+"""Oldest version of vLLM that is known."""
 NEWEST = [0, 28]
 """Newest version of vLLM with a log that was compared."""
+MEASURED = (11, 12, 15, 16, 17, 18, 19, 21, 22, 23, 28)
+"""Versions 0.N of vLLM whose servers or logs were compared."""
 
 
 class MemoryUse(Struct, frozen=True, kw_only=True):
@@ -54,9 +59,30 @@ def version_numbers(vllm_version: str) -> list[int]:
     return [int(number) for number in match.groups()]
 
 
-def memory_use(vllm_version: str) -> MemoryUse:
-    """Returns the memory that a version of vLLM takes."""
+def measured_version(vllm_version: str) -> tuple[list[int], str]:
+    """Returns the version whose constants are taken, and a text where this is another version.
+
+    Raises:
+        ConfigError: The text is not a version, or the version is too old.
+    """
     numbers = version_numbers(vllm_version)
+    if numbers < OLDEST:
+        raise ConfigError(
+            f"vllm-version {vllm_version}: the oldest that is known is {OLDEST[0]}.{OLDEST[1]}"
+        )
+    if numbers > NEWEST:
+        return (
+            NEWEST,
+            f"vLLM {vllm_version} is taken for {NEWEST[0]}.{NEWEST[1]}, the newest that is known",
+        )
+    _, minor = min((abs(measured - numbers[1]), measured) for measured in MEASURED)
+    if minor == numbers[1]:
+        return numbers, ""
+    return [0, minor], f"vLLM {vllm_version} is taken for 0.{minor}, the nearest that was measured"
+
+
+def memory_use(numbers: list[int]) -> MemoryUse:
+    """Returns the memory that a version of vLLM takes."""
     if numbers <= LAST_SORTING:
         return MemoryUse(
             utilization=0.9, logit_bytes=38.3, outside_gib=0.13, outside_parallel_gib=0.55
@@ -74,12 +100,23 @@ def memory_use(vllm_version: str) -> MemoryUse:
     )
 
 
-def token_bytes(shape: ModelShape, devices: int, cache_bytes: float) -> float:
+def memory_use_of(numbers: list[int], options: EngineOptions) -> MemoryUse:
+    """Returns the memory that an engine with these options takes."""
+    use = memory_use(numbers)
+    if options.gpu_memory_utilization is not None:
+        use = replace(use, utilization=options.gpu_memory_utilization)
+    if options.enforce_eager:
+        use = replace(use, graphs_gib=0.0)
+    return use
+
+
+def token_bytes(shape: ModelShape, devices: int, cache_bytes: float, stages: int = 1) -> float:
     """Returns the bytes of a token in the blocks of a device.
 
-    Layers with a window share the blocks of other layers. `cache_bytes` are those of a number.
+    Layers with a window share the blocks of other layers. A number has `cache_bytes`, and a device
+    has the layers of one of `stages` stages.
     """
-    layers = max(1, round(shape.num_hidden_layers * (1 - shape.sliding_share)))
+    layers = max(1, round(shape.num_hidden_layers / stages * (1 - shape.sliding_share)))
     return cache_bytes * shape.cached_numbers(devices) * layers
 
 

@@ -31,7 +31,9 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
     model_config = section.model_config or None
     if steps.profile != AUTO and not (device or model_config or section.profile_vllm_version):
         return None
-    from app.extensions.lab.costs.datasheet import profile_of  # few servers compute a profile
+    # Few servers compute a profile.
+    from app.extensions.lab.costs.datasheet import profile_of
+    from app.extensions.lab.costs.engine_options import EngineOptions
 
     limits = {}
     for name in ENGINE_LIMITS:
@@ -40,8 +42,10 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
     return profile_of(
         steps.profile,
         device,
-        settings.model.tensor_parallel_size,
         model_config,
-        vllm_version=section.profile_vllm_version,
+        EngineOptions(
+            tensor_parallel_size=settings.model.tensor_parallel_size,
+            vllm_version=section.profile_vllm_version,
+        ),
         limits=limits,
     )

@@ -70,8 +70,17 @@ class Quantization(Struct):
     group_size: int = 0
     quant_algo: str = ""
     config_groups: dict[str, _Group] = {}
-    kv_cache_scheme: _Scheme | None = None
+    kv_cache_scheme: _Scheme | str | None = None
+    kv_cache_quant_algo: str | None = None
     weight_block_size: list[int] | None = None
+
+    @property
+    def has_8bit_cache(self) -> bool:
+        """True if the checkpoint declares keys and values in fp8, as vLLM reads it."""
+        scheme = self.kv_cache_scheme
+        if isinstance(scheme, _Scheme):
+            return scheme.num_bits == 8
+        return "fp8" in (scheme or self.kv_cache_quant_algo or "").lower()
 
 
 class ModelShape(Struct, kw_only=True):

@@ -1,12 +1,12 @@
-"""Storage formats of weights and KV cache, from the `quantization_config` of a model."""
+"""Storage formats of weights, from the `quantization_config` of a model."""
 
 from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.extensions.lab.costs.engine_options import BF16_BYTES
 from app.extensions.lab.costs.kernels import Format
-from app.extensions.lab.costs.memory import BF16_BYTES
 from app.extensions.lab.costs.shapes import ModelShape, Quantization
 from config.declaration import ConfigError
 
@@ -15,12 +15,10 @@ MXFP4_ROWS = 256
 
 
 class StorageFormat(Struct, frozen=True, kw_only=True):
-    """Storage format of weights and cache, and precision of products."""
+    """Storage format of weights, and precision of products."""
 
     weight_bytes: float
     """Bytes of one weight of the projections, with its share of scales."""
-    cache_bytes: float = BF16_BYTES
-    """Bytes of one number in the KV cache."""
     in_8bit: bool = False
     """Products are in 8 bits, if the device supports them."""
     kind: str = "bf16"
@@ -28,15 +26,30 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
     """Format of the kernels that compute with these weights; None without constants for them."""
 
     def model_bytes(self, shape: ModelShape) -> float:
-        """Returns the bytes of all weights. In a model in MXFP4 only the experts have 4 bits."""
-        shared, expert = shape.weights()
-        if self.kernels != "mxfp4" or not shape.num_experts:
-            projections = self.weight_bytes * (shared + expert * shape.num_experts)
-            return BF16_BYTES * shape.table_weights + projections
-        rows = shape.moe_intermediate_size
-        padding = -(-rows // MXFP4_ROWS) * MXFP4_ROWS / rows
-        experts = self.weight_bytes * expert * padding * shape.num_experts
-        return BF16_BYTES * (shape.table_weights + shared) + experts
+        """Returns the bytes of all weights."""
+        return self.shared_bytes(shape) + self.expert_bytes(shape)
+
+    def shared_bytes(self, shape: ModelShape) -> float:
+        """Returns the bytes of the weights that every token needs.
+
+        In a model in MXFP4 only the experts have 4 bits.
+        """
+        shared, _ = shape.weights()
+        projection_bytes = self.weight_bytes
+        if self.kernels == "mxfp4" and shape.num_experts:
+            projection_bytes = BF16_BYTES
+        return BF16_BYTES * shape.table_weights + projection_bytes * shared
+
+    def expert_bytes(self, shape: ModelShape) -> float:
+        """Returns the bytes of all experts, 0 for a dense model."""
+        if not shape.num_experts:
+            return 0.0
+        _, expert = shape.weights()
+        padding = 1.0
+        if self.kernels == "mxfp4":
+            rows = shape.moe_intermediate_size
+            padding = -(-rows // MXFP4_ROWS) * MXFP4_ROWS / rows
+        return self.weight_bytes * expert * padding * shape.num_experts
 
 
 FP8 = StorageFormat(weight_bytes=1, in_8bit=True, kernels="fp8")
@@ -49,7 +62,7 @@ FORMATS: Mapping[str, StorageFormat] = {
     "modelopt NVFP4": StorageFormat(weight_bytes=(4 + 8 / 16) / 8, kernels="nvfp4"),
     "bitsandbytes": StorageFormat(weight_bytes=(4 + 16 / 64) / 8),
 }
-"""Method and algorithm -> format, without the size of the cache."""
+"""Method and algorithm -> format."""
 
 
 def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
@@ -62,9 +75,8 @@ def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
         return StorageFormat(weight_bytes=BF16_BYTES, kernels="bf16")
     method = config.quant_method.lower().removesuffix("_marlin")
     kind = f"{method} {config.quant_algo}".strip()
-    cache_bytes = 1 if config.kv_cache_scheme else BF16_BYTES
     if kind in FORMATS:
-        storage = replace(FORMATS[kind], cache_bytes=cache_bytes, kind=kind)
+        storage = replace(FORMATS[kind], kind=kind)
         if storage.kernels == "fp8" and config.weight_block_size:
             return replace(storage, kernels="fp8-block")
         return storage
@@ -72,14 +84,14 @@ def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
         weight_bytes = config.bits / 8
         if config.group_size > 0:  # a group shares a scale of 2 bytes and a zero
             weight_bytes += (2 + config.bits / 8) / config.group_size
-        return StorageFormat(weight_bytes=weight_bytes, cache_bytes=cache_bytes, kind=method)
+        return StorageFormat(weight_bytes=weight_bytes, kind=method)
     if method == "compressed-tensors" and config.config_groups:
-        return _compressed_tensors(config, cache_bytes)
+        return _compressed_tensors(config)
     methods = f"{', '.join(FORMATS)}, awq, gptq, compressed-tensors with its groups"
     raise ConfigError(f"{origin}: quantization_config: quant_method {kind} is none of {methods}")
 
 
-def _compressed_tensors(config: Quantization, cache_bytes: float) -> StorageFormat:
+def _compressed_tensors(config: Quantization) -> StorageFormat:
     group = next(iter(config.config_groups.values()))
     weights = group.weights
     activations = group.input_activations
@@ -89,7 +101,6 @@ def _compressed_tensors(config: Quantization, cache_bytes: float) -> StorageForm
     in_8bit = activations is not None and activations.num_bits == 8
     return StorageFormat(
         weight_bytes=weight_bytes,
-        cache_bytes=cache_bytes,
         in_8bit=in_8bit,
         kind=f"compressed-tensors {weights.num_bits} bits",
         kernels="fp8" if in_8bit and weights.num_bits == 8 else None,

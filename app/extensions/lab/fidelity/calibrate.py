@@ -11,6 +11,7 @@ import msgspec
 from app.core.engine.profile import Profile, read_profile
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.datasheet import profile_of
+from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.fit_report import (
     constants_table,
@@ -206,9 +207,11 @@ def _read_start(options: argparse.Namespace) -> Profile:
         start = profile_of(
             AUTO,
             options.device,
-            options.tensor_parallel_size,
             options.model_config,
-            vllm_version=options.vllm_version,
+            EngineOptions(
+                tensor_parallel_size=options.tensor_parallel_size,
+                vllm_version=options.vllm_version,
+            ),
             limits=limits,
         )
     elif options.device is not None or options.model_config is not None:

@@ -11,6 +11,7 @@ import msgspec
 from app.core.engine.profile import EngineLimits, Profile
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.datasheet import profile_of
+from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
@@ -93,27 +94,46 @@ def present_options(options: Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 def _make_profile(options: Namespace) -> Profile:
     limits = present_options(options, EngineLimits.__struct_fields__)
+    engine_options = make_engine_options(options)
     profile = profile_of(
         options.profile,
         options.device,
-        options.tensor_parallel_size,
         options.model_config,
-        vllm_version=options.vllm_version,
+        engine_options,
         limits=limits,
     )
-    engine = msgspec.structs.replace(profile.engine, **limits)
-    check_engine_limits(engine, f"profile {options.profile} with the flags")
-    profile = msgspec.structs.replace(profile, engine=engine)
+    if options.profile != AUTO:  # profile auto has applied the limits to each rank
+        _check_no_options(options, engine_options)
+        engine = msgspec.structs.replace(profile.engine, **limits)
+        profile = msgspec.structs.replace(profile, engine=engine)
+    check_engine_limits(profile.engine, f"profile {options.profile} with the flags")
     return profile.with_drafts(options.speculative_config)
+
+
+def make_engine_options(options: Namespace) -> EngineOptions:
+    """Returns the options of the engine of profile auto."""
+    names = EngineOptions.__struct_fields__
+    return EngineOptions(**{name: getattr(options, name) for name in names})
+
+
+def _check_no_options(options: Namespace, engine_options: EngineOptions) -> None:
+    """Checks that a profile from a file gets none of the options that compute a profile.
+
+    Raises:
+        ConfigError: An option is given.
+    """
+    defaults = EngineOptions()
+    for name in EngineOptions.__struct_fields__:
+        if getattr(engine_options, name) != getattr(defaults, name):
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"profile {options.profile}: {flag} can be given with profile {AUTO} only"
+            )
 
 
 def _check_plan_flags(options: Namespace, swept: str) -> None:
     if swept and getattr(options, swept.replace("-", "_")) is not None:
         raise UsageError(f"--{swept} must not be given with --sweep {swept}")
-    if options.profile != AUTO and options.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"profile {options.profile}: tensor-parallel-size can be given with profile {AUTO} only"
-        )
     if options.turnaround is not None and options.in_flight is None and swept != IN_FLIGHT:
         raise UsageError("--turnaround goes with --in-flight")
 

@@ -1,10 +1,12 @@
 """Flags of `simulate`, which `plan` extends."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from app.core.base.cores import usable_cores
 from app.extensions.lab.costs.devices import DEVICES
+from app.extensions.lab.costs.engine_options import AUTO_DTYPE, KV_CACHE_DTYPES
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
@@ -21,6 +23,9 @@ server with timing steps makes (docs/fidelity.md). The load is a trace, or it is
 is 60us, 250ms or 1.5s. LENGTHS are N, N:lognormal, N:lognormal:SIGMA, N:uniform (half to three
 halves of N), LOW-HIGH or sharegpt. With --plugin NAME the settings of the plugin are flags, too.
 """
+MODEL_HELP = (
+    "name of a common model, such as Qwen/Qwen3-32B, or the path of a config.json or its folder"
+)
 MIN_ENGINE_LIMITS = {
     "max-num-seqs": 1,
     "max-num-batched-tokens": 1,
@@ -69,19 +74,74 @@ def make_parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
 def _add_device(flags: FlagParser) -> None:
     add = flags.add_argument_group("Model and device, for profile auto").add_argument
     add("--device", help=f"one of {', '.join(DEVICES)}")
-    add("--model-config", metavar="PATH", help="the model's config.json, or its folder")
+    add(
+        "--model",
+        "--model-config",
+        dest="model_config",
+        metavar="NAME|PATH",
+        help=MODEL_HELP,
+    )
     add(
         "--tensor-parallel-size",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
-        help="number of devices [1]",
+        help="number of devices that share each layer [1]",
+    )
+    _add_engine_options(add)
+
+
+def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
+    """Adds options of `vllm serve` that decide costs and memory of profile auto."""
+    add(
+        "--pipeline-parallel-size",
+        type=whole_number(1, 1024),
+        default=1,
+        metavar="N",
+        help="stages that each have a part of the layers [1]",
+    )
+    add(
+        "--data-parallel-size",
+        type=whole_number(1, 1024),
+        default=1,
+        metavar="N",
+        help="ranks with attention of their own, which share the experts [1]",
+    )
+    add(
+        "--enable-expert-parallel",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="whole experts on each device, instead of a part of each expert",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default=AUTO_DTYPE,
+        help="format of keys and values; auto is that of the checkpoint, or 16 bits [auto]",
+    )
+    add(
+        "--quantization",
+        default="",
+        metavar="METHOD",
+        help="format to convert 16-bit weights to: fp8 or bitsandbytes [that of the model]",
+    )
+    add(
+        "--gpu-memory-utilization",
+        type=number_of(0, 1),
+        metavar="SHARE",
+        help="share of the memory that vLLM takes [0.92; 0.9 up to vLLM 0.20]",
+    )
+    add(
+        "--enforce-eager",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="no CUDA graphs",
     )
     add(
         "--vllm-version",
         default="",
         metavar="VERSION",
-        help="version of vLLM; up to 0.13 its engine waits for each step",
+        help="version of vLLM, from 0.11 on; up to 0.13 its engine waits for each step",
     )
 
 

@@ -84,6 +84,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Figures of a run, with the names and units of `--json`."""
 
     profile: str
+    checked: str
+    """How far the profile was checked, and its assumptions."""
     requests: int
     steps: int
     preemptions: int
@@ -202,6 +204,7 @@ def summarize(
         price = Price(total, total / input_tokens * 1e6, total / output_tokens * 1e6)
     return RunSummary(
         profile=profile,
+        checked=plan.profile.checked,
         requests=len(load),
         steps=outcome.steps,
         preemptions=outcome.preemptions,

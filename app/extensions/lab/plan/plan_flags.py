@@ -100,10 +100,12 @@ def _add_candidates(add: AddArgument) -> None:
         help=f"devices to consider, with their price for an hour: {', '.join(DEVICES)}",
     )
     add(
+        "--model",
         "--model-config",
+        dest="model_config",
         required=True,
-        metavar="PATH",
-        help="the model's config.json, or its folder",
+        metavar="NAME|PATH",
+        help=simulate_flags.MODEL_HELP,
     )
     for name, values in CONSIDERED_VALUES.items():
         add(

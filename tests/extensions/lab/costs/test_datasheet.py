@@ -9,6 +9,7 @@ from app.core.engine.profile import CostConstants, Profile
 from app.core.engine.step_cost import StepCost
 from app.extensions.lab.costs.datasheet import datasheet_profile, profile_of
 from app.extensions.lab.costs.devices import DEVICES
+from app.extensions.lab.costs.engine_options import EngineOptions
 from config import ConfigError
 
 QWEN: dict[str, object] = {
@@ -43,7 +44,8 @@ def made(
     config: dict[str, object], device: str = "mi300x", devices: int = 1, **changes: object
 ) -> Profile:
     """A profile; of a device without constants of kernels unless another is given."""
-    return datasheet_profile({**config, **changes}, device, devices)
+    options = EngineOptions(tensor_parallel_size=devices)
+    return datasheet_profile({**config, **changes}, device, options)
 
 
 def test_constants_are_those_of_the_formulas() -> None:
@@ -233,5 +235,5 @@ def test_a_file_that_is_no_config_is_told_in_one_line(
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=rule) as told:
-        profile_of("auto", "h100", 1, str(path))
+        profile_of("auto", "h100", str(path))
     assert str(path) in str(told.value)

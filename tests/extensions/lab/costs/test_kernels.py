@@ -8,6 +8,7 @@ from app.core.engine.batch import Batch, SequenceState
 from app.core.engine.profile import CostConstants, Profile
 from app.core.engine.step_cost import StepCost, interpolate
 from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
 from app.extensions.lab.costs.kernels import norm
 from tests.extensions.lab.costs.test_datasheet import MIXTRAL, QWEN
@@ -16,7 +17,8 @@ FP8: dict[str, object] = {"quant_method": "fp8"}
 
 
 def made(device: str = "h100", devices: int = 1, version: str = "", **changes: object) -> Profile:
-    return datasheet_profile({**QWEN, **changes}, device, devices, vllm_version=version)
+    options = EngineOptions(tensor_parallel_size=devices, vllm_version=version)
+    return datasheet_profile({**QWEN, **changes}, device, options)
 
 
 def seconds(cost: CostConstants, tokens: int, decodes: int = 0, context: int = 0) -> float:
@@ -102,17 +104,27 @@ def test_the_version_chooses_the_scheduler() -> None:
     assert new.cost == newest.cost and old.cost.base > new.cost.base
 
 
-def test_keys_are_in_eight_bits_where_servers_had_them_so() -> None:
+@pytest.mark.parametrize("device", ["h100", "b200", "mi300x"])
+def test_keys_have_the_format_of_the_checkpoint_on_every_device(device: str) -> None:
     scheme = {**FP8, "kv_cache_scheme": {"num_bits": 8}}
-    blocks = {
-        device: [
-            made(device, quantization_config=kind).engine.num_gpu_blocks for kind in (FP8, scheme)
-        ]
-        for device in ("h100", "b200")
-    }
-    assert blocks["h100"][0] == blocks["h100"][1] and blocks["b200"][1] == pytest.approx(
-        2 * blocks["b200"][0], abs=1
-    )
+    algorithm = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    wide, *narrow = (made(device, quantization_config=kind) for kind in (FP8, scheme, algorithm))
+    for profile in narrow:
+        blocks = profile.engine.num_gpu_blocks
+        assert blocks == pytest.approx(2 * wide.engine.num_gpu_blocks, abs=1)
+        assert "keys and values in fp8, as the checkpoint says" in profile.checked
+    assert "keys and values in 16 bits, vLLM's default" in wide.checked
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("fp8", 2), ("fp8_e5m2", 2), ("bfloat16", 1)])
+def test_an_explicit_format_of_keys_wins_over_the_checkpoint(dtype: str, factor: int) -> None:
+    scheme = {**FP8, "kv_cache_scheme": {"num_bits": 8}}
+    plain = made(quantization_config=FP8).engine.num_gpu_blocks
+    for kind in (FP8, scheme):
+        config = {**QWEN, "quantization_config": kind}
+        profile = datasheet_profile(config, "h100", EngineOptions(kv_cache_dtype=dtype))
+        assert profile.engine.num_gpu_blocks == pytest.approx(factor * plain, abs=1)
+        assert f"in {dtype}, as kv-cache-dtype says" in profile.checked
 
 
 @pytest.mark.parametrize(
@@ -141,7 +153,7 @@ def test_keys_are_in_eight_bits_where_servers_had_them_so() -> None:
 def test_a_profile_says_in_one_line_how_far_it_was_checked(
     config: dict[str, object], device: str, rule: str
 ) -> None:
-    profile = datasheet_profile(config, device, 2)
+    profile = datasheet_profile(config, device, EngineOptions(tensor_parallel_size=2))
     assert made(version="99.1").checked.endswith(
         "; vLLM 99.1 is taken for 0.28, the newest that is known"
     )

@@ -5,6 +5,7 @@ import pytest
 from app.core.engine.profile import EngineLimits
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.devices import DEVICES, GIB
+from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.memory import memory_use, reserved_bytes, version_numbers
 from app.extensions.lab.costs.shapes import model_shape
 from config import ConfigError
@@ -74,7 +75,9 @@ def test_the_cache_has_the_memory_that_a_log_says(
     tokens = device.max_num_batched_tokens
     limits = EngineLimits(num_gpu_blocks=2, max_num_seqs=places, max_num_batched_tokens=tokens)
     left = (
-        device.memory * share - held - reserved_bytes(shape, devices, limits, memory_use(version))
+        device.memory * share
+        - held
+        - reserved_bytes(shape, devices, limits, memory_use(version_numbers(version)))
     )
     assert left / GIB == pytest.approx(gib, rel=0.025)
 
@@ -82,7 +85,7 @@ def test_the_cache_has_the_memory_that_a_log_says(
 def test_blocks_follow_limits_and_windows() -> None:
     def blocks(version: str = "", config: object = QWEN, **limits: int) -> int:
         return datasheet_profile(
-            config, "h100", vllm_version=version, limits=limits
+            config, "h100", EngineOptions(vllm_version=version), limits=limits
         ).engine.num_gpu_blocks
 
     assert blocks(max_num_seqs=256) > blocks() > blocks(max_num_batched_tokens=65536)
@@ -102,7 +105,7 @@ def test_a_version_that_is_none_is_told_in_one_line(version: str) -> None:
     with pytest.raises(
         ConfigError, match="vllm-version .*: must be a version of vLLM, such as 0.15.1"
     ):
-        datasheet_profile(QWEN, "mi300x", vllm_version=version)
+        datasheet_profile(QWEN, "mi300x", EngineOptions(vllm_version=version))
 
 
 @pytest.mark.parametrize(

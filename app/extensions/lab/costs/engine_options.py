@@ -1,0 +1,144 @@
+"""Options of `vllm serve` that decide what a computed profile costs and holds."""
+
+from msgspec import Struct
+
+from app.extensions.lab.costs.shapes import ModelShape, Quantization
+from config.declaration import ConfigError
+
+AUTO_DTYPE = "auto"
+KV_CACHE_DTYPES = (AUTO_DTYPE, "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+"""Values of `--kv-cache-dtype`."""
+ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
+"""Methods of `--quantization` that vLLM applies to 16-bit weights while it loads them."""
+FP8_BYTES = 1
+BF16_BYTES = 2
+
+
+class CacheFormat(Struct, frozen=True):
+    """Format of the numbers in the KV cache, and the reason for it."""
+
+    bytes: int
+    reason: str
+
+
+class EngineOptions(Struct, frozen=True, kw_only=True):
+    """Options of an engine, by their names in vLLM and with its defaults."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    """Ranks with attention of their own; all ranks share the experts of a mixture."""
+    enable_expert_parallel: bool = False
+    """Each device holds whole experts instead of a part of each expert."""
+    kv_cache_dtype: str = AUTO_DTYPE
+    gpu_memory_utilization: float | None = None
+    """None is the default of the version."""
+    enforce_eager: bool = False
+    """No CUDA graphs."""
+    quantization: str = ""
+    """Empty is the method of the checkpoint."""
+    vllm_version: str = ""
+    """Empty is the newest version that is known."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of the engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def expert_ranks(self) -> int:
+        """Groups of devices that hold different experts."""
+        if not self.enable_expert_parallel:
+            return 1
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def expert_slices(self) -> int:
+        """Devices that share each expert."""
+        return self.tensor_parallel_size * self.data_parallel_size // self.expert_ranks
+
+    @property
+    def parallel_batches(self) -> int:
+        """Parts of a batch that different devices compute at a time.
+
+        These are the ranks of data parallelism, and the stages of a pipeline.
+        """
+        return self.pipeline_parallel_size * self.data_parallel_size
+
+    def check(self, shape: ModelShape, origin: str) -> None:
+        """Checks that the parallelism divides the model.
+
+        Raises:
+            ConfigError: A size does not divide the model; the message names sizes that do.
+        """
+        tensor = self.tensor_parallel_size
+        heads = shape.num_attention_heads
+        if tensor < 1 or heads % tensor:
+            raise ConfigError(
+                f"tensor-parallel-size {tensor}: it must divide the {heads} attention heads of"
+                f" {origin}; {_nearest_divisors(heads, tensor)}"
+            )
+        layers = shape.num_hidden_layers
+        stages = self.pipeline_parallel_size
+        if not 1 <= stages <= layers:
+            raise ConfigError(
+                f"pipeline-parallel-size {stages}: {origin} has {layers} layers to divide"
+            )
+        if self.enable_expert_parallel and not shape.num_experts:
+            raise ConfigError(f"enable-expert-parallel: {origin} has no experts")
+        if shape.num_experts % self.expert_ranks:
+            raise ConfigError(
+                f"enable-expert-parallel: {self.expert_ranks} devices must divide the"
+                f" {shape.num_experts} experts of {origin};"
+                f" {_nearest_divisors(shape.num_experts, self.expert_ranks)}"
+            )
+
+    def weight_quantization(
+        self, checkpoint: Quantization | None, origin: str
+    ) -> Quantization | None:
+        """Returns the quantization of the weights, of the checkpoint or of `--quantization`.
+
+        Raises:
+            ConfigError: The option contradicts the checkpoint, or vLLM cannot quantize so.
+        """
+        method = self.quantization
+        if not method:
+            return checkpoint
+        if checkpoint is not None:
+            stored = checkpoint.quant_method
+            if method.removesuffix("_marlin") != stored.removesuffix("_marlin"):
+                raise ConfigError(
+                    f"quantization {method}: the weights of {origin} are in {stored}, which vLLM"
+                    " does not convert"
+                )
+            return checkpoint
+        if method not in ONLINE_QUANTIZATIONS:
+            raise ConfigError(
+                f"quantization {method}: {origin} has 16-bit weights, which vLLM converts to"
+                f" {' or '.join(ONLINE_QUANTIZATIONS)} only"
+            )
+        return Quantization(quant_method=method)
+
+    def cache_format(self, checkpoint: Quantization | None) -> CacheFormat:
+        """Returns the format of keys and values by the rule of vLLM, whatever the device.
+
+        An explicit `--kv-cache-dtype` decides. `auto` follows the checkpoint where its
+        `quantization_config` declares a format of the cache, and is the dtype of the model
+        otherwise.
+        """
+        if self.kv_cache_dtype != AUTO_DTYPE:
+            size = FP8_BYTES if self.kv_cache_dtype.startswith("fp8") else BF16_BYTES
+            return CacheFormat(size, f"{self.kv_cache_dtype}, as kv-cache-dtype says")
+        if checkpoint is not None and checkpoint.has_8bit_cache:
+            return CacheFormat(FP8_BYTES, "fp8, as the checkpoint says (kv-cache-dtype changes it)")
+        return CacheFormat(BF16_BYTES, "16 bits, vLLM's default (kv-cache-dtype changes it)")
+
+
+def _nearest_divisors(number: int, size: int) -> str:
+    """Returns the text about the divisors of `number` on both sides of `size`."""
+    divisors = [count for count in range(1, number + 1) if number % count == 0]
+    below = [count for count in divisors if count < size]
+    above = [count for count in divisors if count > size]
+    nearest = [str(count) for count in (*below[-1:], *above[:1])]
+    verb = "do" if len(nearest) > 1 else "does"
+    return f"{' and '.join(nearest)} {verb}"

@@ -1,0 +1,66 @@
+"""Shapes of common models by name, from their `config.json`; other models are read from files."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from config.declaration import ConfigError, suggestion
+
+TABLE = Path(__file__).with_name("known_models.json")
+NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+"""A name of the Hugging Face hub, or its last part."""
+
+
+@cache
+def known_models() -> Mapping[str, Mapping[str, object]]:
+    """Returns the `config.json` of each model, with the fields that decide costs and memory."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=dict[str, dict[str, object]])
+
+
+def read_model_config(model: str) -> object:
+    """Returns the content of a `config.json`; `model` is a name, a file or a folder.
+
+    The organization and the case of a name may be left out: `qwen3-32b`.
+
+    Raises:
+        ConfigError: The model is unknown, or the file cannot be read.
+    """
+    path = Path(model)
+    if not path.exists():
+        name = _known_name(model)
+        if name is not None:
+            return known_models()[name]
+        if path.suffix != ".json" and NAME.fullmatch(model):
+            raise _unknown_model(model)
+    if path.is_dir():
+        path /= "config.json"
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"model config {model}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"model config {model}: is not JSON: {error}") from None
+
+
+def _known_name(model: str) -> str | None:
+    """Returns the full name of a model in the table, if it is there."""
+    wanted = model.lower()
+    for name in known_models():
+        if wanted in (name.lower(), name.lower().rpartition("/")[2]):
+            return name
+    return None
+
+
+def _unknown_model(model: str) -> ConfigError:
+    names = list(known_models())
+    short_names = {name.lower().rpartition("/")[2]: name for name in names}
+    text = suggestion(model.lower().rpartition("/")[2], short_names)
+    for short_name, name in short_names.items():
+        text = text.replace(f" {short_name}?", f" {name}?")
+    return ConfigError(
+        f"model {model}: its shape is not known{text}; give the path of its config.json, or one of"
+        f" {len(names)} names such as {', '.join(sorted(names)[-2:])}"
+    )

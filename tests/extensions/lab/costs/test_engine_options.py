@@ -1,0 +1,183 @@
+"""Options of `vllm serve` in computed profiles: what they cost and hold, and refusals."""
+
+import pytest
+
+from app.core.engine.profile import Profile
+from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.kernels import ExpertLayer
+from config import ConfigError
+from tests.extensions.lab.costs.test_datasheet import MIXTRAL, QWEN
+from tests.extensions.lab.costs.test_kernels import FP8, seconds
+
+EXPERTS: dict[str, object] = {
+    **QWEN,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+
+
+def profile_with(
+    options: EngineOptions, config: dict[str, object] = QWEN, device: str = "h100"
+) -> Profile:
+    return datasheet_profile(config, device, options)
+
+
+def test_a_pipeline_holds_more_and_serves_many_faster_but_a_lone_prompt_waits_as_long() -> None:
+    one = profile_with(EngineOptions())
+    two = profile_with(EngineOptions(pipeline_parallel_size=2))
+    assert two.devices == 2
+    assert two.engine.num_gpu_blocks > 2.5 * one.engine.num_gpu_blocks
+    assert seconds(two.cost, 1, decodes=1) == pytest.approx(
+        seconds(one.cost, 1, decodes=1), rel=0.02
+    )
+    assert seconds(two.cost, 4096) < 0.6 * seconds(one.cost, 4096)
+    delay = 2048 * (two.front.front_per_token - one.front.front_per_token)
+    assert delay + seconds(two.cost, 2048) == pytest.approx(seconds(one.cost, 2048), rel=0.1)
+
+
+def test_ranks_have_attention_and_limits_of_their_own_and_share_the_experts() -> None:
+    four = EngineOptions(tensor_parallel_size=4, enable_expert_parallel=True)
+    ranks = EngineOptions(data_parallel_size=4, enable_expert_parallel=True)
+    tensor = profile_with(four, EXPERTS)
+    data = profile_with(ranks, EXPERTS)
+    assert data.devices == tensor.devices == 4
+    assert data.engine.max_num_seqs == 4 * tensor.engine.max_num_seqs
+    # Each rank stores all keys and values of its sequences, and a copy of the attention.
+    assert data.engine.num_gpu_blocks < tensor.engine.num_gpu_blocks
+    assert seconds(data.cost, 1, decodes=1) > seconds(tensor.cost, 1, decodes=1)
+
+
+def test_limits_of_a_rank_are_multiplied_by_the_ranks() -> None:
+    options = EngineOptions(data_parallel_size=2)
+    limits = {"max_num_seqs": 100, "num_gpu_blocks": 1000}
+    engine = datasheet_profile(EXPERTS, "h100", options, limits=limits).engine
+    assert (engine.max_num_seqs, engine.num_gpu_blocks) == (200, 2000)
+
+
+def test_the_busiest_device_of_expert_parallelism_has_more_than_its_share() -> None:
+    layer = ExpertLayer(width=1, inner_width=1, experts=128, experts_per_row=8, ranks=4)
+    assert layer.busiest(8) > 3
+    assert layer.busiest(80_000) == pytest.approx(20_000, rel=0.02)
+
+
+def test_experts_of_few_rows_take_longer_where_devices_hold_whole_ones() -> None:
+    shared = EngineOptions(tensor_parallel_size=4)
+    whole = EngineOptions(tensor_parallel_size=4, enable_expert_parallel=True)
+    costs = [profile_with(options, EXPERTS).cost for options in (shared, whole)]
+    assert seconds(costs[1], 1, decodes=1) > seconds(costs[0], 1, decodes=1)
+
+
+def test_without_graphs_small_steps_take_the_time_of_their_launches() -> None:
+    graphs = profile_with(EngineOptions())
+    eager = profile_with(EngineOptions(enforce_eager=True, tensor_parallel_size=8))
+    assert seconds(eager.cost, 1, decodes=1) > 40 * 200e-6
+    assert "enforce-eager is an estimate" in eager.checked
+    assert "enforce-eager" not in graphs.checked
+
+
+def test_memory_follows_utilization_and_graphs() -> None:
+    blocks = [
+        profile_with(options).engine.num_gpu_blocks
+        for options in (
+            EngineOptions(gpu_memory_utilization=0.8),
+            EngineOptions(),
+            EngineOptions(enforce_eager=True),
+            EngineOptions(gpu_memory_utilization=0.95),
+        )
+    ]
+    assert blocks == sorted(blocks) and len(set(blocks)) == 4
+
+
+def test_weights_in_16_bits_are_quantized_while_they_are_loaded() -> None:
+    stored = profile_with(EngineOptions(), {**QWEN, "quantization_config": FP8})
+    converted = profile_with(EngineOptions(quantization="fp8"))
+    assert converted.cost == stored.cost
+    assert converted.engine == stored.engine
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "device", "rule"),
+    [
+        (
+            EngineOptions(tensor_parallel_size=6),
+            QWEN,
+            "h100",
+            "tensor-parallel-size 6: it must divide the 40 attention heads of model config; 5 and 8"
+            " do",
+        ),
+        (
+            EngineOptions(pipeline_parallel_size=41),
+            QWEN,
+            "h100",
+            "pipeline-parallel-size 41: model config has 40 layers",
+        ),
+        (
+            EngineOptions(enable_expert_parallel=True),
+            QWEN,
+            "h100",
+            "enable-expert-parallel: model config has no experts",
+        ),
+        (
+            EngineOptions(enable_expert_parallel=True, data_parallel_size=3),
+            EXPERTS,
+            "h100",
+            "3 devices must divide the 128 experts of model config; 2 and 4 do",
+        ),
+        (
+            EngineOptions(quantization="awq"),
+            QWEN,
+            "h100",
+            "quantization awq: model config has 16-bit weights, which vLLM converts to fp8 or",
+        ),
+        (
+            EngineOptions(quantization="awq"),
+            {**QWEN, "quantization_config": FP8},
+            "h100",
+            "quantization awq: the weights of model config are in fp8",
+        ),
+        (
+            EngineOptions(enable_expert_parallel=True, tensor_parallel_size=2),
+            MIXTRAL,
+            "h100",
+            "enable-expert-parallel: its cost is not known without constants of kernels for bf16 on"
+            " H100",
+        ),
+        (
+            EngineOptions(pipeline_parallel_size=2),
+            QWEN,
+            "mi300x",
+            "pipeline-parallel-size: its cost is not known without constants of kernels",
+        ),
+        (
+            EngineOptions(vllm_version="0.10.2"),
+            QWEN,
+            "h100",
+            "vllm-version 0.10.2: the oldest that is known is 0.11",
+        ),
+    ],
+)
+def test_what_is_not_known_is_refused_in_one_line(
+    options: EngineOptions, config: dict[str, object], device: str, rule: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        datasheet_profile(config, device, options)
+    assert rule in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        ("0.14.1", "; vLLM 0.14.1 is taken for 0.15, the nearest that was measured"),
+        ("0.25", "; vLLM 0.25 is taken for 0.23, the nearest that was measured"),
+        ("1.0", "; vLLM 1.0 is taken for 0.28, the newest that is known"),
+    ],
+)
+def test_a_version_without_constants_names_the_nearest(version: str, text: str) -> None:
+    assert text in profile_with(EngineOptions(vllm_version=version)).checked
+    nearest = text.split(" is taken for ")[1].split(",")[0]
+    measured = profile_with(EngineOptions(vllm_version=nearest))
+    assert "is taken for" not in measured.checked
+    assert measured.engine == profile_with(EngineOptions(vllm_version=version)).engine
