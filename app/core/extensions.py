@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from app.core.base.metrics.recorder import Recorder
     from app.core.engine.client import EngineClient
     from app.core.engine.constraints import Constraints
-    from app.core.engine.engine import Engine
+    from app.core.engine.engine import Engine, Search
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.kvcache.events import EventSource
     from app.core.engine.kvcache.publisher import Publisher
     from app.core.engine.kvcache.publishing import PublisherSettings
     from app.core.engine.lifecycle import Operations
-    from app.core.engine.lora import LoRARegistry
+    from app.core.engine.lora import AdapterMemory, LoRARegistry
     from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.simulated.model import RecordedReplies
@@ -108,6 +108,8 @@ class ServerParts:
     recorder: Recorder
     """The metrics of the engine."""
     adapters: LoRARegistry
+    adapter_memory: AdapterMemory
+    """The adapters in CPU and GPU memory."""
     kv_events: PublisherSettings
     """How this rank publishes KV events."""
     keys: ApiKeys
@@ -309,6 +311,10 @@ class Extension:
 
     def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
         """Returns a function that decides the length of a random reply, in tokens."""
+        return None
+
+    def beam_search(self) -> Search | None:
+        """Returns what runs the beam searches of the simulated engine."""
         return None
 
     def engine(self) -> OtherEngine | None:

@@ -93,8 +93,6 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     require_lora_files: Annotated[bool, SIMULATED] = False
     """Reject adapters that are loaded at run time from a path without adapter_config.json, with
     404 as vLLM does. A file that is there is always checked."""
-    lora_residency_metrics: Annotated[bool, SIMULATED] = False
-    """Report the adapters in GPU and CPU memory as metrics, as vLLM does after 0.32."""
     enable_lora: Annotated[bool, SIMULATED] = False
     """Report adapters in the metrics even if there are none at the start."""
     allow_runtime_lora_updating: Annotated[

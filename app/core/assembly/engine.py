@@ -10,7 +10,6 @@ from app.core.engine.batch import LoRASlots, SchedulerRules
 from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.lifecycle import Lifecycle
-from app.core.engine.lora import AdapterMemory
 from app.core.engine.request import ScriptedReply
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from app.core.engine.engine import Search
     from app.core.engine.kvcache.publisher import Publisher
     from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, Model, Reply
@@ -55,6 +55,7 @@ class Simulation(NamedTuple):
     model: Model
     profile: Profile | None
     cost: CostModel | None
+    search: Search | None
 
 
 def build_recorder(settings: Settings, rank: int, beside: Recorder | None = None) -> Recorder:
@@ -145,7 +146,7 @@ def _publisher(parts: ServerParts) -> Publisher | None:
     return Publisher(parts.kv_events)
 
 
-def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
+def add_engine(parts: ServerParts) -> None:
     """Sets the engine of the first extension that has one, or else the simulated one."""
     for extension in parts.extensions:
         other = extension.engine()
@@ -156,7 +157,7 @@ def add_engine(parts: ServerParts, adapter_memory: AdapterMemory) -> None:
             parts.real_model = other.real_model
             parts.event_source = other.event_source
             return
-    engine = simulated_engine(parts, simulation_of(parts), adapter_memory)
+    engine = simulated_engine(parts, simulation_of(parts))
     parts.engine = engine
     parts.lifecycle = Lifecycle(
         engine,
@@ -178,15 +179,17 @@ def simulation_of(parts: ServerParts) -> Simulation:
         drafts = settings.engine.synthetic_drafts(settings.api.versions)
         profile = profile.with_drafts(drafts)
         cost = _step_cost(parts, profile)
-    return Simulation(_simulated_model(parts), profile, cost)
+    searches = [extension.beam_search() for extension in parts.extensions]
+    search = next(filter(None, searches), None)
+    return Simulation(_simulated_model(parts), profile, cost, search)
 
 
-def simulated_engine(
-    parts: ServerParts, simulation: Simulation, adapter_memory: AdapterMemory
-) -> Engine:
+def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
     """Returns a simulated engine with the cache and the recorder in `parts`."""
     settings = parts.settings
-    lora_slots = LoRASlots(settings.lora.max_loras, parts.adapters.__contains__, adapter_memory)
+    lora_slots = LoRASlots(
+        settings.lora.max_loras, parts.adapters.__contains__, parts.adapter_memory
+    )
     engine_parts = EngineParts(
         model=simulation.model,
         recorder=parts.recorder,
@@ -195,6 +198,7 @@ def simulated_engine(
         lora=lora_slots,
         cache=parts.cache,
         rules=_scheduler_rules(settings),
+        search=simulation.search,
     )
     make_engine: Callable[..., Engine] = Engine
     for extension in parts.extensions:

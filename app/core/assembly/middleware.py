@@ -8,7 +8,6 @@ from app.core.extensions import Position
 from app.core.server.middleware.cors import Cors
 from app.core.server.middleware.foreign_pages import ForeignPages
 from app.core.server.middleware.http_log import HttpLog
-from app.core.server.middleware.load_reports import LoadReports
 from app.core.server.middleware.stack import Middleware, MiddlewareStack, RequestIds
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ def build_middleware(parts: ServerParts, http_metrics: HttpMetrics) -> Middlewar
             parts.keys,
             *added[Position.AUTHENTICATED],
             foreign_pages,
-            LoadReports(parts.recorder.figures),
             *added[Position.INNERMOST],
         ]
     )

@@ -42,12 +42,8 @@ def build(
     parts.extensions = []
     for extension in extensions:
         parts.extensions.append(extension(parts))
-    lora = settings.lora
-    adapter_memory = AdapterMemory(
-        parts.adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras
-    )
     load = ServerLoad(settings.api.enable_server_load_tracking)
-    _add_engine_parts(parts, adapter_memory, load)
+    _add_engine_parts(parts, load)
 
     http_metrics = HttpMetrics(parts.clock.now)
     middleware = build_middleware(parts, http_metrics)
@@ -59,7 +55,7 @@ def build(
 
     parts.routes = all_routes
     add_model_routes(app, parts)
-    exposition = build_exposition(parts, adapter_memory, http_metrics)
+    exposition = build_exposition(parts, http_metrics)
     add_operator_routes(app, parts, load, exposition)
     if parts.publisher is not None:
         app.services.append(parts.publisher)
@@ -81,18 +77,22 @@ def _first_parts(settings: Settings, tokenizer: Tokenizer, rank: int) -> ServerP
     parts.tokenizer = tokenizer
     parts.body = BodyLimits.from_settings(parts.server)
     parts.recorder = build_recorder(settings, rank)
-    parts.adapters = adapters_of(settings.lora, settings.model)
+    lora = settings.lora
+    parts.adapters = adapters_of(lora, settings.model)
+    parts.adapter_memory = AdapterMemory(
+        parts.adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras
+    )
     parts.kv_events = publishing(settings, parts.server, rank)
     parts.keys = ApiKeys()
     return parts
 
 
-def _add_engine_parts(parts: ServerParts, adapter_memory: AdapterMemory, load: ServerLoad) -> None:
+def _add_engine_parts(parts: ServerParts, load: ServerLoad) -> None:
     """Sets the engine, and the parts that need it."""
     settings = parts.settings
     parts.constraints = build_constraints(parts)
     add_cache(parts)
-    add_engine(parts, adapter_memory)
+    add_engine(parts)
     parts.pipeline = build_pipeline(parts, load)
     parts.is_ready = readiness(parts.engine, parts.clock, settings.server.startup_duration)
 

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from app.core.base.clock.clock import Clock
 from app.core.base.clock.pause import Pace
-from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import FinishedSequence, Recorder
 from app.core.engine.batch import LoRASlots, SchedulerRules
 from app.core.engine.client import EngineClient
-from app.core.engine.errors import PromptExceedsCacheError
+from app.core.engine.errors import PromptExceedsCacheError, RequestRejectedError
 from app.core.engine.executor import SequenceContext
 from app.core.engine.outputs import Emit, Started, Tokens
 from app.core.engine.request import (
@@ -35,6 +33,8 @@ from app.core.engine.timing import PerRequestTiming
 from config.settings import Settings
 
 if TYPE_CHECKING:
+    from app.core.base.clock.clock import Clock
+    from app.core.base.clock.random_streams import Streams
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.profile import Profile
     from app.core.engine.step_cost import CostModel
@@ -45,6 +45,8 @@ MAX_STARTS_AT_ONCE = 128
 
 Keeps other streams on time.
 """
+Search = Callable[["Engine", ListOf[EngineRequest], Emit], Handle]
+"""Runs the beam search of a request, with n beams for each prompt."""
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +61,8 @@ class EngineParts:
     lora: LoRASlots
     cache: KVCacheManager | None = None
     rules: SchedulerRules = SchedulerRules()
+    search: Search | None = None
+    """Runs beam searches; without it, they are rejected."""
 
 
 class Engine(EngineClient):
@@ -82,7 +86,8 @@ class Engine(EngineClient):
         self.clock = parts.clock
         self.wheel = TimerWheel(parts.clock)
         self.lora = parts.lora
-        self._model = parts.model
+        self.model = parts.model
+        self._beam_search = parts.search
         self._cache = parts.cache
         self.timing = PerRequestTiming(
             settings.latency,
@@ -90,7 +95,7 @@ class Engine(EngineClient):
             running=self._running,
             rng=parts.streams("latency"),
         )
-        self._context = SequenceContext(
+        self.context = SequenceContext(
             clock=parts.clock,
             wheel=self.wheel,
             timing=self.timing,
@@ -103,7 +108,7 @@ class Engine(EngineClient):
         self.executor: SequencePool | StepExecutor
         self._sequence: Callable[..., Any]
         if profile is None:
-            pool = SequencePool(settings, parts.lora, self._context)
+            pool = SequencePool(settings, parts.lora, self.context)
             self.executor = pool
             self._sequence = partial(TimedSequence, pool)
             if parts.cache is None:
@@ -116,7 +121,7 @@ class Engine(EngineClient):
             steps = StepExecutor(
                 settings,
                 profile,
-                self._context,
+                self.context,
                 lora=parts.lora,
                 rng=parts.streams("drafts"),
                 cost=cost,
@@ -163,29 +168,18 @@ class Engine(EngineClient):
             return self._ended
         if requests[0].beams:
             return self._search(requests, emit)
-        replies = [self._model.reply(requests[0])]
+        replies = [self.model.reply(requests[0])]
         if len(requests) > 1:
             pause_if_due = Pace(self.clock.now)
             for request in requests[1:]:
                 pause_if_due()
-                replies.append(self._model.reply(request))
+                replies.append(self.model.reply(request))
         return self.run(requests, replies, emit, awaited)
 
     def _search(self, requests: ListOf[EngineRequest], emit: Emit) -> Handle:
-        from app.core.engine.beam_search import BeamSearch  # few requests search
-
-        beams = list(zip(requests, self._beams(requests), strict=True))
-        return BeamSearch(self.run, self._context, beams, emit)
-
-    def _beams(self, requests: ListOf[EngineRequest]) -> list[Reply]:
-        """Returns the beams of each prompt in turn, best first."""
-        pause_if_due = Pace(self.clock.now)
-        width = requests[0].n
-        replies: list[Reply] = []
-        for start in range(0, len(requests), width):
-            pause_if_due()
-            replies += self._model.beams(requests[start : start + width])
-        return replies
+        if self._beam_search is None:
+            raise RequestRejectedError("this server was built without the extension beam_search")
+        return self._beam_search(self, requests, emit)
 
     def run(
         self,
@@ -201,7 +195,7 @@ class Engine(EngineClient):
         first = requests[0]
         if self._pool is not None and self._needs_no_slot(self._pool, requests, replies):
             self.check_accepting(1)
-            emit_immediately(first, replies[0], emit, self._context)
+            emit_immediately(first, replies[0], emit, self.context)
             return self._ended
         handle = Handle(self._active, emit)
         sequences = [

@@ -313,10 +313,3 @@ class Model(Protocol):
         Raises:
             UnsatisfiableSchemaError: No reply can have the requested form.
         """
-
-    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
-        """Returns one reply for each of `requests`, the beams of one prompt, best first.
-
-        Raises:
-            UnsatisfiableSchemaError: No reply can have the requested form.
-        """

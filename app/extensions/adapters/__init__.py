@@ -1,14 +1,17 @@
-"""Loading and unloading of LoRA adapters at run time, if it is allowed."""
+"""Loading and unloading of LoRA adapters at run time, and metrics of adapters in memory."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
 from app.core.server.http.late_routes import late_routes
+from app.extensions.adapters.settings import AdapterSettings
 
 if TYPE_CHECKING:
+    from app.core.base.metrics.instruments import Families
     from app.core.server.http.route import Route
     from config import Settings as AllSettings
 
@@ -21,17 +24,34 @@ OPERATIONS = (
 
 
 class Adapters(Extension):
-    """The routes of vLLM and of SageMaker that load and unload adapters."""
+    """The routes of vLLM and of SageMaker that load and unload adapters, and their metrics."""
 
     name = "adapters"
+    Settings = AdapterSettings
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:
-        """Returns true if adapters may be loaded at run time."""
-        return settings.lora.allow_runtime_lora_updating
+        """Returns true if adapters may be loaded at run time, or are reported."""
+        is_reported = settings.section(AdapterSettings).lora_residency_metrics
+        return settings.lora.allow_runtime_lora_updating or is_reported
+
+    def metrics(self) -> Sequence[Families]:
+        """Returns the metrics of the adapters in memory, if the settings ask for them."""
+        parts = self.parts
+        if not parts.settings.section(AdapterSettings).lora_residency_metrics:
+            return ()
+        from app.extensions.adapters.residency import LoraResidency, rank_of
+
+        def adapter_rank(name: str) -> int:
+            return rank_of(parts.adapters.adapter(name).path) or parts.settings.lora.max_lora_rank
+
+        labels = {"model_name": parts.settings.model.served_names[0], "engine": str(parts.rank)}
+        return [LoraResidency(parts.adapter_memory, adapter_rank, labels, time.time).render]
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
-        """Returns the routes of adapters."""
+        """Returns the routes of adapters, if they may be loaded."""
+        if not self.parts.settings.lora.allow_runtime_lora_updating:
+            return {}
         return {"lora": late_routes(self._load, *OPERATIONS)}
 
     def _load(self) -> list[Route]:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from app.core.engine.lora import AdapterNotFoundError, AdapterUnusableError
-from app.core.engine.lora_files import read_config
+from app.extensions.adapters.config_file import read_config
 from config.settings import LoraSettings
 
 POSSIBLE_MODULES = ("classifier", "score")

@@ -112,9 +112,7 @@ def build_engines(ranks: Sequence[ServerParts]) -> OtherEngine:
     first = ranks[0]
     settings = first.settings
     simulation = simulation_of(first)
-    adapter_memory = first.adapters.memory
-    assert adapter_memory is not None
-    engines = [simulated_engine(parts, simulation, adapter_memory) for parts in ranks]
+    engines = [simulated_engine(parts, simulation) for parts in ranks]
     recorder = RankRecorder(settings, [parts.recorder for parts in ranks], first.rank)
     engine = BalancedEngine(settings, recorder, engines)
     caches = [parts.cache for parts in ranks if parts.cache is not None]

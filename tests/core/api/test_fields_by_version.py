@@ -29,31 +29,6 @@ def test_a_null_for_special_tokens_is_the_default(path: str, version: str, statu
     assert wrong.status_code == 400
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-@pytest.mark.parametrize("token_ids", [[1, 2], []])
-def test_a_beam_search_with_allowed_tokens_is_an_error_or_ignores_them(
-    path: str, token_ids: list[int]
-) -> None:
-    search = {"use_beam_search": True, "n": 2, "allowed_token_ids": token_ids}
-    old = app_of("--vllm-version", "0.32").test_client()
-    assert old.post(path, json=BODIES[path] | search).status_code == 200
-    client = app_of("--vllm-version", "0.33").test_client()
-    answer = client.post(path, json=BODIES[path] | search)
-    assert answer.status_code == 400
-    assert json.loads(answer.data)["error"]["type"] == "BadRequestError"
-    assert client.post(path, json=BODIES[path] | search | {"n": 0}).status_code == 400
-    search["allowed_token_ids"] = None
-    assert client.post(path, json=BODIES[path] | search).status_code == 200
-
-
-def test_a_streamed_beam_search_with_allowed_tokens_sends_the_error_as_an_event() -> None:
-    client = app_of("--vllm-version", "0.33").test_client()
-    search = {"use_beam_search": True, "allowed_token_ids": [1], "stream": True}
-    answer = client.post(CHAT, json=BODIES[CHAT] | search)
-    assert answer.status_code == 200
-    assert '"code":400' in answer.text
-
-
 @pytest.mark.parametrize(("version", "status"), [("0.32", 400), ("0.33", 200)])
 def test_a_chat_that_truncates_a_long_prompt_has_room_for_a_token(
     version: str, status: int

@@ -104,8 +104,3 @@ def test_a_later_version_refuses_a_wrong_value(path: str) -> None:
     assert answer.status_code == 400
     assert answer.json is not None
     assert answer.json["error"]["param"] == "body.return_weight_versions"
-
-
-def test_beams_do_not_name_the_weights() -> None:
-    answer = answer_of(client_of("0.33"), CHAT, use_beam_search=True, n=2, **SHOWN)
-    assert [choice["weight_versions"] for choice in answer["choices"]] == [None, None]

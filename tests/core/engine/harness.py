@@ -13,7 +13,7 @@ from app.core.base.clock.timer_wheel import SLOTS_PER_S
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots, SchedulerRules
 from app.core.engine.constraints import Constraints
-from app.core.engine.engine import Engine, EngineParts
+from app.core.engine.engine import Engine, EngineParts, Search
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import KVEvent
 from app.core.engine.kvcache.hashing import BlockHasher
@@ -85,6 +85,7 @@ class Harness:
         profile: Profile | None = None,
         rules: SchedulerRules = SchedulerRules(),  # noqa: B008
         schemas: Constraints | None = None,
+        search: Search | None = None,
         **latency: Any,
     ) -> None:
         self.adapters = set(adapters)
@@ -134,6 +135,7 @@ class Harness:
             lora=self.lora,
             cache=self.cache,
             rules=rules,
+            search=search,
         )
         self.engine = Engine(settings, parts, profile)
         self.wheel = self.engine.wheel

@@ -34,7 +34,7 @@ def test_a_listener_that_fails_loses_no_slot(fails_at: int | None) -> None:
 
 def test_a_request_whose_preparation_fails_takes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness()
-    model = harness.engine._model
+    model = harness.engine.model
     original = model.reply
 
     def reply(request: EngineRequest) -> Reply:

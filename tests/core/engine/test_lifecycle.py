@@ -3,7 +3,6 @@
 surface/wire/test_lifecycle.py.
 """
 
-import gevent
 import pytest
 from gevent.event import Event
 
@@ -132,16 +131,3 @@ def test_without_the_feature_requests_wait_in_every_pause() -> None:
     harness.ask("a")
     assert harness.of("a") == []
     assert harness.gauges() == (0, 1)
-
-
-def test_a_pause_that_waits_refuses_the_next_step_of_a_beam_search() -> None:
-    harness = Refusing(time_to_first_token=0.25)
-    harness.ask("beams", beams=True)
-    harness.clock.advance(0.3)
-    waiting = gevent.spawn(harness.life.pause, "wait", harness.left)
-    gevent.sleep()
-    harness.clock.advance(5)
-    waiting.get(timeout=5)
-    [(_, event)] = harness.events
-    assert isinstance(event, Failed)
-    assert isinstance(event.error, EnginePausedError)

@@ -1,4 +1,4 @@
-"""The answer to a batch of chats, and beam searches without a step."""
+"""The answer to a batch of chats."""
 
 from tests.client import in_process
 
@@ -32,15 +32,3 @@ def test_a_batch_repeats_each_conversation_and_shows_nothing_about_its_prompts()
             for message, echo in zip(messages, echoes, strict=True):
                 assert message["content"].startswith(echo)
             assert [len(choice["token_ids"]) for choice in answer["choices"]] == [2, 2]
-
-
-def test_a_beam_search_of_no_tokens_has_one_empty_choice_per_prompt() -> None:
-    search = {"use_beam_search": True, "n": 3, "max_tokens": 0}
-    with in_process() as client:
-        chat = client.post("/v1/chat/completions", {"messages": [ASKED], **search}).json()
-        texts = client.post("/v1/completions", {"prompt": ["a", "b"], **search}).json()
-    assert [choice["message"]["content"] for choice in chat["choices"]] == [""]
-    assert [choice["text"] for choice in texts["choices"]] == ["", ""]
-    for answer in (chat, texts):
-        assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
-        assert answer["usage"]["completion_tokens"] == 0

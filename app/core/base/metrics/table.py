@@ -40,7 +40,6 @@ BLOCK_LIFE = (
 TRANSFER_TIMES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5)
 TRANSFER_BYTES = tuple(float(2**power) for power in range(11, 34, 2))
 DESCRIPTORS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
-ADAPTER_TIMES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 UNSET_LABELS = (
     "cache_hit_alignment_tokens",
@@ -263,18 +262,6 @@ TRANSFERS = (
     _counter("nixl_num_notifications_after_expiry_total", "Notifications that came too late."),
 )
 """Families of vLLM's NIXL connector."""
-ADAPTERS = (
-    _gauge("num_gpu_loaded_lora_adapters", "Adapters on the GPU."),
-    _gauge("num_cpu_loaded_lora_adapters", "Adapters in CPU memory."),
-    _gauge("max_gpu_lora_adapters", "Adapters that the GPU has room for (max-loras)."),
-    _histogram(
-        "lora_adapter_load_seconds",
-        "Duration of a transition: load to CPU memory, activate on the GPU.",
-        ADAPTER_TIMES,
-        transition=("load", "activate"),
-    ),
-)
-"""Families with the places of adapters, for routers (vllm#54830); in vLLM after 0.32."""
 LATE = (
     Spec(
         "understudy_late_requests_total",

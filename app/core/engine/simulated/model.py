@@ -91,10 +91,6 @@ class NullModel:
         """Returns an empty reply."""
         return Reply((), (), STOP)
 
-    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
-        """Returns empty replies."""
-        return [self.reply(request) for request in requests]
-
 
 class SimulatedModel:
     """Writes the replies of one server.
@@ -185,29 +181,6 @@ class SimulatedModel:
         if request.script is not None:
             reply.delays = request.script.delays(len(reply.ids))
         return reply
-
-    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
-        """Returns the beams of one prompt, best first.
-
-        A search looks for the likeliest replies, so that the same prompt always gets the same
-        beams. Replies with thoughts or calls have no variants: a changed token could break their
-        form. Their beams are separate replies.
-
-        Raises:
-            UnsatisfiableSchemaError: No reply can have the requested form.
-        """
-        greedy = [replace(request, greedy=True) for request in requests]
-        best = self.reply(greedy[0])
-        if best.spans:
-            beams = [best]
-            for number, request in enumerate(greedy[1:], 1):
-                beams.append(self.reply(replace(request, seed=number)))
-            return beams
-        from app.core.engine.simulated.beams import BeamVariants
-
-        variants = BeamVariants(best, self._tokenizer).first(len(requests) - 1)
-        missing = len(requests) - 1 - len(variants)
-        return [best, *variants, *[best] * missing]
 
     def _whole(self, request: EngineRequest) -> Reply:
         """Returns thoughts, if the request reasons, then the reply, then an image, if requested."""

@@ -9,9 +9,29 @@ import msgspec
 
 from app.core.base.metrics.families import EngineFamilies
 from app.core.base.metrics.instruments import Family, Gauge
-from app.core.base.metrics.table import ADAPTERS
+from app.core.base.metrics.table import Spec
 from app.core.engine.lora import AdapterMemory
-from app.core.engine.lora_files import read_config
+from app.extensions.adapters.config_file import read_config
+
+LOAD_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+"""Bounds of the durations of transitions."""
+FAMILIES = (
+    Spec("vllm:num_gpu_loaded_lora_adapters", "gauge", "Adapters on the GPU."),
+    Spec("vllm:num_cpu_loaded_lora_adapters", "gauge", "Adapters in CPU memory."),
+    Spec(
+        "vllm:max_gpu_lora_adapters",
+        "gauge",
+        "Adapters that the GPU has room for (max-loras).",
+    ),
+    Spec(
+        "vllm:lora_adapter_load_seconds",
+        "histogram",
+        "Duration of a transition: load to CPU memory, activate on the GPU.",
+        bounds=LOAD_SECONDS,
+        extra={"transition": ("load", "activate")},
+    ),
+)
+"""Families with the places of adapters, for routers (vllm#54830); in vLLM after 0.32."""
 
 
 def rank_of(path: str) -> int | None:
@@ -37,7 +57,7 @@ class LoraResidency:
         self._server = server
         self._ranks: dict[str, int] = {}
         """Ranks of the adapters in memory; each is looked up once."""
-        self._families = EngineFamilies(ADAPTERS, server, now)
+        self._families = EngineFamilies(FAMILIES, server, now)
         self._families.counter("max_gpu_lora_adapters").value = memory.max_gpu
 
     def render(self) -> str:

@@ -12,13 +12,24 @@ from functools import partial
 from msgspec.structs import replace
 
 from app.core.base.clock.pause import MAX_WORK_S
+from app.core.engine.engine import Engine
 from app.core.engine.executor import SequenceContext
 from app.core.engine.outputs import Emit, EngineOutput, Failed, Finish, Started, Tokens
 from app.core.engine.request import LENGTH, STOP, EngineRequest, Reply
 from app.core.engine.sequence import Handle
+from app.core.text.base import Tokenizer
+from app.extensions.beam_search.replies import beams_of
 
 Run = Callable[[ListOf[EngineRequest], ListOf[Reply], Emit], Handle]
 """Runs a request with known replies."""
+
+
+def search(
+    engine: Engine, tokenizer: Tokenizer, requests: ListOf[EngineRequest], emit: Emit
+) -> Handle:
+    """Runs the beam search of a request on `engine`."""
+    beams = list(zip(requests, beams_of(engine, tokenizer, requests), strict=True))
+    return BeamSearch(engine.run, engine.context, beams, emit)
 
 
 class BeamSearch(Handle):

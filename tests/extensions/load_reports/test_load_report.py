@@ -6,7 +6,7 @@ from app.core.base.metrics.recorder import Recorder
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
 from app.core.server.http.route import post
-from app.core.server.middleware.load_reports import FORMAT, PATHS, REPORT, LoadReports
+from app.extensions.load_reports.middleware import FORMAT, PATHS, REPORT, LoadReports
 from tests.application import application
 
 AS_JSON = 'JSON {"named_metrics": {"num_requests_waiting": 3.0, "kv_cache_usage_perc": 0.25}}'

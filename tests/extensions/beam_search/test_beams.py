@@ -1,12 +1,28 @@
 """Beams come whole, and each of their steps is a request of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import gevent
 import pytest
+from gevent.event import Event
 
-from app.core.engine.outputs import Started
-from tests.core.engine.harness import PROFILE, Harness
+from app.core.engine.engine import Engine
+from app.core.engine.errors import EnginePausedError, RequestRejectedError
+from app.core.engine.lifecycle import Lifecycle
+from app.core.engine.outputs import Emit, Failed, Started
+from app.core.engine.request import EngineRequest
+from app.core.engine.sequence import Handle
+from app.extensions.beam_search.search import search
+from tests.core.engine.harness import PROFILE, Harness, embedded_tokenizer
+
+
+def run_search(engine: Engine, requests: Sequence[EngineRequest], emit: Emit) -> Handle:
+    return search(engine, embedded_tokenizer(), requests, emit)
+
+
+def searching(**fields: Any) -> Harness:
+    return Harness(search=run_search, **fields)
 
 
 def beams(harness: Harness, choices: int = 2, **fields: Any) -> None:
@@ -22,7 +38,7 @@ def beams(harness: Harness, choices: int = 2, **fields: Any) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"profile": PROFILE}, {"time_to_first_token": 1.0}])
 def test_a_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
-    harness = Harness(mode="random", **fields)
+    harness = searching(mode="random", **fields)
     beams(harness, logprobs=2)
     harness.clock.advance(60)
     for index in range(2):
@@ -39,7 +55,7 @@ def test_a_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
 def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(
     fields: dict[str, Any],
 ) -> None:
-    harness = Harness(mode=fields.get("mode", "random"))
+    harness = searching(mode=fields.get("mode", "random"))
     asked = {name: value for name, value in fields.items() if name != "mode"}
     beams(harness, choices=9, logprobs=3, **asked)
     harness.clock.advance(60)
@@ -60,7 +76,7 @@ def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(
 
 
 def test_a_prompt_has_the_same_beams_each_time() -> None:
-    harness = Harness(mode="random", seed=1)
+    harness = searching(mode="random", seed=1)
     for _ in range(2):
         beams(harness)
         harness.clock.advance(60)
@@ -69,7 +85,7 @@ def test_a_prompt_has_the_same_beams_each_time() -> None:
 
 
 def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
-    harness = Harness(mode="random")
+    harness = searching(mode="random")
     beams(harness)
     harness.clock.advance(60)
     requests = 1 + 2 * 3
@@ -81,7 +97,7 @@ def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
 
 
 def test_a_search_without_a_step_ends_with_an_empty_beam() -> None:
-    harness = Harness(mode="random")
+    harness = searching(mode="random")
     beams(harness, choices=1, max_tokens=0)
     harness.clock.advance(60)
     [beam] = harness.tokens()
@@ -90,7 +106,7 @@ def test_a_search_without_a_step_ends_with_an_empty_beam() -> None:
 
 
 def test_a_beam_that_stops_names_the_end_of_text_token() -> None:
-    harness = Harness(mode="echo")
+    harness = searching(mode="echo")
     beams(harness, choices=1, echo_text="hi", max_tokens=9, ignore_eos=False)
     harness.clock.advance(60)
     [beam] = harness.tokens()
@@ -99,7 +115,7 @@ def test_a_beam_that_stops_names_the_end_of_text_token() -> None:
 
 
 def test_aborted_beams_emit_nothing_and_interrupted_beams_emit_abort() -> None:
-    harness = Harness(mode="random", time_to_first_token=1.0)
+    harness = searching(mode="random", time_to_first_token=1.0)
     beams(harness)
     harness.clock.advance(1.5)
     harness.handle.abort()  # type: ignore[attr-defined]
@@ -115,7 +131,7 @@ def test_aborted_beams_emit_nothing_and_interrupted_beams_emit_abort() -> None:
 def test_a_step_of_many_beams_yields_to_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harness = Harness(mode="random")
+    harness = searching(mode="random")
     run, soon, submitted = harness.engine.run, harness.engine.wheel.call_soon, [0]
 
     def slow_run(*asked: Any) -> Any:
@@ -133,3 +149,22 @@ def test_a_step_of_many_beams_yields_to_other_work(
     harness.clock.advance(60)
     assert max(submitted) == 2 and sum(submitted) == 1 + 10 * 3
     assert len(harness.tokens(index=9)) == 1 and harness.is_idle()
+
+
+def test_a_pause_that_waits_refuses_the_next_step_of_a_beam_search() -> None:
+    harness = searching(slots=1, time_to_first_token=0.25, inter_token_latency=0.25)
+    life = Lifecycle(harness.engine, harness.recorder, None, refuses_in_pause=True)
+    harness.ask("beams", beams=True)
+    harness.clock.advance(0.3)
+    waiting = gevent.spawn(life.pause, "wait", Event())
+    gevent.sleep()
+    harness.clock.advance(5)
+    waiting.get(timeout=5)
+    [(_, event)] = harness.events
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, EnginePausedError)
+
+
+def test_a_search_is_rejected_without_the_extension() -> None:
+    with pytest.raises(RequestRejectedError, match="without the extension beam_search"):
+        beams(Harness(mode="random"))

@@ -1,0 +1,12 @@
+"""Settings of the adapters in memory."""
+
+from typing import Annotated
+
+from config.declaration import SIMULATED, Section
+
+
+class AdapterSettings(Section, frozen=True, kw_only=True):
+    """Reports about the LoRA adapters in memory."""
+
+    lora_residency_metrics: Annotated[bool, SIMULATED] = False
+    """Report the adapters in GPU and CPU memory as metrics, as vLLM does after 0.32."""
