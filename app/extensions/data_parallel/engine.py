@@ -10,7 +10,7 @@ from itertools import chain
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.client import EngineClient
 from app.core.engine.engine import Engine
-from app.core.engine.errors import DrainingError, EngineError
+from app.core.engine.errors import DrainingError, EngineError, QueueFullError
 from app.core.engine.outputs import Emit
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import Handle, Sequence
@@ -101,6 +101,10 @@ class BalancedEngine(EngineClient):
         self, shares: Mapping[int, ListOf[EngineRequest]], emit: Emit, awaited: bool
     ) -> list[Handle]:
         """Submits each share to its engine. Ends all shares if an engine does not admit one."""
+        if len(shares) > 1 and not self.refuses_requests:
+            # No share starts for nothing, unless an engine fills up during a pause below.
+            for position, share in shares.items():
+                self._engines[position].check_admission(len(share), share[0].adapter)
         handles: list[Handle] = []
         try:
             for position, share in shares.items():
@@ -123,6 +127,16 @@ class BalancedEngine(EngineClient):
             running, waiting, kv_usage = engine.recorder.read_load()
             loads.append(RankLoad(engine.in_flight + arriving, waiting, running, kv_usage))
         return loads
+
+    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
+        """Checks the room of all ranks together, as the prompts of a request run on all ranks.
+
+        Raises:
+            QueueFullError: They have no room. Also raises the errors of `check_accepting`.
+        """
+        self.check_accepting(sequences)
+        if sequences > sum(engine.room(adapter) for engine in self._engines):
+            raise QueueFullError(self._queued)
 
     def _free(self, adapter: str | None) -> int:
         """Returns the room of the emptiest rank, as one rank gets all choices of a prompt."""

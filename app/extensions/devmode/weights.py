@@ -175,10 +175,12 @@ class WeightHandlers:
             raise malformed("the body has no 'method'")
         if not isinstance(body.get("args", ()), list | tuple | str | dict):
             raise bad_request("the body's 'args' must be a list")
+        if not isinstance(method, str):
+            raise internal(f"Method {method!r} is not implemented.")
         if method in self._worker_results:
-            result = self._worker_results[str(method)]
+            result = self._worker_results[method]
         elif method in self._worker_methods:
-            result = self._worker_methods[str(method)]()
+            result = self._worker_methods[method]()
         else:
             raise internal(f"Method {method!r} is not implemented.")
         results = [result] * self._weights.devices

@@ -112,6 +112,16 @@ def test_the_prompts_of_a_request_are_balanced(client: Client, stream: bool) -> 
         assert answer.json()["usage"]["completion_tokens"] == 16
 
 
+@pytest.mark.parametrize(
+    ("prompts", "n", "status"), [(4, 1, 200), (2, 2, 200), (5, 1, 429), (1, 3, 429)]
+)
+def test_prompts_of_a_request_take_the_room_of_all_ranks(prompts: int, n: int, status: int) -> None:
+    limits = ("--max-num-seqs=1", "--max-waiting-queue-length=1")
+    with in_process(INTERNAL, "--data-parallel-size=2", *limits) as client:
+        assert complete(client, prompt=["Hello"] * prompts, n=n).status_code == status
+        assert complete(client, prompt=["Hello"] * 4).status_code == 200
+
+
 def test_texts_to_embed_are_balanced() -> None:
     with in_process(INTERNAL, "--data-parallel-size=2", "--task=embed") as client:
         texts = ["One", "Two", "Three", "Four"]

@@ -166,3 +166,11 @@ def test_arguments_of_the_profiler_come_with_a_later_version() -> None:
     assert refused(ask(later, "/start_profile", body)) == wrong
     earlier = client_of("--vllm-version", "0.32", "--profiling", "--force-dummy-tokenizer")
     assert earlier.post("/start_profile", json=body).status_code == 200
+
+
+def test_method_that_is_no_text_is_not_implemented() -> None:
+    client = app_of("--force-dummy-tokenizer", "--server-dev-mode").test_client()
+    for method in (["sleep"], {"name": "sleep"}, 1):
+        answer = client.post("/collective_rpc", json={"method": method})
+        assert answer.status_code == 500
+        assert "is not implemented" in answer.get_json()["error"]["message"]

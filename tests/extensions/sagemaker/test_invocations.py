@@ -66,3 +66,13 @@ def test_it_streams_and_is_counted() -> None:
     assert told.text.endswith("data: [DONE]\n\n")
     count = f'http_requests_total{{handler="{PATH}",method="POST",status="2xx"}}'
     assert count in client_of("generate").get("/metrics").text
+
+
+def test_half_surrogate_has_the_same_answer_with_the_model_in_a_header() -> None:
+    client = client_of("generate")
+    body = {**CHAT, "unknown_field": "\ud800"}
+    headers = {"X-Amzn-SageMaker-Adapter-Identifier": "understudy-tiny"}
+    answer = client.post(PATH, json=body)
+    assert answer.status_code == 400
+    answer_of_header = client.post(PATH, json=body, headers=headers)
+    assert (answer_of_header.status_code, answer_of_header.data) == (400, answer.data)
