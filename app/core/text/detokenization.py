@@ -7,7 +7,8 @@ decode.
 
 import codecs
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
+from typing import cast
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
@@ -81,16 +82,14 @@ class TokenTexts(dict[int, str | None]):
 
 def byte_level_pieces(ids: Sequence[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
     """Returns the pieces of `ids`; those in `skipped` add nothing."""
-    pieces: list[str] = []
-    for token_id in ids:
-        text = "" if token_id in skipped else texts[token_id]
-        if text is None:
-            return pieces + _split_characters(islice(ids, len(pieces), None), texts, skipped)
-        pieces.append(text)
-    return pieces
+    if skipped.isdisjoint(ids):
+        pieces = [*map(texts.__getitem__, ids)]
+        if None not in pieces:
+            return cast("list[str]", pieces)
+    return _split_characters(ids, texts, skipped)
 
 
-def _split_characters(ids: Iterable[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
+def _split_characters(ids: Sequence[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     pieces: list[str] = []
     held_text = ""

@@ -72,8 +72,8 @@ class WordEncoder(dict[str, list[int]]):
         if not text.isascii():
             return None
         ids: list[int] = []
-        for position, part in enumerate(self._split(text)):
-            part_ids = self._added[part] if position % 2 else self.parts.get(part)
+        for part in self._split(text):
+            part_ids = self._added.get(part) or self.parts.get(part)
             if part_ids is None:
                 part_ids = list(chain.from_iterable(map(self.__getitem__, find_words(part))))
                 if not MAX_SHORT_PART_LENGTH < len(part) < MIN_LONG_PART_LENGTH:

@@ -152,18 +152,24 @@ def response_head(response: Response, closes: bool) -> bytes:
     """
     status = STATUS_LINES.get(response.status) or response.status_line
     headers = response.headers
-    if not hop_headers.isdisjoint(map(str.lower, headers)):
+    if _has_hop_header(tuple(headers)):
         headers = {name: headers[name] for name in headers if not is_hoppish(name)}
     is_chunked = response.streamed
     if not isinstance(response.body, bytes):
         is_chunked = "Content-Length" not in headers
-    head = _default_head(status, int(time.time()), closes, is_chunked)
-    line_count = head.count("\n") + len(headers)
+    lines = ""
     for name, value in headers.items():
-        head += f"{name}: {value}\r\n"
-    if head.count("\n") != line_count or head.count("\r") != line_count:
+        lines += f"{name}: {value}\r\n"
+    if not lines.count("\n") == lines.count("\r") == len(headers):
         raise ValueError("a header of the answer has a line break")
-    return (head + "\r\n").encode("latin-1")
+    head = _default_head(status, int(time.time()), closes, is_chunked)
+    return f"{head}{lines}\r\n".encode("latin-1")
+
+
+@lru_cache(maxsize=256)
+def _has_hop_header(names: tuple[str, ...]) -> bool:
+    """Returns whether one of the headers is for a single connection; most answers have the same."""
+    return not hop_headers.isdisjoint(map(str.lower, names))
 
 
 @lru_cache(maxsize=16)
