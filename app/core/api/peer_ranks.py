@@ -44,8 +44,8 @@ class PeerRanks:
         path = context.path
         if forwarded_query:
             path += "?" + forwarded_query
-        own = {str(self.own_rank): own_answer}
-        answers = self.ask(context.method, path, context.headers, body=body, own=own)
+        first = {str(self.own_rank): own_answer}
+        answers = self.ask(context.method, path, context.headers, body=body, first=first)
         return dict(sorted(answers.items()))
 
     def ask(
@@ -54,9 +54,9 @@ class PeerRanks:
         path: str,
         headers: Mapping[str, str],
         body: bytes = b"",
-        own: Mapping[str, Any] | None = None,
+        first: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Returns the JSON answers of the other ranks, by rank, and that of the `own` rank.
+        """Returns the JSON answers of the other ranks, by rank, after the `first` answers.
 
         All ranks are asked, also after one that fails.
 
@@ -65,7 +65,7 @@ class PeerRanks:
                 not answer. The message also names the ranks that accepted it.
         """
         forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
-        answers = dict(own or {})
+        answers = dict(first or {})
         failure: ApiError | None = None
         for rank, url in self._others:
             try:

@@ -40,7 +40,7 @@ class Grpc(Extension):
         return server.speaks_grpc
 
     def rpc(self) -> Any:
-        """Returns the service, or this object, of which workers read `upgrade`."""
+        """Returns the service, or this object: workers read its `upgrade`."""
         if not self.parts.server.speaks_grpc:
             return self
         from app.extensions.grpc.late import create_service

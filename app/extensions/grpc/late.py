@@ -1,6 +1,6 @@
 """Loads the service of a server: at its start with `--grpc`, else at its first connection.
 
-Most servers offer gRPC, and few of them have a client that speaks it.
+Most servers offer gRPC, and few have a client that speaks it.
 """
 
 from __future__ import annotations

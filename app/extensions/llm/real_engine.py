@@ -121,7 +121,7 @@ def model_tokenizer(settings: Settings) -> Tokenizer:
 
 
 def remote_parts(parts: ServerParts) -> tuple[RemoteEngine, OtherEngine]:
-    """Returns the client of the engine process, and the same with what belongs to it.
+    """Returns the client of the engine process, alone and as the engine of a server.
 
     Raises:
         ConfigError: No engine was started.

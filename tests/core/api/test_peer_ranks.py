@@ -56,7 +56,7 @@ def test_all_ranks_are_asked_and_the_message_names_those_that_accepted(rank: str
     closed = f"http://127.0.0.1:{free_port()}"
     ranks = PeerRanks(0, [(1, closed), (2, rank), (3, closed)])
     with pytest.raises(ApiError) as refused:
-        ranks.ask("GET", "/200/", {}, own={"0": {}})
+        ranks.ask("GET", "/200/", {}, first={"0": {}})
     assert refused.value.message.startswith("Rank 1 does not answer: ")
     assert refused.value.message.endswith(". Accepted by rank: 0, 2.")
 

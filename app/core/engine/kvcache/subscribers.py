@@ -1,4 +1,4 @@
-"""Notices that nobody receives KV events."""
+"""Notices that KV events have no receiver."""
 
 import math
 
