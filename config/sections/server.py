@@ -39,12 +39,13 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     uds: Annotated[NonEmpty | None, About(path=True, created=True)] = None
     """Unix socket to listen on instead of a TCP port; host and port have no effect."""
     grpc: Annotated[
-        bool,
+        bool | None,
         About(
             "Serve gRPC on the same port: vLLM's service VllmEngine; see docs/grpc.md. "
-            f"Needs an optional part: {install('grpc')}."
+            f"Needs an optional part: {install('grpc')}. "
+            "When empty, gRPC is served if that part is installed, without HTTPS."
         ),
-    ] = False
+    ] = None
     grpc_port: Port | None = None
     """Separate port for gRPC, which enables gRPC; rank k uses this port + k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
@@ -108,7 +109,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     @property
     def speaks_grpc(self) -> bool:
         """True if the server answers gRPC, on its port or on another one."""
-        return self.grpc or self.grpc_port is not None
+        return bool(self.grpc) or self.grpc_port is not None
 
     def extras(self) -> Mapping[Extra, str]:
         """Returns the optional part of gRPC."""

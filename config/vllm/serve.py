@@ -60,6 +60,8 @@ DEFAULTS = {
     "max-waiting-queue-length": "16384",
     "max-request-body-size-mb": "32",
     "drain-duration": "0s",
+    "enable-scale-out": "false",
+    "grpc": "false",
     "shutdown-mode": "vllm",
     "data-parallel-mode": "internal",
 }

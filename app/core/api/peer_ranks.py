@@ -44,24 +44,41 @@ class PeerRanks:
         path = context.path
         if forwarded_query:
             path += "?" + forwarded_query
-        answers = self.ask(context.method, path, context.headers, body)
-        answers[str(self.own_rank)] = own_answer
+        first = {str(self.own_rank): own_answer}
+        answers = self.ask(context.method, path, context.headers, body=body, first=first)
         return dict(sorted(answers.items()))
 
     def ask(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        first: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Returns the JSON answers of the other ranks, by rank.
+        """Returns the JSON answers of the other ranks, by rank, after the `first` answers.
+
+        All ranks are asked, also after one that fails.
 
         Raises:
-            ApiError: with the status and message of the first rank that rejects the request; 503
-                for a rank that does not answer.
+            ApiError: with the status of the first rank that rejects the request, or 503 if it does
+                not answer. The message also names the ranks that accepted it.
         """
         forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
-        return {
-            str(rank): self._ask(rank, method, url + path, headers=forwarded, body=body)
-            for rank, url in self._others
-        }
+        answers = dict(first or {})
+        failure: ApiError | None = None
+        for rank, url in self._others:
+            try:
+                answers[str(rank)] = self._ask(
+                    rank, method, url + path, headers=forwarded, body=body
+                )
+            except ApiError as error:
+                failure = failure or error
+        if failure is None:
+            return answers
+        if answers:
+            failure.message += f" Accepted by rank: {', '.join(sorted(answers))}."
+        raise failure
 
     def _ask(
         self, rank: int, method: str, url: str, *, headers: Mapping[str, str], body: bytes
@@ -73,7 +90,7 @@ class PeerRanks:
             response = self._pool.request(method, url, headers=headers, body=body)
             answer = response.json()
         except (HTTPError, ValueError) as error:
-            raise unavailable(f"Rank {rank} does not answer: {error}") from None
+            raise unavailable(f"Rank {rank} does not answer: {error}.") from None
         if response.status == 200:
             return answer
         details = None

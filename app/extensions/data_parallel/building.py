@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PortParts(Protocol):
-    """What the extension adds to the server of a port."""
+    """Parts that the extension adds to the server of a port."""
 
     def engine(self) -> OtherEngine | None:
         """Returns the engine of the port; None for the engine of one rank."""
@@ -41,7 +41,7 @@ class PortParts(Protocol):
 
 
 def parts_of_port(first: ServerParts) -> PortParts:
-    """Returns the parts of a port; `first` are those of its first rank."""
+    """Returns the parts of a port. `first` has the parts of its first rank."""
     if first.server.engines_per_port > 1:
         return EnginesOfPort(first)
     from app.extensions.data_parallel.supervisor import SupervisedPort
@@ -50,7 +50,7 @@ def parts_of_port(first: ServerParts) -> PortParts:
 
 
 class EnginesOfPort:
-    """The simulated engines of several ranks, one of which is chosen for each request.
+    """The simulated engines of several ranks. Each request runs on one engine.
 
     Every engine has its own recorder, KV cache, publisher of KV events, adapter slots and random
     numbers. Tokenizer, model, loaded adapters and HTTP server are shared.

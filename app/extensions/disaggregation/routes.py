@@ -3,6 +3,7 @@
 Token ids come in, and token ids go out.
 """
 
+import logging
 from dataclasses import replace
 from functools import wraps
 
@@ -27,6 +28,7 @@ from app.extensions.disaggregation.writer import GenerateResponseOptions, Genera
 
 MEDIA_PARTS = ("image_url", "audio_url", "video_url")
 """Types of `content_parts` that are media; vLLM ignores other types."""
+log = logging.getLogger(__name__)
 
 
 def routes(
@@ -37,12 +39,12 @@ def routes(
     `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests.
     """
     handlers = GenerateHandlers(pipeline, weights)
+    gate = ScaleOutGate(enabled)
 
     def gated(handle: Handler) -> Handler:
         @wraps(handle)
         def guarded(context: RequestContext) -> Response:
-            if not enabled:
-                raise forbidden("Scale-out endpoints need --enable-scale-out.")
+            gate.check(context)
             return handle(context)
 
         return guarded
@@ -66,6 +68,27 @@ def routes(
     abort_named = gated(handlers.abort_named_requests)
     generate_routes.append(post("/inference/v1/abort_requests", abort_named, docs=abort_docs))
     return generate_routes
+
+
+class ScaleOutGate:
+    """Rejects requests to routes that `enable-scale-out` turns on."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._has_warned = False
+
+    def check(self, context: RequestContext) -> None:
+        """Logs the first rejection, which routers may hide from their users.
+
+        Raises:
+            ApiError: 403 if the routes are off.
+        """
+        if self._enabled:
+            return
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("%s is rejected: it needs --enable-scale-out", context.path)
+        raise forbidden("Scale-out endpoints need --enable-scale-out.")
 
 
 class GenerateHandlers:

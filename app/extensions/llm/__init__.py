@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, OtherEngine
-from app.core.protocol.versions import Feature, simulated_version
 from app.extensions.llm.settings import LlmSettings
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from app.core.server.http.route import Route
     from app.core.text.base import Tokenizer
     from app.extensions.llm.engine_process import EngineProcess
-    from app.extensions.llm.remote_engine import RemoteEngine
     from config import Settings as AllSettings
 
 
@@ -32,7 +30,7 @@ class RealEngine(Extension):
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
-        self._engine: RemoteEngine | None = None
+        self._services: Sequence[BackgroundService] = ()
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:
@@ -75,20 +73,11 @@ class RealEngine(Extension):
 
     def engine(self) -> OtherEngine:
         """Returns the client of the engine process."""
-        from app.extensions.llm.real_engine import real_model, remote_engine  # imports ZMQ
-        from app.extensions.llm.remote_lifecycle import RemoteLifecycle
+        from app.extensions.llm.real_engine import remote_parts  # imports ZMQ
 
-        parts = self.parts
-        self._engine = remote_engine(parts.settings, parts.tokenizer, parts.recorder, parts.clock)
-        return OtherEngine(
-            engine=self._engine,
-            lifecycle=RemoteLifecycle(
-                self._engine,
-                refuses_in_pause=simulated_version(parts.settings).has(Feature.REFUSAL_IN_PAUSE),
-            ),
-            real_model=real_model(parts.settings, parts.tokenizer),
-            event_source=self._engine,
-        )
+        engine, parts = remote_parts(self.parts)
+        self._services = (engine,)
+        return parts
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the route of the engine's statistics."""
@@ -98,9 +87,7 @@ class RealEngine(Extension):
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the client of the engine process."""
-        if self._engine is None:
-            return ()
-        return (self._engine,)
+        return self._services
 
 
 def _run_generate(argv: Sequence[str]) -> int:

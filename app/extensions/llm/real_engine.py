@@ -16,12 +16,15 @@ from app.core.base.metrics.recorder import Recorder
 from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.parsing import THINK_BEGIN, THINK_END, readers
 from app.core.engine.wire import EngineProcessOptions
+from app.core.extensions import OtherEngine, ServerParts
+from app.core.protocol.versions import Feature, simulated_version
 from app.core.server.gunicorn.ranks import ENDPOINT
 from app.core.text.base import Tokenizer
 from app.core.text.huggingface import template_source
 from app.extensions.llm.errors import LLMError
 from app.extensions.llm.model_files import find_model, load_tokenizer
 from app.extensions.llm.remote_engine import RemoteEngine
+from app.extensions.llm.remote_lifecycle import RemoteLifecycle
 from app.extensions.llm.settings import LlmSettings
 from config import ConfigError, Settings
 from config.declaration import COMMAND, check_installed
@@ -115,6 +118,22 @@ def model_tokenizer(settings: Settings) -> Tokenizer:
             f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer"
         )
     return tokenizer
+
+
+def remote_parts(parts: ServerParts) -> tuple[RemoteEngine, OtherEngine]:
+    """Returns the client of the engine process, alone and as the engine of a server.
+
+    Raises:
+        ConfigError: No engine was started.
+    """
+    settings = parts.settings
+    engine = remote_engine(settings, parts.tokenizer, parts.recorder, parts.clock)
+    lifecycle = RemoteLifecycle(
+        engine,
+        refuses_in_pause=simulated_version(settings).has(Feature.REFUSAL_IN_PAUSE),
+    )
+    model = real_model(settings, parts.tokenizer)
+    return engine, OtherEngine(engine, lifecycle, real_model=model, event_source=engine)
 
 
 def remote_engine(

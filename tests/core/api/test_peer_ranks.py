@@ -52,6 +52,15 @@ def test_the_refusal_of_a_rank_is_that_of_all(rank: str) -> None:
         assert refused.value.message == f"Rank 1: {message}"
 
 
+def test_all_ranks_are_asked_and_the_message_names_those_that_accepted(rank: str) -> None:
+    closed = f"http://127.0.0.1:{free_port()}"
+    ranks = PeerRanks(0, [(1, closed), (2, rank), (3, closed)])
+    with pytest.raises(ApiError) as refused:
+        ranks.ask("GET", "/200/", {}, first={"0": {}})
+    assert refused.value.message.startswith("Rank 1 does not answer: ")
+    assert refused.value.message.endswith(". Accepted by rank: 0, 2.")
+
+
 def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -> None:
     for url, asked in (
         (f"http://127.0.0.1:{free_port()}", "/200/"),

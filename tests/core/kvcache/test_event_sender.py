@@ -4,6 +4,7 @@ import logging
 import math
 
 import pytest
+import zmq
 
 from app.core.base.clock.clock import VirtualClock
 from app.core.engine.kvcache.event_queue import MAX_BATCHES, MESSAGE_BYTES, EventQueue
@@ -30,6 +31,40 @@ def test_lost_events_are_logged_once_a_minute(
         " 61 are lost so far",
         " 121 are lost so far",
     ]
+
+
+def publish_each_second(sender: EventSender, clock: VirtualClock, seconds: int) -> None:
+    for number in range(seconds):
+        sender.put(removed(number))
+        sender.turn()
+        clock.advance(1)
+
+
+@pytest.mark.parametrize("is_subscribed", [True, False])
+def test_events_without_a_subscriber_are_logged_once_after_a_minute(
+    caplog: pytest.LogCaptureFixture, is_subscribed: bool
+) -> None:
+    clock = VirtualClock(100.0)
+    settings = PublisherSettings(endpoint="tcp://*:0", topic=TOPIC, flush_s=0.0)
+    sender = EventSender(settings, now=clock.now)
+    with caplog.at_level(logging.WARNING), zmq.Context() as context:
+        sender.open()
+        clock.advance(1000)  # no events yet
+        with context.socket(zmq.SUB) as subscriber:
+            if is_subscribed:
+                subscriber.subscribe("")
+                subscriber.connect(sender.addresses["events"].replace("0.0.0.0", "127.0.0.1"))
+                while not subscriber.poll(10):
+                    sender.put(removed(0))
+                    sender.turn()
+            publish_each_second(sender, clock, 60)
+        assert caplog.messages == []
+        publish_each_second(sender, clock, 120)
+        sender.close()
+    expected = (
+        f"KV events: no subscriber has connected to {sender.addresses['events']} for a minute"
+    )
+    assert caplog.messages == [expected] * (not is_subscribed)
 
 
 def test_events_go_to_listeners_in_batches_with_numbers_and_the_time_of_day() -> None:

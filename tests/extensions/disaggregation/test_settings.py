@@ -1,5 +1,13 @@
 """Which routes the settings add."""
 
+import logging
+
+import pytest
+
+from app.core.settings import resolve, settings_type
+from app.extensions.disaggregation.settings import DisaggregationSettings
+from config.sources import ignore_warning
+from config.vllm.serve import settings_of
 from tests.client import Client, in_process
 
 
@@ -11,12 +19,24 @@ def test_the_small_routes_answer(client: Client) -> None:
             assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
 
 
-def test_without_the_settings_the_routes_are_refused() -> None:
-    with in_process() as client:
+def test_routes_that_are_off_are_refused_and_the_first_time_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with in_process("--no-enable-scale-out") as client, caplog.at_level(logging.WARNING):
         for path in ("abort_requests", "generate"):
             assert error_type(client, f"/inference/v1/{path}") == (403, "PermissionDeniedError")
         for family in ("chat/completions", "completions"):
             assert error_type(client, f"/v1/{family}/render") == (403, "PermissionDeniedError")
+    line = "/inference/v1/abort_requests is rejected: it needs --enable-scale-out"
+    assert [record.getMessage() for record in caplog.records] == [line]
+
+
+def test_routes_for_routers_are_on_unless_the_command_is_serve() -> None:
+    with in_process() as client:
+        assert client.post("/v1/completions/render", {"prompt": "Hello"}).status_code == 200
+    flags = settings_of(("tiny",), {}, settings_type())
+    settings = resolve(flags, {}, ignore_warning)
+    assert not settings.section(DisaggregationSettings).enable_scale_out
 
 
 def error_type(client: Client, path: str) -> tuple[int, str]:

@@ -22,6 +22,7 @@ from app.core.engine.kvcache.events import EventBatch, KVEvent, encoder
 from app.core.engine.kvcache.publishing import PublisherSettings, is_bound, of_rank
 from app.core.engine.kvcache.replay import ReplayBuffer
 from app.core.engine.kvcache.sockets import end_context, open_socket
+from app.core.engine.kvcache.subscribers import SubscriberWatch
 
 MORE = zmq.SNDMORE | zmq.NOBLOCK
 """Flags for sending frame by frame, at half the cost of `send_multipart`."""
@@ -66,6 +67,7 @@ class EventSender:
         if settings.replay_endpoint:
             self._unopened["replay"] = of_rank(settings.replay_endpoint, settings.rank)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._subscribers: SubscriberWatch | None = None
         self._encode = encoder(settings.layout)
         self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
         self.next_sequence = 0
@@ -131,6 +133,8 @@ class EventSender:
             hwm = 2 * (self._settings.replay_batches + 1)
         socket, address = open_socket(self._context, kind, endpoint, bind=bind, hwm=hwm)
         self._sockets[name] = socket
+        if name == "events":
+            self._subscribers = SubscriberWatch(self._context, socket)
         self.addresses[name] = address
         del self._unopened[name]
 
@@ -144,6 +148,8 @@ class EventSender:
     def close(self) -> None:
         """Publishes waiting events, and gives subscribers a second to receive them."""
         self.send_due(math.inf)
+        if self._subscribers is not None:
+            self._subscribers.close()
         for socket in self._sockets.values():
             socket.close(linger=LINGER_MS)
         self._sockets.clear()
@@ -165,6 +171,9 @@ class EventSender:
                 socket.send(payload, zmq.NOBLOCK)
             except (zmq.ZMQError, KeyError):  # the latter for an endpoint that is not open yet
                 pass  # listeners and replays still have the batch
+        if self._subscribers is not None and self._subscribers.misses_subscribers(self._now()):
+            address = self.addresses["events"]
+            log.warning("KV events: no subscriber has connected to %s for a minute", address)
         for listener in tuple(self._listeners):
             try:
                 listener(self._settings.topic, sequence, batch)

@@ -1,12 +1,15 @@
 """A real server with scripts: how it starts, reads them again, and ends."""
 
+import os
 import re
 import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
 
+from tests.config.wire.test_headless import listening_ports
 from tests.hostile.raw_client import requests_by_way, wait_until
 from tests.running_server import RunningServer, running_gunicorn, running_server
 
@@ -66,6 +69,28 @@ def test_the_report_may_be_that_of_all_ranks(tmp_path: Path) -> None:
 
         assert answered("GET") == {"0": 1, "1": 0}
         assert answered("DELETE") == {"0": 0, "1": 0}
+
+
+def test_rules_for_all_ranks_name_the_ranks_that_have_them() -> None:
+    rule = {"name": "greet", "then": {"text": "Hello."}}
+    with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "3"}, ports=3) as server:
+        [stopped] = [
+            child.pid
+            for child in psutil.Process(server.process.pid).children()
+            if listening_ports(child.pid) == {server.port + 1}
+        ]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            url = f"{server.url}/admin/script/rules"
+            answer = requests.post(f"{url}?ranks=all", json=rule, timeout=20)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert answer.status_code == 503
+        message = answer.json()["error"]["message"]
+        assert message.startswith("Rank 1 does not answer: ")
+        assert message.endswith(" Accepted by rank: 0, 2.")
+        last = requests.get(f"http://127.0.0.1:{server.port + 2}/admin/script/rules", timeout=20)
+        assert [row["name"] for row in last.json()["rules"]] == ["greet"]
 
 
 RULES = """
