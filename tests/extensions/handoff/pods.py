@@ -18,7 +18,7 @@ from app.core.engine.request import LENGTH, EngineRequest, Reply, SequenceOutcom
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import KVTransferParams
 from app.extensions.handoff.engine import HandoffEngine
-from app.extensions.handoff.messages import Answer, Question
+from app.extensions.handoff.messages import Answer, Done, Question
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, Settings
 
@@ -46,6 +46,8 @@ class Network:
     def __init__(self) -> None:
         self.messages: list[Callable[[], None]] = []
         self.listeners: dict[tuple[str, int], QueuedChannel] = {}
+        self.confirmed: set[str] = set()
+        """Requests whose blocks were held until a reader said that it has them."""
 
     def deliver(self) -> None:
         """Delivers all messages, also those that are sent meanwhile."""
@@ -89,6 +91,9 @@ class QueuedChannel:
         if peer is None or not peer.is_alive or not self.is_alive:
             return
         problem = peer._respond(question)
+        message = question.message
+        if isinstance(message, Done) and not problem:
+            self._network.confirmed.add(message.request_id)
         if question.number:
             answer = Answer(question.number, problem)
             self._network.messages.append(lambda: self._return(answer))
@@ -206,8 +211,8 @@ class Pod:
         )
         self._numbers = 0
 
-    def prefill(self, prompt: list[int], tokens: int = 1) -> Request:
-        """A prefill for another pod."""
+    def prefill(self, prompt: list[int], delay_s: float = 0.0) -> Request:
+        """A prefill for another pod; `delay_s` is between its step and its answer."""
         self._numbers += 1
         address = KVTransferParams(
             remote_engine_id="",
@@ -217,7 +222,8 @@ class Pod:
             remote_port=0,
             remote_num_tokens=len(prompt),
         )
-        return self._submit(Request(self, prompt, address), tokens=tokens, address=address)
+        delays = ((0, delay_s),) if delay_s else ()
+        return self._submit(Request(self, prompt, address), 1, address=address, delays=delays)
 
     def decode(self, prefill: Request, tokens: int = 3, **changes: Any) -> Request:
         """A decode of a prefill; `changes` are wrong parameters."""
@@ -231,7 +237,7 @@ class Pod:
             **changes,
         }
         request = Request(self, prefill.prompt, address)
-        return self._submit(request, tokens=tokens, source=source, remote_prefill=True)
+        return self._submit(request, tokens, source=source, remote_prefill=True)
 
     def _submit(self, request: Request, tokens: int, **fields: Any) -> Request:
         choice = EngineRequest(

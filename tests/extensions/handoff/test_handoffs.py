@@ -214,12 +214,15 @@ def test_a_full_prefill_pod_lets_later_prefills_wait(kind: dict[str, Any]) -> No
     assert second.end == "length"
 
 
-def test_an_aborted_prefill_holds_nothing(start: Start) -> None:
-    network, prefill, decode = start(prefill_s=1.0)
-    request = prefill.prefill(PROMPT)
+@pytest.mark.parametrize("moment_s", [0.0, 0.5])
+def test_an_aborted_prefill_holds_nothing(start: Start, moment_s: float) -> None:
+    network, prefill, _ = start()
+    request = prefill.prefill(PROMPT, delay_s=1.0)
+    advance(network, [prefill], moment_s)
     assert request.handle is not None
     request.handle.abort()
-    advance(network, [prefill, decode], 0.1)
+    assert prefill.is_idle
+    advance(network, [prefill], 0.1)
     assert prefill.is_idle
 
 
