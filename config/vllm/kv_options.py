@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import suggestion
+from config.durations import format_duration
 from config.sources import FlagValues
 from config.vllm.checks import unknown_name
 
@@ -101,7 +102,7 @@ def kv_events_settings(text: str) -> FlagValues:
 
 
 def kv_transfer_settings(text: str) -> FlagValues:
-    """Returns the setting that `--kv-transfer-config` sets.
+    """Returns the settings that `--kv-transfer-config` sets.
 
     Raises:
         ValueError: As `read_config`, or a connector is unknown or has no role.
@@ -116,8 +117,25 @@ def kv_transfer_settings(text: str) -> FlagValues:
                     connectors.append(read_config(json.dumps(item), KVTransferConfig))
     for connector in connectors:
         _check_connector(connector)
-    simulated = (CONNECTORS.get(connector.kv_connector or "", "") for connector in connectors)
-    return {"kv-connector": next(filter(None, simulated), "")}
+    for connector in connectors:
+        simulated = CONNECTORS.get(connector.kv_connector or "", "")
+        if simulated == "nixl":
+            # The policy is that of the whole configuration, also for a MultiConnector.
+            return _nixl_settings(connector, config.kv_load_failure_policy)
+        if simulated:
+            return {"kv-connector": simulated}
+    return {"kv-connector": ""}
+
+
+def _nixl_settings(config: KVTransferConfig, failure_policy: str) -> FlagValues:
+    """Returns the settings of a NixlConnector. ValueError for a wrong duration."""
+    settings: FlagValues = {"kv-connector": "nixl", "kv-load-failure-policy": failure_policy}
+    lease_s = config.kv_connector_extra_config.get("kv_lease_duration")
+    if lease_s is not None:
+        if type(lease_s) not in (int, float) or lease_s <= 0:
+            raise ValueError(f"kv_lease_duration must be a positive number, got {lease_s!r}")
+        settings["kv-lease-duration"] = format_duration(lease_s)
+    return settings
 
 
 def _check_connector(config: KVTransferConfig) -> None:

@@ -38,6 +38,10 @@ SEVERAL = """{"kv_connector": "MultiConnector", "kv_role": "kv_both",
     "kv_connector_extra_config": {"connectors": [
     {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
     {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}]}}"""
+NIXL = """{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"connectors": [
+    {"kv_connector": "NixlConnector", "kv_role": "kv_both",
+     "kv_connector_extra_config": {"kv_lease_duration": 90}}]}}"""
 SHARED = Path(__file__).parents[3] / "shared" / "spec" / "vllm-serve-0.32.jsonl"
 
 
@@ -174,6 +178,10 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
             for name, played in (("Offloading", "offloading"), ("Example", "example"), ("Mooncake", ""))
         ),
         (["m", "--kv-transfer-config", SEVERAL], "kv-connector", "nixl"),
+        *(
+            (["m", "--kv-transfer-config", NIXL], name, value)
+            for name, value in (("kv-load-failure-policy", "recompute"), ("kv-lease-duration", 90.0))
+        ),
         (["m", "--kv-transfer-config", SEVERAL.replace("[", "[7, [").replace("]", "]]")], "kv-connector", ""),
         (["m", "--language-model-only"], "multimodal", False),
         (["m"], "enable-auto-tool-choice", False),

@@ -77,7 +77,7 @@ def test_a_store_outlives_a_reset(
 def test_a_decode_tells_what_was_fetched_or_what_the_prefill_had_cached(
     more: dict[str, int], told: int
 ) -> None:
-    app = served("nixl")
+    app = served("")
     assert cached(app, LONG, False, kv_transfer_params={"do_remote_prefill": True, **more}) == told
 
 
