@@ -84,7 +84,9 @@ class RealEngine(Extension):
             engine=self._engine,
             lifecycle=RemoteLifecycle(
                 self._engine,
-                refuses_in_pause=simulated_version(parts.settings).has(Feature.REFUSAL_IN_PAUSE),
+                refuses_in_pause=simulated_version(parts.settings.api).has(
+                    Feature.REFUSAL_IN_PAUSE
+                ),
             ),
             real_model=real_model(parts.settings, parts.tokenizer),
             event_source=self._engine,
