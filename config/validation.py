@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from config.declaration import PORTS, ConfigError, shown, suggestion
-from config.settings import MASK, ServerSettings, Setting, Settings, Table
+from config.settings import MASK, SectionT, ServerSettings, Setting, Settings, Table
 
 FIRST = (
     "model",
@@ -157,6 +157,28 @@ class LiveSettings:
         """
         self._subscribers.append(subscriber)
         subscriber(self.current)
+
+    def follow(self, kind: type[SectionT], apply: Callable[[SectionT], None]) -> None:
+        """Calls `apply` with a section of the settings, now and after every change.
+
+        It must not raise or block.
+        """
+
+        def apply_section(settings: Settings) -> None:
+            apply(settings.section(kind))
+
+        self.subscribe(apply_section)
+
+    def watch(self, refresh: Callable[[], None]) -> None:
+        """Calls `refresh` now and after every change, when `current` has the change.
+
+        It must not raise or block.
+        """
+
+        def refresh_after(settings: Settings) -> None:
+            refresh()
+
+        self.subscribe(refresh_after)
 
     def change(self, values: Mapping[str, object]) -> Settings:
         """Sets settings by name, with values as in YAML.

@@ -12,10 +12,14 @@ from app.core.application import create_app
 from app.core.server.flask.application import Understudy
 from app.core.server.http.context import RequestContext
 from app.core.server.http.route import Route
+from app.core.server.middleware.api_keys import ApiKeys
+from app.core.server.middleware.foreign_pages import ForeignPages
+from app.core.server.middleware.http_log import HttpLog
 from app.core.server.middleware.stack import Middleware, MiddlewareStack
 from app.core.settings import load, resolve, settings_type
 from config.command_line import parse
 from config.environment import as_environment
+from config.settings import AccessSettings, LogSettings
 from config.sources import ignore_warning
 from config.validation import LiveSettings
 
@@ -75,9 +79,13 @@ def application(
     stack = MiddlewareStack(middleware)
     if live is not None:
         for one in middleware:
-            if (on_settings := getattr(one, "on_settings", None)) is not None:
+            if isinstance(one, ApiKeys | ForeignPages):
+                live.follow(AccessSettings, one.on_access)
+            elif isinstance(one, HttpLog):
+                live.follow(LogSettings, one.on_log)
+            elif (on_settings := getattr(one, "on_settings", None)) is not None:
                 live.subscribe(on_settings)
-        live.subscribe(stack.on_settings)
+        live.watch(stack.refresh)
     app = Understudy(NoEngine(), stack)
     app.add_routes("test", routes)
     return app

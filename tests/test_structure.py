@@ -145,3 +145,58 @@ def token_count(path: Path) -> int:
 def test_no_file_is_too_large_to_read_in_one_sitting() -> None:
     sizes = {module: token_count(path) for module, path in MODULES.items()}
     assert {module: size for module, size in sizes.items() if size > MAX_TOKENS} == {}
+
+
+CONTRACT = "app.core.extensions:Extension."
+"""Functions of the contract of extensions get the settings: an extension may have any section."""
+WITH_ALL_SETTINGS = {
+    "app.core.api.pipeline:RequestPipeline.on_settings": "all API families read its settings",
+    "app.core.application:create_app": "builds the server",
+    "app.core.application:engine_options": "passes them to extensions",
+    "app.core.application:new_engine_process": "passes them to extensions",
+    "app.core.application:prepare": "passes them to extensions",
+    "app.core.application:tokenizer_of": "passes them to extensions",
+    "app.core.built_in:enabled_extensions": "passes them to extensions",
+    "app.core.profiles:chosen_profile": "passes them to extensions",
+    "app.core.server.gunicorn.arbiter:EngineProcess.completed": "returns a copy of all",
+    "app.core.server.gunicorn.arbiter:RankArbiter.__init__": "keeps them, and reloads them",
+    "app.core.server.gunicorn.arbiter:take_over": "passes them to the workers",
+    "app.core.server.gunicorn.ranks:export_settings": "passes them to the workers",
+    "app.core.server.gunicorn.ranks:with_address": "returns a copy of all",
+    "app.core.server.gunicorn.startup_log:log_console": "asks for a setting of an extension",
+    "app.core.server.gunicorn.startup_log:log_model": "logs all at level debug",
+    "app.core.settings:_profile_limits": "passes them to extensions",
+}
+"""Functions of the core that get the settings of the whole server, and why. Only remove entries."""
+SETTINGS = ("Settings", "AllSettings")
+
+
+def takes_settings(function: ast.FunctionDef) -> bool:
+    """Returns whether a parameter has the type of all settings, perhaps with None."""
+    arguments = function.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if argument.annotation is not None:
+            annotation = ast.unparse(argument.annotation).strip("'")
+            if annotation.removesuffix(" | None") in SETTINGS:
+                return True
+    return False
+
+
+def functions_with_settings(node: ast.AST, name: str) -> Iterator[str]:
+    """Yields the functions in `node` that get all settings; `name` begins their names."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef) and takes_settings(child):
+            yield f"{name}{child.name}"
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            yield from functions_with_settings(child, f"{name}{child.name}.")
+
+
+def test_functions_of_the_core_get_only_the_sections_that_they_need() -> None:
+    functions = {
+        function
+        for module, path in MODULES.items()
+        if module.startswith("app.core.")
+        for function in functions_with_settings(ast.parse(path.read_text("utf-8")), f"{module}:")
+        if not function.startswith(CONTRACT)
+    }
+    assert functions == set(WITH_ALL_SETTINGS)

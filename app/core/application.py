@@ -21,6 +21,7 @@ from app.core.text.base import Tokenizer, TokenizerError
 from app.core.text.huggingface import load_tokenizer
 from config import ConfigError, Settings
 from config.loader import check_extras
+from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from gunicorn.glogging import Logger
@@ -48,7 +49,8 @@ def create_app(settings: Settings | None = None) -> Understudy:
                 for describing in extensions:
                     describing.describe(other_application, settings)
                 return other_application
-        return build(settings, tokenizer, extensions, ranks.rank_of(settings.server, os.environ))
+        rank = ranks.rank_of(settings.server, os.environ)
+        return build(LiveSettings(settings), tokenizer, extensions, rank)
     except (ConfigError, TokenizerError) as error:
         sys.exit(f"error: {error}")
 
@@ -75,7 +77,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
     Raises:
         ConfigError: it cannot run here.
     """
-    kv_events = publishing(settings, settings.server, 0)
+    kv_events = publishing(settings.kvcache, settings.server, settings.model.model, 0)
     for extension in enabled_extensions(settings):
         options = extension.engine_process(settings, kv_events)
         if options is not None:

@@ -136,10 +136,8 @@ class ServerParts:
     routes: Callable[[], Iterator[Route]]
     """Returns the routes of the application; complete when the application is built."""
 
-    def __init__(
-        self, *, settings: AllSettings, live: LiveSettings, clock: Clock, streams: Streams
-    ) -> None:
-        self.settings = settings
+    def __init__(self, live: LiveSettings, clock: Clock, streams: Streams) -> None:
+        self.settings = live.current
         """The settings at the start."""
         self.live = live
         """The settings in force, with a subscription to their changes."""
@@ -165,7 +163,8 @@ class ServerParts:
         from app.core.api.peer_ranks import PeerRanks  # few requests are for all ranks
         from app.core.server.gunicorn.ranks import rank_urls
 
-        others = [(rank, url) for rank, url in rank_urls(self.settings) if rank != self.rank]
+        urls = rank_urls(self.settings.server, self.settings.tls)
+        others = [(rank, url) for rank, url in urls if rank != self.rank]
         return PeerRanks(self.rank, others)
 
     def find(self, kind: type[ExtensionT]) -> ExtensionT | None:

@@ -14,7 +14,6 @@ from app.core.engine.client import EngineClient
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, malformed
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
-from config.settings import Settings
 from config.validation import LiveSettings
 
 T = TypeVar("T")
@@ -88,7 +87,7 @@ def routes(
         values = json_body(data, dict[str, Any])
         try:
             for name, value in values.items():
-                values[name] = _merged_value(live.current, name, value)
+                values[name] = _merged_value(live, name, value)
             changed = live.changed(values)
         except ValueError as error:
             raise bad_request(f"{error}.") from None
@@ -117,12 +116,13 @@ def routes(
     ]
 
 
-def _merged_value(settings: Settings, name: str, value: object) -> object:
+def _merged_value(live: LiveSettings, name: str, value: object) -> object:
     """Returns the new value of a setting; that of a setting with parts keeps its other parts.
 
     Raises:
         ValueError: `value` has a wrong part.
     """
+    settings = live.current
     row = settings.table.by_name.get(name)
     if row is None or row.about.merge is None:
         return value

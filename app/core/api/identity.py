@@ -11,7 +11,7 @@ from app.core.protocol.common import KVTransferParams
 from app.core.protocol.validation import GenerationRequest
 from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
-from config.settings import ServerSettings, Settings
+from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
 
 if TYPE_CHECKING:
     from app.core.api.weight_spans import Weights
@@ -66,13 +66,21 @@ class Identity:
     `rng` draws ids. Other servers find the cache of this server at `host`.
     """
 
-    def __init__(self, settings: Settings, host: str, rng: Random) -> None:
+    def __init__(
+        self,
+        cache: KVCacheSettings,
+        *,
+        host: str,
+        devices: int,
+        fingerprint: str | None,
+        rng: Random,
+    ) -> None:
         self.engine_id = f"{rng.getrandbits(128):032x}"
         self.host = host
-        self.cache = settings.kvcache
-        self.devices = settings.model.tensor_parallel_size
+        self.cache = cache
+        self.devices = devices
         self._rng = rng
-        self._fingerprint = system_fingerprint(settings)
+        self._fingerprint = fingerprint
 
     def response_meta(
         self, prefix: str, context: RequestContext, body_id: str, model: str
@@ -106,17 +114,19 @@ class Identity:
         return f"chatcmpl-tool-{self.fresh_id()}"
 
 
-def system_fingerprint(settings: Settings) -> str | None:
-    """Returns the fingerprint of answers, as the settings choose it."""
-    mode = settings.api.fingerprint_mode
-    model = settings.model
+def system_fingerprint(api: ApiSettings, model: ModelSettings, ranks: int) -> str | None:
+    """Returns the fingerprint of answers, as the settings choose it.
+
+    `ranks` is the number of data parallel ranks.
+    """
+    mode = api.fingerprint_mode
     if mode == "none":
         return None
     if mode == "custom":
-        return settings.api.fingerprint_value
-    parts = ["vllm", simulated_version(settings).release]
+        return api.fingerprint_value
+    parts = ["vllm", simulated_version(api).release]
     if mode == "full":
-        sizes = {"tp": model.tensor_parallel_size, "dp": settings.server.data_parallel_size}
+        sizes = {"tp": model.tensor_parallel_size, "dp": ranks}
         parts += [f"{name}{size}" for name, size in sizes.items() if size > 1]
     checksum = crc32(f"{model.model} {model.max_model_len}".encode())
     return "-".join([*parts, f"{checksum:08x}"])

@@ -54,7 +54,7 @@ T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
 
 
-def always_fast(settings: Settings) -> bool:
+def always_fast() -> bool:
     """Returns True: no extension needs to see plain requests."""
     return True
 
@@ -84,8 +84,8 @@ class RequestPipeline:
     """Prompts carry the texts of their messages, which datasets look up."""
     scripts: ReplyRules | None = None
     """Rules that decide replies; None while there are none."""
-    keeps_fast_path: Callable[[Settings], bool] = always_fast
-    """Returns whether plain requests may take the fast path while the settings are in force."""
+    keeps_fast_path: Callable[[], bool] = always_fast
+    """Returns whether plain requests may take the fast path under the settings in force."""
     slices: Slices = field(default_factory=partial(Slices, SLICE))
     """Counts texts of all requests that become tokens, and pauses now and then."""
     version_options: Mapping[str, bool] = field(init=False)

@@ -32,7 +32,6 @@ from app.core.protocol.validation import GREEDY_BELOW
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import PendingResponse, Response
 from app.core.text.memo import PromptMemo, chat_memo, text_memo
-from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
     [
@@ -207,9 +206,10 @@ class PlainGeneration:
         """Returns the options that belong to one request and its prompt."""
         raise NotImplementedError
 
-    def on_settings(self, settings: Settings) -> None:
-        """Decides if any request can be plain now. Subscribe it after the fault injector."""
+    def refresh(self) -> None:
+        """Decides if any request can be plain now, under the settings in force."""
         pipeline = self._pipeline
+        settings = pipeline.settings
         is_special = (
             settings.reply.mode == "echo"
             or pipeline.limits.reasons
@@ -217,7 +217,7 @@ class PlainGeneration:
             or settings.model.omni
             or settings.model.mm_encoder_only
             or pipeline.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
-            or not pipeline.keeps_fast_path(settings)
+            or not pipeline.keeps_fast_path()
         )
         self._bodies.clear()
         self._names = frozenset()

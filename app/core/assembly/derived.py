@@ -6,17 +6,16 @@ import math
 
 from app.core.engine.kvcache.publishing import PublisherSettings, of_rank
 from app.core.protocol.versions import Feature, simulated_version
-from config import ConfigError, Settings
-from config.settings import ServerSettings
+from config import ConfigError
+from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
 
 LOOPBACK = "127.0.0.1"
 """Name of a server that does not know its own address."""
 
 
-def cache_config(settings: Settings) -> dict[str, str]:
+def cache_config(cache: KVCacheSettings, model: ModelSettings, api: ApiSettings) -> dict[str, str]:
     """Returns labels of vllm:cache_config_info, with capacities by vLLM's formulas."""
-    cache = settings.kvcache
-    max_model_len = settings.model.max_model_len
+    max_model_len = model.max_model_len
     blocks_per_request = math.ceil(max_model_len / cache.block_size)
     max_concurrency = cache.kv_cache_size / blocks_per_request
     labels = {
@@ -27,18 +26,19 @@ def cache_config(settings: Settings) -> dict[str, str]:
         "enable_prefix_caching": str(cache.enable_kvcache),
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
     }
-    if simulated_version(settings).has(Feature.OFFLOADED_BLOCKS):
+    if simulated_version(api).has(Feature.OFFLOADED_BLOCKS):
         labels["simple_cpu_offload_num_blocks"] = "None"
     return labels
 
 
-def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
-    """Returns the settings of `rank` for publishing KV events.
+def publishing(
+    cache: KVCacheSettings, server: ServerSettings, model: str, rank: int
+) -> PublisherSettings:
+    """Returns the settings of `rank` for publishing the KV events of `model`.
 
     Raises:
         ConfigError: An endpoint is invalid.
     """
-    cache = settings.kvcache
     try:
         for endpoint in filter(None, (cache.zmq_endpoint, cache.kv_events_replay_endpoint)):
             of_rank(endpoint, rank)
@@ -47,7 +47,7 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
     topic = cache.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
     return PublisherSettings(
         endpoint=cache.zmq_endpoint or None,
-        topic=topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model),
+        topic=topic.replace("{port}", str(server.port)).replace("{model}", model),
         rank=rank,
         replay_endpoint=cache.kv_events_replay_endpoint or None,
         replay_batches=cache.kv_events_replay_queue_size,

@@ -11,9 +11,11 @@ from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
 from app.core.engine.lifecycle import Lifecycle
 from app.core.engine.request import ScriptedReply
+from app.core.engine.sections import EngineSections
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
-from app.core.protocol.versions import Feature, simulated_version
+from app.core.protocol.versions import Feature, VllmVersion, simulated_version
+from config.settings import LatencySettings, SchedulingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from app.core.engine.request import EngineRequest, Model, Reply
     from app.core.engine.step_cost import CostModel
     from app.core.extensions import ServerParts
-    from config import Settings
 
 
 class ReplySource:
@@ -58,11 +59,12 @@ class Simulation(NamedTuple):
     search: Search | None
 
 
-def build_recorder(settings: Settings, rank: int, beside: Recorder | None = None) -> Recorder:
+def build_recorder(parts: ServerParts, beside: Recorder | None = None) -> Recorder:
     """Returns the recorder of an engine's metrics, with the families that the settings need.
 
     `beside` is the recorder of the server's first engine.
     """
+    settings = parts.settings
     lora = settings.lora
     shows_adapters = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
     latency = settings.latency
@@ -72,8 +74,8 @@ def build_recorder(settings: Settings, rank: int, beside: Recorder | None = None
     return Recorder(
         settings.model.served_names[0],
         settings.model.max_model_len,
-        cache_config(settings),
-        str(rank),
+        cache_config(settings.kvcache, settings.model, settings.api),
+        str(parts.rank),
         options=RecorderOptions(
             max_loras=lora.max_loras if shows_adapters else None,
             block_times=settings.kvcache.kv_cache_metrics,
@@ -163,7 +165,7 @@ def add_engine(parts: ServerParts) -> None:
         engine,
         parts.recorder,
         parts.cache,
-        refuses_in_pause=simulated_version(parts.settings).has(Feature.REFUSAL_IN_PAUSE),
+        refuses_in_pause=simulated_version(parts.settings.api).has(Feature.REFUSAL_IN_PAUSE),
     )
 
 
@@ -197,19 +199,26 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
         streams=parts.streams,
         lora=lora_slots,
         cache=parts.cache,
-        rules=_scheduler_rules(settings),
+        rules=_scheduler_rules(simulated_version(settings.api)),
         search=simulation.search,
+    )
+    sections = EngineSections(
+        scheduling=settings.scheduling,
+        latency=settings.latency,
+        lora=settings.lora,
+        steps=settings.steps,
+        kvcache=settings.kvcache,
     )
     make_engine: Callable[..., Engine] = Engine
     for extension in parts.extensions:
         make_engine = extension.simulated_engine(parts.rank) or make_engine
-    engine = make_engine(settings, engine_parts, simulation.profile, simulation.cost)
-    parts.live.subscribe(engine.on_settings)
+    engine = make_engine(sections, engine_parts, simulation.profile, simulation.cost)
+    parts.live.follow(LatencySettings, engine.timing.apply)
+    parts.live.follow(SchedulingSettings, engine.on_scheduling)
     return engine
 
 
-def _scheduler_rules(settings: Settings) -> SchedulerRules:
-    version = simulated_version(settings)
+def _scheduler_rules(version: VllmVersion) -> SchedulerRules:
     return SchedulerRules(
         spaces_prefill=version.has(Feature.PREFILL_INTERVAL),
         passes_self_preempted=version.has(Feature.SELF_PREEMPTION),
@@ -235,7 +244,7 @@ def _simulated_model(parts: ServerParts) -> Model:
         recorded_replies = recorded_replies or extension.recorded_replies()
         tool_replies = tool_replies or extension.tool_replies()
     model = SimulatedModel(
-        settings,
+        parts.live,
         parts.tokenizer,
         Corpus(parts.tokenizer, sample_sentences()),
         recorded=recorded_replies,
@@ -250,5 +259,4 @@ def _simulated_model(parts: ServerParts) -> Model:
             sources.append(ReplySource(decide, model.scripted_reply))
     lengths = [extension.reply_length() for extension in parts.extensions]
     model.ask_first(sources, next(filter(None, lengths), None))
-    parts.live.subscribe(model.on_settings)
     return model

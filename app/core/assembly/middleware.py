@@ -9,6 +9,7 @@ from app.core.server.middleware.cors import Cors
 from app.core.server.middleware.foreign_pages import ForeignPages
 from app.core.server.middleware.http_log import HttpLog
 from app.core.server.middleware.stack import Middleware, MiddlewareStack, RequestIds
+from config.settings import AccessSettings, LogSettings
 
 if TYPE_CHECKING:
     from app.core.extensions import ServerParts
@@ -21,8 +22,9 @@ def build_middleware(parts: ServerParts, http_metrics: HttpMetrics) -> Middlewar
     http_log = HttpLog()
     names = (parts.server.host, parts.server.pod_name)
     foreign_pages = ForeignPages(settings.access, names)
-    for follower in (http_log, parts.keys, foreign_pages):
-        parts.live.subscribe(follower.on_settings)
+    parts.live.follow(LogSettings, http_log.on_log)
+    for guard in (parts.keys, foreign_pages):
+        parts.live.follow(AccessSettings, guard.on_access)
     added = _by_position(parts)
     stack = MiddlewareStack(
         [
@@ -37,7 +39,7 @@ def build_middleware(parts: ServerParts, http_metrics: HttpMetrics) -> Middlewar
             *added[Position.INNERMOST],
         ]
     )
-    parts.live.subscribe(stack.on_settings)
+    parts.live.watch(stack.refresh)
     return stack
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from app.core.api.chat.rules import ChatRules
 from app.core.api.engine_requests import RequestBuilder
 from app.core.api.fault import FaultInjection
-from app.core.api.identity import Identity, pod_headers
+from app.core.api.identity import Identity, pod_headers, system_fingerprint
 from app.core.api.models import ServedModels
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder, ServerLoad
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from app.core.api.reply_rules import ReplyRules
     from app.core.api.weight_spans import Weights
     from app.core.extensions import ServerParts
-    from config import Settings
 
 UNKNOWN_VOCABULARY_SIZE = 2**31
 """Assumed vocabulary size of a remote tokenizer that does not return one."""
@@ -36,10 +35,10 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         keep_alive_s=max(0.0, settings.api.sse_keep_alive_interval),
         faults=_fault_injection(parts),
     )
-    host = settings.kvcache.kv_side_channel_host or parts.server.pod_ip or socket.gethostname()
 
-    def keeps_fast_path(changed: Settings) -> bool:
-        return all(extension.keeps_fast_path(changed) for extension in parts.extensions)
+    def keeps_fast_path() -> bool:
+        current = parts.live.current
+        return all(extension.keeps_fast_path(current) for extension in parts.extensions)
 
     def weights() -> Weights:
         return parts.weights
@@ -60,11 +59,11 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
     )
     pipeline = RequestPipeline(
         settings=settings,
-        version=simulated_version(settings),
+        version=simulated_version(settings.api),
         body=parts.body,
         models=models,
         tokenizer=parts.tokenizer,
-        identity=Identity(settings, host, parts.streams("ids")),
+        identity=_identity(parts),
         weights=weights,
         responder=responder,
         limits=_limits(parts),
@@ -82,11 +81,24 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
     return pipeline
 
 
+def _identity(parts: ServerParts) -> Identity:
+    settings = parts.settings
+    cache = settings.kvcache
+    ranks = settings.server.data_parallel_size
+    return Identity(
+        cache,
+        host=cache.kv_side_channel_host or parts.server.pod_ip or socket.gethostname(),
+        devices=settings.model.tensor_parallel_size,
+        fingerprint=system_fingerprint(settings.api, settings.model, ranks),
+        rng=parts.streams("ids"),
+    )
+
+
 def _limits(parts: ServerParts) -> ModelLimits:
     settings = parts.settings
     reasons = bool(settings.reply.reasoning_parser)
     parses_calls = settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice
-    version = simulated_version(settings)
+    version = simulated_version(settings.api)
     max_new_tokens = None
     if parts.real_model is not None:
         max_new_tokens = parts.real_model.defaults.max_new_tokens

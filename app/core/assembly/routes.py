@@ -35,8 +35,8 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
     if settings.model.task == "generate":
         chats = plain_chats(pipeline)
         texts = plain_completions(pipeline)
-        parts.live.subscribe(chats.on_settings)
-        parts.live.subscribe(texts.on_settings)
+        parts.live.watch(chats.refresh)
+        parts.live.watch(texts.refresh)
         memos = {"plain chats": chats.known_prompts, "plain prompts": texts.known_prompts}
         app.caches.append(lambda: memos)
         app.add_routes("chat", chat.routes(pipeline, chats))
@@ -61,7 +61,7 @@ def add_operator_routes(
 
         return memory_routes(app.caches)
 
-    release = simulated_version(parts.settings).release
+    release = simulated_version(parts.settings.api).release
     app.add_routes("health", health.health_routes(is_healthy, parts.is_ready, load, release))
     app.add_routes("metrics", health.metrics_routes(exposition))
     app.add_routes("admin", late_routes(partial(_admin_routes, parts), *ADMIN))

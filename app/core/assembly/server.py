@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from app.core.extensions import Extension
     from app.core.server.http.route import Route
     from app.core.text.base import Tokenizer
-    from config import Settings
 
 
 def build(
-    settings: Settings, tokenizer: Tokenizer, extensions: Iterable[type[Extension]], rank: int
+    live: LiveSettings, tokenizer: Tokenizer, extensions: Iterable[type[Extension]], rank: int
 ) -> Understudy:
     """Builds the application of a rank, with its routes. Raises the ConfigErrors of all parts."""
-    parts = _first_parts(settings, tokenizer, rank)
+    parts = _first_parts(live, tokenizer, rank)
+    settings = parts.settings
     parts.extensions = []
     for extension in extensions:
         parts.extensions.append(extension(parts))
@@ -64,25 +64,21 @@ def build(
     return app
 
 
-def _first_parts(settings: Settings, tokenizer: Tokenizer, rank: int) -> ServerParts:
+def _first_parts(live: LiveSettings, tokenizer: Tokenizer, rank: int) -> ServerParts:
     """Returns the parts that exist before any extension is made."""
-    parts = ServerParts(
-        settings=settings,
-        live=LiveSettings(settings),
-        clock=LiveClock(),
-        streams=Streams(settings.reply.seed, rank),
-    )
+    settings = live.current
+    parts = ServerParts(live, LiveClock(), Streams(settings.reply.seed, rank))
     parts.server = ranks.settings_of_rank(settings.server, rank)
     parts.rank = rank
     parts.tokenizer = tokenizer
     parts.body = BodyLimits.from_settings(parts.server)
-    parts.recorder = build_recorder(settings, rank)
+    parts.recorder = build_recorder(parts)
     lora = settings.lora
     parts.adapters = adapters_of(lora, settings.model)
     parts.adapter_memory = AdapterMemory(
         parts.adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras
     )
-    parts.kv_events = publishing(settings, parts.server, rank)
+    parts.kv_events = publishing(settings.kvcache, parts.server, settings.model.model, rank)
     parts.keys = ApiKeys()
     return parts
 

@@ -20,7 +20,7 @@ from app.core.engine.errors import (
 from app.core.engine.outputs import Emit, Failed
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import Handle, Sequence
-from config.settings import Settings
+from config.settings import SchedulingSettings
 
 ENGINE_ENDED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 """Error of requests that a vLLM has not answered when its engine ends."""
@@ -29,14 +29,13 @@ ENGINE_ENDED = "EngineCore encountered an issue. See stack trace (above) for the
 class EngineClient:
     """Admits requests and runs them; subclasses are in this process or speak to another one."""
 
-    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+    def __init__(self, scheduling: SchedulingSettings, recorder: Recorder) -> None:
         self.recorder = recorder
         self.withdrawn = False
         """True when the server is not ready because it ends soon; requests are still admitted."""
         self._refusal: type[EngineError] | None = None
         self.refuses_requests = False
         """True during a pause that rejects new requests."""
-        scheduling = settings.scheduling
         self._slots = scheduling.max_num_seqs
         self._max_waiting = scheduling.max_waiting_queue_length
         self._max_unfinished = scheduling.max_num_queued_reqs

@@ -26,11 +26,11 @@ from app.core.engine.request import (
     notify,
     watches_of,
 )
+from app.core.engine.sections import EngineSections
 from app.core.engine.sequence import COUNTED_AS, Handle, emit_failure
 from app.core.engine.sequence_pool import SequencePool
 from app.core.engine.timed_sequence import MAX_OUTPUT_TOKENS, TimedSequence, max_tokens_with
 from app.core.engine.timing import PerRequestTiming
-from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.core.base.clock.clock import Clock
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from app.core.engine.profile import Profile
     from app.core.engine.step_cost import CostModel
     from app.core.engine.step_executor import StepExecutor
+    from config.settings import SchedulingSettings
 
 MAX_STARTS_AT_ONCE = 128
 """Maximum choices of a request that start in the turn of its arrival.
@@ -75,14 +76,13 @@ class Engine(EngineClient):
 
     def __init__(
         self,
-        settings: Settings,
+        sections: EngineSections,
         parts: EngineParts,
         profile: Profile | None = None,
         cost: CostModel | None = None,
     ) -> None:
         """With a `profile` sequences share its steps. `cost` replaces the profile's cost model."""
-        super().__init__(settings, parts.recorder)
-        scheduling = settings.scheduling
+        super().__init__(sections.scheduling, parts.recorder)
         self.clock = parts.clock
         self.wheel = TimerWheel(parts.clock)
         self.lora = parts.lora
@@ -90,8 +90,8 @@ class Engine(EngineClient):
         self._beam_search = parts.search
         self._cache = parts.cache
         self.timing = PerRequestTiming(
-            settings.latency,
-            scheduling.max_num_seqs,
+            sections.latency,
+            sections.scheduling.max_num_seqs,
             running=self._running,
             rng=parts.streams("latency"),
         )
@@ -108,7 +108,7 @@ class Engine(EngineClient):
         self.executor: SequencePool | StepExecutor
         self._sequence: Callable[..., Any]
         if profile is None:
-            pool = SequencePool(settings, parts.lora, self.context)
+            pool = SequencePool(sections, parts.lora, self.context)
             self.executor = pool
             self._sequence = partial(TimedSequence, pool)
             if parts.cache is None:
@@ -119,7 +119,7 @@ class Engine(EngineClient):
             from app.core.engine.stepped_sequence import SteppedSequence
 
             steps = StepExecutor(
-                settings,
+                sections,
                 profile,
                 self.context,
                 lora=parts.lora,
@@ -142,10 +142,9 @@ class Engine(EngineClient):
         """Number of waiting sequences."""
         return self.executor.waiting
 
-    def on_settings(self, settings: Settings) -> None:
-        """Applies changed settings."""
-        self.timing.apply(settings.latency)
-        self.executor.sort(settings.scheduling.scheduling_policy == "priority")
+    def on_scheduling(self, scheduling: SchedulingSettings) -> None:
+        """Sets the order of the waiting sequences."""
+        self.executor.sort(scheduling.scheduling_policy == "priority")
 
     def _running(self) -> int:
         return self.executor.running

@@ -8,9 +8,9 @@ from operator import attrgetter
 
 from app.core.engine.batch import LoRASlots
 from app.core.engine.executor import AFTER_SHUTDOWN, SequenceContext, SequenceExecutor
+from app.core.engine.sections import EngineSections
 from app.core.engine.timed_sequence import TimedSequence
 from app.core.engine.waiting_queue import WaitingQueue
-from config.settings import Settings
 
 MAX_STARTS_PER_TURN = 128
 """Maximum sequences that start in one turn of the event loop; keeps other streams on time."""
@@ -25,15 +25,15 @@ class SequencePool(SequenceExecutor):
     else in the turn that frees one. One event loop owns the state, so locks are unnecessary.
     """
 
-    def __init__(self, settings: Settings, lora: LoRASlots, context: SequenceContext) -> None:
-        scheduling = settings.scheduling
+    def __init__(self, sections: EngineSections, lora: LoRASlots, context: SequenceContext) -> None:
+        scheduling = sections.scheduling
         self.slots = scheduling.max_num_seqs
         self.running = 0
         self.paused = False
         self.queue: WaitingQueue[TimedSequence] = WaitingQueue(
             lora,
             by_priority=scheduling.scheduling_policy == "priority",
-            prefers_resident=settings.lora.prefer_resident_adapters,
+            prefers_resident=sections.lora.prefer_resident_adapters,
         )
         self.context = context
         self.blocks = context.cache

@@ -20,11 +20,11 @@ from app.core.engine.batch import Batch, Blocks, Drafts, LoRASlots, SchedulerLim
 from app.core.engine.executor import AFTER_SHUTDOWN, SequenceContext, SequenceExecutor
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.sections import EngineSections
 from app.core.engine.step_cost import CostModel, PrefillTime, StepCost
 from app.core.engine.step_loop import StepLoop
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.core.engine.waiting_queue import WaitingQueue
-from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.core.engine.profile import Profile
@@ -54,7 +54,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
 
     def __init__(
         self,
-        settings: Settings,
+        sections: EngineSections,
         profile: Profile,
         context: SequenceContext,
         lora: LoRASlots,
@@ -62,8 +62,8 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         cost: CostModel | None = None,
     ) -> None:
         """`cost` replaces the profile's cost model. `rng` decides which drafts are right."""
-        scheduling = settings.scheduling
-        steps = settings.steps
+        scheduling = sections.scheduling
+        steps = sections.steps
         speculation = profile.speculation
         self.limits = SchedulerLimits(
             max_num_seqs=scheduling.max_num_seqs,
@@ -83,7 +83,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         if context.cache is not None:
             self.blocks = context.cache
         else:
-            kvcache = settings.kvcache
+            kvcache = sections.kvcache
             self.blocks = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
         self._clock = context.clock
         self._wheel = context.wheel

@@ -1,7 +1,7 @@
 """Versions of vLLM that the server simulates, with their differences for clients.
 
 A difference is a member of `Feature`. Other code asks if the simulated version has a feature, as in
-`simulated_version(settings).has(Feature.WEIGHT_VERSIONS)`, and never compares version numbers.
+`simulated_version(settings.api).has(Feature.WEIGHT_VERSIONS)`, and never compares version numbers.
 docs/versions.md is generated from this module.
 
 To support a new release, add its differences to `Feature` and its row to `RELEASES`, and extend the
@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from config.settings import Settings
+    from config.settings import ApiSettings
 
 
 class Difference(NamedTuple):
@@ -226,6 +226,6 @@ VERSIONS = _supported_versions()
 """Supported versions by name, the oldest first."""
 
 
-def simulated_version(settings: Settings) -> VllmVersion:
+def simulated_version(api: ApiSettings) -> VllmVersion:
     """Returns the version that a server with these settings simulates."""
-    return VERSIONS[settings.api.vllm_version]
+    return VERSIONS[api.vllm_version]

@@ -154,7 +154,7 @@ class Console(Middleware):
         for index, number in enumerate(self._ranks):
             ports[str(number)] = first_port + index
         return {
-            "plays": simulated_version(settings).release,
+            "plays": simulated_version(settings.api).release,
             "model": settings.model.served_names[0],
             "rank": rank,
             "ranks": ports,

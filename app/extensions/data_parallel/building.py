@@ -101,8 +101,8 @@ def parts_of_rank(first: ServerParts, rank: int) -> ServerParts:
     parts.rank = rank
     parts.clock = LiveClock()  # a clock has one alarm, which the engine's timer wheel sets
     parts.streams = Streams(settings.reply.seed, rank)
-    parts.recorder = build_recorder(settings, rank, beside=first.recorder)
-    parts.kv_events = publishing(settings, parts.server, rank)
+    parts.recorder = build_recorder(parts, beside=first.recorder)
+    parts.kv_events = publishing(settings.kvcache, parts.server, settings.model.model, rank)
     add_cache(parts)
     return parts
 
@@ -114,13 +114,13 @@ def build_engines(ranks: Sequence[ServerParts]) -> OtherEngine:
     simulation = simulation_of(first)
     engines = [simulated_engine(parts, simulation) for parts in ranks]
     recorder = RankRecorder(settings, [parts.recorder for parts in ranks], first.rank)
-    engine = BalancedEngine(settings, recorder, engines)
+    engine = BalancedEngine(settings.scheduling, recorder, engines)
     caches = [parts.cache for parts in ranks if parts.cache is not None]
     lifecycle = Lifecycle(
         engine,
         recorder,
         RankCaches(caches) if caches else None,
-        refuses_in_pause=simulated_version(settings).has(Feature.REFUSAL_IN_PAUSE),
+        refuses_in_pause=simulated_version(settings.api).has(Feature.REFUSAL_IN_PAUSE),
     )
     publishers = [parts.publisher for parts in ranks if parts.publisher is not None]
     event_source: EventSource | None = None

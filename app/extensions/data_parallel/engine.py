@@ -17,7 +17,7 @@ from app.core.engine.sequence import Handle, Sequence
 from app.extensions.data_parallel.balance import RankLoad, least_busy
 from app.extensions.data_parallel.ranks import RankExecutors
 from app.extensions.data_parallel.shared_handle import SharedHandle
-from config.settings import Settings
+from config.settings import SchedulingSettings
 
 
 class BalancedEngine(EngineClient):
@@ -28,10 +28,12 @@ class BalancedEngine(EngineClient):
 
     healthy = True
 
-    def __init__(self, settings: Settings, recorder: Recorder, engines: ListOf[Engine]) -> None:
+    def __init__(
+        self, scheduling: SchedulingSettings, recorder: Recorder, engines: ListOf[Engine]
+    ) -> None:
         """`engines` has one engine for each rank, in order; `recorder` has the metrics of all."""
         self._engines = engines
-        super().__init__(settings, recorder)
+        super().__init__(scheduling, recorder)
         self.executor = RankExecutors(engines)
         self._arriving = [0] * len(engines)
         """Prompts of each engine between the choice of the engine and their admission."""

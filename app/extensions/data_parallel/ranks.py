@@ -33,7 +33,7 @@ class RankRecorder(Recorder):
         super().__init__(
             settings.model.served_names[0],
             settings.model.max_model_len,
-            cache_config(settings),
+            cache_config(settings.kvcache, settings.model, settings.api),
             str(first_rank),
             options=RecorderOptions(beside=ranks[0]),
         )

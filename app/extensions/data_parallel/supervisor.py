@@ -107,7 +107,8 @@ class Supervisor:
         self._settings = settings
         self._options = options
         self._end_server = end_server
-        self._probes = [RankProbe(url, options) for _, url in rank_urls(settings)]
+        urls = rank_urls(settings.server, settings.tls)
+        self._probes = [RankProbe(url, options) for _, url in urls]
         self._server: WSGIServer | None = None
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self._is_ready = False

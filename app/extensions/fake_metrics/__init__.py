@@ -43,7 +43,7 @@ class FakeMetrics(Extension):
         return FakeFamilies(
             {"model_name": settings.model.served_names[0], "engine": str(self.parts.rank)},
             settings.model.max_model_len,
-            cache_config(settings),
+            cache_config(settings.kvcache, settings.model, settings.api),
             settings.lora.max_loras,
             clock=self.parts.clock.now,
         )

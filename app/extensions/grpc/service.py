@@ -205,7 +205,7 @@ class EngineService:
         )
         return engine.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
-            version=simulated_version(self._pipeline.settings).release,
+            version=simulated_version(self._pipeline.settings.api).release,
             dp_rank_count=1,
             loads=[load],
         )

@@ -36,14 +36,15 @@ class Handoff(Extension):
     def simulated_engine(self, rank: int) -> Callable[..., Engine]:
         """Returns what makes the engine of a rank, with a side channel at the port of the rank."""
         from app.extensions.handoff.channel import SideChannel  # imports ZMQ
-        from app.extensions.handoff.engine import HandoffEngine
+        from app.extensions.handoff.engine import HandoffEngine, Peering
 
-        options = self.parts.settings.kvcache
+        settings = self.parts.settings
+        options = settings.kvcache
         channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
         self._channels.append(channel)
-        return partial(
-            HandoffEngine, channel=channel, name=partial(self._engine_id, rank), rank=rank
-        )
+        name = partial(self._engine_id, rank)
+        peering = Peering(channel, name, settings.model.served_names[0], rank)
+        return partial(HandoffEngine, peering=peering)
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the side channels."""

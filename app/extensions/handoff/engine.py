@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from app.core.engine.kvcache.cached_sequence import CachedSequence
 from app.core.engine.outputs import Emit
 from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, Reply
+from app.core.engine.sections import EngineSections
 from app.core.engine.sequence import Handle
 from app.core.engine.sequence_pool import SequencePool
 from app.core.engine.step_cost import CostModel
@@ -29,9 +30,20 @@ from app.extensions.handoff.leases import Leases
 from app.extensions.handoff.messages import Done, Question, source_of
 from app.extensions.handoff.reads import Channel, Reads, ReadSettings
 from app.extensions.handoff.sequences import HandoffPart, SteppedHandoff, TimedHandoff
-from config.settings import Settings
+from config.settings import KVCacheSettings
 
 UNKNOWN_ENGINE = "the side channel belongs to another engine"
+
+
+class Peering(NamedTuple):
+    """How other engines know and reach one engine."""
+
+    channel: Channel
+    name: Callable[[], str]
+    """Returns the id of the engine."""
+    model: str
+    """Name of the model in the metrics."""
+    rank: int = 0
 
 
 class Handoffs:
@@ -39,18 +51,14 @@ class Handoffs:
 
     def __init__(
         self,
-        settings: Settings,
+        options: KVCacheSettings,
         engine: HandoffEngine,
         parts: EngineParts,
-        *,
-        channel: Channel,
-        name: Callable[[], str],
-        rank: int,
+        peering: Peering,
     ) -> None:
-        """`name` returns the id of the engine."""
-        options = settings.kvcache
+        channel, name, model, rank = peering
         wheel: TimerWheel = engine.wheel
-        counters = TransferCounters(parts.recorder, settings.model.served_names[0], rank)
+        counters = TransferCounters(parts.recorder, model, rank)
         self.executor = engine.executor
         self.recomputes = options.kv_load_failure_policy == "recompute"
         self.name = name
@@ -141,18 +149,15 @@ class HandoffEngine(Engine):
 
     def __init__(
         self,
-        settings: Settings,
+        sections: EngineSections,
         parts: EngineParts,
         profile: Profile | None = None,
         cost: CostModel | None = None,
         *,
-        channel: Channel,
-        name: Callable[[], str],
-        rank: int = 0,
+        peering: Peering,
     ) -> None:
-        """`channel` and `name` are the side channel and the id of the engine."""
-        super().__init__(settings, parts, profile, cost)
-        self.handoffs = Handoffs(settings, self, parts, channel=channel, name=name, rank=rank)
+        super().__init__(sections, parts, profile, cost)
+        self.handoffs = Handoffs(sections.kvcache, self, parts, peering)
         self._plain_sequence = self._sequence
         self._handoff_sequence: type[HandoffPart] = TimedHandoff
         if isinstance(self.executor, StepExecutor):

@@ -49,5 +49,5 @@ class RequestJournal(Extension):
     def _load(self) -> list[Route]:
         from app.extensions.journal.routes import journal_routes
 
-        release = simulated_version(self.parts.settings).release
+        release = simulated_version(self.parts.settings.api).release
         return journal_routes(self.journal, self.parts.peers, release)

@@ -21,6 +21,7 @@ from app.core.text.base import Tokenizer
 from app.extensions.kv_index.routes import routes
 from app.extensions.kv_index.service import build_index
 from config import Settings
+from config.settings import AccessSettings, LogSettings
 from config.validation import LiveSettings
 
 
@@ -73,7 +74,7 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app.add_routes("kv_index", routes(index, settings))
     is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration)
     app.add_routes("memory", admin.memory_routes(app.caches))
-    release = simulated_version(settings).release
+    release = simulated_version(settings.api).release
     app.add_routes("health", health.health_routes(is_healthy, is_ready, ServerLoad(False), release))
     exposition = Exposition([index.metrics_text, http_metrics.text], http_metrics.process_text)
     app.add_routes("metrics", health.metrics_routes(exposition))
@@ -85,8 +86,9 @@ def _middleware(live: LiveSettings, http_metrics: HttpMetrics, engine: NoEngine)
     http_log = HttpLog()
     keys = ApiKeys()
     pages = ForeignPages(settings.access, (settings.server.host, settings.server.pod_name))
-    for middleware in (http_log, keys, pages):
-        live.subscribe(middleware.on_settings)
+    live.follow(LogSettings, http_log.on_log)
+    for guard in (keys, pages):
+        live.follow(AccessSettings, guard.on_access)
     stack = MiddlewareStack([http_metrics, http_log, Cors(settings.access), keys, pages, engine])
-    live.subscribe(stack.on_settings)
+    live.watch(stack.refresh)
     return stack

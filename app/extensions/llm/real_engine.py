@@ -130,7 +130,7 @@ def remote_parts(parts: ServerParts) -> tuple[RemoteEngine, OtherEngine]:
     engine = remote_engine(settings, parts.tokenizer, parts.recorder, parts.clock)
     lifecycle = RemoteLifecycle(
         engine,
-        refuses_in_pause=simulated_version(settings).has(Feature.REFUSAL_IN_PAUSE),
+        refuses_in_pause=simulated_version(settings.api).has(Feature.REFUSAL_IN_PAUSE),
     )
     model = real_model(settings, parts.tokenizer)
     return engine, OtherEngine(engine, lifecycle, real_model=model, event_source=engine)

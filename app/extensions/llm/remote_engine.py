@@ -74,7 +74,7 @@ class RemoteEngine(EngineClient):
         names: NamesOf,
         reader_of: ReaderOf,
     ) -> None:
-        super().__init__(settings, recorder)
+        super().__init__(settings.scheduling, recorder)
         self.load = EngineLoad()
         speculation = settings.engine.speculation()
         if speculation is not None:

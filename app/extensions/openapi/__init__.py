@@ -45,7 +45,7 @@ class OpenApi(Extension):
         parts = self.parts
         served_names = parts.settings.model.served_names
         about = {
-            "plays": f"vLLM {simulated_version(parts.settings).release}",
+            "plays": f"vLLM {simulated_version(parts.settings.api).release}",
             "models": served_names,
         }
         blueprints = {"root": _root_routes(parts.routes, about)}

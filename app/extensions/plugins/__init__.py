@@ -59,8 +59,10 @@ class Plugins(Extension):
             from app.core.application import tokenizer_of
             from app.core.assembly.server import build
             from app.core.built_in import enabled_extensions
+            from config.validation import LiveSettings
 
-            build(settings, tokenizer_of(settings), enabled_extensions(settings), rank=0)
+            live = LiveSettings(settings)
+            build(live, tokenizer_of(settings), enabled_extensions(settings), rank=0)
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:

@@ -257,13 +257,8 @@ class PluginRegistry:
 
 def registry_of(settings: Settings) -> PluginRegistry:
     """Returns the plugins of a process without a server. Raises ConfigError."""
-    parts = ServerParts(
-        settings=settings,
-        live=LiveSettings(settings),
-        clock=LiveClock(),
-        streams=Streams(settings.reply.seed, 0),
-    )
-    return PluginRegistry(parts)
+    streams = Streams(settings.reply.seed, 0)
+    return PluginRegistry(ServerParts(LiveSettings(settings), LiveClock(), streams))
 
 
 @contextmanager

@@ -67,7 +67,9 @@ def test_the_fingerprint() -> None:
         (("--fingerprint-mode=custom",), None),
         (("--fingerprint-mode=none",), None),
     ):
-        told = system_fingerprint(load(flags, {}))
+        settings = load(flags, {})
+        ranks = settings.server.data_parallel_size
+        told = system_fingerprint(settings.api, settings.model, ranks)
         assert told is None if fingerprint is None else told and re.fullmatch(fingerprint, told)
 
 

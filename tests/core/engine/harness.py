@@ -21,6 +21,7 @@ from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import EngineRequest, Observer
+from app.core.engine.sections import EngineSections
 from app.core.engine.sequence import Handle
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import RandomStreams, SimulatedModel
@@ -33,6 +34,7 @@ from config.settings import (
     Settings,
     StepSettings,
 )
+from config.validation import LiveSettings
 
 BLOCK_TOKENS = 8
 SLOT_S = 1 / SLOTS_PER_S
@@ -64,6 +66,16 @@ def engine_request(**fields: Any) -> EngineRequest:
         **fields,
     }
     return EngineRequest(**given)  # type: ignore[arg-type]
+
+
+def sections_of(settings: Settings) -> EngineSections:
+    return EngineSections(
+        scheduling=settings.scheduling,
+        latency=settings.latency,
+        lora=settings.lora,
+        steps=settings.steps,
+        kvcache=settings.kvcache,
+    )
 
 
 class Harness:
@@ -108,7 +120,7 @@ class Harness:
             **(sections or {}),
         )
         model = SimulatedModel(
-            settings,
+            LiveSettings(settings),
             embedded_tokenizer(),
             embedded_corpus(),
             recorded=None,
@@ -137,7 +149,7 @@ class Harness:
             rules=rules,
             search=search,
         )
-        self.engine = Engine(settings, parts, profile)
+        self.engine = Engine(sections_of(settings), parts, profile)
         self.wheel = self.engine.wheel
         self.observers: list[Observer] = []
         """Asked about every sequence."""

@@ -101,7 +101,7 @@ def test_immediate_replies_have_the_outputs_and_metrics_of_sequences(
 def test_an_immediate_request_waits_behind_queued_ones() -> None:
     harness = Harness(slots=1, inter_token_latency=0.1)
     harness.ask("slow")
-    harness.engine.on_settings(Harness().settings)
+    harness.engine.timing.apply(Harness().settings.latency)
     harness.ask("quick")
     assert harness.gauges() == (1, 1) and harness.of("quick") == []
     harness.clock.advance(10)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from msgspec.structs import replace
 
 from app.core.engine.batch import LoRASlots
 from app.core.engine.waiting_queue import FRONT_OF_QUEUE, MAX_STALE, WaitingQueue
@@ -19,7 +18,7 @@ from tests.core.engine.harness import Harness
 def test_thousands_of_queued_requests_do_not_recurse() -> None:
     harness = Harness(slots=1, max_waiting=6000, time_to_first_token=1.0)
     long = harness.ask("long")
-    harness.engine.on_settings(replace(harness.settings, latency=LatencySettings()))
+    harness.engine.timing.apply(LatencySettings())
     for number in range(5000):
         harness.ask(f"short{number}")
     long.abort()

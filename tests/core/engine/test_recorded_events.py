@@ -23,7 +23,7 @@ from app.core.engine.outputs import Started
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Model, Reply
 from config.settings import LatencySettings, Settings
-from tests.core.engine.harness import engine_request
+from tests.core.engine.harness import engine_request, sections_of
 from tests.core.kvcache.caches import check
 from tests.core.kvcache.test_recording import BLOCK_SIZE, BLOCKS, RECORDING, recorded_batches
 
@@ -70,7 +70,7 @@ class Play:
             lora=lora,
             cache=self.cache,
         )
-        self.engine = Engine(settings, parts, profile)
+        self.engine = Engine(sections_of(settings), parts, profile)
 
     def ask(self, *prompts: list[int], **fields: Any) -> list[tuple[int, int]]:
         """Cached and created tokens of each prompt of a request, when all is over."""

@@ -159,7 +159,7 @@ def test_admin_requires_admin_key_or_else_api_key(
 @given(st.text(min_size=1), st.lists(st.text(min_size=1), max_size=3))
 def test_only_configured_keys_are_accepted(key: str, keys: list[str]) -> None:
     guard = ApiKeys()
-    guard.on_settings(Settings(access=AccessSettings(api_key=tuple(keys))))
+    guard.on_access(AccessSettings(api_key=tuple(keys)))
     header = f"Bearer {key}".encode(errors="surrogateescape").decode("latin-1")
     asked = request("/v1/models", headers={"authorization": header})
     assert guard.active == bool(keys)

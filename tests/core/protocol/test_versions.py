@@ -47,7 +47,7 @@ def test_a_version_has_the_features_of_those_before_it() -> None:
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_the_setting_selects_the_version(name: str) -> None:
-    version = simulated_version(load(["--vllm-version", name], {}))
+    version = simulated_version(load(["--vllm-version", name], {}).api)
     assert version.name == name
     assert version.release == RELEASES[name]
 

@@ -62,7 +62,7 @@ def test_invalid_pair_is_rejected_with_a_one_line_error(cfg: Config) -> None:
 
 def test_certificate_names_allowed_hosts_without_wildcard() -> None:
     settings = load(["--self-signed-certs", "--allowed-hosts", "*,vllm.example.com"], {})
-    path, _ = SelfSigned().pair(settings)
+    path, _ = SelfSigned().pair(settings.server, settings.access.named_hosts)
     certificate = x509.load_pem_x509_certificate(Path(path).read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "vllm.example.com" in names.get_values_for_type(x509.DNSName)

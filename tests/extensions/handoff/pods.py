@@ -17,10 +17,11 @@ from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, SequenceOutcome, Watch
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import KVTransferParams
-from app.extensions.handoff.engine import HandoffEngine
+from app.extensions.handoff.engine import HandoffEngine, Peering
 from app.extensions.handoff.messages import Answer, Done, Question
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, Settings
+from tests.core.engine.harness import sections_of
 
 BLOCK_TOKENS = 8
 LEASE_S = 3.0
@@ -203,11 +204,10 @@ class Pod:
             cache=self.cache,
         )
         self.engine = HandoffEngine(
-            settings,
+            sections_of(settings),
             parts,
             PROFILE if steps else None,
-            channel=self.channel,
-            name=lambda: self.name,
+            peering=Peering(self.channel, lambda: self.name, settings.model.served_names[0]),
         )
         self._numbers = 0
 

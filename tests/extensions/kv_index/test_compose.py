@@ -28,7 +28,7 @@ def test_the_indexer_tells_its_three_pods_apart() -> None:
     index.open()
     senders = []
     for number, pod in enumerate(pods):
-        published = publishing(pod, pod.server, 0)
+        published = publishing(pod.kvcache, pod.server, pod.model.model, 0)
         sender = EventSender(replace(published, endpoint=index.address, flush_s=0.0))
         sender.open()
         senders.append(sender)

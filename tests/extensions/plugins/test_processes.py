@@ -15,6 +15,7 @@ from app.core.built_in import enabled_extensions
 from app.core.settings import load, settings_type
 from app.extensions.plugins.registry import HOOKS
 from config import ConfigError, Settings
+from config.validation import LiveSettings
 from config.vllm import serve
 from tests.application import app_of
 from tests.present import is_present
@@ -111,7 +112,8 @@ def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
 
 def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
     settings = load(flags, environ or {})
-    build(settings, tokenizer_of(settings), enabled_extensions(settings), rank=0)
+    live = LiveSettings(settings)
+    build(live, tokenizer_of(settings), enabled_extensions(settings), rank=0)
     return settings
 
 

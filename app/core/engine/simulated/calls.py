@@ -37,7 +37,7 @@ from app.core.engine.simulated.json_text import (
 )
 from app.core.engine.tool_replies import RequestedCall, ToolReplies
 from app.core.text.base import Tokenizer
-from config.settings import ToolSettings
+from config.validation import LiveSettings
 
 OPENING = "<tool_call>\n"
 CLOSING = "\n</tool_call>"
@@ -76,13 +76,13 @@ class CallReplies:
         tokenizer: Tokenizer,
         corpus: Corpus,
         schemas: Constraints,
-        settings: ToolSettings,
+        live: LiveSettings,
         tool_replies: ToolReplies | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._corpus = corpus
         self._schemas = schemas
-        self.settings = settings
+        self._live = live
         self._tool_replies = tool_replies
 
     def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
@@ -129,7 +129,7 @@ class CallReplies:
         return [call for call in requested or () if call.tool.strict]
 
     def _draw_count(self, calls: ToolCalls, rng: Random) -> int:
-        probability = self.settings.tool_call_extra_call_probability
+        probability = self._live.current.tools.tool_call_extra_call_probability
         count = calls.min_calls
         while count < calls.max_calls and rng.random() * 100 < probability:
             count += 1
@@ -167,7 +167,7 @@ class CallReplies:
                     if not calls.named:
                         tool = rng.choice(calls.tools)
                     compiled = self._schemas.compile(tool.schema, calls.lenient)
-                    arguments = compiled.sample(rng, self.settings, size)
+                    arguments = compiled.sample(rng, self._live.current.tools, size)
                 else:
                     tool = requested[position].tool
                     arguments = self._complete(requested[position], calls, size=size, rng=rng)
@@ -185,7 +185,7 @@ class CallReplies:
         compiled = self._schemas.compile(call.tool.schema, calls.lenient)
         if call.arguments or not calls.named:
             size = min(size, Size.FRUGAL)
-        drawn = compiled.sample(rng, self.settings, size)
+        drawn = compiled.sample(rng, self._live.current.tools, size)
         if isinstance(drawn, dict):
             return _with_known(drawn, call.arguments, compiled)
         return drawn

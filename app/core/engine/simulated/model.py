@@ -32,7 +32,7 @@ from app.core.engine.simulated.endings import stopped
 from app.core.engine.simulated.json_text import write_usual_json
 from app.core.engine.simulated.random_mode import LengthSource, RandomMode
 from app.core.text.base import Tokenizer
-from config.settings import Settings
+from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from app.core.engine.choice_request import Sampling
@@ -101,7 +101,7 @@ class SimulatedModel:
 
     def __init__(
         self,
-        settings: Settings,
+        live: LiveSettings,
         tokenizer: Tokenizer,
         corpus: Corpus,
         *,
@@ -109,7 +109,7 @@ class SimulatedModel:
         schemas: Constraints,
         streams: RandomStreams,
     ) -> None:
-        self._settings = settings
+        self._live = live
         self._tokenizer = tokenizer
         self._corpus = corpus
         self._recorded_replies = recorded
@@ -128,7 +128,7 @@ class SimulatedModel:
             self._tokenizer,
             self._corpus,
             self._schemas,
-            self._settings.tools,
+            self._live,
             tool_replies=self.tool_replies,
         )
 
@@ -158,12 +158,6 @@ class SimulatedModel:
         reply.delays = script.delays(len(reply.ids))
         return reply
 
-    def on_settings(self, settings: Settings) -> None:
-        """Applies changed settings."""
-        self._settings = settings
-        if "_calls" in vars(self):
-            self._calls.settings = settings.tools
-
     def reply(self, request: EngineRequest) -> Reply:
         """Returns the whole reply; an empty one for no tokens (embeddings).
 
@@ -184,7 +178,7 @@ class SimulatedModel:
 
     def _whole(self, request: EngineRequest) -> Reply:
         """Returns thoughts, if the request reasons, then the reply, then an image, if requested."""
-        if self._settings.model.mm_encoder_only:
+        if self._live.current.model.mm_encoder_only:
             return self._encoder_reply(request)
         repeatable: Random | None = None  # for a reply that request and prompt determine
         if request.seed is not None or request.greedy:
@@ -280,7 +274,7 @@ class SimulatedModel:
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
             request = replace(request, ignore_eos=True)
         reply: Reply | None = None
-        if self._settings.reply.mode == "echo":  # the whole text, whatever the limit
+        if self._live.current.reply.mode == "echo":  # the whole text, whatever the limit
             ids = self._tokenizer.encode(request.echo_text)
             finish = STOP
             if request.limited and len(ids) >= request.max_tokens:
@@ -339,7 +333,7 @@ class SimulatedModel:
     def _constrained_text(
         self, constraint: Constraint, max_tokens: int, attempt: int, rng: Random
     ) -> str:
-        tools = self._settings.tools
+        tools = self._live.current.tools
         if constraint.grammar is not None:
             size = min(USUAL_SIZE, max_tokens * CHARACTERS_PER_TOKEN) * SHARES[attempt]
             return self._schemas.derive_text(constraint.grammar, int(size), rng, tools, self._prose)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from app.core.engine.wire import EngineProcessOptions
     from app.core.server.gunicorn.certificates import SelfSigned, ServerCertificate
+    from config.settings import ServerSettings
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
@@ -233,7 +234,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             from app.core.server.gunicorn.certificates import SelfSigned
 
             self.self_signed = self.self_signed or SelfSigned()
-            certfile, keyfile = self.self_signed.pair(self.settings)
+            certfile, keyfile = self.self_signed.pair(
+                self.settings.server, self.settings.access.named_hosts
+            )
             self.log.info("self-signed certificate: %s", certfile)
         if certfile:
             self.cfg.set("certfile", certfile)
@@ -301,7 +304,7 @@ def take_over(server: Arbiter, settings: Settings, checks: ServerChecks) -> Rank
     settings = ranks.with_address(settings, server.cfg.address)
     ranks.export_settings(settings, os.environ)
     check_address_is_free(server)
-    check_options(server, settings)
+    check_options(server, settings.server)
     if settings.engine.is_real:
         checks.engine_options(settings)  # raises for missing requirements, before slow work
     checks.prepare(settings)
@@ -318,24 +321,24 @@ def take_over(server: Arbiter, settings: Settings, checks: ServerChecks) -> Rank
     return RankArbiter(server.app, settings, checks)
 
 
-def check_options(server: Arbiter, settings: Settings) -> None:
+def check_options(arbiter: Arbiter, server: ServerSettings) -> None:
     """Checks that gunicorn's options fit the ranks and addresses of the settings.
 
     Raises:
         ConfigError: an option does not fit.
     """
-    size = len(settings.server.ranks)
-    addresses = ranks.addresses(settings.server)
-    if size > 1 and server.cfg.preload_app:
+    size = len(server.ranks)
+    addresses = ranks.addresses(server)
+    if size > 1 and arbiter.cfg.preload_app:
         raise ConfigError(
             "preload_app: must be off with several ranks: each rank has a separate application"
         )
     parsed_addresses = [parse_address(address) for address in addresses]
-    if len(addresses) > 1 and server.cfg.address != parsed_addresses:
+    if len(addresses) > 1 and arbiter.cfg.address != parsed_addresses:
         raise ConfigError(
             "bind: must be left to the settings host, port and grpc-port when there are several"
         )
-    if settings.server.uds is not None and (size > 1 or settings.server.grpc_port is not None):
+    if server.uds is not None and (size > 1 or server.grpc_port is not None):
         raise ConfigError(
             "bind: a Unix socket serves one rank, and cannot be combined with grpc-port"
         )

@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from gevent.ssl import SSLSocket
 from gunicorn import sock
 
 from app.core.server.gunicorn.errors import CertificateError
-from config import Settings
+from config.settings import ServerSettings
 
 if TYPE_CHECKING:
     import gevent.socket
@@ -142,11 +143,10 @@ class SelfSigned:
         self._names: list[str] = []
         atexit.register(_remove_folder, self._folder, os.getpid())
 
-    def pair(self, settings: Settings) -> tuple[str, str]:
+    def pair(self, server: ServerSettings, hosts: Sequence[str]) -> tuple[str, str]:
         """Returns the paths of certificate and key; renews both when the server's names change."""
         certificate = self._folder / "cert.pem"
         key = self._folder / "key.pem"
-        server = settings.server
         names = [
             "localhost",
             "127.0.0.1",
@@ -155,7 +155,7 @@ class SelfSigned:
             server.pod_name,
             server.pod_ip,
             "" if server.host in ("0.0.0.0", "::") else server.host,
-            *settings.access.named_hosts,
+            *hosts,
         ]
         names = list(dict.fromkeys(names))
         if names != self._names:

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 from app.core.server.gunicorn.ranks import rank_urls
 from config import ConfigError
 from config.loader import load_core
-from config.settings import Settings
+from config.settings import ServerSettings, TlsSettings
 
 TIMEOUT_S = 2.0
 RUNNING = "--running"
@@ -39,19 +39,19 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    unhealthy = unhealthy_addresses(settings)
+    unhealthy = unhealthy_addresses(settings.server, settings.tls)
     if unhealthy:
         print(f"not healthy: {', '.join(unhealthy)}", file=sys.stderr)
         return 1
     return 0
 
 
-def unhealthy_addresses(settings: Settings) -> list[str]:
+def unhealthy_addresses(server: ServerSettings, tls: TlsSettings) -> list[str]:
     """Returns the URLs of the ranks that are not healthy, or the Unix socket."""
-    path = settings.server.uds
+    path = server.uds
     if path is None:
-        return [url for _, url in rank_urls(settings) if not is_healthy(url)]
-    if is_healthy_at(path, is_encrypted=settings.tls.enabled):
+        return [url for _, url in rank_urls(server, tls) if not is_healthy(url)]
+    if is_healthy_at(path, is_encrypted=tls.enabled):
         return []
     return [f"unix:{path}"]
 

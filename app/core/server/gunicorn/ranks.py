@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from config.plugins import from_plain, to_plain
-from config.settings import ServerSettings, Settings
+from config.settings import ServerSettings, Settings, TlsSettings
 
 if TYPE_CHECKING:
     from gunicorn.workers.base import Worker
@@ -122,14 +122,13 @@ def settings_of_rank(server: ServerSettings, rank: int) -> ServerSettings:
     return replace(server, port=server.port + server.ranks.index(rank))
 
 
-def rank_urls(settings: Settings) -> list[tuple[int, str]]:
+def rank_urls(server: ServerSettings, tls: TlsSettings) -> list[tuple[int, str]]:
     """Returns each of this server's ranks with its base URL (loopback, without a path).
 
     The server's certificate may not name the loopback address: do not verify it.
     """
-    server = settings.server
     host = LOOPBACK.get(server.host, server.host)
-    scheme = "https" if settings.tls.enabled else "http"
+    scheme = "https" if tls.enabled else "http"
     return [
         (rank, f"{scheme}://{_netloc(host, server.port + k)}")
         for k, rank in enumerate(server.ranks)

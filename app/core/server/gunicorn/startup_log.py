@@ -20,7 +20,7 @@ def log_model(log: Logger, settings: Settings) -> None:
         following = format_duration(settings.latency.inter_token_latency)
         timing = f"first token after {first}, each next after {following}"
     names = ", ".join(settings.model.served_names)
-    release = simulated_version(settings).release
+    release = simulated_version(settings.api).release
     log.info("vLLM %s; model: %s; timing: %s", release, names, timing)
     log.debug("settings: %s", json.dumps(settings.dump()))
 
@@ -32,7 +32,7 @@ def log_console(log: Logger, settings: Settings) -> None:
         return
     path = settings.server.root_path.rstrip("/") + "/console"
     if settings.server.uds is None:
-        urls = ", ".join(url + path for _, url in rank_urls(settings))
+        urls = ", ".join(url + path for _, url in rank_urls(settings.server, settings.tls))
     else:
         urls = f"{path} at unix:{settings.server.uds}"
     log.info("console: %s", urls)

@@ -7,7 +7,7 @@ from hmac import compare_digest
 from app.core.server.http.context import RequestContext, bearer
 from app.core.server.http.response import Response, json_response
 from app.core.server.middleware.stack import Middleware
-from config.settings import Settings
+from config.settings import AccessSettings
 
 GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/cohere", "/vllm.grpc.engine.")
 """Paths that need an API key if any is set, as in vLLM.
@@ -27,9 +27,8 @@ class ApiKeys(Middleware):
     _api_digests: tuple[bytes, ...] = ()
     _admin_digests: tuple[bytes, ...] = ()
 
-    def on_settings(self, settings: Settings) -> None:
+    def on_access(self, access: AccessSettings) -> None:
         """Replaces the keys. Without an admin key, /admin needs an API key."""
-        access = settings.access
         self._api_digests = tuple(sha256(key.encode()).digest() for key in access.api_key)
         self._admin_digests = self._api_digests
         if access.admin_key:

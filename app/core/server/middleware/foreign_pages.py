@@ -14,7 +14,7 @@ from app.core.server.http.errors import ApiError, forbidden
 from app.core.server.middleware.api_keys import GUARDED_PREFIXES
 from app.core.server.middleware.hosts import ANY, HostNames, host_of
 from app.core.server.middleware.stack import Middleware
-from config.settings import AccessSettings, Settings
+from config.settings import AccessSettings
 
 OPERATOR_PREFIXES = ("/admin", "/console", "/fake_metrics")
 """Prefixes of control and inspection paths that vLLM does not have."""
@@ -86,9 +86,8 @@ class ForeignPages(Middleware):
         self._page_hosts = frozenset(map(host_of, access.allowed_hosts))
         self._origins = frozenset(access.allowed_origins) - {ANY}
 
-    def on_settings(self, settings: Settings) -> None:
+    def on_access(self, access: AccessSettings) -> None:
         """Notes which keys are set."""
-        access = settings.access
         self._has_api_key = bool(access.api_key)
         self._has_admin_key = bool(access.admin_key or access.api_key)
 

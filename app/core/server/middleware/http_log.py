@@ -7,7 +7,7 @@ from app.core.base.clock.pause import call_long
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.middleware.stack import Middleware
-from config.settings import Settings
+from config.settings import LogSettings
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +21,9 @@ class HttpLog(Middleware):
     active = False
     most_plain_bytes = 1 << 13
 
-    def on_settings(self, settings: Settings) -> None:
+    def on_log(self, log_settings: LogSettings) -> None:
         """Switches the log."""
-        self.active = settings.log.log_http
+        self.active = log_settings.log_http
 
     def end(self, context: RequestContext, response: Response) -> None:
         """Writes the line. An unread part of the request's body is missing."""

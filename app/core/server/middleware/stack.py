@@ -6,7 +6,6 @@ from types import MappingProxyType
 from app.core.base import Bounded
 from app.core.server.http.context import Ending, RequestContext
 from app.core.server.http.response import Response
-from config.settings import Settings
 
 Begin = Callable[[RequestContext], Response | None]
 MAX_PLAIN_BYTES = 1 << 16
@@ -56,12 +55,8 @@ class MiddlewareStack:
             caches.update(middleware.caches)
         return caches
 
-    def on_settings(self, settings: Settings) -> None:
-        """Subscribe the stack after its middleware, so that `active` is up to date."""
-        self.refresh()
-
     def refresh(self) -> None:
-        """Follows changes of `active`."""
+        """Follows changes of `active`: call it after the middleware has changed."""
         active = [middleware for middleware in self.members if middleware.active]
         plain_begins: list[Begin] = []
         general_begins: list[Begin] = []
