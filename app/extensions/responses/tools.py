@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeGuard, cast
 import msgspec
 from msgspec import Struct
 
+from app.core.base.clock.pause import Slices
 from app.core.protocol.coercion import ConversionError, JsonObject
 from app.core.protocol.convert import convert
 from app.core.protocol.options import FunctionDefinition
@@ -22,6 +23,8 @@ from app.extensions.responses.tool_types import FunctionTool, choice_structs, to
 ToolParam = JsonObject
 TOOL_STRUCTS = tool_structs()
 """Structs by type. Only functions, also in a namespace, and custom tools are ever called."""
+TOOL_STEPS = 4
+"""Work of converting a tool, in steps of `Slices`."""
 CHOICE_STRUCTS = choice_structs()
 UNCONVERTED_TYPES = frozenset(
     (
@@ -59,7 +62,12 @@ def convert_tools(value: object) -> list[ToolParam]:
     """
     if not isinstance(value, list):
         raise ConversionError("a list of tools", kind="list_type")
-    return [_convert_tool(index, tool) for index, tool in enumerate(value)]
+    slices = Slices()
+    tools: list[ToolParam] = []
+    for index, tool in enumerate(value):
+        tools.append(_convert_tool(index, tool))
+        slices.spend(TOOL_STEPS)
+    return tools
 
 
 def _convert_tool(index: int, tool: object) -> ToolParam:
@@ -110,9 +118,9 @@ def _repeat(converted: object, original: object) -> object:
     if not isinstance(converted, Struct) or not isinstance(original, dict):
         return converted
     repeated: JsonObject = {}
-    for field in msgspec.structs.fields(converted):
-        key = field.encode_name
-        repeated[key] = _repeat(getattr(converted, field.name), original.get(key))
+    names = zip(converted.__struct_fields__, converted.__struct_encode_fields__, strict=True)
+    for name, key in names:
+        repeated[key] = _repeat(getattr(converted, name), original.get(key))
     return repeated | {key: value for key, value in original.items() if key not in repeated}
 
 
