@@ -18,7 +18,7 @@ from app.core.text.conversation import (
     developer_as_system,
     parse_messages,
 )
-from app.core.text.memo import LimitedDict, RecentDict
+from app.core.text.memo import LimitedDict
 from app.core.text.template_analysis import detect_content_format, wraps_content
 from app.core.text.template_environment import make_environment
 
@@ -201,7 +201,7 @@ class CompiledTemplate:
 
 
 class ChatTemplateCompiler:
-    """Compiles chat templates, and keeps the latest within a limit of memory. Thread-safe.
+    """Compiles chat templates, and keeps them within a limit of memory.
 
     `special_tokens` are variables of each template, as `bos_token`; `now` is local time;
     `takes_media`: the model reads more than text.
@@ -217,7 +217,7 @@ class ChatTemplateCompiler:
         self._special_tokens = special_tokens
         self._takes_media = takes_media
         self._environment = make_environment(now)
-        self.compiled: RecentDict[str, CompiledTemplate] = RecentDict(limit_bytes, _size_bytes)
+        self.compiled: LimitedDict[str, CompiledTemplate] = LimitedDict(limit_bytes)
 
     def compile(self, source: str) -> CompiledTemplate:
         """Compiles a template, or returns a known one.
@@ -225,10 +225,10 @@ class ChatTemplateCompiler:
         Raises:
             ChatTemplateError: the template is invalid.
         """
-        template = self.compiled.find(source)
+        template = self.compiled.get(source)
         if template is None:
             template = self._compile(source)
-            self.compiled.add(source, template)
+            self.compiled.add(source, template, template.size_bytes)
         return template
 
     def _compile(self, source: str) -> CompiledTemplate:
@@ -257,10 +257,6 @@ class ChatTemplateCompiler:
             size_bytes=size_bytes,
             wraps_content=wraps_content(tree) and CHANGING.search(source) is None,
         )
-
-
-def _size_bytes(source: str, template: CompiledTemplate) -> int:
-    return template.size_bytes
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:

@@ -7,7 +7,6 @@ millisecond.
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from threading import Lock
 from typing import Literal, TypeVar
 
 import msgspec
@@ -48,40 +47,6 @@ class LimitedDict(dict[K, V]):
             self.size_bytes += entry_bytes
 
 
-class RecentDict(OrderedDict[K, V]):
-    """A dictionary within a limit of memory, which evicts the least recently used entries.
-
-    Threads may share it. Finding an entry takes no lock, which costs more than the look-up: both
-    of its steps are atomic.
-    """
-
-    def __init__(self, limit_bytes: int, entry_bytes: Callable[[K, V], int]) -> None:
-        """`entry_bytes` estimates the memory of an entry."""
-        super().__init__()
-        self.limit_bytes = limit_bytes
-        self.size_bytes = 0
-        self._entry_bytes = entry_bytes
-        self._lock = Lock()
-
-    def find(self, key: K) -> V | None:
-        """Returns the value of a key, which counts as used; None for an unknown key."""
-        try:
-            self.move_to_end(key)
-            return self[key]
-        except KeyError:
-            return None
-
-    def add(self, key: K, value: V) -> None:
-        """Adds an entry, unless it alone exceeds the limit or the key is known."""
-        entry_bytes = self._entry_bytes(key, value)
-        with self._lock:
-            if entry_bytes <= self.limit_bytes and key not in self:
-                self[key] = value
-                self.size_bytes += entry_bytes
-                while self.size_bytes > self.limit_bytes:
-                    self.size_bytes -= self._entry_bytes(*self.popitem(last=False))
-
-
 class RecentKeys:
     """Recognizes the latest keys by their hashes, in constant memory."""
 
@@ -102,11 +67,12 @@ class RecentKeys:
         return False
 
 
-class PromptMemo(RecentDict[bytes, list[int]]):
+class PromptMemo(OrderedDict[bytes, list[int]]):
     """Token ids of prompts of one kind, remembered from their second use.
 
-    Most prompts are never repeated: keeping each would evict an entry outside the processor's
-    caches, which takes more time than half of the tokenization. For one loop, and not for threads.
+    The memory is limited to `limit_bytes`; the least recently used prompt goes first. Most prompts
+    are never repeated: keeping each would evict an entry outside the processor's caches, which
+    takes more time than half of the tokenization. For one loop, and not for threads.
     """
 
     def __init__(
@@ -116,7 +82,9 @@ class PromptMemo(RecentDict[bytes, list[int]]):
 
         `encode` returns the token ids of a new prompt; None for a prompt that is not supported.
         """
-        super().__init__(limit_bytes, _entry_bytes)
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
         self._encode = encode
         self._seen = RecentKeys()
 
@@ -136,7 +104,10 @@ class PromptMemo(RecentDict[bytes, list[int]]):
         except TokenizerError:
             return None
         if self._seen.has(key) and ids is not None:
-            self.add(key, ids)
+            self[key] = ids
+            self.size_bytes += _entry_bytes(key, ids)
+            while self.size_bytes > self.limit_bytes:
+                self.size_bytes -= _entry_bytes(*self.popitem(last=False))
         return ids
 
 

@@ -10,11 +10,11 @@ import msgspec
 
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.late_imports import import_modules
-from app.core.text.memo import RecentDict
 from app.extensions.forms.schema.bounds import SchemaError as SchemaError
 from app.extensions.forms.schema.bounds import Size as Size
 from app.extensions.forms.schema.bounds import UnsatisfiableError as UnsatisfiableError
 from app.extensions.forms.schema.bounds import WorkBudget
+from app.extensions.forms.schema.recent_dict import RecentDict
 
 if TYPE_CHECKING:
     from app.extensions.forms.schema.draw import CompiledSchema
