@@ -196,9 +196,8 @@ def simulated_engine(
         cache=parts.cache,
         rules=_scheduler_rules(settings),
     )
-    make_engine: Callable[..., Engine] = Engine
-    for extension in parts.extensions:
-        make_engine = extension.simulated_engine(parts.rank) or make_engine
+    makers = [extension.simulated_engine(parts.rank) for extension in parts.extensions]
+    make_engine = next(filter(None, makers), Engine)
     engine = make_engine(settings, engine_parts, simulation.profile, simulation.cost)
     parts.live.subscribe(engine.on_settings)
     return engine
