@@ -323,7 +323,7 @@ class Extension:
     def simulated_engine(self, rank: int) -> Callable[..., Engine] | None:
         """Returns what makes the simulated engine of a rank, called with the arguments of `Engine`.
 
-        Called once for each rank. None leaves the choice to the next extension.
+        None leaves it to the next extension. Called once for each rank.
         """
         return None
 

@@ -209,9 +209,8 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
         steps=settings.steps,
         kvcache=settings.kvcache,
     )
-    make_engine: Callable[..., Engine] = Engine
-    for extension in parts.extensions:
-        make_engine = extension.simulated_engine(parts.rank) or make_engine
+    makers = [extension.simulated_engine(parts.rank) for extension in parts.extensions]
+    make_engine = next(filter(None, makers), Engine)
     engine = make_engine(sections, engine_parts, simulation.profile, simulation.cost)
     parts.live.follow(LatencySettings, engine.timing.apply)
     parts.live.follow(SchedulingSettings, engine.on_scheduling)
