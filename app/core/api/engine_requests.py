@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from app.core.api.chat.media import BuiltPrompt, placeholders
 from app.core.api.chat.thinking import Thinking, thinking
-from app.core.api.chat.tools import tool_calls_of
 from app.core.api.fault import Fault
 from app.core.api.headers import (
     CACHE_THRESHOLD_HEADER,
@@ -161,6 +160,8 @@ class RequestBuilder:
         settings = self.live.current
         tool_calls = None
         if request.tools:
+            from app.core.api.chat.tools import tool_calls_of  # not for chats without tools
+
             computes = self.real is not None
             tool_calls = tool_calls_of(request, settings.tools, self.schemas, computes)
         thinks: Thinking = "no"

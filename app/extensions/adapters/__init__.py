@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,16 +36,11 @@ class Adapters(Extension):
 
     def metrics(self) -> Sequence[Families]:
         """Returns the metrics of the adapters in memory, if the settings ask for them."""
-        parts = self.parts
-        if not parts.settings.section(AdapterSettings).lora_residency_metrics:
+        if not self.parts.settings.section(AdapterSettings).lora_residency_metrics:
             return ()
-        from app.extensions.adapters.residency import LoraResidency, rank_of
+        from app.extensions.adapters.residency import residency_of
 
-        def adapter_rank(name: str) -> int:
-            return rank_of(parts.adapters.adapter(name).path) or parts.settings.lora.max_lora_rank
-
-        labels = {"model_name": parts.settings.model.served_names[0], "engine": str(parts.rank)}
-        return [LoraResidency(parts.adapter_memory, adapter_rank, labels, time.time).render]
+        return [residency_of(self.parts).render]
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of adapters, if they may be loaded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -11,6 +12,7 @@ from app.core.base.metrics.families import EngineFamilies
 from app.core.base.metrics.instruments import Family, Gauge
 from app.core.base.metrics.table import Spec
 from app.core.engine.lora import AdapterMemory
+from app.core.extensions import ServerParts
 from app.extensions.adapters.config_file import read_config
 
 LOAD_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -84,3 +86,14 @@ class LoraResidency:
             }
             loaded.labels(**self._server, **labels).value = 1
         return loaded.render() + self._families.render()
+
+
+def residency_of(parts: ServerParts) -> LoraResidency:
+    """Returns the metrics of the adapters of a server."""
+    settings = parts.settings
+
+    def adapter_rank(name: str) -> int:
+        return rank_of(parts.adapters.adapter(name).path) or settings.lora.max_lora_rank
+
+    labels = {"model_name": settings.model.served_names[0], "engine": str(parts.rank)}
+    return LoraResidency(parts.adapter_memory, adapter_rank, labels, time.time)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.engine.kvcache.memo import Memo
 from app.core.extensions import Extension
+from app.core.server.http.late_routes import late_routes
 from app.extensions.anthropic.settings import AnthropicSettings
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from app.core.server.http.route import Route
     from config import Settings as AllSettings
 
+OPERATIONS = ("POST /v1/messages", "POST /v1/messages/count_tokens")
 THREADS_LIMIT_BYTES = 64 << 20
 
 
@@ -35,9 +37,12 @@ class AnthropicMessages(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of messages."""
+        return {"anthropic": late_routes(self._load, *OPERATIONS)}
+
+    def _load(self) -> list[Route]:
         from app.extensions.anthropic.routes import routes
 
-        return {"anthropic": routes(self.parts.pipeline, self._threads)}
+        return routes(self.parts.pipeline, self._threads)
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the conversations that later requests may continue."""

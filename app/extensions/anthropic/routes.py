@@ -6,7 +6,6 @@ from functools import cache, partial
 
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.rules import ChatRules
-from app.core.api.chat.tools import check_tool_choice
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import EXAMPLE_CHAT
@@ -31,13 +30,19 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     has_anthropic_types = pipeline.version.has(Feature.ANTHROPIC_ERROR_TYPES)
     on_error = partial(message_error, has_anthropic_types=has_anthropic_types)
 
+    def check_tools(chat: ChatCompletionRequest) -> None:
+        if chat.tools:
+            from app.core.api.chat.tools import check_tool_choice  # not for chats without tools
+
+            check_tool_choice(chat, pipeline.settings.tools)
+
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         request = pipeline.decode(context, wire.MessagesRequest)
         resume(threads, request)
         chat = convert(request)
         accepted = pipeline.admit(chat, context)
-        check_tool_choice(chat, pipeline.settings.tools)
+        check_tools(chat)
         prompt = chat_prompt(pipeline, chat, chat.messages)
         identity = pipeline.identity
         meta = identity.response_meta("chatcmpl", context, chat.request_id, accepted.model)
@@ -56,7 +61,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         """Number of tokens in a conversation's prompt."""
         chat = convert(pipeline.decode(context, wire.CountTokensRequest))
         pipeline.models.resolve(chat.model)
-        check_tool_choice(chat, pipeline.settings.tools)
+        check_tools(chat)
         tokens = len(chat_prompt(pipeline, chat, chat.messages).ids)
         context_management = {"original_input_tokens": tokens}
         return json_response({"input_tokens": tokens, "context_management": context_management})

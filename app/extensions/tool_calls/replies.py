@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from app.core.base import Bounded
     from app.extensions.tool_calls.matching import ToolMatcher
     from app.extensions.tool_calls.reader import CallReader
-    from config import Settings
     from config.validation import LiveSettings
 
 
@@ -27,10 +26,10 @@ class SimulatedToolReplies:
     def __init__(self, live: LiveSettings) -> None:
         self._live = live
         self._matcher: ToolMatcher | None = None
-        live.subscribe(self._on_settings)
+        live.follow(ToolCallSettings, self._on_settings)
 
-    def _on_settings(self, settings: Settings) -> None:
-        self._draws_calls = settings.section(ToolCallSettings).tool_choice_auto == "coin"
+    def _on_settings(self, settings: ToolCallSettings) -> None:
+        self._draws_calls = settings.tool_choice_auto == "coin"
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the words of tools, if tools were compared with a message."""

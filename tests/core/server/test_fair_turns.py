@@ -1,11 +1,14 @@
 """Turns of the event loop are shared between connections: short work first."""
 
+from collections.abc import Sized
 from functools import partial
 
 import gevent
 import pytest
 
 from app.core.server.gunicorn.fair_turns import TURN_S, ConnectionCost, FairTurns
+
+PATIENCE_S = 5.0
 
 
 class Time:
@@ -26,6 +29,13 @@ def turns(time: Time) -> FairTurns:
     return FairTurns(time, time)
 
 
+def run_until(done: Sized, count: int) -> None:
+    """Runs turns of the event loop until `done` has `count` entries."""
+    with gevent.Timeout(PATIENCE_S):
+        while len(done) < count:
+            gevent.sleep(0)
+
+
 def test_limit_on_a_turn_applies_to_all_connections_together(turns: FairTurns, time: Time) -> None:
     began: list[int] = []
     done: list[int] = []
@@ -38,7 +48,7 @@ def test_limit_on_a_turn_applies_to_all_connections_together(turns: FairTurns, t
 
     for _ in range(6):
         turns.schedule(ConnectionCost(), work)
-    gevent.sleep(0.01)
+    run_until(done, 6)
     watcher.close()
     assert len(done) == 6 and max(map(done.count, done)) == 2
 
@@ -56,7 +66,7 @@ def test_short_work_runs_first_and_long_work_once_per_turn(turns: FairTurns, tim
         turns.schedule(long, partial(work, "long", TURN_S))
     for _ in range(6):
         turns.schedule(short, partial(work, "short", 0.6 * TURN_S))
-    gevent.sleep(0.01)
+    run_until(done, 9)
     assert done == ["short", "short", "long"] * 3
 
 

@@ -10,7 +10,6 @@ from app.core.api.answer_limits import check_repeated
 from app.core.api.chat.media import media_tokens
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.thinking import EMPTY_THOUGHT_PARSERS
-from app.core.api.chat.tools import check_tool_choice
 from app.core.api.errors import as_stream_error
 from app.core.api.headers import IMAGE_HEADER, boolean_header
 from app.core.api.identity import ResponseOptions
@@ -384,6 +383,8 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         request = pipeline.decode(context, wire.ChatCompletionRequest)
         accepted = pipeline.admit(request, context)
         if request.tools:
+            from app.core.api.chat.tools import check_tool_choice  # not for chats without tools
+
             check_tool_choice(request, pipeline.settings.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from app.core.api.errors import error_response
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route
@@ -79,7 +80,16 @@ def _late_route(group: RouteGroup, operation: Operation) -> Route:
         context.route = route  # its `on_error` answers errors
         return route.handle(context)
 
+    def on_error(error: Exception) -> Response:
+        """Answers an error that precedes the handler, in the shape of the route's family."""
+        respond = group.route(operation).on_error or error_response
+        return respond(error)
+
     methods, path = operation
     return LateRoute(
-        methods=methods, path=path, handle=handle, load=partial(group.route, operation)
+        methods=methods,
+        path=path,
+        handle=handle,
+        on_error=on_error,
+        load=partial(group.route, operation),
     )

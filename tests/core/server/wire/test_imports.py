@@ -46,6 +46,9 @@ LAZY_MODULES = (
     "app.core.server.gunicorn.arbiter",
     "app.core.server.gunicorn.general",
     "app.core.server.http.client",
+    "app.extensions.anthropic.protocol",
+    "app.extensions.anthropic.routes",
+    "app.extensions.beam_search.search",
     "app.extensions.explanation.delays",
     "app.extensions.explanation.explanation",
     "app.extensions.forms.grammar",
@@ -57,6 +60,9 @@ LAZY_MODULES = (
     "app.extensions.project_files.command",
     "app.extensions.rate_limits.limits",
     "app.extensions.render_service.tokenizer",
+    "app.extensions.responses.protocol",
+    "app.extensions.responses.routes",
+    "app.extensions.responses.store",
     "app.extensions.shell_completion.command",
     "app.extensions.scripts.command",
     "app.extensions.scripts.resolver",
@@ -107,10 +113,10 @@ def test_the_list_of_late_modules_names_modules() -> None:
     assert [name for name in LAZY_MODULES if find_spec(name) is None] == []
 
 
-MAX_IMPORTED_TOKENS = 155_400
+MAX_IMPORTED_TOKENS = 155_000
 """Python tokens of ours that a default server has imported after its first requests.
 
-The design wants at most 155,000: lower this number with the next change that allows it.
+The limit of the design: import what few requests need in the function that needs it.
 """
 CHAT = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3}
 REQUESTS = (
