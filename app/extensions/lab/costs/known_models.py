@@ -30,7 +30,7 @@ def read_model_config(model: str) -> object:
     """
     path = Path(model)
     if not path.exists():
-        name = _known_name(model)
+        name = full_name(model)
         if name is not None:
             return known_models()[name]
         if path.suffix != ".json" and NAME.fullmatch(model):
@@ -45,7 +45,7 @@ def read_model_config(model: str) -> object:
         raise ConfigError(f"model config {model}: is not JSON: {error}") from None
 
 
-def _known_name(model: str) -> str | None:
+def full_name(model: str) -> str | None:
     """Returns the full name of a model in the table, if it is there."""
     wanted = model.lower()
     for name in known_models():

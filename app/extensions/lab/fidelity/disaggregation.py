@@ -231,6 +231,8 @@ class PoolPod(Pod):
         self._used_blocks = self.blocks.capacity - self.blocks.free
 
     def _record_step(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
+        if self._paused:
+            self._record_pauses()
         for timeline in self._timelines:
             timeline.record(start_s, end_s, sequences=batch.sequences, blocks=0)
         if self._watch is not None:

@@ -66,7 +66,7 @@ def profile_yaml(
     profile: Profile, certainties: Sequence[Certainty], problems: Sequence[str] = ()
 ) -> str:
     """Returns the YAML file of a fitted profile; `problems` become comments."""
-    lines = ["# Constants in seconds. errors: in %, TTFT mean p50 p90 p99 | ITL | E2E."]
+    lines = ["# Constants in seconds. errors: in %, TTFT mean p50 p90 p99 | TPOT | E2E."]
     guessed = [
         certainty.name.replace("_", "-") for certainty in certainties if not certainty.is_identified
     ]

@@ -25,7 +25,7 @@ MAX_IDENTIFIED_DEVIATION = 0.03
 MAX_START_RATIO = 1.5
 """Ratio of inter-token latencies from which on the costs of the start are scaled."""
 MAX_SCALINGS = 4
-ITL_MEAN = FIGURE_NAMES.index("ITL mean")
+TPOT_MEAN = FIGURE_NAMES.index("TPOT mean")
 MAX_IDLE_IN_FLIGHT = 1.0
 """Maximum mean number of requests in flight at an idle server."""
 NORM_CONSTANTS = ("weights", "expert_weights", "per_token", "p", "tile", "spill")
@@ -222,7 +222,7 @@ def scale_start(start: Profile, runs: Sequence[Run]) -> Profile:
     moves each constant by a few spreads, and would not get there.
     """
     for _ in range(MAX_SCALINGS):
-        ratios = [run.figures[ITL_MEAN] / run.replay(start).figures[ITL_MEAN] for run in runs]
+        ratios = [run.figures[TPOT_MEAN] / run.replay(start).figures[TPOT_MEAN] for run in runs]
         factor = median(ratios)
         if 1 / MAX_START_RATIO <= factor <= MAX_START_RATIO:
             break

@@ -6,8 +6,13 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
+from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.error_model import Situation
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.goodput import check_classes
+from app.extensions.lab.fidelity.intervals import Errors, SlowedCosts, errors_of
 from app.extensions.lab.fidelity.pod import Watch
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.extensions.lab.fidelity.summary import Judgement, RunSummary, summarize
@@ -28,6 +33,12 @@ class Job:
     trace: Path | None
     recipe: Recipe | None
     judgement: Judgement
+    model: str = ""
+    """Name or path of the model of profile auto."""
+    options: EngineOptions = EngineOptions()
+    """Options of the engine of profile auto."""
+    situation: Situation | None = None
+    """Facts that the errors of profile auto depend on."""
 
     def load(self, progress: Progress = ignore_progress) -> LoadTrace:
         """Reads or draws the load.
@@ -77,7 +88,29 @@ class Job:
     ) -> tuple[SimulationOutcome, RunSummary]:
         """Simulates `load`; returns the times of its requests, and the figures."""
         outcome = simulate(load, self.plan, progress, watch)
-        return outcome, summarize(outcome, self.profile_name, self.judgement)
+        summary = summarize(outcome, self.profile_name, self.judgement)
+        errors = self.errors(summary)
+        if errors is not None:
+            intervals = errors.intervals(
+                ttft_s=summary.ttft_s.mean or 0.0, e2e_s=summary.e2e_s.mean or 0.0
+            )
+            summary = msgspec.structs.replace(summary, intervals=intervals)
+        return outcome, summary
+
+    def errors(self, summary: RunSummary) -> Errors | None:
+        """Returns the errors of a run; None without a computed profile."""
+        if self.situation is None:
+            return None
+        return errors_of(
+            self.situation,
+            concurrency=summary.running.mean,
+            input_tokens=summary.input_tokens / summary.requests,
+        )
+
+    def slowed(self, factor: float) -> Job:
+        """Returns the job on engines whose steps take `factor` times as long."""
+        costs = SlowedCosts(self.plan.step_costs, factor)
+        return replace(self, plan=replace(self.plan, step_costs=costs))
 
     def with_value(self, name: str, value: float) -> Job:
         """Returns the job with another value of a setting of sweeps."""

@@ -12,6 +12,9 @@ from app.core.engine.profile import EngineLimits, Profile
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.datasheet import profile_of
 from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.error_model import Situation
+from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
@@ -83,7 +86,18 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         trace=options.trace,
         recipe=recipe,
         judgement=judgement,
+        model=options.model_config or "",
+        options=make_engine_options(options),
+        situation=_make_situation(options, has_plugin_costs=costs is not None),
     )
+
+
+def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation | None:
+    """Returns the situation of profile auto; None for other profiles and costs of plugins."""
+    if options.profile != AUTO or has_plugin_costs:
+        return None
+    config = read_model_config(options.model_config)
+    return make_situation(config, options.device, make_engine_options(options))
 
 
 def present_options(options: Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def make_run(
     `part` names the run within its file; it is empty for the only run.
 
     Raises:
-        ConfigError: The run has no requests, or no request has an ITL.
+        ConfigError: The run has no requests, or no request has a TPOT.
     """
     rows = sorted(requests, key=lambda request: request.arrival_s)
     if not rows:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.summary import (
-    LATENCIES,
     STATISTICS,
     Judgement,
     Objective,
@@ -39,13 +38,15 @@ from app.extensions.lab.load.statistics import quantile
 
 BINS = 120
 MAX_TICKS = 12
-AXIS_LABELS = {"ttft": "TTFT (ms)", "itl": "ITL (ms)", "e2e": "E2E (s)"}
-UNITS_PER_SECOND = {"ttft": 1000, "itl": 1000, "e2e": 1}
+AXIS_LABELS = {"ttft": "TTFT (ms)", "tpot": "TPOT (ms)", "itl": "ITL (ms)", "e2e": "E2E (s)"}
+UNITS_PER_SECOND = {"ttft": 1000, "tpot": 1000, "itl": 1000, "e2e": 1}
 LINE_STYLES = {
     "mean": {"color": GREY, "marker": "D"},
     "p50": {"color": BLUE, "marker": "o"},
     "p90": {"color": ORANGE, "marker": "s"},
+    "p95": {"color": ORANGE, "marker": "v"},
     "p99": {"color": RED, "marker": "^"},
+    "p99.9": {"color": RED, "marker": "*"},
 }
 SWEEP_LABELS = {
     RATE: "rate (requests/s)",
@@ -164,7 +165,10 @@ def draw_curves(
         positions = [float(index) for index in range(len(points))]
         # The ordinary pods stand alone: a line from them to the first split would mean nothing.
         parts = [slice(1), slice(1, None)]
-    for axes, latency in zip(panels, LATENCIES, strict=False):
+    pace = "tpot"
+    if any(objective.latency == "itl" for objective in objectives):
+        pace = "itl"
+    for axes, latency in zip(panels, ("ttft", pace, "e2e"), strict=False):
         lines = [(positions[part], part) for part in parts]
         _draw_latency(axes, latency, points, objectives=objectives, lines=lines)
     good_percent = [
@@ -214,7 +218,7 @@ def _draw_latency(
             continue
         heights = []
         for point in points:
-            seconds = getattr(point.summary.latency(latency), statistic)
+            seconds = point.summary.latency(latency).statistic(statistic)
             heights.append(math.nan if seconds is None else seconds * per_s)
         drawn += [height for height in heights if height > 0]
         for positions, part in lines:

@@ -18,6 +18,7 @@ from app.core.engine.step_cost import CostModel, PrefillTime
 from app.core.engine.step_loop import StepLoop
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.extensions.lab.fidelity.timeline import Timeline
+from app.extensions.lab.fidelity.token_gaps import TokenGaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class PodContext:
     shares_prefixes: bool
     """True if prompts of the load share prefixes."""
     timeline: Timeline
+    gaps: TokenGaps
     on_end: Callable[[OfflineRequest], None]
     """Called with each request at its last token."""
     watch: Watch | None = None
@@ -61,6 +63,11 @@ class Pod(StepLoop[OfflineRequest]):
         self.due_s = inf
         """Time of the next work, as far as the simulation knows; infinite without work."""
         self._timeline = context.timeline
+        self._gaps = context.gaps
+        self._tokens_s = 0.0
+        """Time of the tokens of the latest step that is over."""
+        self._paused: list[OfflineRequest] = []
+        """Requests that were preempted since the latest step was made."""
         self._watch = context.watch
         self._on_end = context.on_end
         self.watch_step = self._record_step
@@ -91,7 +98,20 @@ class Pod(StepLoop[OfflineRequest]):
             return len(keys)
         return len(blocks.pool.longest_prefix(keys))
 
+    def see(self, sequence: OfflineRequest, at_s: float) -> None:
+        """Gives the scheduler a request, and receives its preemptions."""
+        sequence.pauses = self._paused
+        super().see(sequence, at_s)
+
+    def _record_pauses(self) -> None:
+        """Stores when the requests that were just preempted got their last tokens."""
+        for request in self._paused:
+            request.paused_s = self._tokens_s
+        self._paused.clear()
+
     def _record_step(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
+        if self._paused:
+            self._record_pauses()
         used_blocks = self.blocks.capacity - self.blocks.free
         self._timeline.record(start_s, end_s, sequences=batch.sequences, blocks=used_blocks)
         if self._watch is not None:
@@ -101,9 +121,14 @@ class Pod(StepLoop[OfflineRequest]):
         """Stores the times of first tokens, and ends the requests that got their last token."""
         decodes = batch.decodes
         prefilled = batch.prefilled
+        if decodes:
+            self._gaps.add(first_s - self._tokens_s, len(decodes))
+        self._tokens_s = first_s
         for stream, request in enumerate(prefilled, len(decodes)):
             if request.first_s < 0:
                 request.first_s = first_s + stream * gap_s
+            elif request.paused_s >= 0:
+                self._gaps.add(first_s - request.paused_s, 1)
         for request in batch.ends:
             if request in prefilled:
                 stream = len(decodes) + prefilled.index(request)

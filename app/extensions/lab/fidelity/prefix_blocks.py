@@ -19,6 +19,8 @@ class OfflineRequest(SequenceState):
         "node_tokens",
         "number",
         "path",
+        "paused_s",
+        "pauses",
         "prefix_tokens",
         "recoverable_blocks",
         "send_s",
@@ -36,6 +38,10 @@ class OfflineRequest(SequenceState):
         """Time of sending, which is later while the client has no free place."""
         self.first_s = -1.0
         self.last_s = -1.0
+        self.paused_s = -1.0
+        """Time of the last token before the latest preemption."""
+        self.pauses: list[OfflineRequest] | None = None
+        """Receives the request when it is preempted."""
         self.path: Sequence[int] = ()
         """Nodes of the prefix tree, from the root. Each node has the next `node_tokens` tokens of
         the prompt.
@@ -52,6 +58,11 @@ class OfflineRequest(SequenceState):
         """
         self.recoverable_blocks = 0
         """Unshared blocks that the request may find in the cache after a preemption."""
+
+    def preempted(self) -> None:
+        """Reports the preemption to the pod, which knows the time of the last token."""
+        if self.pauses is not None:
+            self.pauses.append(self)
 
 
 class PrefixBlocks:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from app.extensions.console import compare
 from app.extensions.lab.fidelity.goodput import goodput_lines
+from app.extensions.lab.fidelity.intervals import Intervals
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.summary import (
     LATENCIES,
@@ -66,10 +67,16 @@ def _latency_table(summary: RunSummary) -> str:
         spreads["prefill"] = summary.disaggregation.prefill_s
         spreads["waiting"] = summary.disaggregation.waiting_s
         spreads["transfer"] = summary.disaggregation.transfer_s
-    rows: list[tuple[str, ...]] = [("", *STATISTICS)]
+    rows: list[list[str]] = [["", *STATISTICS]]
     for name, spread in spreads.items():
-        rows.append((name, *(milliseconds(getattr(spread, part)) for part in STATISTICS)))
-    return markdown(rows)
+        rows.append([name, *(milliseconds(spread.statistic(part)) for part in STATISTICS)])
+    intervals = summary.intervals
+    if not isinstance(intervals, Intervals):
+        return markdown(rows)
+    rows[0].append(f"{intervals.coverage:.0%} interval")
+    for row in rows[1:]:
+        row.append(str(getattr(intervals, row[0].lower(), "")))
+    return f"{markdown(rows)}\n{intervals}"
 
 
 def _transfer_lines(figures: Transferred) -> list[str]:
@@ -137,9 +144,9 @@ def compared_figures(
 ) -> dict[str, float]:
     """Returns the figures that a comparison shows: milliseconds, shares and counts."""
     seconds: dict[str, float | None] = {}
-    for name in LATENCIES:
+    for name in compare.TIMES:
         for part in compare.PARTS:
-            seconds[f"{name.upper()} {part}"] = getattr(summary.latency(name), part)
+            seconds[f"{name} {part}"] = summary.latency(name.lower()).statistic(part)
     seconds[compare.QUEUE] = mean_queue_s
     seconds[compare.PREFILL] = mean_prefill_s
     figures = {name: value * 1000 for name, value in seconds.items() if value is not None}

@@ -373,7 +373,8 @@ def _add_results(flags: FlagParser) -> None:
         type=as_argument(read_objectives),
         default=(),
         metavar="LIMITS",
-        help="objectives of the run, such as ttft_p99=500ms,itl_p99=50ms",
+        help="objectives of the run, such as ttft_p95=500ms,tpot_p99=50ms,itl_p99.9=200ms; itl is"
+        " each gap between tokens, tpot the mean of a request",
     )
     add(
         "--processes",

@@ -18,6 +18,7 @@ from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggr
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
 from app.extensions.lab.fidelity.timeline import Timeline
+from app.extensions.lab.fidelity.token_gaps import TokenGaps
 from app.extensions.lab.load.autoscaler import (
     TTFT_SHARES,
     TTFT_WINDOW_S,
@@ -82,6 +83,7 @@ class SimulationOutcome:
         self.preemptions = 0
         self.cached_tokens = 0
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
+        self.gaps = TokenGaps()
         self.transfers: Transfers | None = None
         """Only with disaggregation; `pod` is the decode pod then."""
         self.lives: list[Life] = []
@@ -104,7 +106,7 @@ class SimulationOutcome:
         return 1 / length_s if length_s > 0 else 0.0
 
     def latencies(self) -> tuple[list[float], list[float], list[float]]:
-        """Returns TTFT, ITL and E2E in seconds, one value per request."""
+        """Returns TTFT, TPOT and E2E in seconds, one value per request."""
         return latencies(self.send_s, self.first_s, self.last_s, self.load.output_tokens)
 
 
@@ -132,6 +134,7 @@ class Simulation:
             profile=plan.profile,
             shares_prefixes=bool(load.group or load.session),
             timeline=self.outcome.timeline,
+            gaps=self.outcome.gaps,
             on_end=self._finish,
             watch=watch,
         )

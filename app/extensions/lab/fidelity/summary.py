@@ -9,32 +9,46 @@ from dataclasses import dataclass
 from msgspec import UNSET, Struct, UnsetType
 
 from app.extensions.lab.fidelity.goodput import (
-    METRICS,
     Goodput,
     Limits,
     Price,
     good_requests,
     goodput,
 )
+from app.extensions.lab.fidelity.intervals import Intervals
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.timeline import Timeline
+from app.extensions.lab.fidelity.token_gaps import TokenGaps
 from app.extensions.lab.load.pod_lives import Interval, pod_seconds, pods_over
-from app.extensions.lab.load.statistics import mean_and_quantiles
+from app.extensions.lab.load.statistics import quantile
 from config.durations import parse_duration
 
-STATISTICS = ("mean", "p50", "p90", "p99")
-LATENCIES = ("ttft", "itl", "e2e")
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+STATISTICS = ("mean", *QUANTILES)
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+LIMIT_METRICS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
+"""Latency of a whole request -> metric of the limits of single requests."""
 TABLE_INTERVALS = 12
 """Intervals of an autoscaled run, in its table."""
 
 
-class Spread(Struct, frozen=True):
+class Spread(Struct, frozen=True, rename={"p999": "p99.9"}):
     """Mean and quantiles in seconds, the latter `sorted[int(n * p)]`; None without values."""
 
     mean: float | None
     p50: float | None
     p90: float | None
+    p95: float | None
     p99: float | None
+    p999: float | None
+
+    def statistic(self, name: str) -> float | None:
+        """Returns the value of a statistic from `STATISTICS`."""
+        value: float | None = getattr(self, name.replace(".", ""))
+        return value
+
+
+NO_SPREAD = Spread(mean=None, p50=None, p90=None, p95=None, p99=None, p999=None)
 
 
 class Use(Struct, frozen=True):
@@ -91,8 +105,10 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     preemptions: int
     ttft_s: Spread
     """Time from sending a request to its first token."""
+    tpot_s: Spread
+    """(last - first) / (output - 1) of each request with more than one token, as vLLM's TPOT."""
     itl_s: Spread
-    """(last - first) / (output - 1) of each request with more than one token."""
+    """Each gap between two tokens of a request, or between two groups of accepted drafts."""
     e2e_s: Spread
     """Time from sending a request to its last token."""
     duration_s: float
@@ -112,6 +128,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     goodput: Goodput | None = None
     price: Price | None = None
     disaggregation: Transferred | UnsetType = UNSET
+    intervals: Intervals | UnsetType = UNSET
+    """Only with profile auto."""
     fleet: FleetUse | UnsetType = UNSET
     """Only with autoscaling."""
 
@@ -139,7 +157,7 @@ class Objective:
 
     def seconds(self, summary: RunSummary) -> float:
         """Returns the latency; 0 for a run without that latency."""
-        return getattr(summary.latency(self.latency), self.statistic) or 0.0
+        return summary.latency(self.latency).statistic(self.statistic) or 0.0
 
     def __str__(self) -> str:
         return f"{self.latency}_{self.statistic} <= {self.limit_s * 1000:g} ms"
@@ -193,7 +211,7 @@ def summarize(
     if outcome.lives and per_s:
         pods = pod_seconds(outcome.lives) * per_s
     pool = _pool_use(outcome, outcome.timeline, requests_per_pod, pods)
-    ttft_s, itl_s, e2e_s = (_spread(values) for values in outcome.latencies())
+    ttft_s, tpot_s, e2e_s = (_spread(values) for values in outcome.latencies())
     good = None
     if judgement.limits is not None:
         good = goodput(outcome, judgement.limits)
@@ -209,7 +227,8 @@ def summarize(
         steps=outcome.steps,
         preemptions=outcome.preemptions,
         ttft_s=ttft_s,
-        itl_s=itl_s,
+        tpot_s=tpot_s,
+        itl_s=_spread_of_gaps(outcome.gaps),
         e2e_s=e2e_s,
         duration_s=duration_s,
         requests_per_s=len(load) * per_s,
@@ -237,8 +256,16 @@ def _requests_per_pod(outcome: SimulationOutcome) -> tuple[int, ...]:
 
 def _spread(values: Sequence[float]) -> Spread:
     if not values:
-        return Spread(None, None, None, None)
-    return Spread(*mean_and_quantiles(values))
+        return NO_SPREAD
+    ascending = sorted(values)
+    mean = sum(ascending) / len(ascending)
+    return Spread(mean, *(quantile(ascending, share) for share in QUANTILES.values()))
+
+
+def _spread_of_gaps(gaps: TokenGaps) -> Spread:
+    if not gaps.count:
+        return NO_SPREAD
+    return Spread(gaps.mean_s, *gaps.quantiles_s(list(QUANTILES.values())))
 
 
 def _pool_use(
@@ -335,7 +362,9 @@ def intervals_of(
 def _limits_of_objectives(objectives: Sequence[Objective]) -> dict[str, float]:
     limits: dict[str, float] = {}
     for objective in objectives:
-        metric = METRICS[LATENCIES.index(objective.latency)]
+        metric = LIMIT_METRICS.get(objective.latency)
+        if metric is None:  # gaps belong to no single request
+            continue
         # Of two objectives of a latency the stricter value holds.
         limits[metric] = min(objective.limit_s, limits.get(metric, objective.limit_s))
     return limits

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-LATENCY_NAMES = ("TTFT", "ITL", "E2E")
+LATENCY_NAMES = ("TTFT", "TPOT", "E2E")
 QUANTILES = (0.5, 0.9, 0.99)
 FIGURE_NAMES = tuple(
     f"{latency} {figure}" for latency in LATENCY_NAMES for figure in ("mean", "p50", "p90", "p99")
@@ -28,18 +28,19 @@ def latencies(
     last_s: Sequence[float],
     output_tokens: Sequence[float],
 ) -> tuple[list[float], list[float], list[float]]:
-    """Returns TTFT, ITL and E2E in seconds, one value per request.
+    """Returns TTFT, TPOT and E2E in seconds, one value per request.
 
-    The ITL is the mean over a request, and leaves out requests with a single token.
+    The TPOT is the mean time of a request's tokens after the first, as in `vllm bench serve`. It
+    leaves out requests with a single token.
     """
     ttft_s = [first - send for send, first in zip(send_s, first_s, strict=True)]
-    itl_s = [
+    tpot_s = [
         (last - first) / (tokens - 1)
         for first, last, tokens in zip(first_s, last_s, output_tokens, strict=True)
         if tokens > 1
     ]
     e2e_s = [last - send for send, last in zip(send_s, last_s, strict=True)]
-    return ttft_s, itl_s, e2e_s
+    return ttft_s, tpot_s, e2e_s
 
 
 def latency_figures(*columns: Sequence[float]) -> list[float]:

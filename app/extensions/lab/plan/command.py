@@ -11,6 +11,7 @@ from typing import Any
 from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.job import Job, read_load
@@ -23,7 +24,11 @@ from app.extensions.lab.fidelity.job_flags import (
 from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.plan.backends import fleet_runner
-from app.extensions.lab.plan.plan_flags import make_parser
+from app.extensions.lab.plan.plan_flags import (
+    CONSIDERED_SEQUENCES,
+    CONSIDERED_TOKENS,
+    make_parser,
+)
 from app.extensions.lab.plan.plan_report import draw_plan, plan_figures, plan_table
 from app.extensions.lab.plan.search import FleetSearch, make_group
 from app.extensions.lab.plan.slo import Slo
@@ -87,7 +92,9 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
         raise ConfigError(next(iter(reasons.values())))
     # The lengths of a drawn load are cut to the limit of the widest engine.
     widest = max(jobs, key=lambda job: max_request_tokens(job.plan.profile.engine))
-    slo = Slo(widest.judgement.limits or {}, options.attainment, options.slo or ())
+    slo = Slo(
+        widest.judgement.limits or {}, options.attainment, options.slo or (), options.confidence
+    )
     searches = {}
     for flags in load_flags:
         load_options = Namespace(**{**vars(options), **flags})
@@ -146,7 +153,14 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
         if dict(options.device)[device] != price:
             raise UsageError(f"--device: {device} has two prices")
         engine = {"device": device, "gpu_hour_price": price, "tensor_parallel_size": size}
-        for sequences, tokens in product(options.max_num_seqs, options.max_num_batched_tokens):
+        defaults = DEVICES[device]
+        considered_sequences = options.max_num_seqs or _with_default(
+            defaults.max_num_seqs, CONSIDERED_SEQUENCES
+        )
+        considered_tokens = options.max_num_batched_tokens or _with_default(
+            defaults.max_num_batched_tokens, CONSIDERED_TOKENS
+        )
+        for sequences, tokens in product(considered_sequences, considered_tokens):
             yield {
                 **engine,
                 "max_num_seqs": sequences,
@@ -157,12 +171,17 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
         for share in filter(None, options.prefill_share):
             yield {
                 **engine,
-                "max_num_seqs": options.max_num_seqs[0],
-                "max_num_batched_tokens": options.max_num_batched_tokens[0],
+                "max_num_seqs": considered_sequences[0],
+                "max_num_batched_tokens": considered_tokens[0],
                 "prefill_share": share,
                 "prefill_pods": 1,
                 "decode_pods": 1,
             }
+
+
+def _with_default(default: int, values: Sequence[int]) -> list[int]:
+    """Returns the values with the default of the device first."""
+    return [default, *(value for value in values if value != default)]
 
 
 def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -> int:

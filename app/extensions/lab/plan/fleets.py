@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from app.core.engine.profile import EngineLimits
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.sweeps import PODS, PREFILL_PODS
+from app.extensions.lab.plan.serve_command import serve_command
 from app.extensions.lab.plan.slo import Verdict
 
 MAX_PRICE_RATIO = 1.5
@@ -54,9 +55,11 @@ class Candidate:
     def flags(self) -> str:
         """Flags of vLLM for the engine."""
         limits = self.limits
+        options = self.job.options
+        tokens = limits.max_num_batched_tokens // options.parallel_batches
         return (
-            f"--max-num-seqs {limits.max_num_seqs}"
-            f" --max-num-batched-tokens {limits.max_num_batched_tokens}"
+            f"--max-num-seqs {limits.max_num_seqs // options.data_parallel_size}"
+            f" --max-num-batched-tokens {tokens}"
         )
 
     def next_pods(self, max_pods: int, met_elsewhere: int | None) -> int | None:
@@ -126,6 +129,23 @@ class PlannedFleet:
     def verdict(self) -> Verdict:
         """The verdict on the fleet."""
         return self.engine.verdicts[self.pods]
+
+    @property
+    def serve_command(self) -> str:
+        """The command that starts a pod."""
+        return serve_command(self.engine.job, transfers=self.prefill_pods > 0)
+
+    @property
+    def replicas(self) -> str:
+        """The number of pods with their devices, as text."""
+        devices = self.engine.job.plan.profile.devices
+        device = self.engine.device
+        plural = "s" if self.pods > 1 else ""
+        text = f"{self.pods} replica{plural} of {devices} {device}"
+        if self.prefill_pods:
+            text += f", {self.prefill_pods} of them for prefill and {self.pods - self.prefill_pods}"
+            text += " for decode"
+        return text
 
     def __str__(self) -> str:
         prefill_pods = self.prefill_pods

@@ -1,7 +1,7 @@
 """Flags of `plan`: those of `simulate`, some with several values, some left out."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,14 +17,10 @@ Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-par
 limits of the engine, for each load. Bounds exclude what cannot meet the SLO or is too dear; the
 other fleets are simulated. Loads are described as for simulate.
 """
-CONSIDERED_VALUES = {
-    "tensor-parallel-size": (1, 2, 4, 8),
-    "max-num-seqs": (256, 64, 1024),
-    "max-num-batched-tokens": (8192, 2048, 16384),
-}
-"""Values of the engine's flags. The first ones are tried first, the others where they may save a
-pod.
-"""
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
+CONSIDERED_SEQUENCES = (256, 64, 1024)
+CONSIDERED_TOKENS = (8192, 2048, 16384)
+"""Values beside vLLM's default for the device, which is tried first; others may save a pod."""
 PREFILL_SHARES = (0.25, 0.4, 0.6)
 EXCLUDED_FLAGS = (
     "profile",
@@ -42,6 +38,8 @@ EXCLUDED_FLAGS = (
     "gpu-hour-price",
 )
 """Flags of simulate that plan sets or does not have."""
+MIN_CONFIDENCE = 50
+MAX_CONFIDENCE = 99
 DASK = "dask="
 AddArgument: TypeAlias = Callable[..., argparse.Action]
 """Adds an argument to a group of flags."""
@@ -66,6 +64,13 @@ def make_parser() -> FlagParser:
         default=0.99,
         metavar="SHARE",
         help="share of requests that meet the limits of --goodput [0.99]",
+    )
+    add(
+        "--confidence",
+        type=as_argument(_read_confidence),
+        metavar="PERCENT",
+        help="probability with which the fleet meets the SLO, such as 90%%, by the errors of"
+        " measured servers [take the simulation as exact]",
     )
     add(
         "--max-pods",
@@ -107,14 +112,25 @@ def _add_candidates(add: AddArgument) -> None:
         metavar="NAME|PATH",
         help=simulate_flags.MODEL_HELP,
     )
-    for name, values in CONSIDERED_VALUES.items():
+    count = whole_number(1, MAX_TOKENS)
+    add(
+        "--tensor-parallel-size",
+        nargs="+",
+        type=count,
+        default=TENSOR_PARALLEL_SIZES,
+        metavar="N",
+        help=f"values to consider [{_words(TENSOR_PARALLEL_SIZES)}]",
+    )
+    for name, values in (
+        ("max-num-seqs", CONSIDERED_SEQUENCES),
+        ("max-num-batched-tokens", CONSIDERED_TOKENS),
+    ):
         add(
             f"--{name}",
             nargs="+",
-            type=whole_number(1, MAX_TOKENS),
-            default=values,
+            type=count,
             metavar="N",
-            help=f"values to consider [{' '.join(map(str, values))}]",
+            help=f"values to consider [vLLM's default on the device, then {_words(values)}]",
         )
     add(
         "--prefill-share",
@@ -123,8 +139,13 @@ def _add_candidates(add: AddArgument) -> None:
         default=PREFILL_SHARES,
         metavar="SHARE",
         help="shares of the pods that only prefill, to consider; 0 is none"
-        f" [{' '.join(map(str, PREFILL_SHARES))}]",
+        f" [{_words(PREFILL_SHARES)}]",
     )
+
+
+def _words(values: Sequence[float]) -> str:
+    """Returns the values with spaces between them."""
+    return " ".join(map(str, values))
 
 
 def _add_loads(add: AddArgument) -> None:
@@ -150,6 +171,15 @@ def _read_price(text: str) -> tuple[str, float]:
     if not equals:
         raise ValueError(f"has no price: give {name}=PRICE, for an hour of one device")
     return name, number_of(0, 1_000_000)(price)
+
+
+def _read_confidence(text: str) -> float:
+    if not text.endswith("%"):
+        raise ValueError("must be a percentage, such as 90%")
+    percent = number_of(0, 100)(text.removesuffix("%"))
+    if not MIN_CONFIDENCE <= percent <= MAX_CONFIDENCE:
+        raise ValueError(f"must be from {MIN_CONFIDENCE} % to {MAX_CONFIDENCE} %")
+    return percent / 100
 
 
 def _read_backend(text: str) -> str:

@@ -12,6 +12,12 @@ from app.extensions.lab.plan.slo import Slo
 
 MAX_DRAWN_PERCENT = 1000
 """Greatest latency in a picture, in % of its limit."""
+SIDE_SHARE = 0.05
+"""Free space beside the prices, as a share of their range."""
+LABEL_SHARE = 0.35
+"""Free space for labels to the left of the lowest price, as a share of the range."""
+MIN_LABEL_DISTANCE = 14
+"""Least vertical distance of two labels, in pixels."""
 
 
 def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
@@ -22,7 +28,7 @@ def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
     for group in search.groups:
         best = group.best()
         label = group.name
-        cells = ["-"] * 5
+        cells = ["-"] * (2 + len(LATENCIES))
         if best is not None:
             label = str(best)
             summary = best.verdict.summary
@@ -40,9 +46,18 @@ def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
 def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
     """Returns the figures of one load for `--json`."""
     cheapest = search.cheapest()
+    neighbors: dict[str, object] = {"next_safer": None, "next_cheaper": None}
+    if cheapest is not None:
+        for kind, fleet in (
+            ("next_safer", search.next_safer(cheapest)),
+            ("next_cheaper", search.next_cheaper(cheapest)),
+        ):
+            if fleet is not None:
+                neighbors[kind] = _fleet_figures(fleet)
     return {
         "load": name,
         "cheapest": None if cheapest is None else _fleet_figures(cheapest),
+        **neighbors,
         "nearest": search.nearest() if cheapest is None else None,
         "reasons": {group.name: group.explain(cheapest) for group in search.groups},
         "front": [_fleet_figures(fleet) for fleet in search.front()],
@@ -55,13 +70,17 @@ def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
     verdict = fleet.verdict
     return {
         "device": fleet.engine.device,
-        "tensor_parallel_size": profile.devices,
+        "tensor_parallel_size": fleet.engine.job.options.tensor_parallel_size,
+        "devices_per_pod": profile.devices,
+        "serve_command": fleet.serve_command,
+        "replicas": fleet.replicas,
         "pods": fleet.pods,
         "prefill_pods": fleet.prefill_pods,
         "max_num_seqs": profile.engine.max_num_seqs,
         "max_num_batched_tokens": profile.engine.max_num_batched_tokens,
         "price_per_hour": fleet.price,
         "slo_share": verdict.slo_share,
+        "binds": verdict.binds,
         "misses": verdict.misses,
         "summary": verdict.summary,
     }
@@ -89,20 +108,42 @@ def _draw_search(axes: Axes, name: str, search: FleetSearch, *, has_labels: bool
     axes.axhline(100, color=RED, linestyle="--", linewidth=1, label="SLO")
     axes.set(title=f"{name}: {cheapest}" if cheapest else name, xlabel="price an hour")
     axes.set(ylabel="worst latency (% of its limit)", yscale="log")
-    for fleet in search.front():
-        if has_labels and fleet.verdict.slo_share <= 1:
-            # Nothing is drawn to the left of the front and below it.
-            axes.annotate(
-                str(fleet),
-                _position(fleet),
-                fontsize=7,
-                xytext=(-3, -1),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-            )
-    axes.set_xlim(left=0)
+    prices = [fleet.price for fleet in search.fleets()]
+    if prices:
+        margin = max(max(prices) - min(prices), 0.1 * min(prices))
+        # Labels of the front are written to the left of their points.
+        left_margin = LABEL_SHARE if has_labels else SIDE_SHARE
+        axes.set_xlim(
+            max(0.0, min(prices) - left_margin * margin), max(prices) + SIDE_SHARE * margin
+        )
     axes.set_ylim(top=min(MAX_DRAWN_PERCENT, axes.get_ylim()[1]))
+    if has_labels:
+        _label_front(axes, search)
+
+
+def _label_front(axes: Axes, search: FleetSearch) -> None:
+    """Writes the names of the fleets of the front that meet the SLO, where there is space.
+
+    Nothing is drawn to the left of the front and below it. A name that would overlap an earlier one
+    is left out; the cheapest fleet comes first.
+    """
+    taken_heights: list[float] = []
+    for fleet in search.front():
+        if fleet.verdict.slo_share > 1:
+            continue
+        _, height = axes.transData.transform(_position(fleet))
+        if any(abs(height - taken) < MIN_LABEL_DISTANCE for taken in taken_heights):
+            continue
+        taken_heights.append(height)
+        axes.annotate(
+            str(fleet),
+            _position(fleet),
+            fontsize=7,
+            xytext=(-3, -1),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+        )
 
 
 def _draw_fleets(

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from operator import add
 
+import msgspec
+
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.load.loads import LoadTrace
@@ -85,10 +87,44 @@ class FleetSearch:
         if fleets:
             best = fleets[0]
             lines.append(f"cheapest: {best} {best.engine.flags}, {best.price:,.2f} an hour")
+            lines.append(f"{best.replicas}: {best.serve_command}")
         if len(fleets) > 1:
             difference = price_difference(fleets[1].price / fleets[0].price)
             lines.append(f"runner-up: {fleets[1]}, {difference}")
+        if fleets:
+            lines += self._neighbor_lines(fleets[0])
         return lines
+
+    def _neighbor_lines(self, best: PlannedFleet) -> list[str]:
+        """Returns lines about the limit that binds, and the next safer and cheaper fleets."""
+        verdict = best.verdict
+        lines = [f"binds: {verdict.binds} at {verdict.slo_share:.0%} of its limit"]
+        safer = self.next_safer(best)
+        if safer is not None:
+            difference = price_difference(safer.price / best.price)
+            lines.append(
+                f"next safer: {safer} {safer.engine.flags}, {difference},"
+                f" {safer.verdict.binds} at {safer.verdict.slo_share:.0%}"
+            )
+        cheaper = self.next_cheaper(best)
+        if cheaper is not None:
+            lines.append(
+                f"next cheaper: {cheaper} {cheaper.engine.flags},"
+                f" {1 - cheaper.price / best.price:.0%} cheaper, misses {cheaper.verdict.misses}"
+            )
+        return lines
+
+    def next_safer(self, best: PlannedFleet) -> PlannedFleet | None:
+        """Returns the cheapest simulated fleet that is farther below the limits, if any."""
+        for fleet in self.fleets():
+            if fleet.verdict.slo_share < best.verdict.slo_share and fleet.price >= best.price:
+                return fleet
+        return None
+
+    def next_cheaper(self, best: PlannedFleet) -> PlannedFleet | None:
+        """Returns the dearest simulated fleet that costs less than `best`, if any."""
+        cheaper = [fleet for fleet in self.fleets() if fleet.price < best.price]
+        return max(cheaper, key=price_order, default=None)
 
     def _best_of_groups(self) -> list[PlannedFleet]:
         return [fleet for fleet in (group.best() for group in self.groups) if fleet is not None]
@@ -124,4 +160,13 @@ class FleetSearch:
 def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
     """Simulates a fleet, in this process or in a worker."""
     outcome, summary = job.run(load)
-    return slo.judge(outcome, summary)
+    errors = job.errors(summary)
+    if slo.confidence is None or errors is None:
+        return slo.judge(outcome, summary)
+    # A slower engine also queues more, which a factor on its latencies would miss. Factors below 1
+    # are not used, as the bounds of the search hold for the simulated costs.
+    step_factor = max(1.0, errors.tpot.factor(slo.confidence))
+    ttft_factor = max(1.0, errors.ttft.factor(slo.confidence) / step_factor)
+    slowed_outcome, slowed_summary = job.slowed(step_factor).run(load)
+    verdict = slo.tightened(ttft_factor).judge(slowed_outcome, slowed_summary)
+    return msgspec.structs.replace(verdict, summary=summary)

@@ -1,7 +1,9 @@
 """The SLO of a plan, and the verdict on a simulated fleet."""
 
+from __future__ import annotations
+
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import Struct
 
@@ -20,6 +22,8 @@ class Verdict(Struct, frozen=True):
     misses: str
     """Latency that exceeds its limit, and by how much; empty where the SLO is met."""
     summary: RunSummary
+    binds: str
+    """Latency that is nearest to its limit, or furthest above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Slo:
     attainment: float
     """Share of the requests that must meet the limits."""
     objectives: tuple[Objective, ...]
+    confidence: float | None = None
+    """Probability with which a fleet must meet the SLO; None takes the simulation as exact."""
 
     def __str__(self) -> str:
         limits = [
@@ -41,24 +47,45 @@ class Slo:
         if limits:
             parts.append(f"{', '.join(limits)} for {100 * self.attainment:g} % of requests")
         parts += map(str, self.objectives)
-        return ", ".join(parts)
+        text = ", ".join(parts)
+        if self.confidence is not None:
+            text += f", met with a probability of {self.confidence:.0%}"
+        return text
 
     def judge(self, outcome: SimulationOutcome, summary: RunSummary) -> Verdict:
         """Returns the verdict on a run."""
-        shares = [(0.0, "")]
+        shares = [(0.0, "", "")]
         for objective in self.objectives:
             excess = milliseconds(objective.seconds(summary) - objective.limit_s)
             text = f"{objective.latency}_{objective.statistic} by {excess}"
-            shares.append((objective.ratio(summary), text))
+            name = f"{objective.latency}_{objective.statistic}"
+            shares.append((objective.ratio(summary), text, name))
         if self.limits:
             shares.append(self._judge_limits(outcome))
-        share, text = max(shares)
+        share, text, binds = max(shares)
         if share <= 1:
             text = ""
-        return Verdict(share, text, summary)
+        return Verdict(share, text, summary, binds)
 
-    def _judge_limits(self, outcome: SimulationOutcome) -> tuple[float, str]:
-        """Returns the share of the limits that enough requests meet, and the worst limit."""
+    def tightened(self, ttft_factor: float) -> Slo:
+        """Returns the SLO for first tokens that may take `ttft_factor` times as long."""
+        limits = {
+            name: {
+                metric: limit_s / ttft_factor if metric == "ttft" else limit_s
+                for metric, limit_s in class_limits.items()
+            }
+            for name, class_limits in self.limits.items()
+        }
+        objectives = tuple(
+            replace(objective, limit_s=objective.limit_s / ttft_factor)
+            if objective.latency == "ttft"
+            else objective
+            for objective in self.objectives
+        )
+        return replace(self, limits=limits, objectives=objectives)
+
+    def _judge_limits(self, outcome: SimulationOutcome) -> tuple[float, str, str]:
+        """Returns the share of the limits that enough requests meet, the miss and the metric."""
         ratios = list(limit_ratios(outcome, self.limits))
         worst_ratios = [max(request.values(), default=0.0) for request in ratios]
         share = self._attained(worst_ratios)
@@ -70,11 +97,11 @@ class Slo:
         worst, metric = max(shares_by_metric)
         if worst <= 1:
             good_share = sum(ratio <= 1 for ratio in worst_ratios) / len(ratios)
-            return share, f"goodput by {self.attainment - good_share:.1%}"
+            return share, f"goodput by {self.attainment - good_share:.1%}", metric
         limits_s = {limits[metric] for limits in self.limits.values() if metric in limits}
         if len(limits_s) > 1:
-            return share, f"{metric} by {worst - 1:.0%}"
-        return share, f"{metric} by {milliseconds((worst - 1) * limits_s.pop())}"
+            return share, f"{metric} by {worst - 1:.0%}", metric
+        return share, f"{metric} by {milliseconds((worst - 1) * limits_s.pop())}", metric
 
     def _attained(self, values: list[float]) -> float:
         """Returns the greatest value of the best requests that make up the attainment."""

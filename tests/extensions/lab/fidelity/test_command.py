@@ -65,9 +65,10 @@ def test_figures_match_the_written_requests(
     with requests.open() as file:
         rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
     ttft_s = sorted(it["first_s"] - it["send_s"] for it in rows)
-    itl_s = sorted((it["last_s"] - it["first_s"]) / (it["output_tokens"] - 1) for it in rows)
-    for name, values in (("ttft_s", ttft_s), ("itl_s", itl_s)):
+    tpot_s = sorted((it["last_s"] - it["first_s"]) / (it["output_tokens"] - 1) for it in rows)
+    for name, values in (("ttft_s", ttft_s), ("tpot_s", tpot_s)):
         wanted = {"mean": sum(values) / 20, "p50": values[10], "p90": values[18], "p99": values[19]}
+        wanted |= {"p95": values[19], "p99.9": values[19]}
         assert summary[name] == pytest.approx(wanted, abs=2e-6)
     assert [it["input_tokens"] for it in rows] == [100 + number for number in range(20)]
     assert (summary["requests"], summary["preemptions"], summary["requests_per_pod"]) == (
@@ -89,9 +90,13 @@ def test_synthetic_acceptance_divides_the_time_between_tokens(
     every = ["--speculative-config", config + ', "synthetic_acceptance_length": 3}']
     by_chance = ["--speculative-config", config + ', "synthetic_acceptance_length": 2.25}']
     none = ["--speculative-config", config + ', "synthetic_acceptance_length": 1}']
-    itl_s = [figures(capsys, *load, *flags)["itl_s"]["mean"] for flags in (none, every, by_chance)]
-    assert itl_s[0] / itl_s[1] == pytest.approx(3, rel=0.01)
-    assert itl_s[0] / itl_s[2] == pytest.approx(2.25, rel=0.03)
+    runs = [figures(capsys, *load, *flags) for flags in (none, every, by_chance)]
+    tpot_s = [run["tpot_s"]["mean"] for run in runs]
+    assert tpot_s[0] / tpot_s[1] == pytest.approx(3, rel=0.01)
+    assert tpot_s[0] / tpot_s[2] == pytest.approx(2.25, rel=0.03)
+    # The tokens that a step accepts come together, so the gaps between steps stay.
+    itl_s = [run["itl_s"]["mean"] for run in runs]
+    assert itl_s == pytest.approx([itl_s[0]] * 3, rel=0.01)
     assert figures(capsys, *load, *by_chance) == figures(capsys, *load, *by_chance)
     said = refusal(capsys, *load, "--speculative-config", config + "}", status=2)
     assert "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length" in said
@@ -105,8 +110,14 @@ def test_the_table_has_a_line_for_each_figure_and_objective(
     assert lines[0].startswith("qwen3-14b-h100: drawn load, ") and lines[0].endswith(
         "; 2 pods, random"
     )
-    assert [line.split("|")[1].strip() for line in lines[1:6]] == ["", "----", "TTFT", "ITL", "E2E"]
-    names = [line.partition(":")[0] for line in lines[6:]]
+    assert [line.split("|")[1].strip() for line in lines[1:6]] == [
+        "",
+        "----",
+        "TTFT",
+        "TPOT",
+        "ITL",
+    ]
+    names = [line.partition(":")[0] for line in lines[7:]]
     assert names[:6] == ["requests", "tokens", "KV cache", "running", "steps", "pods"]
     assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
 
@@ -261,7 +272,7 @@ FAILURES: list[tuple[list[str], str]] = [
         ),
         (
             [*DRAWN, "--slo", "ttft=1"],
-            "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99",
+            "argument --slo: 'ttft=1' must be ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
         ),
         ([*DRAWN, "--json", "x", "--requests", "./x"], "x is named twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),

@@ -85,7 +85,7 @@ def test_the_router_that_finds_prompts_is_better_and_the_sentence_says_why(
     because = (
         f"because {shares[0]} of its prompt tokens were found in a cache instead of {shares[1]}"
     )
-    assert first.startswith("prefix is better: TTFT p99 ") and f", {because} and " in first
+    assert first.startswith("prefix is better: ITL p99 ") and f", {because}." in first
     rows = {line.split("|")[1].strip(): line for line in heads if line.startswith("|")}
     itl = [f"{its['itl_s']['p50'] * 1000:.1f} ms" for its in (random, prefix)]
     assert [cell.strip() for cell in rows["ITL p50"].split("|")[2:4]] == itl

@@ -139,7 +139,11 @@ def test_the_table_has_a_line_for_each_pool(capsys: Capture) -> None:
     assert run(SPLIT) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("; 3 pods, random, 2 of them prefill, 163.84 kB a token at 50 GB/s")
-    assert [line.split("|")[1].strip() for line in lines[6:9]] == ["prefill", "waiting", "transfer"]
+    assert [line.split("|")[1].strip() for line in lines[7:10]] == [
+        "prefill",
+        "waiting",
+        "transfer",
+    ]
     assert [line.partition(":")[0] for line in lines[-3:]] == [
         "prefill pods",
         "decode pods",

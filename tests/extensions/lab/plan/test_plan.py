@@ -144,7 +144,7 @@ def test_the_table_explains_each_device(
     }.items():  # fmt: skip
         assert reason in rows[name], rows[name]
     assert first.startswith("2/s: ") and second.startswith("4/s: ")
-    assert "runner-up: h200 tp 4 x" in second and "--max-num-seqs 256" in second
+    assert "runner-up: h200 tp 4 x" in second and "--max-num-seqs 1024" in second
 
 
 def test_an_unreachable_slo_reports_the_nearest_fleet(

@@ -1,0 +1,194 @@
+"""Errors of computed profiles: intervals from the residuals of the nearest measured servers.
+
+`known_errors.json` has a residual for each measured cell: the logarithm of measured over simulated
+TPOT and TTFT. `python -m benchmarks.residuals` makes it, and `python -m benchmarks.coverage` tests
+the intervals by leaving out one group of cells at a time. Start reading at `ErrorModel.spread`.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from math import exp, inf, log2
+from pathlib import Path
+from statistics import NormalDist
+
+import msgspec
+from msgspec import Struct
+
+from app.extensions.lab.costs.memory import NEWEST
+
+TABLE = Path(__file__).with_name("known_errors.json")
+COVERAGE = 0.8
+"""Share of measured servers that an interval is made for."""
+UPPER_80 = NormalDist().inv_cdf(0.5 + COVERAGE / 2)
+"""Half width of the interval in standard deviations."""
+NEIGHBOR_SCALE = 0.1
+"""Distance beyond the nearest neighbor at which a residual has 1/e of its weight."""
+NEIGHBOR_GROWTH = 0.2
+"""Growth of that distance with the one of the nearest neighbor: far from all, many count."""
+CENTER_SCALE = 0.5
+"""Distance of the nearest neighbor at which its bias counts 1/e."""
+WIDENING = 0.5
+"""Growth of an interval with the distance of the nearest neighbor."""
+MIN_HALF_WIDTH = 0.03
+"""Least half width, as a logarithm: repeated runs of one server differ by as much."""
+GENERATIONS = {
+    "h100": "hopper",
+    "h200": "hopper",
+    "b200": "blackwell",
+    "a100": "ampere",
+    "l40s": "ada",
+    "mi300x": "cdna",
+}
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """The facts of a server that decide which measurements are near."""
+
+    family: str
+    """Architecture of the model, without `ForCausalLM`."""
+    weights: str
+    """Format of the weights."""
+    has_experts: bool
+    device: str
+    devices: int
+    expert_parallel: bool
+    data_parallel: bool
+    version: int
+    """Minor number of vLLM's version."""
+    concurrency: float = 1.0
+    """Requests in flight, on average."""
+    input_tokens: float = 1024.0
+
+
+class KnownError(Struct, frozen=True, kw_only=True):
+    """Residuals of a measured cell; None without a documented client."""
+
+    situation: Situation
+    group: str
+    tpot: float | None
+    ttft: float | None
+
+    def residual(self, figure: str) -> float | None:
+        """Returns the residual of `tpot` or `ttft`."""
+        return self.tpot if figure == "tpot" else self.ttft
+
+
+class ErrorSpread(Struct, frozen=True):
+    """Distribution of measured over simulated values, as logarithms."""
+
+    center: float
+    half_width: float
+    """Half width of the 80 % interval."""
+    distance: float
+    """Distance of the nearest measurement; 0 for the same situation."""
+    nearest: str
+    """Group of the nearest measurement."""
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval, as a factor."""
+        return exp(self.center - self.half_width)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval, as a factor."""
+        return exp(self.center + self.half_width)
+
+    def factor(self, confidence: float) -> float:
+        """Returns the factor that is not exceeded with this probability."""
+        deviations = NormalDist().inv_cdf(confidence)
+        return exp(self.center + deviations / UPPER_80 * self.half_width)
+
+
+class ErrorModel:
+    """Intervals from the residuals of near measurements."""
+
+    def __init__(self, errors: Sequence[KnownError]) -> None:
+        self._errors = errors
+
+    def spread(self, situation: Situation, figure: str) -> ErrorSpread:
+        """Returns the distribution of the errors of `tpot` or `ttft`.
+
+        Each residual has a weight that falls with its distance. The center is their median, drawn
+        toward 0 where nothing near was measured; the half width holds 80 % of their weight, and
+        grows with the distance of the nearest left.
+        """
+        distances = []
+        min_distance = inf
+        nearest = ""
+        for error in self._errors:
+            residual = error.residual(figure)
+            if residual is None:
+                continue
+            distance = distance_between(situation, error.situation)
+            distances.append((residual, distance))
+            if distance < min_distance:
+                min_distance = distance
+                nearest = error.group
+        scale = NEIGHBOR_SCALE + NEIGHBOR_GROWTH * min_distance
+        weighted = [
+            (residual, exp((min_distance - distance) / scale)) for residual, distance in distances
+        ]
+        center = exp(-min_distance / CENTER_SCALE) * weighted_quantile(weighted, 0.5)
+        deviations = [(abs(residual - center), weight) for residual, weight in weighted]
+        half_width = max(MIN_HALF_WIDTH, weighted_quantile(deviations, COVERAGE))
+        return ErrorSpread(
+            center=center,
+            half_width=half_width * (1 + WIDENING * min_distance),
+            distance=min_distance,
+            nearest=nearest,
+        )
+
+
+def distance_between(left: Situation, right: Situation) -> float:
+    """Returns how unlike two situations are; 0 for equal ones.
+
+    Another family, format, device or kind of parallelism counts a fixed amount, a size counts by
+    the doublings between the two, and versions by their number.
+    """
+    distance = 0.0
+    distance += 0.7 * (left.family != right.family)
+    distance += 0.7 * (left.weights != right.weights)
+    distance += 1.0 * (left.has_experts != right.has_experts)
+    distance += 0.5 * (left.device != right.device)
+    distance += 1.0 * (GENERATIONS.get(left.device) != GENERATIONS.get(right.device))
+    distance += 0.5 * (left.expert_parallel != right.expert_parallel)
+    distance += 0.7 * (left.data_parallel != right.data_parallel)
+    distance += 0.25 * _doublings(left.devices, right.devices)
+    distance += 0.12 * _doublings(left.concurrency, right.concurrency)
+    distance += 0.1 * _doublings(left.input_tokens, right.input_tokens)
+    distance += min(0.6, 0.12 * abs(left.version - right.version))
+    return distance
+
+
+def _doublings(left: float, right: float) -> float:
+    """Returns the doublings between two sizes of at least 1."""
+    return abs(log2(max(1.0, left) / max(1.0, right)))
+
+
+def weighted_quantile(values: Sequence[tuple[float, float]], share: float) -> float:
+    """Returns the least value that covers `share` of the weight; values come with weights."""
+    ascending = sorted(values)
+    wanted = share * sum(weight for _, weight in ascending)
+    covered = 0.0
+    for value, weight in ascending:
+        covered += weight
+        if covered >= wanted:
+            return value
+    return ascending[-1][0]
+
+
+def situation_version(version: list[int]) -> int:
+    """Returns the number of a version for a `Situation`."""
+    return version[1] if version[0] == 0 else NEWEST[1]
+
+
+def read_errors() -> list[KnownError]:
+    """Returns the errors that are shipped."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=list[KnownError])
+
+
+@cache
+def known_errors() -> ErrorModel:
+    """Returns the model of the errors that are shipped."""
+    return ErrorModel(read_errors())

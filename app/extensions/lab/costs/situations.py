@@ -1,0 +1,29 @@
+"""The situation of a computed profile, which finds the nearest measurements."""
+
+from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.error_model import Situation, situation_version
+from app.extensions.lab.costs.memory import measured_version
+from app.extensions.lab.costs.shapes import model_shape
+from app.extensions.lab.costs.storage import read_storage
+
+
+def make_situation(config: object, device_name: str, options: EngineOptions) -> Situation:
+    """Returns the situation of a model, by the content of its `config.json`, on a device.
+
+    Raises:
+        ConfigError: The model is unknown.
+    """
+    shape = model_shape(config)
+    quantization = options.weight_quantization(shape.quantization_config, "model config")
+    storage = read_storage(quantization, "model config")
+    version, _ = measured_version(options.vllm_version)
+    return Situation(
+        family=shape.architectures[0].removesuffix("ForCausalLM"),
+        weights=storage.kernels or storage.kind,
+        has_experts=shape.num_experts > 0,
+        device=device_name.lower(),
+        devices=options.devices,
+        expert_parallel=options.enable_expert_parallel,
+        data_parallel=options.data_parallel_size > 1,
+        version=situation_version(version),
+    )

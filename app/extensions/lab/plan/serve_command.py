@@ -1,0 +1,62 @@
+"""Commands of `vllm serve` that start the pods of a planned fleet."""
+
+import shlex
+from pathlib import Path
+
+from app.extensions.lab.costs.engine_options import AUTO_DTYPE, EngineOptions
+from app.extensions.lab.costs.known_models import full_name
+from app.extensions.lab.fidelity.job import Job
+
+CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
+"""`--kv-transfer-config` of pods that only prefill, and of the pods that continue their prompts."""
+PLACEHOLDER = "MODEL"
+"""Stands for a model that is only known by the path of its shape."""
+
+
+def serve_command(job: Job, *, transfers: bool) -> str:
+    """Returns the command of a pod; `transfers` is True for prefill and decode pods."""
+    options = job.options
+    words = ["vllm", "serve", _model_name(job.model), *_parallel_flags(options)]
+    limits = job.plan.profile.engine
+    words += ["--max-num-seqs", str(limits.max_num_seqs // options.data_parallel_size)]
+    tokens = limits.max_num_batched_tokens // options.parallel_batches
+    words += ["--max-num-batched-tokens", str(tokens)]
+    if limits.max_model_len is not None:
+        words += ["--max-model-len", str(limits.max_model_len)]
+    if options.kv_cache_dtype != AUTO_DTYPE:
+        words += ["--kv-cache-dtype", options.kv_cache_dtype]
+    if options.quantization:
+        words += ["--quantization", options.quantization]
+    if options.gpu_memory_utilization is not None:
+        words += ["--gpu-memory-utilization", f"{options.gpu_memory_utilization:g}"]
+    if options.enforce_eager:
+        words.append("--enforce-eager")
+    if not limits.enable_prefix_caching:
+        words.append("--no-enable-prefix-caching")
+    if transfers:
+        words += ["--kv-transfer-config", CONNECTOR]
+    return shlex.join(words)
+
+
+def _parallel_flags(options: EngineOptions) -> list[str]:
+    """Returns the flags of parallelism that differ from one device."""
+    words = []
+    for flag, size in (
+        ("--tensor-parallel-size", options.tensor_parallel_size),
+        ("--pipeline-parallel-size", options.pipeline_parallel_size),
+        ("--data-parallel-size", options.data_parallel_size),
+    ):
+        if size > 1:
+            words += [flag, str(size)]
+    if options.enable_expert_parallel:
+        words.append("--enable-expert-parallel")
+    return words
+
+
+def _model_name(model: str) -> str:
+    """Returns what `vllm serve` takes as the model: a name, or the folder of its files."""
+    if not Path(model).exists():
+        return full_name(model) or model
+    if Path(model).is_dir():
+        return model
+    return PLACEHOLDER

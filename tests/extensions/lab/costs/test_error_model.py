@@ -1,0 +1,124 @@
+"""Intervals of computed profiles: coverage of what was left out, and widths."""
+
+import msgspec
+import pytest
+
+from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.error_model import (
+    ErrorModel,
+    KnownError,
+    Situation,
+    distance_between,
+    known_errors,
+    read_errors,
+    weighted_quantile,
+)
+from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.situations import make_situation
+from benchmarks.coverage import leave_one_group_out
+
+PLACE = Situation(
+    family="Llama",
+    weights="fp8",
+    has_experts=False,
+    device="h100",
+    devices=2,
+    expert_parallel=False,
+    data_parallel=False,
+    version=18,
+    concurrency=16,
+)
+
+
+def error(residual: float, **changes: object) -> KnownError:
+    situation = msgspec.structs.replace(PLACE, **changes)
+    return KnownError(situation=situation, group=str(changes), tpot=residual, ttft=None)
+
+
+@pytest.mark.parametrize("figure", ["tpot", "ttft"])
+def test_intervals_cover_groups_that_they_were_not_made_of(figure: str) -> None:
+    coverage = leave_one_group_out(read_errors(), figure)
+    assert 0.74 <= coverage.share <= 0.88
+    assert coverage.worst_large_group >= 0.6
+    assert coverage.half_width <= 2 * coverage.error
+    assert len(coverage.groups) > 30
+
+
+def test_intervals_grow_with_the_distance_of_the_nearest_measurement() -> None:
+    model = ErrorModel([error(0.05), error(-0.05), error(0.1), error(0.02)])
+    places = [
+        PLACE,
+        msgspec.structs.replace(PLACE, devices=8),
+        msgspec.structs.replace(PLACE, devices=8, family="Gemma", weights="bf16"),
+        msgspec.structs.replace(PLACE, device="mi300x", family="Gemma", weights="bf16"),
+    ]
+    spreads = [model.spread(place, "tpot") for place in places]
+    widths = [spread.half_width for spread in spreads]
+    assert widths == sorted(widths) and widths[-1] > 1.5 * widths[0]
+    distances = [spread.distance for spread in spreads]
+    assert distances == sorted(distances) and distances[0] == 0
+
+
+def test_the_bias_of_the_same_servers_moves_the_interval_and_that_of_others_does_not() -> None:
+    biased = [error(value, device="h100") for value in (0.28, 0.3, 0.32)]
+    spread = ErrorModel(biased).spread(PLACE, "tpot")
+    assert spread.center == pytest.approx(0.3)
+    assert spread.low > 1.2
+    far = msgspec.structs.replace(PLACE, device="mi300x", family="Gemma", has_experts=True)
+    distant = ErrorModel(biased).spread(far, "tpot")
+    assert abs(distant.center) < 0.01
+    assert distant.low < 1 < distant.high
+
+
+def test_a_confidence_of_90_percent_is_the_upper_end_of_the_80_percent_interval() -> None:
+    spread = known_errors().spread(PLACE, "tpot")
+    assert spread.factor(0.9) == pytest.approx(spread.high)
+    assert spread.factor(0.1) == pytest.approx(spread.low)
+    assert spread.factor(0.5) < spread.factor(0.75) < spread.factor(0.99)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"family": "Qwen3"},
+        {"weights": "bf16"},
+        {"device": "h200"},
+        {"device": "b200"},
+        {"devices": 4},
+        {"version": 19},
+        {"concurrency": 17.0},
+        {"expert_parallel": True},
+        {"data_parallel": True},
+    ],
+)
+def test_each_fact_of_a_server_counts(changes: dict[str, object]) -> None:
+    other = msgspec.structs.replace(PLACE, **changes)
+    distance = distance_between(PLACE, other)
+    assert distance > 0
+    assert distance_between(other, PLACE) == pytest.approx(distance)
+    assert distance_between(PLACE, PLACE) == 0
+
+
+def test_a_situation_has_the_facts_of_the_options() -> None:
+    options = EngineOptions(
+        tensor_parallel_size=2,
+        data_parallel_size=2,
+        enable_expert_parallel=True,
+        vllm_version="0.14",
+    )
+    situation = make_situation(read_model_config("MiniMaxAI/MiniMax-M2.5"), "H200", options)
+    assert situation == Situation(
+        family="MiniMaxM2",
+        weights="fp8-block",
+        has_experts=True,
+        device="h200",
+        devices=4,
+        expert_parallel=True,
+        data_parallel=True,
+        version=15,
+    )
+
+
+def test_weighted_quantiles_follow_the_weights() -> None:
+    values = [(3.0, 1.0), (1.0, 8.0), (2.0, 1.0)]
+    assert [weighted_quantile(values, share) for share in (0.1, 0.8, 0.85, 1.0)] == [1, 1, 2, 3]

@@ -1,0 +1,74 @@
+"""plan --confidence: fleets that meet the SLO with a probability, and their neighbors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.extensions.lab.plan.command import run
+from tests.extensions.lab.plan.test_plan import figures
+
+ARGV = ["--model", "qwen3-14b", "--device", "h100=2", "--tensor-parallel-size", "1"]
+ARGV += ["--prefill-share", "0", "--processes", "1", "--max-num-seqs", "256"]
+ARGV += ["--max-num-batched-tokens", "8192", "--policy", "least-requests"]
+LOAD = ["--rate", "24", "--seconds", "10", "--goodput", "ttft:1000", "tpot:30"]
+
+
+def answer(capsys: pytest.CaptureFixture[str], flags: Sequence[str] = ()) -> Any:
+    return figures(capsys, *ARGV, *LOAD, *flags)["loads"][0]
+
+
+def test_more_confidence_costs_more(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = answer(capsys)["cheapest"]
+    likely = answer(capsys, ["--confidence", "90%"])["cheapest"]
+    sure = answer(capsys, ["--confidence", "99%"])["cheapest"]
+    prices = [fleet["price_per_hour"] for fleet in (plain, likely, sure)]
+    assert prices == sorted(prices)
+    assert prices[2] > prices[0]
+    assert likely["pods"] in range(plain["pods"], sure["pods"] + 1)
+
+
+def test_the_same_fleet_is_nearer_to_its_limit_with_confidence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = answer(capsys)["simulated"]
+    likely = answer(capsys, ["--confidence", "90%"])["simulated"]
+    shares = {fleet["pods"]: fleet["slo_share"] for fleet in plain}
+    common = [fleet for fleet in likely if fleet["pods"] in shares]
+    assert common
+    assert all(fleet["slo_share"] > shares[fleet["pods"]] for fleet in common)
+
+
+def test_the_answer_names_the_limit_that_binds_and_the_next_fleets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = answer(capsys)
+    best = document["cheapest"]
+    assert best["binds"] in ("ttft", "tpot")
+    assert best["slo_share"] <= 1
+    cheaper = document["next_cheaper"]
+    assert cheaper["price_per_hour"] < best["price_per_hour"] and cheaper["misses"]
+    assert run([*ARGV, *LOAD]) == 0
+    out = capsys.readouterr().out
+    assert f"\nbinds: {best['binds']} at {best['slo_share']:.0%} of its limit\n" in out
+    assert f"next cheaper: h100 tp 1 x {cheaper['pods']} " in out
+    assert f"cheaper, misses {cheaper['misses']}" in out
+
+
+def test_the_probability_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*ARGV, *LOAD, "--confidence", "80%"]) == 0
+    heading = capsys.readouterr().out.splitlines()[0]
+    assert heading.endswith("for 99 % of requests, met with a probability of 80%")
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [("0.9", "must be a percentage"), ("40%", "must be from 50 % to 99 %"), ("x%", "must be")],
+)
+def test_a_wrong_confidence_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], value: str, rule: str
+) -> None:
+    assert run([*ARGV, *LOAD, "--confidence", value]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert rule in err and err.count("\n") == 1

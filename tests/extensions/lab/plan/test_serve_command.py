@@ -1,0 +1,64 @@
+"""The command of `vllm serve` for a planned fleet."""
+
+from pathlib import Path
+
+import pytest
+
+from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.summary import Judgement
+from app.extensions.lab.plan.command import run
+from app.extensions.lab.plan.serve_command import serve_command
+from tests.extensions.lab.fidelity.test_token_gaps import outcome_of
+from tests.extensions.lab.plan.test_plan import figures
+
+LOAD = ["--rate", "2", "--seconds", "3", "--goodput", "ttft:2000", "tpot:50", "--processes", "1"]
+
+
+def test_the_answer_names_the_command_and_the_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--model", "qwen3-14b", "--device", "h100=2", "--tensor-parallel-size", "2"]
+    options = ["--kv-cache-dtype", "fp8", "--gpu-memory-utilization", "0.85", "--enforce-eager"]
+    assert run([*argv, *options, *LOAD, "--max-model-len", "8192", "--prefill-share", "0"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "\n1 replica of 2 h100: vllm serve Qwen/Qwen3-14B --tensor-parallel-size 2"
+        " --max-num-seqs 1024 --max-num-batched-tokens 8192 --max-model-len 8192"
+        " --kv-cache-dtype fp8 --gpu-memory-utilization 0.85 --enforce-eager\n"
+    ) in out
+
+
+def test_limits_in_the_command_are_of_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--model", "Qwen/Qwen3-30B-A3B-FP8", "--device", "h200=2", "--enable-expert-parallel"]
+    argv += ["--tensor-parallel-size", "1", "--data-parallel-size", "2"]
+    answer = figures(capsys, *argv, *LOAD, "--prefill-share", "0")["loads"][0]["cheapest"]
+    assert answer["devices_per_pod"] == 2
+    assert answer["tensor_parallel_size"] == 1
+    command = answer["serve_command"]
+    assert "--data-parallel-size 2 --enable-expert-parallel --max-num-seqs 1024" in command
+    assert "--max-num-batched-tokens 8192" in command
+    assert "--tensor-parallel-size" not in command
+
+
+def test_pods_that_transfer_have_a_connector_and_a_file_stands_for_any_model(
+    tmp_path: Path,
+) -> None:
+    shape = tmp_path / "config.json"
+    shape.write_text("{}")
+    plan = outcome_of([(0.0, 10, 5)]).plan
+    commands = [
+        serve_command(
+            Job(
+                profile_name="auto",
+                plan=plan,
+                trace=None,
+                recipe=None,
+                judgement=Judgement(),
+                model=str(model),
+            ),
+            transfers=transfers,
+        )
+        for model, transfers in ((shape, False), (tmp_path, True))
+    ]
+    limits = "--max-num-seqs 256 --max-num-batched-tokens 4096"
+    assert commands[0] == f"vllm serve MODEL {limits}"
+    assert commands[1].startswith(f"vllm serve {tmp_path} {limits} --kv-transfer-config '{{")
+    assert '"kv_connector":"NixlConnector"' in commands[1]
