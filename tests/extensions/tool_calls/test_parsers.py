@@ -276,7 +276,7 @@ def test_long_lists_of_calls_in_python_are_text() -> None:
     assert streamed("pythonic", [f'[f(text="{text}', '")', "]"]) == ("", expected)
 
 
-@pytest.mark.parametrize("quote", ("'", "\"", "'''", '"""'))
+@pytest.mark.parametrize("quote", ("'", '"', "'''", '"""'))
 @pytest.mark.parametrize("prefix", ("f", "F", "rf", "fR"))
 def test_expressions_in_a_formatted_text_count_as_signs(prefix: str, quote: str) -> None:
     expressions = "{1}" * 500
