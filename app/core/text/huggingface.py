@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Self
 
 import tokenizers
+from gevent.lock import BoundedSemaphore
 from tokenizers import decoders
 
 from app.core.base import Bounded
-from app.core.base.clock.pause import QUICK_BYTES, call_long, call_off_hub
+from app.core.base.clock.pause import QUICK_BYTES, call_long, call_off_hub, can_wait
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -53,6 +54,9 @@ EMBEDDED = Path(__file__).parent / "data"
 """Folder of the embedded tokenizer."""
 CHARACTER_WORK = 8
 """Work of encoding a character, in bytes as `call_long` counts them."""
+LONG_TEXT = 1 << 19
+"""Longest text that does not wait for others, in characters: tokens take 250 bytes each."""
+MAX_LONG_TEXTS = 2
 TOKEN_WORK = 2
 """Work of writing a token's text, in bytes as `call_long` counts them."""
 OFFLINE_VALUES = ("1", "ON", "TRUE", "YES")
@@ -79,6 +83,7 @@ class LocalTokenizer(Tokenizer):
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
+        self._long_texts = BoundedSemaphore(MAX_LONG_TEXTS)
         self.name = name
         self._templates = ChatTemplates(
             folder.chat_templates,
@@ -208,8 +213,12 @@ class LocalTokenizer(Tokenizer):
             )
             return [encoding.ids for encoding in encodings]
 
+        size = sum(map(len, texts))
         try:
-            return call_long(CHARACTER_WORK * sum(map(len, texts)), work)
+            if size <= LONG_TEXT or not can_wait():
+                return call_long(CHARACTER_WORK * size, work)
+            with self._long_texts:
+                return call_off_hub(work)
         except TypeError as error:
             raise SurrogateError() from error
 
@@ -235,13 +244,12 @@ class LocalTokenizer(Tokenizer):
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
         """See `Tokenizer`."""
-        encoding = call_long(
+        return call_long(
             CHARACTER_WORK * len(text),
             self.backend.encode,
             text,
             add_special_tokens=add_special_tokens,
-        )
-        return encoding.offsets
+        ).offsets
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer`."""

@@ -56,6 +56,8 @@ LATER_ARCHITECTURES = frozenset(
     )
 )
 """Further architectures since the version with /v1/decisions."""
+MAX_PROMPT_TOKENS = 1 << 22
+"""Most tokens of all prompts of a request: each item repeats the query, which takes memory."""
 
 
 def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
@@ -146,6 +148,7 @@ def _score(
         prompt_tokens = sum(map(len, prompts))
         data: list[Mapping[str, float | str]] = []
         for index, prompt in enumerate(prompts):
+            pipeline.slices.spend(1 + len(prompt))
             probabilities = label_probabilities(prompt, labels)
             score = probabilities[0]
             if request.apply_softmax:
@@ -183,9 +186,16 @@ def _scoring_prompts(
     if isinstance(query, str):
         query = encode(query, request.add_special_tokens)
     prompts: list[TokenIds] = []
+    all_tokens = 0
     for item in request.items:
         ids = encode(item, False) if isinstance(item, str) else item
         prompt = ids + query if request.item_first else query + ids
+        all_tokens += min(len(prompt), max_prompt_tokens)
+        if all_tokens > MAX_PROMPT_TOKENS:
+            raise bad_request(
+                f"The prompts of all items have more than {MAX_PROMPT_TOKENS} tokens together.",
+                "items",
+            )
         prompts.append(prompt[:max_prompt_tokens])
         pipeline.slices.spend(len(prompts[-1]))
     return prompts

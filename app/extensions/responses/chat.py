@@ -6,6 +6,7 @@ from typing import Literal, cast
 
 import msgspec
 
+from app.core.base.clock.pause import Slices
 from app.core.protocol import options
 from app.core.protocol.chat import ChatCompletionRequest, Message
 from app.core.protocol.coercion import JsonObject
@@ -150,7 +151,9 @@ def _is_partial(item: InputItem) -> bool:
 def _messages(items: Iterable[InputItem]) -> list[Message]:
     """Returns the messages of `items`; consecutive items of the assistant become one message."""
     messages: list[Message] = []
+    slices = Slices()
     for item in items:
+        slices.spend()
         message = _message(item)
         if not messages or not _can_join(messages[-1], message):
             messages.append(message)
@@ -159,8 +162,9 @@ def _messages(items: Iterable[InputItem]) -> list[Message]:
         calls = cast(list[JsonObject], message.pop("tool_calls", []))
         previous |= message
         if calls:
-            earlier_calls = cast(list[JsonObject], previous.get("tool_calls", []))
-            previous["tool_calls"] = [*earlier_calls, *calls]
+            # In place: a copy for each of thousands of calls would take seconds.
+            earlier_calls = cast(list[JsonObject], previous.setdefault("tool_calls", []))
+            earlier_calls += calls
     return messages
 
 

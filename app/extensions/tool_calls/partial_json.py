@@ -176,8 +176,10 @@ def _complete_container(text: str, start: int, allow_cut_text: bool) -> _Complet
 def _skip_certain_items(text: str, position: int, is_object: bool) -> int:
     """Returns the position behind the comma of the last item before a list or an object."""
     pattern = CERTAIN_FIELD if is_object else CERTAIN_ITEM
-    while (match := pattern.match(text, position)) is not None:
+    match = pattern.match(text, position)
+    while match is not None:
         position = match.end()
+        match = pattern.match(text, position)
     return position
 
 

@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import threading
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import gevent
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +19,12 @@ from app.core.text.base import (
     TokenizerInputError,
     TokenizerLoadError,
 )
-from app.core.text.huggingface import LocalTokenizer, default_tokenizer
+from app.core.text.huggingface import (
+    LONG_TEXT,
+    MAX_LONG_TEXTS,
+    LocalTokenizer,
+    default_tokenizer,
+)
 
 ROOT = Path(__file__).parents[3]
 EMBEDDED = default_tokenizer()
@@ -179,3 +187,29 @@ def test_a_long_conversation_renders_like_a_short_one(embedded: LocalTokenizer) 
         embedded.encode_chat([*chat, {"role": "user", "content": "\ud800"}])
     with pytest.raises(ChatTemplateError, match="None of the parts"):
         embedded.encode_chat([*chat, {"role": "user", "content": [{"type": "smell"}]}])
+
+
+class MeetingBackend:
+    """A library in which `parties` calls meet if they run at the same time."""
+
+    def __init__(self, parties: int) -> None:
+        self.meeting = threading.Barrier(parties, timeout=0.3)
+
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[object]:
+        with suppress(threading.BrokenBarrierError):
+            self.meeting.wait()
+        return []
+
+
+@pytest.mark.parametrize(("size", "met"), [(LONG_TEXT, True), (LONG_TEXT + 1, False)])
+def test_few_long_texts_are_encoded_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, size: int, met: bool
+) -> None:
+    """The library takes 250 bytes for a token: 60 clients with texts of 4 MB took 3 GB."""
+    monkeypatch.setattr(gevent.get_hub(), "is_shared", True, raising=False)
+    tokenizer = default_tokenizer()
+    backend = MeetingBackend(MAX_LONG_TEXTS + 1)
+    monkeypatch.setattr(tokenizer, "backend", backend)
+    parties = [gevent.spawn(tokenizer.encode_many, ["x" * size]) for _ in range(3)]
+    gevent.joinall(parties, raise_error=True)
+    assert backend.meeting.broken is not met

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from app.core.protocol.coercion import ConversionError
+from app.extensions.cohere import protocol
 from tests.client import MODEL, Client, in_process
 
 PATH = "/cohere/v2/chat"
@@ -198,3 +200,21 @@ def test_the_routes_are_opt_in(flags: tuple[str, ...]) -> None:
     with in_process(*flags) as client:
         assert client.post(PATH, {}).status_code == (400 if flags else 404)
         assert client.post(RENDER, {}).status_code == 404
+
+
+def test_valid_documents_are_converted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one, 100,000 documents would hold the event loop for half a second."""
+
+    def refuse(kind: object, value: object) -> object:
+        raise AssertionError("documents are converted one by one")
+
+    monkeypatch.setattr(protocol, "convert_value", refuse)
+    documents = ["a", {"id": "b", "data": {"c": [1, None]}}]
+    assert protocol.convert_documents(documents) == documents
+    assert protocol.convert_documents(None) is None
+
+
+def test_a_document_that_is_a_list_is_rejected() -> None:
+    assert protocol.convert_documents(["a", {"b": 1}]) == ["a", {"b": 1}]
+    with pytest.raises(ConversionError):
+        protocol.convert_documents([[1]])

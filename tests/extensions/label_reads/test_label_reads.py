@@ -156,3 +156,13 @@ def test_the_routes_depend_on_the_task() -> None:
     assert paths >= {SCORING, DECISIONS}
     paths = {route.path for route in app_of("--force-dummy-tokenizer", "--task", "embed").routes}
     assert DECISIONS in paths and SCORING not in paths
+
+
+def test_prompts_with_too_many_tokens_together_are_rejected() -> None:
+    """Each item repeats the query: a body of 100 KB would take hundreds of megabytes."""
+    body = {"query": [5] * 20_000, "items": ["a"] * 250, "label_token_ids": [5, 6]}
+    client = app_of("--force-dummy-tokenizer", "--max-model-len", "32768").test_client()
+    answer = client.post(SCORING, json=body)
+    error = answer.get_json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "items")
+    assert "tokens together" in error["message"]

@@ -1,9 +1,14 @@
-"""Requests with thousands of tools, next to other work."""
+"""Requests with thousands of tools and calls, next to other work."""
+
+import time
 
 import gevent
 import pytest
 
 from app.core.base.clock import pause
+from app.extensions.responses.chat import chat_request
+from app.extensions.responses.protocol import ResponsesRequest
+from app.extensions.responses.protocol_items import InputItem
 from app.extensions.responses.tools import convert_tools
 
 
@@ -14,3 +19,21 @@ def test_conversion_of_many_tools_lets_other_work_run(monkeypatch: pytest.Monkey
     converted = gevent.spawn(convert_tools, tools).get()
     assert [tool["name"] for tool in converted] == [tool["name"] for tool in tools]
     assert len(pauses) >= 5
+
+
+def seconds_for_calls(number: int) -> float:
+    """Processor time for a request with that many calls in a row."""
+    call = InputItem(type="function_call", call_id="c", name="f", arguments="{}")
+    request = ResponsesRequest(input=[call] * number)
+    start_s = time.process_time()
+    chat = chat_request(request)
+    seconds = time.process_time() - start_s
+    assert [len(message["tool_calls"]) for message in chat.messages] == [number]
+    return seconds
+
+
+def test_calls_in_a_row_take_linear_time() -> None:
+    """A copy of the earlier calls for each call would take sixteen times as long."""
+    few_s = min(seconds_for_calls(6_000) for _ in range(3))
+    many_s = min(seconds_for_calls(24_000) for _ in range(3))
+    assert many_s < 9 * few_s

@@ -52,9 +52,14 @@ def pause_if_possible() -> None:
 
     Returns at once in threads without a loop and in the loop's callbacks.
     """
-    hub = get_hub_if_exists()
-    if hub is not None and gevent.getcurrent() is not hub:
+    if can_wait():
         pause()
+
+
+def can_wait() -> bool:
+    """Returns True in a greenlet: False in a thread without a loop, and in the loop's callbacks."""
+    hub = get_hub_if_exists()
+    return hub is not None and gevent.getcurrent() is not hub
 
 
 class Slices:
@@ -123,8 +128,7 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     does not). Python code releases the GIL after `SWITCH_S`, which is set here for the whole
     process.
     """
-    hub = get_hub_if_exists()
-    if hub is None or not is_loop_shared() or gevent.getcurrent() is hub:
+    if not can_wait() or not is_loop_shared():
         return function(*args, **kwargs)
     sys.setswitchinterval(SWITCH_S)
 

@@ -109,10 +109,6 @@ class HubConnection(StreamTransport):
         self._reader.stop()
         self._reader.close()
 
-    def client_gone(self) -> None:
-        """Closes the connection."""
-        self.close()
-
     def run_in_turn(self, work: Callable[[], None]) -> None:
         """Runs work for a client that lags as long work, so that health checks run first."""
         self.path.turns.run_long(work)
