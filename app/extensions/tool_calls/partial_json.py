@@ -19,7 +19,9 @@ STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*', re.DOTALL)
 BLANK: Final = re.compile(r"\s*")
 BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 QUOTED: Final = r'"[^"\\]*(?:\\.[^"\\]*)*"'
-SCALAR: Final = rf"(?:{QUOTED}|true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+SCALAR: Final = (
+    rf"(?:{QUOTED}|true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+)
 # One item at a time: Python before 3.11.5 ends too early at a possessive repetition of a group
 # (github.com/python/cpython/issues/106052), and a greedy one would remember each repetition.
 CERTAIN_ITEM: Final = re.compile(rf"\s*{SCALAR}\s*,", re.DOTALL)
