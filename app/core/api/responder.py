@@ -320,9 +320,8 @@ class EventStream(StreamingBody):
         if not self.unfinished:  # nothing follows a failed choice
             return None
         previously_unfinished = self.unfinished
-        if type(output) is Tokens:
-            if output.finish is not None:
-                self.unfinished -= 1
+        if type(output) is Tokens and output.finish is not None:
+            self.unfinished -= 1
         elif type(output) is Failed:
             self.unfinished = 0
         if self.transport is None:
@@ -339,15 +338,16 @@ class EventStream(StreamingBody):
                 self._pending.clear()
                 self.unfinished = previously_unfinished
                 raise
-        if self._keep_alive_s:
+        if type(output) is Tokens and output.part is not None and self.transport is not None:
+            return self._call_taker(output.index, output.part)
+        if type(output) is not Started or self._keep_alive_s:
             return None
-        index = output.index
-        if type(output) is Started:
-            return self._plain_taker(index, None, self.writer.around_text(index))
-        if type(output) is Tokens and output.part is not None and output.part.kind == "call":
-            part = output.part
-            return self._plain_taker(index, part, self.writer.around_arguments(index, part))
-        return None
+        return self._plain_taker(output.index, None, self.writer.around_text(output.index))
+
+    def _call_taker(self, index: int, part: Part) -> TakeToken | None:
+        if part.kind != "call" or self._keep_alive_s:
+            return None
+        return self._plain_taker(index, part, self.writer.around_arguments(index, part))
 
     def _hold(self, output: EngineOutput) -> None:
         """Holds an output back for a client that lags."""
