@@ -48,12 +48,11 @@ class TextParts(LimitedDict[str, list[int]]):
             self.add(part, ids, ENTRY_BYTES + len(part) + ID_BYTES * len(ids))
 
 
-class WordEncoder(dict[str, list[int]]):
+class WordEncoder(LimitedDict[str, list[int]]):
     """Encodes by words, whose ids it remembers; `backend` must have `has_independent_words`."""
 
     def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
-        super().__init__()
-        self.limit_bytes = limit_bytes
+        super().__init__(limit_bytes)
         self.parts = TextParts()
         self._model = backend.model
         self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
@@ -61,11 +60,6 @@ class WordEncoder(dict[str, list[int]]):
         self._added = {token.content: [token_id] for token_id, token in added_tokens}
         longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory of the words, in bytes."""
-        return WORD_BYTES * len(self)
 
     def encode(self, text: str) -> list[int] | None:
         """Returns the ids of `text`, without special tokens; None for a text that is not ASCII."""
@@ -86,9 +80,7 @@ class WordEncoder(dict[str, list[int]]):
         ids = [token.id for token in self._model.tokenize(word.translate(self._symbols))]
         is_long_number = word[-1].isdecimal() and len(word.lstrip()) > MAX_REMEMBERED_DIGITS
         if len(word) <= MAX_WORD_LENGTH and not is_long_number:
-            if self.size_bytes + WORD_BYTES > self.limit_bytes:
-                self.clear()  # frequent words are soon learned again
-            self[word] = ids
+            self.add(word, ids, WORD_BYTES)
         return ids
 
 

@@ -76,17 +76,18 @@ class ToolMatcher:
         if calls.named:
             return [_requested(calls.tools[0], question)]
         tools = [tool for tool in calls.tools[:MAX_TOOLS] if tool.name.strip()]
-        words = [self._words_of(tool) for tool in tools]
+        tool_words = [self._words_of(tool) for tool in tools]
         question_words = words_of(question)
-        name_words = [tool_words.name_words for tool_words in words]
+        name_words = [words.name_words for words in tool_words]
         # Most messages contain the first word of no name, and need no further reading.
-        if not _first_words(name_words).isdisjoint(question_words):
+        first_words = {words[0] for words in name_words if words}
+        if not first_words.isdisjoint(question_words):
             named = named_tools(question, tools, name_words)
             if calls.first_only:
                 named = named[:1]
             if named:
                 return _calls_in_order(question, named)
-        tool = _best_tool(significant_stems(question_words), tools, words)
+        tool = _best_tool(significant_stems(question_words), tools, tool_words)
         if tool is None:
             return []
         return [_requested(tool, question)]
@@ -110,17 +111,12 @@ class ToolMatcher:
         return tool_words
 
 
-def _first_words(name_words: Sequence[tuple[str, ...]]) -> set[str]:
-    """Returns the first words of all names that have words."""
-    return {words[0] for words in name_words if words}
-
-
 def _best_tool(
     stems: frozenset[str], tools: Sequence[ToolFunction], words: Sequence[ToolWords]
 ) -> ToolFunction | None:
     """Returns the tool that shares most words with a question, the first of equal ones.
 
-    `stems` are those of the question.
+    `stems` are the stems of the question.
     """
     best = None
     best_score = 0

@@ -39,7 +39,7 @@ UNDRAWN_KEYWORDS = frozenset(["oneOf", "not", "if", "contains", "propertyNames"]
 
 
 class ObjectLimits(NamedTuple):
-    """What the merged schemas require of an object."""
+    """Limits of an object that satisfies merged schemas."""
 
     required: Sequence[str]
     declared: Sequence[str]
@@ -75,7 +75,7 @@ class MergedSchema(dict[str, list[Any]]):
 
     @cached_property
     def object_limits(self) -> ObjectLimits:
-        """What is required of an object; a schema that is drawn from again is read once."""
+        """The limits of an object; those of a schema that is drawn from again are read once."""
         return ObjectLimits(
             required=[*chain.from_iterable(self.get("required", ()))],
             declared=[*dict.fromkeys(chain.from_iterable(self.get("properties", ())))],
