@@ -35,7 +35,7 @@
 # make clients       create .venv-clients and, with npm, .node-clients, so that `make test-tools` can check client libraries
 # make browser       add Playwright to .venv, and Chromium if the machine has none
 # make engine        create .venv-engine with torch for `make test-engine`
-# make servers       create .venv-servers with uWSGI, waitress and, if Apache's headers are installed, mod_wsgi
+# make servers       create .venv-servers with uWSGI, waitress, routers and, if Apache's headers are installed, mod_wsgi
 # make lock          update uv.lock and requirements.txt after a change of the requirements in pyproject.toml
 # make clean         remove all environments and caches
 #

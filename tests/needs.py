@@ -36,10 +36,13 @@ PLAYWRIGHT_BROWSERS = Path(
 )
 SERVERS_BIN = Path(os.environ.get("SERVERS_BIN", ROOT / ".venv-servers" / "bin"))
 """The programs of servers that are not gunicorn; `make servers` installs them."""
+ROUTERS = ("vllm-router", "sglang-router", "envoy", "traefik")
+"""Routers of docs/routers.md that PyPI has as programs."""
 SBIN = os.environ.get("PATH", "") + ":/usr/sbin"
 APACHE = shutil.which("apache2", path=SBIN) or shutil.which("httpd", path=SBIN)
 NGINX = shutil.which("nginx", path=SBIN)
 HAPROXY = shutil.which("haproxy", path=SBIN)
+CADDY = shutil.which("caddy", path=SBIN)
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
@@ -124,6 +127,14 @@ NEEDS = (
     Need("apache", "Apache", "apt-get install apache2", APACHE is not None, "servers"),
     Need("nginx", "nginx", "apt-get install nginx-light", NGINX is not None, "servers"),
     Need("haproxy", "HAProxy", "apt-get install haproxy", HAPROXY is not None, "servers"),
+    Need("caddy", "Caddy", "apt-get install caddy", CADDY is not None, "servers"),
+    Need(
+        "routers",
+        "vllm-router, sglang-router, Envoy and Traefik",
+        "make servers",
+        all((SERVERS_BIN / name).exists() for name in ROUTERS),
+        "servers",
+    ),
     Need(
         "aiperf",
         "aiperf",

@@ -9,7 +9,12 @@ from config.settings import Table
 from config.sources import FlagValues
 from config.vllm.checks import SUPERVISOR_PORT, first_rank_with_port
 from config.vllm.facts import OPTIONS
-from config.vllm.kv_options import kv_events_settings, kv_transfer_settings, read_config
+from config.vllm.kv_options import (
+    ec_transfer_settings,
+    kv_events_settings,
+    kv_transfer_settings,
+    read_config,
+)
 
 MAX_RANKS = 8
 """Maximum number of data parallel ranks that a server simulates."""
@@ -94,6 +99,11 @@ def _profiling(text: str) -> FlagValues:
     return {"profiling": str(bool(read_config(text, dict).get("profiler")))}
 
 
+def _object(text: str) -> FlagValues:
+    read_config(text, dict)
+    return {}
+
+
 def _pooling_task(text: str) -> FlagValues:
     task = read_config(text, dict).get("task")
     return {} if task is None else {"pooling-task": str(task)}
@@ -117,10 +127,12 @@ _SPECIAL_EFFECTS: Mapping[str, Callable[[str], FlagValues]] = {
     "data-parallel-size-local": _nothing,
     "data-parallel-start-rank": _nothing,
     "data-parallel-supervisor-port": _nothing,
+    "ec-transfer-config": ec_transfer_settings,
     "headless": _nothing,
     "kv-events-config": kv_events_settings,
     "kv-offloading-size": _offloading,
     "kv-transfer-config": kv_transfer_settings,
+    "mm-processor-kwargs": _object,
     "otlp-traces-endpoint": _traces_endpoint,
     "pooler-config": _pooling_task,
     "profiler-config": _profiling,

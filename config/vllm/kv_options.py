@@ -1,4 +1,4 @@
-"""The options `--kv-events-config` and `--kv-transfer-config`, as settings."""
+"""Options of vLLM about KV events and about transfers between servers, as settings."""
 
 import json
 from typing import Annotated, Any, Literal, TypeVar
@@ -66,6 +66,23 @@ class KVTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     engine_id: str | None = None
     enable_permute_local_kv: bool = False
     kv_load_failure_policy: Literal["recompute", "fail"] = "fail"
+
+
+class ECTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--ec-transfer-config`: the transfer of encoded images between servers."""
+
+    ec_connector: str | None = None
+    ec_connector_module_path: str | None = None
+    ec_connector_extra_config: dict[str, Any] = {}
+    ec_role: Literal["ec_producer", "ec_consumer", "ec_both"] | None = None
+    ec_rank: int | None = None
+    ec_parallel_size: int = 1
+    ec_ip: str = "127.0.0.1"
+    ec_port: int = 14579
+    ec_buffer_device: str | None = "cuda"
+    ec_buffer_size: float = 1e9
+    """Bytes."""
+    engine_id: str | None = None
 
 
 def read_config(text: str, kind: type[T]) -> T:
@@ -136,6 +153,22 @@ def _nixl_settings(config: KVTransferConfig, failure_policy: str) -> FlagValues:
             raise ValueError(f"kv_lease_duration must be a positive number, got {lease_s!r}")
         settings["kv-lease-duration"] = format_duration(lease_s)
     return settings
+
+
+def ec_transfer_settings(text: str) -> FlagValues:
+    """Returns the setting that `--ec-transfer-config` sets: a producer only encodes images.
+
+    Raises:
+        ValueError: As `read_config`, or a connector has no role.
+    """
+    config = read_config(text, ECTransferConfig)
+    if config.ec_connector is None:
+        return {}
+    if config.ec_role is None:
+        raise ValueError("ec_role is missing: it must be ec_producer, ec_consumer or ec_both")
+    if config.ec_role == "ec_producer":
+        return {"mm-encoder-only": "true"}
+    return {}
 
 
 def _check_connector(config: KVTransferConfig) -> None:

@@ -143,6 +143,33 @@ def test_a_connector_without_a_role_is_refused() -> None:
     assert "kv_role is missing: it must be kv_producer, kv_consumer or kv_both" in refusal(*argv)
 
 
+# --ec-transfer-config, --mm-processor-kwargs
+
+
+@pytest.mark.parametrize(
+    ("role", "encodes_only"), [("ec_producer", True), ("ec_consumer", False), ("ec_both", False)]
+)
+def test_a_producer_of_encodings_only_encodes(role: str, encodes_only: bool) -> None:
+    config = json.dumps({"ec_connector": "ECExampleConnector", "ec_role": role})
+    flags = settings_of(("model", "--ec-transfer-config", config), {}, settings_type())
+    assert flags.warnings == []
+    assert resolve(flags, {}, lambda text: None).model.mm_encoder_only == encodes_only
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (("--ec-transfer-config", '{"ec_connector": "x"}'), "ec_role is missing"),
+        (("--ec-transfer-config", '{"ec_role": "encoder"}'), "Invalid enum value 'encoder'"),
+        (("--ec-transfer-config", '{"ec_rolle": "ec_both"}'), "did you mean ec_role?"),
+        (("--mm-processor-kwargs", "[1]"), "Expected `object`, got `array`"),
+    ],
+)
+def test_configurations_of_media_are_checked(argv: tuple[str, ...], line: str) -> None:
+    text = refusal(*argv)
+    assert text.startswith(f"flag {argv[0]}: ") and line in text
+
+
 # Data parallel options
 
 

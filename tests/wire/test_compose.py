@@ -13,9 +13,10 @@ from tests.running_server import ROOT, running_gunicorn, running_image
 from tests.test_compose import COMPOSE, SERVICES
 
 MOVED = ROOT / "deploy" / "docker-compose.vllm.yml"
+ROUTED = ROOT / "deploy" / "routers" / "docker-compose.yml"
 
 
-@pytest.mark.parametrize("file", [COMPOSE, MOVED], ids=lambda path: path.name)
+@pytest.mark.parametrize("file", [COMPOSE, MOVED, ROUTED], ids=["all", "vllm", "routers"])
 def test_it_fits_the_compose_specification(file: Path) -> None:
     command = [
         sys.executable,

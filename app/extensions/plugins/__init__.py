@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, Position
 from app.core.server.http.route import action
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from app.extensions.plugins.policies import AutoscalerStart, PolicyMaker
     from app.extensions.plugins.registry import PluginRegistry
     from config import Settings
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Plugins(Extension):
@@ -84,19 +81,19 @@ class Plugins(Extension):
         """Returns the first reply of a plugin."""
         if self._registry is None:
             return None
-        return _first_result(self._registry.replies())
+        return self._registry.reply()
 
     def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
         """Returns the first length of a plugin."""
         if self._registry is None:
             return None
-        return _first_result(self._registry.lengths())
+        return self._registry.reply_length()
 
     def fault(self) -> Callable[[RequestFacts], Fault | None] | None:
         """Returns the first fault of a plugin."""
         if self._registry is None:
             return None
-        return _first_result(self._registry.faults())
+        return self._registry.fault()
 
     def keeps_fast_path(self, settings: Settings) -> bool:
         """Returns whether no plugin decides replies, and no plugin objects."""
@@ -134,24 +131,6 @@ class Plugins(Extension):
         return self._registry.families()
 
 
-def _first_result(functions: Sequence[Callable[P, T | None]]) -> Callable[P, T | None] | None:
-    """Returns a function that returns the first result of `functions` other than None.
-
-    Returns None without functions.
-    """
-    if not functions:
-        return None
-
-    def ask_all(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        for function in functions:
-            result = function(*args, **kwargs)
-            if result is not None:
-                return result
-        return None
-
-    return ask_all
-
-
 def step_costs(
     settings: Settings, profile: Profile
 ) -> tuple[str, Callable[[Profile], CostModel]] | None:
@@ -182,13 +161,6 @@ def routing_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    if "--help" not in argv and "-h" not in argv:
-        from app.extensions.plugins.command import run
+    from app.extensions.plugins.command import run
 
-        return run(argv)
-    from config.declaration import COMMAND
-
-    print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
-    print("List the built-in extensions of a server with these settings, and its plugins with")
-    print("their hooks and settings (docs/plugins.md).")
-    return 0
+    return run(argv)

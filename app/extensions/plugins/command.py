@@ -8,14 +8,24 @@ from collections.abc import Sequence
 from app.core.built_in import present_extensions
 from app.core.settings import load
 from app.extensions.plugins.registry import registry_of
+from config.declaration import COMMAND
 from config.flags import as_command
 from config.settings import Settings
 from config.sources import ignore_warning
+
+USAGE = f"""\
+usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]
+
+List the built-in extensions of a server with these settings, and its plugins with
+their hooks and settings (docs/plugins.md)."""
 
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Prints the extensions of a server started with the flags `argv`; returns the exit status."""
+    if "--help" in argv or "-h" in argv:
+        print(USAGE)
+        return 0
     settings = load(argv, os.environ, ignore_warning)
     print("built-in extensions:")
     for extension in present_extensions():

@@ -120,17 +120,17 @@ class PluginRegistry:
                     guard.in_use = True
         return converted
 
-    def replies(self) -> list[Callable[[EngineRequest, Random], ScriptedReply | None]]:
-        """Returns the sources of replies."""
-        return self._collect("reply", Guard.reply)
+    def reply(self) -> Callable[[EngineRequest, Random], ScriptedReply | None] | None:
+        """Returns the source of replies: the first reply of a plugin."""
+        return first_result(self._collect("reply", Guard.reply))
 
-    def lengths(self) -> list[Callable[[EngineRequest, Random], int | None]]:
-        """Returns the sources of lengths."""
-        return self._collect("reply_length", Guard.length)
+    def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
+        """Returns the source of lengths: the first length of a plugin."""
+        return first_result(self._collect("reply_length", Guard.length))
 
-    def faults(self) -> list[Callable[[RequestFacts], Fault | None]]:
-        """Returns the sources of faults."""
-        return self._collect("fault", Guard.fault)
+    def fault(self) -> Callable[[RequestFacts], Fault | None] | None:
+        """Returns the source of faults: the first fault of a plugin."""
+        return first_result(self._collect("fault", Guard.fault))
 
     def fast_path_checks(self) -> list[Callable[[Settings], bool]]:
         """Returns the plugins' decisions about the fast path."""
@@ -353,3 +353,21 @@ def plugged_autoscalers(settings: Settings) -> dict[str, AutoscalerStart]:
 
 def _plugged_autoscaler(plain: dict[str, Any], name: str, pods: int) -> Decide:
     return registry_of(from_plain(plain, settings_type())).autoscalers()[name](pods)
+
+
+def first_result(functions: Sequence[Callable[P, T | None]]) -> Callable[P, T | None] | None:
+    """Returns a function that returns the first result of `functions` other than None.
+
+    Returns None without functions.
+    """
+    if not functions:
+        return None
+
+    def ask_all(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        for function in functions:
+            result = function(*args, **kwargs)
+            if result is not None:
+                return result
+        return None
+
+    return ask_all

@@ -14,3 +14,5 @@ class RenderServiceSettings(Section, frozen=True, kw_only=True):
     """Maximum time to wait for a response of the render service."""
     mm_render_timeout: PositiveDuration = 60.0
     """Maximum time to wait for a response to messages with images, which the service fetches."""
+    render_only: bool = False
+    """Be a render service: serve tokenization and rendering only, as vllm launch render does."""
