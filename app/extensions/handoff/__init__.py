@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from app.core.extensions import Extension
 
@@ -36,14 +35,13 @@ class Handoff(Extension):
     def simulated_engine(self, rank: int) -> Callable[..., Engine]:
         """Returns what makes the engine of a rank, with a side channel at the port of the rank."""
         from app.extensions.handoff.channel import SideChannel  # imports ZMQ
-        from app.extensions.handoff.engine import HandoffEngine
+        from app.extensions.handoff.engine import HandoffEngine, Site
 
         options = self.parts.settings.kvcache
         channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
         self._channels.append(channel)
-        return partial(
-            HandoffEngine, channel=channel, name=partial(self._engine_id, rank), rank=rank
-        )
+        site = Site(channel, partial(self._engine_id, rank), rank)
+        return partial(HandoffEngine, site=site)
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the side channels."""
@@ -52,6 +50,8 @@ class Handoff(Extension):
     @cached_property
     def _server_id(self) -> str:
         """An id that no other server has, not even one with the same seed."""
+        from uuid import uuid4  # other servers need none
+
         return str(uuid4())
 
     def _engine_id(self, rank: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -34,38 +34,39 @@ from config.settings import Settings
 UNKNOWN_ENGINE = "the side channel belongs to another engine"
 
 
+class Site(NamedTuple):
+    """The place of an engine among others."""
+
+    channel: Channel
+    name: Callable[[], str]
+    """Returns the id of the engine."""
+    rank: int = 0
+
+
 class Handoffs:
-    """What one engine hands over and takes over."""
+    """The leases, the reads and the side channel of one engine."""
 
     def __init__(
-        self,
-        settings: Settings,
-        engine: HandoffEngine,
-        parts: EngineParts,
-        *,
-        channel: Channel,
-        name: Callable[[], str],
-        rank: int,
+        self, settings: Settings, engine: HandoffEngine, parts: EngineParts, site: Site
     ) -> None:
-        """`name` returns the id of the engine."""
         options = settings.kvcache
         wheel: TimerWheel = engine.wheel
-        counters = TransferCounters(parts.recorder, settings.model.served_names[0], rank)
+        counters = TransferCounters(parts.recorder, settings.model.served_names[0], site.rank)
         self.executor = engine.executor
         self.recomputes = options.kv_load_failure_policy == "recompute"
-        self.name = name
+        self.name = site.name
         self.leases = Leases(wheel, parts.clock.now, options.kv_lease_duration, counters)
         self.reads = Reads(
             wheel,
             parts.clock.now,
-            channel,
-            counters,
-            ReadSettings(options.kv_side_channel_timeout, options.kv_lease_duration),
-            name,
+            channel=site.channel,
+            counters=counters,
+            settings=ReadSettings(options.kv_side_channel_timeout, options.kv_lease_duration),
+            name=site.name,
         )
         self._cache = parts.cache
-        self._channel = channel
-        channel.serve(self._respond, self.reads.answered)
+        self._channel = site.channel
+        site.channel.serve(self._respond, self.reads.answered)
 
     def announce(self, address: KVTransferParams) -> None:
         """Writes into `address` where this engine answers."""
@@ -146,13 +147,10 @@ class HandoffEngine(Engine):
         profile: Profile | None = None,
         cost: CostModel | None = None,
         *,
-        channel: Channel,
-        name: Callable[[], str],
-        rank: int = 0,
+        site: Site,
     ) -> None:
-        """`channel` and `name` are the side channel and the id of the engine."""
         super().__init__(settings, parts, profile, cost)
-        self.handoffs = Handoffs(settings, self, parts, channel=channel, name=name, rank=rank)
+        self.handoffs = Handoffs(settings, self, parts, site)
         self._plain_sequence = self._sequence
         self._handoff_sequence: type[HandoffPart] = TimedHandoff
         if isinstance(self.executor, StepExecutor):
@@ -171,6 +169,8 @@ class HandoffEngine(Engine):
         first = requests[0]
         if first.address is None and not first.remote_prefill:
             return super().run(requests, replies, emit, awaited)
+        if not self.refuses_requests:  # a request that is rejected here may come again
+            self.check_admission(len(requests), first.adapter)
         prepared = [self._prepare(request) for request in requests]
         handle = super().run(prepared, replies, emit, awaited)
         for sequence in handle.choices:
