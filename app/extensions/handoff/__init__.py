@@ -11,7 +11,7 @@ from app.core.extensions import Extension
 if TYPE_CHECKING:
     from app.core.engine.engine import Engine
     from app.core.server.flask.application import BackgroundService
-    from app.extensions.handoff.sites import Sites
+    from app.extensions.handoff.peerings import Peerings
     from config import Settings
 
 
@@ -28,15 +28,15 @@ class Handoff(Extension):
         return settings.model.task == "generate" and not settings.model.mm_encoder_only
 
     @cached_property
-    def _sites(self) -> Sites:
-        from app.extensions.handoff.sites import Sites  # imports ZMQ
+    def _peerings(self) -> Peerings:
+        from app.extensions.handoff.peerings import Peerings  # imports ZMQ
 
-        return Sites(self.parts.settings)
+        return Peerings(self.parts.settings)
 
     def simulated_engine(self, rank: int) -> Callable[..., Engine]:
         """Returns what makes the engine of a rank."""
-        return self._sites.engine_maker(rank)
+        return self._peerings.engine_maker(rank)
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the side channels."""
-        return self._sites.channels
+        return self._peerings.channels

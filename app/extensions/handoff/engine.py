@@ -29,17 +29,19 @@ from app.extensions.handoff.leases import Leases
 from app.extensions.handoff.messages import Done, Question, source_of
 from app.extensions.handoff.reads import Channel, Reads, ReadSettings
 from app.extensions.handoff.sequences import HandoffPart, SteppedHandoff, TimedHandoff
-from config.settings import Settings
+from config.settings import KVCacheSettings, Settings
 
 UNKNOWN_ENGINE = "the side channel belongs to another engine"
 
 
-class Site(NamedTuple):
-    """The place of an engine among others."""
+class Peering(NamedTuple):
+    """How other engines know and reach one engine."""
 
     channel: Channel
     name: Callable[[], str]
     """Returns the id of the engine."""
+    model: str
+    """Name of the model in the metrics."""
     rank: int = 0
 
 
@@ -47,26 +49,29 @@ class Handoffs:
     """The leases, the reads and the side channel of one engine."""
 
     def __init__(
-        self, settings: Settings, engine: HandoffEngine, parts: EngineParts, site: Site
+        self,
+        options: KVCacheSettings,
+        engine: HandoffEngine,
+        parts: EngineParts,
+        peering: Peering,
     ) -> None:
-        options = settings.kvcache
         wheel: TimerWheel = engine.wheel
-        counters = TransferCounters(parts.recorder, settings.model.served_names[0], site.rank)
+        counters = TransferCounters(parts.recorder, peering.model, peering.rank)
         self.executor = engine.executor
         self.recomputes = options.kv_load_failure_policy == "recompute"
-        self.name = site.name
+        self.name = peering.name
         self.leases = Leases(wheel, parts.clock.now, options.kv_lease_duration, counters)
         self.reads = Reads(
             wheel,
             parts.clock.now,
-            channel=site.channel,
+            channel=peering.channel,
             counters=counters,
             settings=ReadSettings(options.kv_side_channel_timeout, options.kv_lease_duration),
-            name=site.name,
+            name=peering.name,
         )
         self._cache = parts.cache
-        self._channel = site.channel
-        site.channel.serve(self._respond, self.reads.answered)
+        self._channel = peering.channel
+        peering.channel.serve(self._respond, self.reads.answered)
 
     def announce(self, address: KVTransferParams) -> None:
         """Writes into `address` where this engine answers."""
@@ -147,10 +152,10 @@ class HandoffEngine(Engine):
         profile: Profile | None = None,
         cost: CostModel | None = None,
         *,
-        site: Site,
+        peering: Peering,
     ) -> None:
         super().__init__(settings, parts, profile, cost)
-        self.handoffs = Handoffs(settings, self, parts, site)
+        self.handoffs = Handoffs(settings.kvcache, self, parts, peering)
         self._plain_sequence = self._sequence
         self._handoff_sequence: type[HandoffPart] = TimedHandoff
         if isinstance(self.executor, StepExecutor):

@@ -17,7 +17,7 @@ from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, SequenceOutcome, Watch
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import KVTransferParams
-from app.extensions.handoff.engine import HandoffEngine, Site
+from app.extensions.handoff.engine import HandoffEngine, Peering
 from app.extensions.handoff.messages import Answer, Done, Question
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, Settings
@@ -206,7 +206,7 @@ class Pod:
             settings,
             parts,
             PROFILE if steps else None,
-            site=Site(self.channel, lambda: self.name),
+            peering=Peering(self.channel, lambda: self.name, settings.model.served_names[0]),
         )
         self._numbers = 0
 

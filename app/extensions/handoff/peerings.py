@@ -8,11 +8,11 @@ from uuid import uuid4
 
 from app.core.engine.engine import Engine
 from app.extensions.handoff.channel import SideChannel
-from app.extensions.handoff.engine import HandoffEngine, Site
+from app.extensions.handoff.engine import HandoffEngine, Peering
 from config import Settings
 
 
-class Sites:
+class Peerings:
     """Makes the engine of each rank, with a side channel at the port of the rank."""
 
     def __init__(self, settings: Settings) -> None:
@@ -24,7 +24,9 @@ class Sites:
         options = self._settings.kvcache
         channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
         self.channels.append(channel)
-        return partial(HandoffEngine, site=Site(channel, partial(self._engine_id, rank), rank))
+        model = self._settings.model.served_names[0]
+        peering = Peering(channel, partial(self._engine_id, rank), model, rank)
+        return partial(HandoffEngine, peering=peering)
 
     @cached_property
     def _server_id(self) -> str:
