@@ -253,8 +253,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """What a decode pod does when it cannot read the blocks of a prefill (nixl): the request fails,
-    or the pod computes the prompt."""
+    """Consequence for a decode when its pod cannot read the blocks of the prefill (nixl): the
+    request fails, or the pod computes the prompt."""
     kv_side_channel_timeout: Annotated[PositiveDuration, SIMULATED] = 5.0
     """Time after which a decode pod treats a prefill pod that does not answer as unreachable
     (nixl)."""

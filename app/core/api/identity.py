@@ -1,4 +1,4 @@
-"""Identity of requests and answers: ids, names in answers, and the address of a prefill's cache."""
+"""Identity of requests and answers: ids, and names in answers."""
 
 import time
 from random import Random
@@ -7,8 +7,6 @@ from zlib import crc32
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.core.protocol.common import KVTransferParams
-from app.core.protocol.validation import GenerationRequest
 from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
 from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
@@ -141,26 +139,3 @@ def pod_headers(server: ServerSettings) -> dict[str, str]:
         headers["x-inference-pod"] = server.pod_name
         headers["x-inference-port"] = str(server.port)
     return headers
-
-
-def address_of(
-    request: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
-) -> KVTransferParams | None:
-    """Returns where the decode side finds the cache, as vLLM's NixlConnector.
-
-    Returns None unless the request asks for it.
-    """
-    cache = identity.cache
-    params = request.kv_transfer_params
-    if not cache.transfers or not params or not params.get("do_remote_decode"):
-        return None
-    num_blocks = -(-prompt_tokens // cache.block_size)
-    return KVTransferParams(
-        remote_engine_id=identity.engine_id,
-        remote_block_ids=(tuple(range(1, num_blocks + 1)),),
-        remote_request_id=f"{meta.engine_id(0)}-{identity.fresh_id()[:8]}",
-        remote_host=identity.host,
-        remote_port=cache.kv_side_channel_port,
-        tp_size=identity.devices,
-        remote_num_tokens=prompt_tokens,
-    )

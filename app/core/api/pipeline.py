@@ -14,10 +14,8 @@ from app.core.api.chat.media import encoded
 from app.core.api.chat.rules import ChatRules
 from app.core.api.fault import Fault
 from app.core.api.headers import RANK_HEADER, pinned_engine
-from app.core.api.identity import address_of
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import Constraint
-from app.core.protocol.common import UsageOverrides
 from app.core.protocol.decoding import Request, decode
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, too_long
 from app.core.protocol.versions import Feature
@@ -198,7 +196,9 @@ class RequestPipeline:
         stream = bool(request.stream)
         responder = responder or self.responder
         if prompts and (request.kv_transfer_params or prompts[-1].features):
-            self._record_transfers(request, meta, prompts, writer)
+            from app.core.api.transfers import describe_transfers  # few requests have any
+
+            describe_transfers(self, request, meta, prompts=prompts, writer=writer)
         prompt_ids = list(map(_ids_of, prompts))
         prompt_tokens = [*map(len, prompt_ids)]
         accepted.check_sampling(prompt_tokens)
@@ -230,22 +230,3 @@ class RequestPipeline:
                 request, prompts, requests, writer=writer, context=context
             )
         return responder.respond(requests, writer, stream, context)
-
-    def _record_transfers(
-        self,
-        request: GenerationRequest,
-        meta: ResponseMeta,
-        prompts: Sequence[BuiltPrompt],
-        writer: ResponseWriter,
-    ) -> None:
-        """Passes the response's fields about cache transfers and media to the writer."""
-        transfer = request.kv_transfer_params
-        features = prompts[-1].features
-        if transfer:
-            writer.transfer = address_of(request, self.identity, meta, len(prompts[0].ids))
-            # The answer repeats how many of the prompt's tokens the prefill side had cached.
-            cached_tokens = transfer.get("remote_prefill_cached_tokens")
-            if transfer.get("do_remote_prefill") and isinstance(cached_tokens, int):
-                writer.usage = UsageOverrides(cached_tokens=cached_tokens)
-        if features:
-            writer.encoded_media = self.encoded_media(features["mm_hashes"])

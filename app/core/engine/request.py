@@ -146,9 +146,9 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     """Deliberate extra waits: (before token n of the reply, seconds)."""
     script: ScriptedReply | None = None
     address: object = None
-    """Where the response says that another engine finds the cache of this prompt; None: nowhere."""
+    """Location of this prompt's cache in the response, for another engine; None for no location."""
     source: Mapping[str, object] | None = None
-    """`kv_transfer_params` of the request, which say where a remote prefill has its cache."""
+    """`kv_transfer_params` of the request, with the location of a remote prefill's cache."""
     n: int = 1
     """Choices requested for this prompt (metrics only)."""
     beams: bool = False

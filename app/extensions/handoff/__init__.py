@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from app.core.extensions import Extension
 
 if TYPE_CHECKING:
     from app.core.engine.engine import Engine
-    from app.core.extensions import ServerParts
     from app.core.server.flask.application import BackgroundService
-    from app.extensions.handoff.channel import SideChannel
+    from app.extensions.handoff.peerings import Peerings
     from config import Settings
 
 
@@ -22,40 +20,23 @@ class Handoff(Extension):
 
     name = "handoff"
 
-    def __init__(self, parts: ServerParts) -> None:
-        super().__init__(parts)
-        self._channels: list[SideChannel] = []
-
     @classmethod
     def is_enabled(cls, settings: Settings) -> bool:
         """Returns whether the connector is NixlConnector, in a simulation that generates."""
-        is_simulated = not (settings.engine.is_real or settings.model.mm_encoder_only)
-        has_connector = settings.kvcache.kv_connector == "nixl"
-        return has_connector and is_simulated and settings.model.task == "generate"
+        if settings.kvcache.kv_connector != "nixl" or settings.engine.is_real:
+            return False
+        return settings.model.task == "generate" and not settings.model.mm_encoder_only
+
+    @cached_property
+    def _peerings(self) -> Peerings:
+        from app.extensions.handoff.peerings import Peerings  # imports ZMQ
+
+        return Peerings(self.parts.settings)
 
     def simulated_engine(self, rank: int) -> Callable[..., Engine]:
-        """Returns what makes the engine of a rank, with a side channel at the port of the rank."""
-        from app.extensions.handoff.channel import SideChannel  # imports ZMQ
-        from app.extensions.handoff.engine import HandoffEngine, Peering
-
-        settings = self.parts.settings
-        options = settings.kvcache
-        channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
-        self._channels.append(channel)
-        name = partial(self._engine_id, rank)
-        peering = Peering(channel, name, settings.model.served_names[0], rank)
-        return partial(HandoffEngine, peering=peering)
+        """Returns what makes the engine of a rank."""
+        return self._peerings.engine_maker(rank)
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the side channels."""
-        return self._channels
-
-    @cached_property
-    def _server_id(self) -> str:
-        """An id that no other server has, not even one with the same seed."""
-        return str(uuid4())
-
-    def _engine_id(self, rank: int) -> str:
-        if self.parts.settings.server.data_parallel_size > 1:
-            return f"{self._server_id}_dp{rank}"
-        return self._server_id
+        return self._peerings.channels

@@ -28,7 +28,10 @@ from app.extensions.handoff.messages import (
 )
 
 ANY_ADDRESS = "*"
-LOOPBACK = ("127.", "::1", "localhost")
+LOCAL_NAMES = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
+"""Loopback hosts, with the addresses to listen at."""
+MAX_RECONNECT_MS = 5_000
+"""Maximum interval of attempts to reach a peer, in milliseconds."""
 MAX_PEERS = 256
 """Maximum number of connected peers; the one that was asked longest ago is dropped."""
 MAX_QUEUED = 1_000
@@ -49,9 +52,7 @@ class SideChannel:
     """Listens at `port` of `host`, or at any free port if that one is occupied."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._address = ANY_ADDRESS
-        if host.startswith(LOOPBACK):
-            self._address = "127.0.0.1" if host == "localhost" else host
+        self._address = LOCAL_NAMES.get(host, ANY_ADDRESS)
         self.port = port
         """The configured port, and, once open, the one in use."""
         self._respond: Callable[[Question], str]
@@ -64,7 +65,7 @@ class SideChannel:
     def serve(
         self, respond: Callable[[Question], str], take_answer: Callable[[Answer], None]
     ) -> None:
-        """Sets what returns the problem with a question, and what receives all answers."""
+        """Sets the functions that return the problem with a question, and that receive answers."""
         self._respond = respond
         self._take_answer = take_answer
 
@@ -95,7 +96,7 @@ class SideChannel:
         return True
 
     def forget(self, host: str, port: int) -> None:
-        """Drops the connection to a peer that does not answer, with what waits for it."""
+        """Drops the connection to a peer that does not answer, and its waiting messages."""
         peer = self._peers.pop((host, port), None)
         if peer is not None:
             _close(peer)
@@ -139,6 +140,7 @@ class SideChannel:
         socket.sndhwm = MAX_QUEUED
         socket.rcvhwm = MAX_QUEUED
         socket.maxmsgsize = MAX_REQUEST_BYTES
+        socket.reconnect_ivl_max = MAX_RECONNECT_MS
         socket.ipv6 = is_ipv6(endpoint)
         socket.affinity = affinity(self._context, endpoint)
         return socket

@@ -47,7 +47,7 @@ class Peering(NamedTuple):
 
 
 class Handoffs:
-    """What one engine hands over and takes over."""
+    """The leases, the reads and the side channel of one engine."""
 
     def __init__(
         self,
@@ -56,24 +56,23 @@ class Handoffs:
         parts: EngineParts,
         peering: Peering,
     ) -> None:
-        channel, name, model, rank = peering
         wheel: TimerWheel = engine.wheel
-        counters = TransferCounters(parts.recorder, model, rank)
+        counters = TransferCounters(parts.recorder, peering.model, peering.rank)
         self.executor = engine.executor
         self.recomputes = options.kv_load_failure_policy == "recompute"
-        self.name = name
+        self.name = peering.name
         self.leases = Leases(wheel, parts.clock.now, options.kv_lease_duration, counters)
         self.reads = Reads(
             wheel,
             parts.clock.now,
-            channel,
-            counters,
-            ReadSettings(options.kv_side_channel_timeout, options.kv_lease_duration),
-            name,
+            channel=peering.channel,
+            counters=counters,
+            settings=ReadSettings(options.kv_side_channel_timeout, options.kv_lease_duration),
+            name=peering.name,
         )
         self._cache = parts.cache
-        self._channel = channel
-        channel.serve(self._respond, self.reads.answered)
+        self._channel = peering.channel
+        peering.channel.serve(self._respond, self.reads.answered)
 
     def announce(self, address: KVTransferParams) -> None:
         """Writes into `address` where this engine answers."""
@@ -176,6 +175,8 @@ class HandoffEngine(Engine):
         first = requests[0]
         if first.address is None and not first.remote_prefill:
             return super().run(requests, replies, emit, awaited)
+        if not self.refuses_requests:  # a request that is rejected here may come again
+            self.check_admission(len(requests), first.adapter)
         prepared = [self._prepare(request) for request in requests]
         handle = super().run(prepared, replies, emit, awaited)
         for sequence in handle.choices:

@@ -66,6 +66,8 @@ class Leases:
         """Starts a lease; `release` frees its blocks."""
         if len(self._leases) >= MAX_LEASES:
             self._expire(next(iter(self._leases)))
+        if request_id in self._leases:
+            self._expire(request_id)
         end_s = self._now() + self._duration_s
         self._leases[request_id] = Lease(release, end_s)
         self._watch(request_id, end_s)
@@ -121,18 +123,21 @@ class Leases:
         """Ends the leases that are due; returns the time of the next end."""
         if now_s < self._alarm_s - ROUNDING_S:
             return None  # a stale entry of the wheel
-        ends = self._ends
-        while ends and ends[0][0] <= now_s:
-            _, request_id = heappop(ends)
+        # Released blocks start prompts, whose leases may replace the heap.
+        while self._ends and self._ends[0][0] <= now_s:
+            _, request_id = heappop(self._ends)
             lease = self._leases.get(request_id)
             if lease is None:
                 continue
             if lease.end_s > now_s:
-                heappush(ends, (lease.end_s, request_id))
+                heappush(self._ends, (lease.end_s, request_id))
             else:
                 self._expire(request_id)
-        self._alarm_s = ends[0][0] if ends else inf
-        return self._alarm_s if ends else None
+        if not self._ends:
+            self._alarm_s = inf
+            return None
+        self._alarm_s = self._ends[0][0]
+        return self._alarm_s
 
     def fail(self, error: Exception) -> None:
         """Watches the ends again after a turn that raised an error."""

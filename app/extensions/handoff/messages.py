@@ -57,7 +57,7 @@ class Answer(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """Where a decode pod finds the blocks of a prompt."""
+    """The location of a prompt's blocks on a prefill pod."""
 
     host: str
     port: int

@@ -41,7 +41,7 @@ class Channel(Protocol):
     def serve(
         self, respond: Callable[[Question], str], take_answer: Callable[[Answer], None]
     ) -> None:
-        """Sets what returns the problem with a question, and what receives all answers."""
+        """Sets the functions that return the problem with a question, and that receive answers."""
 
     def open(self) -> None:
         """Starts to listen at `port`, once. Sets the port if it listens at another one."""
@@ -84,6 +84,7 @@ class Reads:
         self,
         wheel: TimerWheel,
         now: Callable[[], float],
+        *,
         channel: Channel,
         counters: TransferCounters,
         settings: ReadSettings,
@@ -98,7 +99,7 @@ class Reads:
         self._name = name
         self._numbers = count(1)
         self._pending: dict[int, Callable[[str], None]] = {}
-        """What receives the problem of each question; an empty text is success."""
+        """Functions that receive the problem of each question; an empty text is success."""
         self._waiting: dict[RemoteRead, None] = {}
         """Reads whose leases are extended."""
         self._beats = False
@@ -171,7 +172,7 @@ class Reads:
             self._wheel.add(read.ready_s, ScheduledCall(partial(self._complete, read)))
 
     def _complete(self, read: RemoteRead) -> None:
-        """Notifies the other engine, whose answer says whether it held the blocks until now."""
+        """Notifies the other engine, whose answer shows whether it held the blocks until now."""
         source = read.source
         if not read.is_over and source is not None:
             done = Done(source.request_id, read.number)

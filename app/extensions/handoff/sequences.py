@@ -1,7 +1,8 @@
 """Sequences whose prompt another engine has prefilled, or will decode.
 
-`HandoffPart` is what both kinds share: `TimedHandoff` has its own latencies, `SteppedHandoff`
-shares steps. A sequence may read blocks at its start, and hand over blocks at its end.
+`HandoffPart` has the common part of both kinds: `TimedHandoff` has its own latencies,
+`SteppedHandoff` shares steps. A sequence may read blocks at its start, and hand over blocks at its
+end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as ListOf
 
     from app.core.base.metrics.recorder import FinishReason
-    from app.core.engine.executor import SequenceExecutor
     from app.core.engine.outputs import TokenLogprob
     from app.core.engine.request import EngineRequest, Reply
     from app.core.engine.sequence import Handle
@@ -34,9 +34,6 @@ GOOD_ENDS = ("stop", "length")
 
 class HandoffPart(ReplySequence):
     """Reads the blocks of its prompt, and hands over its own ones."""
-
-    handoffs: Handoffs
-    executor: SequenceExecutor
 
     def __init__(
         self, handoffs: Handoffs, request: EngineRequest, reply: Reply, handle: Handle
