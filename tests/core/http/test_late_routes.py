@@ -5,7 +5,9 @@ from collections.abc import Callable
 import gevent
 import pytest
 
+from app.core.api.errors import respond_to_error
 from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import bad_request
 from app.core.server.http.late_routes import late_routes
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route, get, post
@@ -57,6 +59,14 @@ def test_errors_are_answered_in_the_format_of_the_loaded_route() -> None:
     b.handle(context)
     assert context.route is b.loaded()
     assert context.route is not None and context.route.on_error is not None
+
+
+def test_an_error_that_precedes_the_handler_has_the_format_of_the_late_route() -> None:
+    a, b = late_routes(loader([]), "GET /a", "POST /b")
+    assert respond_to_error(bad_request("no"), context_for(b)).body == b"error of b"
+    answer = respond_to_error(bad_request("no"), context_for(a))
+    assert answer.status == 400
+    assert b'"message":"no"' in answer.body
 
 
 def test_requests_that_come_during_the_import_use_the_same_routes() -> None:
